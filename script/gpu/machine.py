@@ -286,7 +286,7 @@ def sources() -> str:
     """A digest of what the packed file is built from: an agent of other sources may speak another protocol."""
     digest = hashlib.sha256()
     folders = ("lib/gpubpf/agent/src", "examples", "script/gpu/programs")
-    files = sorted(path for folder in folders for path in (ROOT / folder).iterdir())
+    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*"))
     for file in (*files, ROOT / "lib/gpubpf/agent/definitions.py"):
         if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S", ".py"):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())

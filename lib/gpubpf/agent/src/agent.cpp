@@ -1,7 +1,7 @@
 // Start, service thread, end.
 //
-// The driver loads this library inside the first cuInit and calls InitializeInjection. Everything the agent waits for has a
-// bound, and without a tool that answers the process runs on as if there were no agent.
+// The driver loads this library inside the first cuInit and calls InitializeInjection. Every wait of the
+// agent has a timeout. If no tool answers, the process runs as if there were no agent.
 #include "agent.h"
 
 #include <algorithm>
@@ -27,25 +27,25 @@
 #include <unistd.h>
 #include <unwind.h>
 
-#include "allocation.h"
-#include "clock.h"
-#include "cupti.h"
-#include "current.h"
-#include "found.h"
-#include "graph.h"
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
 #include "hooks.h"
-#include "link.h"
-#include "log.h"
-#include "marker.h"
-#include "operation.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/cupti.h"
+#include "log/log.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
+#include "log/stamp.h"
 #include "patch.h"
-#include "quiet.h"
-#include "remains.h"
-#include "shared.h"
-#include "stack.h"
-#include "stamp.h"
 
-// Which tool is attached, for who comes second; empty: none.
+// The tool that is attached, for the error message of a second tool. Empty: none.
 extern "C" {
 __attribute__((visibility("default"))) char gpubpf_owner[128] = "";
 }
@@ -57,36 +57,39 @@ Agent agent;
 namespace {
 
 constexpr int kClockEvery = 1000;    // ms
-constexpr uint32_t kSwapping = 200;  // ms that launches which are being swapped are waited for
+constexpr uint32_t kSwapping = 200;  // ms to wait for launches that are being replaced
 constexpr useconds_t kStep = 1000;   // µs
-constexpr int kPatience = 5000;  // ms that the hooks stay for a driver's call of the agent's own that waits
+// ms that the hooks stay in place while one of the agent's own driver calls waits
+constexpr int kPatience = 5000;
 
-// What belongs to one connection, and so to one attachment. A forked child that starts anew gets its own; the old one is left as it is.
+// The state of one connection, and so of one attachment. A forked child that attaches anew gets its own and
+// leaves the old one untouched.
 struct Connection {
     uint64_t number = 0;  // of the attachment
     int socket = -1, wake = -1;
     ino_t socket_file = 0, wake_file = 0;
     pid_t pid = 0;
     std::mutex sending;
-    std::mutex lock;  // guards below
+    std::mutex lock;  // guards the members below
     std::condition_variable changed;
     std::map<uint32_t, std::shared_ptr<Question>> questions;
     uint32_t requests = 0;
     bool welcome = false, patched = false, gone = false;
-    // Counters, since a signal handler waits on them.
+    // Counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-    std::atomic<bool> memory_wanted{false}, reading_wanted{false}, found_wanted{false}, applying{false},
-        calibrating{false}, exiting{false};
+    std::atomic<bool> pools_wanted{false}, reading_wanted{false}, preexisting_wanted{false},
+        installing{false}, calibrating{false}, exiting{false};
     std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
-    std::atomic<bool> finished{false};     // there was one
-    std::atomic<bool> stopped{false};      // all was read, as the tool asked: it ends
-    std::atomic<bool> starting{true};      // start() is at work: it may yet put hooks in
+    std::atomic<bool> finished{false};     // there was a complete drain
+    std::atomic<bool> stopped{false};      // everything was read at the tool's request; the attachment ends
+    std::atomic<bool> starting{true};      // start() is running and may still put hooks in place
 
-    // What may wait for the driver is done by a thread of its own, so that the end of the tool is noticed at once.
+    // Work that may wait for the driver runs on a thread of its own, so that the service thread notices at
+    // once when the tool exits.
     std::mutex jobs_lock;
     std::condition_variable jobs_changed;
     std::deque<std::function<void()>> jobs;
-    std::atomic<bool> working{false}, worked{false};  // now; it came to its end
+    std::atomic<bool> working{false}, worked{false};  // running a job; the thread has finished
     pthread_t worker{};
     bool has_worker = false;
     void submit(std::function<void()> job) {
@@ -97,13 +100,15 @@ struct Connection {
     }
 };
 
-// Where the process is with attachments (docs/attach.md, "The life of an agent"). Ending begins with the end of the measurement.
+// The state of the process (docs/attach.md, "The life of an agent"). `Ending` starts when the measurement
+// ends.
 enum class Phase { Idle, Live, Ending };
 std::atomic<Phase> phase{Phase::Idle};
-Connection *connection = nullptr;  // there is one unless Idle
+Connection *connection = nullptr;  // null only in phase Idle
 thread_local bool is_own_thread = false;
 
-// A program may close every descriptor it finds, and get the number again for a file of its own.
+// Returns the inode, which tells whether a descriptor is still ours. A program may close every descriptor it
+// finds, and reuse the number for a file of its own.
 ino_t file_of(int fd) {
     struct stat st;
     return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
@@ -128,7 +133,7 @@ uint64_t instrumented() {
     return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
 }
 
-// Whether something was launched, or at least logged, since everything was read last.
+// Whether anything was launched or logged since the last complete drain.
 bool to_finish(const Connection &c) { return instrumented() != c.finished_at || (oplog.on() && !c.finished); }
 
 void tool_gone(Connection &c) {
@@ -210,7 +215,7 @@ void answered(Connection &c, Reader &r, int image) {
         late = question->abandoned;
         question->changed.notify_all();
     }
-    if (late && answer) apply_later(question->module, question->module->context);
+    if (late && answer) install_later(question->module, question->module->context);
 }
 
 void handle(Connection &c, Frame &frame) {
@@ -248,14 +253,14 @@ void handle(Connection &c, Frame &frame) {
             }
             c.submit([&c, sequence, wait_ms, flags] {
                 if (flags & kStop) {
-                    wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
+                    wait_until_each_was_out(kSwapping);  // so that a launch that is being replaced is counted
                     graphs_back(kSwapping);
                 }
                 uint64_t now = instrumented();
                 if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
                 else drain(sequence, wait_ms, flags & kOnlyRings);
                 if (!(flags & kStop)) return;
-                c.finished_at = now;  // what comes later, nobody asked for
+                c.finished_at = now;  // nobody asked for later launches
                 c.finished = true;
                 c.stopped = true;
                 wake_up(c);
@@ -267,7 +272,7 @@ void handle(Connection &c, Frame &frame) {
     if (frame.fd >= 0) close(frame.fd);
 }
 
-// Until a job that is none comes.
+// Runs jobs until an empty one comes.
 void work(Connection *c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-work");
@@ -286,8 +291,8 @@ void work(Connection *c) {
     }
     if (!c->exiting)
         quietly([&] {
-            leave_found();
-            give_back(c->number);
+            stop_installing();
+            release_driver_objects(c->number);
         });
     c->working = false;
     c->worked = true;
@@ -296,7 +301,7 @@ void work(Connection *c) {
 bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run on its own threads
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run only on its own threads
     bool ok = pthread_create(&thread, nullptr, run, argument) == 0;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return ok;
@@ -304,11 +309,12 @@ bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
 
 void release_signals();
 
-// The attachment ends. On the service thread, when the tool is gone or has all that it asked for.
+// Ends the attachment. Runs on the service thread, when the tool has gone or has received everything it asked
+// for.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
-    while (c->starting) usleep(kStep);  // what it waits for is over now
+    while (c->starting) usleep(kStep);  // tool_gone() has ended whatever start() waits for
     if (c->has_worker) {
         {
             std::lock_guard<std::mutex> hold(c->jobs_lock);
@@ -319,31 +325,20 @@ void end(Connection *c) {
         for (int waited = 0; !c->worked && waited < kPatience; ++waited) usleep(kStep);
     }
     release_signals();
-    take_out(serves_remains);
+    take_out(serves_leftovers);
     if (c->has_worker) pthread_join(c->worker, nullptr);
-    take_out_rest(serves_remains);  // what was given back meanwhile
+    take_out_rest(serves_leftovers);  // for objects that were released since the first call
     end_cupti_records();
     attachment = 0;
     wait_until_out();
-    end_stamps();
+    stop_state();
     agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
     if (has_files(*c)) {
         shutdown(c->socket, SHUT_RDWR);
         close(c->socket);
         close(c->wake);
     }
-    end_found();
-    end_quiet();
-    end_graphs();
-    end_operations();
-    end_allocations();
-    end_links();
-    end_stacks();
-    end_host_program();
-    end_shared();
-    oplog.close();
-    free_kept();
-    end_registry();
+    end_state();
     munmap(agent.control, sizeof(Control));
     agent.control = nullptr;
     agent.config = Config();
@@ -364,7 +359,7 @@ void serve(Connection *c) {
     while (c->has_worker && !c->stopped) {
         pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
         const bool clocks = agent.live && oplog.on() && !virtual_clock();
-        const int waits = apply_waits();
+        const int waits = install_due_in();
         if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 &&
             errno != EINTR)
             break;
@@ -398,22 +393,22 @@ void serve(Connection *c) {
         uint32_t asked = c->finish_asked.load();
         bool submitted = asked == finishing;
         quietly([&] {
-            if (c->memory_wanted.exchange(false)) c->submit(enlarge_pools);
-            if (c->found_wanted.exchange(false)) c->submit(tell_found);
-            if (waits >= 0 && !c->applying.exchange(true))
+            if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
+            if (c->preexisting_wanted.exchange(false)) c->submit(report_preexisting);
+            if (waits >= 0 && !c->installing.exchange(true))
                 c->submit([c] {
-                    quietly(apply_now);
-                    c->applying = false;
+                    quietly(install_pending);
+                    c->installing = false;
                 });
             if (c->reading_wanted)
                 c->submit([c] {
-                    c->reading_wanted = false;  // what is launched from now on is for the next
+                    c->reading_wanted = false;  // the next read covers launches from here on
                     if (agent.live) read_maps();
                 });
             if (submitted) return;
             c->submit([c, asked] {
                 quietly([&] {
-                    wait_until_each_was_out(kSwapping);  // a launch that was being swapped is counted first
+                    wait_until_each_was_out(kSwapping);  // so that a launch that is being replaced is counted
                     uint64_t now = instrumented();
                     if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
                         c->finished_at = now;
@@ -432,7 +427,8 @@ void serve(Connection *c) {
     end(c);
 }
 
-// The tool's socket, or -1. A name that begins with @ is abstract; fd:N is one that this process has already.
+// Returns the tool's socket, or -1. A name that starts with @ is abstract. fd:N is a descriptor that this
+// process already has.
 int connect_to_tool(const char *name) {
     if (strncmp(name, "fd:", 3) == 0) return move_high(atoi(name + 3));
     sockaddr_un address{};
@@ -444,7 +440,7 @@ int connect_to_tool(const char *name) {
     int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0) return -1;
     timeval bound{5, 0};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also bounds connect
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also limits connect()
     auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
     ucred peer{};
     socklen_t peer_size = sizeof peer;
@@ -458,10 +454,10 @@ int connect_to_tool(const char *name) {
     return fd;
 }
 
-// The driver goes away after this: our threads leave it alone from now on.
+// The driver shuts down after this, so our threads must not call it any more.
 void at_exit() {
     agent.finish(2000);
-    abandon_remains();
+    abandon_leftovers();
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || c->pid != getpid()) return;
@@ -473,30 +469,22 @@ void at_exit() {
     for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
 }
 
-// Of signals whose default action would end the process: what was measured goes out first.
+// Handles signals whose default action would end the process: sends the measurements first.
 void at_signal(int signal) {
     agent.finish(1000);
-    raise(signal);  // the handler was reset: the default action follows
+    raise(signal);  // the handler was reset, so the default action follows
 }
 
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
     attachment = 0;
-    forget_threads();
-    forget_patching();
-    forget_remains();
-    forget_waiters();
-    forget_idles();
-    forget_kept();
+    abandon_state();
     if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
     if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
     connection = nullptr;
     phase = Phase::Idle;
     gpubpf_owner[0] = '\0';
-    oplog.forget();
-    forget_host_program();
-    forget_shared();
 }
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
@@ -513,7 +501,7 @@ void catch_signals() {
 }
 
 void release_signals() {
-    // The hook tells nobody of our handlers.
+    // Our sigaction hook would hide our own handlers.
     auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
     if (!original) original = sigaction;
     for (int s : kSignals) {
@@ -536,7 +524,8 @@ std::string process_name() {
     return s;
 }
 
-// Has the tool put the hooks in, while this process stands still. Why it did not, or nothing.
+// Asks the tool to put the hooks in place while it keeps this process stopped. Returns why that failed, or
+// "".
 std::string install_running(Connection *c, std::string &left_out) {
     std::vector<Patch> patches;
     std::string failed = prepare(hooks, hook_count(), left_out, patches);
@@ -550,7 +539,8 @@ std::string install_running(Connection *c, std::string &left_out) {
     return c->patched ? "" : "all: the tool did not put them in\n";
 }
 
-// Whether all that an attachment begins with could be had; else nothing is left of it.
+// Opens what an attachment needs: socket, wake-up event and control block. On failure, closes everything and
+// returns false.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
     c.socket = connect_to_tool(name);
@@ -579,7 +569,7 @@ struct Starting {
     Connection &connection;
 };
 
-// Running: the program's threads may be in the driver's functions; the tool puts the hooks in.
+// Running: the program's threads may be inside the driver's functions, so the tool puts the hooks in place.
 enum class How { FirstInit, Running };
 
 AttachStatus start(const char *name, How how) {
@@ -588,7 +578,7 @@ AttachStatus start(const char *name, How how) {
     Phase idle = Phase::Idle;
     if (!phase.compare_exchange_strong(idle, Phase::Live))
         return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
-    std::optional<Visit> visit(std::in_place);  // what ends the attachment waits for this
+    std::optional<Visit> visit(std::in_place);  // the end of the attachment waits for this
     auto connected = std::make_unique<Connection>();
     if (!name || !driver.find(library) || !open_connection(*connected, name)) {
         phase = Phase::Idle;
@@ -600,16 +590,7 @@ AttachStatus start(const char *name, How how) {
     if (virtual_clock()) agent.control->started_ns = now_ns();
     find_hook_targets(library);
     agent.late = how == How::Running;
-    new_process();
-    new_registry();  // what a forked child knows is its parent's
-    new_operations();
-    new_allocations();
-    new_graphs();
-    new_stamps();
-    new_found();
-    new_quiet();
-    new_links();
-    new_stacks();
+    begin_state();
     static uint64_t attachments = 0;
     c->number = ++attachments;
     agent.heard = 0;
@@ -656,7 +637,7 @@ AttachStatus start(const char *name, How how) {
     Writer w;
     agent.send(Message::Hooked, w.text(failed).text(left_out));
     std::lock_guard<std::mutex> hold(c->lock);
-    settle();
+    hooks_are_in();
     agent.live = failed.empty() && !c->gone;
     if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
     return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
@@ -674,7 +655,7 @@ void Agent::send(Message type, const Writer &writer, int fd) {
     } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
         live = false;
         connected = false;
-        shutdown(c->socket, SHUT_RDWR);  // the service thread sees it and wakes who waits
+        shutdown(c->socket, SHUT_RDWR);  // the service thread notices and wakes the waiters
     }
 }
 
@@ -685,7 +666,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
     question->module = module;
     question->context = context;
     Connection *c = connection;
-    uint32_t id = 0;  // none: nobody is asked
+    uint32_t id = 0;  // 0: the question is not sent
     if (c) {
         std::lock_guard<std::mutex> hold(c->lock);
         if (!c->gone && connected) c->questions[id = ++c->requests] = question;
@@ -700,7 +681,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
         .u32(static_cast<uint32_t>(context->device))
         .raw(about.bytes.data(), about.bytes.size());
     send(type, w, file);
-    if (!connected) {  // the tool went, or the program closed the socket: then nobody wakes who waits
+    if (!connected) {  // the tool exited or the program closed the socket, so nobody would wake the waiter
         std::lock_guard<std::mutex> hold(question->lock);
         question->done = true;
     }
@@ -711,7 +692,7 @@ void Agent::finish(uint32_t wait_ms) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-    live = false;  // what other threads still launch would be counted in vain
+    live = false;  // launches of other threads from here on would be counted in vain
     if (virtual_clock()) control->ended_ns = last_ns();
     if (!to_finish(*c)) return;
     c->finish_wait_ms = wait_ms;
@@ -729,33 +710,33 @@ void Agent::watch_exit() {
     at_quick_exit(at_exit);
 }
 
-void Agent::want_memory() {
+void Agent::wake_for_pools() {
     Connection *c = connection;
     if (!c) return;
-    c->memory_wanted = true;
+    c->pools_wanted = true;
     quietly([c] { wake_up(*c); });
 }
 
-void Agent::want_found() {
+void Agent::wake_for_preexisting() {
     Connection *c = connection;
-    if (!c || c->found_wanted.exchange(true)) return;
+    if (!c || c->preexisting_wanted.exchange(true)) return;
     quietly([c] { wake_up(*c); });
 }
 
-void Agent::want_reading() {
+void Agent::wake_for_reading() {
     Connection *c = connection;
     if (!c || c->reading_wanted.exchange(true)) return;
     quietly([c] { wake_up(*c); });
 }
 
-bool is_ours(void (*handler)(int)) { return handler == at_signal; }
+bool is_agent_handler(void (*handler)(int)) { return handler == at_signal; }
 
 }  // namespace gpubpf
 
-// Called by the driver inside cuInit (CUDA_INJECTION64_PATH). Nothing here may fail the application.
+// The driver calls this inside cuInit (CUDA_INJECTION64_PATH). Nothing here may make the application fail.
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
-    // A thread that is cancelled inside a driver's function is unwound through our frames by a libgcc that is not ours. Our copy then
-    // aborts unless it has been set up, which it is by its first use.
+    // A thread that is cancelled inside the driver is unwound through our frames by another copy of libgcc.
+    // Our copy then aborts unless it is initialized. Its first use initializes it.
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {
         gpubpf::start(getenv("GPUBPF_SOCKET"), gpubpf::How::FirstInit);
@@ -764,8 +745,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
     return 1;
 }
 
-// Called by the tool on a thread of its own in a program that runs (attach.py); `name` as for GPUBPF_SOCKET, and behind it " starting" where the
-// process is inside its first cuInit. What it returns: docs/attach.md.
+// The tool calls this on a thread of its own in a running program (attach.py). `name` is as for
+// GPUBPF_SOCKET. A trailing " starting" says that the process is inside its first cuInit. docs/attach.md
+// lists the return values.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {
@@ -778,8 +760,8 @@ extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *
         using gpubpf::AttachStatus;
         const AttachStatus status =
             gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
-        const bool began = status == AttachStatus::Attached ||
-                           status == AttachStatus::Failed;  // then the socket is the agent's
+        // In these cases the agent owns the socket.
+        const bool began = status == AttachStatus::Attached || status == AttachStatus::Failed;
         if (!began && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
         return static_cast<int>(status);
     } catch (...) {

@@ -1,4 +1,4 @@
-// The agent as a whole: its connection to the tool, and whether it may act.
+// The agent as a whole: its connection to the tool, and whether it is active.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <string>
 
-#include "lasting.h"
+#include "lifetime.h"
 #include "state.h"
 #include "wire.h"
 
@@ -20,50 +20,56 @@ struct Question {
     std::mutex lock;
     std::condition_variable changed;
     bool done = false;       // answered, or the tool is gone
-    bool abandoned = false;  // nobody waits: whoever gets the answer applies it
+    bool abandoned = false;  // nobody waits: the thread that gets the answer uses it
     std::shared_ptr<const Answer> answer;
     Module *module = nullptr;
     Context *context = nullptr;
 };
 
 struct Agent {
-    // The tool is there and launches are swapped. Cleared by a hang-up, a stop, or in a forked child: then the attachment ends.
+    // The tool is connected and launches are replaced by instrumented copies. A hang-up, a stop request and a
+    // fork (in the child) clear it; then the attachment ends.
     std::atomic<bool> live{false};
     std::atomic<bool> connected{false};
-    std::atomic<uint32_t> heard{0};            // messages of the tool
-    std::atomic<uint32_t> silent{UINT32_MAX};  // `heard` when it was last given up waiting for
-    // The program ran before the agent came: it has modules, contexts, streams and captures that no hook saw made.
+    std::atomic<uint32_t> heard{0};            // messages received from the tool
+    std::atomic<uint32_t> silent{UINT32_MAX};  // the value of `heard` when a wait was last given up
+    // The program ran before the agent was attached: it has modules, contexts, streams and captures whose
+    // creation no hook saw.
     bool late = false;
-    Lasting<Config> lasting;
-    Config &config = lasting.value;
+    NeverDestroyed<Config> config_storage;
+    Config &config = config_storage.value;
     Control *control = nullptr;
     int control_fd = -1;
 
     void send(Message type, const Writer &writer, int fd = -1);
-    // `about`: what the message says after number and GPU. Unless somebody waits, the answer is applied when that does no harm.
+    // Asks the tool. `about` is the part of the message after the request number and the GPU. If nobody waits
+    // (`waits` is false), the answer is used as soon as that blocks nobody.
     std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about,
                                   int file, bool waits);
-    // The process ends: has the worker thread wait (bounded) for the GPU and send everything; returns when done or after wait_ms + 2 s.
+    // The process is about to end. Makes the worker thread wait for the GPU (up to wait_ms) and send
+    // everything. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
-    void want_memory();  // the worker thread enlarges a pool
-    void want_found();   // it has work in found.h
-    // So many more launches were instrumented. As often as the tool wants it (Config::pump), the worker thread reads the maps.
+    void wake_for_pools();        // makes the worker thread enlarge a pool
+    void wake_for_preexisting();  // makes the worker thread do the work of preexisting.h
+    // Counts `launches` more instrumented launches. The worker thread reads the maps each time Config::pump
+    // launches have been counted.
     void launched(uint64_t launches) {
         const uint64_t pump = config.pump;
         if (!pump) return;
         const uint64_t before = pumped.fetch_add(launches, std::memory_order_relaxed);
-        if (before / pump != (before + launches) / pump) want_reading();
+        if (before / pump != (before + launches) / pump) wake_for_reading();
     }
     std::atomic<uint64_t> pumped{0};
-    void want_reading();
-    // Reads the maps when the process exits. Called once cuInit is over: what is registered late runs before the driver's own end.
+    void wake_for_reading();
+    // Registers handlers that read the maps when the process exits. Call it after cuInit: handlers that are
+    // registered later run earlier, so ours run before the driver's.
     void watch_exit();
 };
 
 extern Agent agent;
 
-// The agent's part of a hooked call. The application knows nothing of it: no exception gets out (memory may be short), and it is
-// not a place where the thread can be cancelled.
+// Runs the agent's work in a hooked call. The application must not notice it. So no exception leaves it
+// (memory may be short), and the thread cannot be cancelled in it.
 template <typename Work>
 void quietly(const Work &work) noexcept {
     int before = PTHREAD_CANCEL_ENABLE;
@@ -75,33 +81,34 @@ void quietly(const Work &work) noexcept {
     pthread_setcancelstate(before, nullptr);
 }
 
-bool is_ours(void (*handler)(int));  // whether a signal's handler is the agent's
+bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 
 // sidecar.cpp
-const void *image_at(
-    const void *image,
-    uint64_t &size);  // what is behind a wrapper; understands fatbins, ELF, PTX. Null: nothing
-// A copy in a memory file, or -1; of what was linked (of `linked` inputs) the PTX, if there is one.
+// Returns the image behind a wrapper, and its size; null if there is none. Understands fatbins, ELF and PTX.
+const void *image_at(const void *image, uint64_t &size);
+// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs), the
+// copy is of their PTX, if any.
 int image_of(const void *image, uint64_t &size, uint32_t &linked);
 int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
-void loaded(Module *module, int image, uint64_t size, uint32_t linked);  // after the application's own load
-// Sidecars of libraries for a new context. `waits`: for the tool, if need be.
+// Call it after the application's own load.
+void image_loaded(Module *module, int image, uint64_t size, uint32_t linked);
+// Loads the sidecars of libraries into a new context. `waits`: may wait for the tool.
 void context_ready(Context *context, bool waits = true);
-void obtain(Module *module, Context *context,
-            bool waits = true);  // makes the copies there, with the tool's answer
-void retry_waiting();            // after a capture
-void apply(Module *module, Context *context, const std::shared_ptr<const Answer> &answer);
+// Gets the tool's answer and installs the copies.
+void load_sidecar(Module *module, Context *context, bool waits = true);
+void retry_waiting();  // after a capture
+void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer);
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
 // drain.cpp
-bool drain(uint32_t sequence, uint32_t wait_ms,
-           bool rings);                // every context; `rings`: only those in GPU memory
-void read_maps();                      // every context, unasked
-void calibrate_all();                  // the clocks of every context's GPU
-void close_context(Context *context);  // final drain before it goes away
-void read_context(Context *context);   // a drain before it may go away
-void lose_context(Context *context);   // it is gone: nothing of the agent's touches it any more
-void enlarge_pools();                  // where one is wanted, as soon as that makes nobody wait:
+// Reads every context. `rings`: only the rings in GPU memory.
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
+void read_maps();                      // of every context, without a request from the tool
+void calibrate_all();                  // of every context's GPU
+void close_context(Context *context);  // the final drain, before the context is destroyed
+void drain_context(Context *context);  // a drain before the context may be destroyed
+void drop_context(Context *context);   // the context no longer exists: the agent stops using it
+void enlarge_pools();                  // those that are too small, as soon as that blocks nobody
 void enlarge_pool(Context &context);
 
 }  // namespace gpubpf

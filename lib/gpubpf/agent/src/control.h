@@ -1,5 +1,5 @@
-// The control block: counters in a file that the tool holds too, so that they survive the death of the process.
-// protocol.py reads the same layout.
+// The control block: counters in a file that the tool also maps, so that they survive the death of the
+// process. protocol.py reads the same layout.
 #pragma once
 
 #include <atomic>
@@ -11,35 +11,37 @@ namespace gpubpf {
 
 constexpr Reason kNoReason = Reason(kReasons);
 
-// Counted for one kernel name. What is not matched, instrumented, or under a reason is "before ready" (or not matched):
-// the tool knows which.
+// Counters of one kernel name. A launch that is neither instrumented nor counted under a reason came before
+// the copy was ready, or its kernel does not match. The tool knows which.
 struct Slot {
     std::atomic<uint64_t> seen;
     std::atomic<uint64_t> instrumented;
     std::atomic<uint64_t> reasons[kReasons];
-    std::atomic<uint64_t> number;  // launches of the kernel as --launch and --sample count them
-    std::atomic<uint64_t>
-        threads;  // of the launches that were instrumented: what bounds their records when the process is killed
+    std::atomic<uint64_t> number;  // launches of the kernel, as --launch and --sample count them
+    // Threads of the instrumented launches. They limit the number of records when the process is killed.
+    std::atomic<uint64_t> threads;
     uint64_t reserved[12];
 };
 static_assert(sizeof(Slot) == 256, "protocol.py knows this size");
 
 struct Control {
-    std::atomic<uint32_t> used;     // slots
-    std::atomic<uint32_t> cut;      // the program closed the agent's files: nothing is counted from then on
+    std::atomic<uint32_t> used;     // number of slots in use
+    std::atomic<uint32_t> cut;      // the program closed the agent's files; nothing is counted from then on
     std::atomic<uint64_t> unnamed;  // launches of functions whose name was never seen
-    std::atomic<uint64_t> graphs;   // launches of graphs of which it is not known how often their kernels run
-    // On the embedded device's virtual clock, in ns: when the process was attached to, and when it said that it ends. Else 0.
+    std::atomic<uint64_t> graphs;   // graph launches for which the number of kernel executions is unknown
+    // On the virtual clock of the embedded device: when the agent was attached, and when the process
+    // announced its end. Otherwise 0.
     std::atomic<uint64_t> started_ns, ended_ns;
-    std::atomic<uint64_t>
-        graphs_before;  // launches of graphs that were made executable before the attachment; in `graphs`, too
-    // Calls that came through hooks (a thread tells them 64 at a time), how many of them were timed, and for how many ns these were in the agent,
-    // not in the driver.
+    // Launches of graphs that were instantiated before the attachment. `graphs` includes them.
+    std::atomic<uint64_t> graphs_before;
+    // Calls through hooks (each thread reports 64 at a time), how many of them were timed, and the time (ns)
+    // that the timed calls spent in the agent, without the driver.
     std::atomic<uint64_t> hooks, hooks_timed, hooks_ticks_ns;
-    std::atomic<uint64_t> hooks_rest;  // what threads had not told when maps were read last
-    // Timed calls that took longer than kLong (thread.cpp): how many, for how many ns; these are not in hooks_ticks_ns.
+    std::atomic<uint64_t> hooks_rest;  // calls that threads had not reported when the maps were last read
+    // Timed calls that took longer than kLong (thread.cpp): their number and time. hooks_ticks_ns does not
+    // include them.
     std::atomic<uint64_t> hooks_long, hooks_long_ns;
-    std::atomic<uint64_t> hooks_rare_ns;  // of what is rare and may take long (Rare), all of it
+    std::atomic<uint64_t> hooks_rare_ns;  // total time of rare work that may take long (SlowPath)
     uint64_t reserved[3];
     Slot slots[kSlots];
 };

@@ -2,38 +2,40 @@
 #pragma once
 
 #include "agent.h"
-#include "driver.h"
+#include "driver/driver.h"
 #include "hooks.h"
 
-// The original of SYMBOL, as the type of its replacement.
+// The original of SYMBOL, with the type of its replacement.
 #define ORIGINAL(symbol) reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original)
 
-// The same, to be called where the program's own call goes to the driver.
+// The same, for the program's own call of the driver.
 #define FORWARD(symbol) \
     ::gpubpf::forward(reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original))
 
 namespace gpubpf {
 
-inline Outer::operator bool() const { return keeps_records() && agent.live.load(std::memory_order_acquire); }
+inline HookCall::operator bool() const {
+    return keeps_records() && agent.live.load(std::memory_order_acquire);
+}
 
 template <class Call>
-auto away(const Call &call) {
-    Away scope;
+auto in_driver(const Call &call) {
+    InDriver scope;
     return call();
 }
 
-// What is called launches a copy.
+// For a call that launches a copy.
 template <class Call>
-auto with_copy(const Call &call) {
-    Away scope(Inside::AwayWithCopy);
+auto in_driver_with_copy(const Call &call) {
+    InDriver scope(ThreadIn::DriverWithCopy);
     return call();
 }
 
-// Called, it is the thread's way into the driver and back.
+// Returns a function that calls the driver and marks the thread as being there.
 template <class Result, class... Arguments>
 auto forward(Result (*original)(Arguments...)) {
     return [original](Arguments... arguments) {
-        Away away;
+        InDriver in_driver;
         return original(arguments...);
     };
 }

@@ -1,4 +1,5 @@
-// The replacements of functions that launch kernels, make and end contexts and captures, and of libc's that end the process.
+// Replacements of functions that launch kernels, that create and end contexts and captures, and of libc's
+// functions that end the process.
 #include "hooks.h"
 
 #include <csignal>
@@ -7,16 +8,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "allocation.h"
-#include "clock.h"
-#include "found.h"
+#include "copies/launch.h"
+#include "copies/preexisting.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
 #include "hook_call.h"
-#include "launch.h"
-#include "marker.h"
-#include "operation.h"
-#include "quiet.h"
-#include "remains.h"
-#include "stack.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
 
 namespace gpubpf {
 
@@ -28,14 +29,14 @@ namespace {
     return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
 }
 
-const Function *function_of(CUfunction f, Where where) {
+const Function *function_of(CUfunction f, StreamRef where) {
     const Function *function = registry().functions.find(f);
     if (__builtin_expect(!function && agent.late, 0))
-        quietly([&] { function = found(f, context_of(where)); });
+        quietly([&] { function = identify_handle(f, context_of(where)); });
     return function;
 }
 
-// Counts the launch; kInstrumented: `swap` is to be launched instead.
+// Counts the launch. On kInstrumented, launch `swap` instead.
 uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters,
                 void **extra, Swap &swap) {
     if (!function) {
@@ -53,13 +54,13 @@ uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id,
     }
 }
 
-// The host program's, and the log's, part of a launch.
+// A launch with a host program or a log.
 template <typename Launch>
-CUresult described_launch(const Outer &outer, const Function *function, CUfunction f,
+CUresult described_launch(const HookCall &hook, const Function *function, CUfunction f,
                           const LaunchShape &shape, void **parameters, void **extra, const Launch &original) {
     Operation operation(Kind::Kernel, shape.where, 0);
     Record &r = operation.record;
-    const bool captured = r.flags & kCaptured;  // a graph's launch counts it, each time
+    const bool captured = r.flags & kCaptured;  // each launch of the graph counts it
     r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
     memcpy(r.kernel.grid, shape.grid, sizeof shape.grid);
     memcpy(r.kernel.block, shape.block, sizeof shape.block);
@@ -79,15 +80,15 @@ CUresult described_launch(const Outer &outer, const Function *function, CUfuncti
     CUresult result;
     if (outcome == kInstrumented) {
         operation.called();
-        result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
-        if (!swapped(outer, swap, result)) {
+        result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+        if (!swapped(hook, swap, result)) {
             outcome = 1 + kLaunchFailed;
-            result = away([&] { return original(f, parameters, extra); });
+            result = in_driver([&] { return original(f, parameters, extra); });
         }
     } else {
         operation.time();
         operation.called();
-        result = away([&] { return original(f, parameters, extra); });
+        result = in_driver([&] { return original(f, parameters, extra); });
     }
     operation.returned(result);
     r.kernel.reason = outcome;
@@ -96,37 +97,38 @@ CUresult described_launch(const Outer &outer, const Function *function, CUfuncti
 }
 
 template <typename Launch>
-[[gnu::noinline]] CUresult swapped_launch(const Outer &outer, CUfunction f, const LaunchShape &shape,
+[[gnu::noinline]] CUresult swapped_launch(const HookCall &hook, CUfunction f, const LaunchShape &shape,
                                           void **parameters, void **extra, const Launch &original) {
-    auto own = [&] { return away([&] { return original(f, parameters, extra); }); };
-    if (!outer) return own();
+    auto own = [&] { return in_driver([&] { return original(f, parameters, extra); }); };
+    if (!hook) return own();
     const Function *function = function_of(f, shape.where);
     if (oplog.on() || host_program())
-        return described_launch(outer, function, f, shape, parameters, extra, original);
+        return described_launch(hook, function, f, shape, parameters, extra, original);
     if (capturing(shape.where.handle())) return own();
     Swap swap;
     if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return own();
-    CUresult result = with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
-    return swapped(outer, swap, result) ? result : own();
+    CUresult result =
+        in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+    return swapped(hook, swap, result) ? result : own();
 }
 
 template <typename Launch>
 [[gnu::always_inline]] inline CUresult launch(CUfunction f, const LaunchShape &shape, void **parameters,
                                               void **extra, const Launch &original) {
     Launching launching;
-    Outer outer;
+    HookCall hook;
     CUresult result;
-    // What most launches of a program are, if few kernels match, costs no call more than it must.
+    // Most launches do not match when few kernels are instrumented. This path keeps their cost low.
     const Function *unmatched =
-        outer && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
+        hook && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
     if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
         unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
-        Away away;
+        InDriver in_driver;
         result = original(f, parameters, extra);
     } else {
-        result = swapped_launch(outer, f, shape, parameters, extra, original);
+        result = swapped_launch(hook, f, shape, parameters, extra, original);
     }
-    if (outer.keeps_records()) launched_in(shape.where);
+    if (hook.keeps_records()) launched_in(shape.where);
     return result;
 }
 
@@ -166,7 +168,7 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
                   });
 }
 
-// Events that the launch itself records: by which operation, the log does not say.
+// The launch itself records these events. The log does not say which operation records them.
 CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
     for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
         const CUlaunchAttribute &a = c.attrs[i];
@@ -175,8 +177,8 @@ CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
                             ? a.value.launchCompletionEvent.event
                             : nullptr;
         if (!event) continue;
-        Outer outer;
-        if (outer.keeps_records() && oplog.on()) quietly([&] { forget_event(event); });
+        HookCall hook;
+        if (hook.keeps_records() && oplog.on()) quietly([&] { forget_event(event); });
     }
     return r;
 }
@@ -214,11 +216,11 @@ CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
                   });
 }
 
-// The obsolete ways to launch: the shape was set before, the parameters lie with the driver.
+// The obsolete launch functions: earlier calls set the shape, and the driver holds the parameters.
 template <typename Launch>
-CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width, int height,
+CUresult counted_launch(const HookCall &hook, CUfunction f, StreamRef where, int width, int height,
                         const Launch &original) {
-    if (!outer) return away(original);
+    if (!hook) return in_driver(original);
     Operation operation(Kind::Kernel, where, 0);
     Record &r = operation.record;
     const Function *function = function_of(f, where);
@@ -233,19 +235,19 @@ CUresult counted_launch(const Outer &outer, CUfunction f, Where where, int width
     }
     operation.time();
     operation.called();
-    CUresult result = away(original);
+    CUresult result = in_driver(original);
     operation.returned(result);
     operation.log();
     return result;
 }
 
 template <typename Launch>
-[[gnu::always_inline]] inline CUresult legacy_launch(CUfunction f, Where where, int width, int height,
+[[gnu::always_inline]] inline CUresult legacy_launch(CUfunction f, StreamRef where, int width, int height,
                                                      const Launch &original) {
     Launching launching;
-    Outer outer;
-    CUresult result = counted_launch(outer, f, where, width, height, original);
-    if (outer.keeps_records()) launched_in(where);
+    HookCall hook;
+    CUresult result = counted_launch(hook, f, where, width, height, original);
+    if (hook.keeps_records()) launched_in(where);
     return result;
 }
 
@@ -264,8 +266,8 @@ CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream st
 
 // --- contexts ---
 
-CUresult created(CUresult r, const Outer &outer, CUcontext *context) {
-    if (outer && r == CUDA_SUCCESS && context)
+CUresult created(CUresult r, const HookCall &hook, CUcontext *context) {
+    if (hook && r == CUDA_SUCCESS && context)
         quietly([&] {
             if (Context *c = registry().context(*context, true)) context_ready(c);
         });
@@ -273,27 +275,27 @@ CUresult created(CUresult r, const Outer &outer, CUcontext *context) {
 }
 
 CUresult hook_cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuCtxCreate)(context, flags, device);
-    return created(r, outer, context);
+    return created(r, hook, context);
 }
 
 CUresult hook_cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuCtxCreate_v2)(context, flags, device);
-    return created(r, outer, context);
+    return created(r, hook, context);
 }
 
 CUresult hook_cuCtxCreate_v3(CUcontext *context, void *affinity, int n, unsigned flags, CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuCtxCreate_v3)(context, affinity, n, flags, device);
-    return created(r, outer, context);
+    return created(r, hook, context);
 }
 
 CUresult hook_cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuCtxCreate_v4)(context, parameters, flags, device);
-    return created(r, outer, context);
+    return created(r, hook, context);
 }
 
 void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
@@ -309,7 +311,7 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
     }
     end(c);
     forget_queues(c);
-    forget_quiet(c);
+    forget_streams(c);
     freed_with(c);
     std::lock_guard<std::mutex> hold(registry().lock);
     for (auto it = registry().modules.begin(); it != registry().modules.end();) {
@@ -320,16 +322,16 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
 }
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { destroyed(context); });
-    remains_end_with(context);
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { destroyed(context); });
+    leftovers_end_with(context);
     return FORWARD(cuCtxDestroy)(context);
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { destroyed(context); });
-    remains_end_with(context);
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { destroyed(context); });
+    leftovers_end_with(context);
     return FORWARD(cuCtxDestroy_v2)(context);
 }
 
@@ -342,20 +344,21 @@ bool primary_is_active(CUdevice device) {
 }
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    Outer outer;
-    const bool before = outer.keeps_records() && agent.late && primary_is_active(device);
+    HookCall hook;
+    const bool before = hook.keeps_records() && agent.late && primary_is_active(device);
     CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
-    if (outer.keeps_records() && r == CUDA_SUCCESS)
+    if (hook.keeps_records() && r == CUDA_SUCCESS)
         quietly([&] {
             std::lock_guard<std::mutex> hold(registry().lock);
             if (before && !registry().primary.count(device)) return;  // it has users that nobody counted
             registry().primary[device] = *context;
             ++registry().retained[device];
         });
-    return created(r, outer, context);
+    return created(r, hook, context);
 }
 
-// The primary context of `device`, where the agent was not there when the application got it: nobody knows how many users it has.
+// Returns the primary context of `device` if the application got it before the attachment. Its number of
+// users is unknown.
 Context *primary_from_before(CUdevice device) {
     std::vector<Context *> candidates;
     {
@@ -370,7 +373,7 @@ Context *primary_from_before(CUdevice device) {
     return nullptr;
 }
 
-// The primary context of `device` goes away when its last user releases it, or at a reset.
+// The primary context of `device` ends when its last user releases it, or at a reset.
 void primary_released(CUdevice device, bool reset) {
     if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
     CUcontext handle = nullptr;
@@ -390,73 +393,72 @@ void primary_released(CUdevice device, bool reset) {
     destroyed(handle);
 }
 
-// A release, by `original`. Of a context from before it may be the last one: what is in it is read first, and whether it is gone asked
-// behind it.
+// Releases the context through `original`. For a context from before the attachment, this may be the last
+// release. So its maps are read first, and the driver is asked afterwards whether the context is gone.
 template <class Original>
-CUresult release_primary(const Outer &outer, CUdevice device, const Original &original) {
+CUresult release_primary(const HookCall &hook, CUdevice device, const Original &original) {
     Context *before = nullptr;
-    if (outer.keeps_records())
+    if (hook.keeps_records())
         quietly([&] {
             before = primary_from_before(device);
-            if (before) read_context(before);
+            if (before) drain_context(before);
             else primary_released(device, false);
         });
     CUresult r = original(device);
-    if (before && outer.keeps_records())
+    if (before && hook.keeps_records())
         quietly([&] {
-            if (!primary_is_active(device)) destroyed(before->handle, lose_context);
+            if (!primary_is_active(device)) destroyed(before->handle, drop_context);
         });
-    remains_end_with_device(device);
+    leftovers_end_with_device(device);
     return r;
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
-    Outer outer;
-    return release_primary(outer, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease)(d); });
+    HookCall hook;
+    return release_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    Outer outer;
-    return release_primary(outer, device,
-                           [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
+    HookCall hook;
+    return release_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { primary_released(device, true); });
     CUresult r = FORWARD(cuDevicePrimaryCtxReset)(device);
-    remains_end_with_device(device);
+    leftovers_end_with_device(device);
     return r;
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { primary_released(device, true); });
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { primary_released(device, true); });
     CUresult r = FORWARD(cuDevicePrimaryCtxReset_v2)(device);
-    remains_end_with_device(device);
+    leftovers_end_with_device(device);
     return r;
 }
 
 // --- captures ---
 
-CUstream own_stream(CUstream stream) { return Where{stream, true}.handle(); }
+CUstream own_stream(CUstream stream) { return StreamRef{stream, true}.handle(); }
 
-// Counted before the capture begins, so that nothing of ours is under way when it does.
+// The capture is counted before it begins, so that none of the agent's calls is under way then.
 template <typename Begin>
 [[gnu::always_inline]] inline CUresult begin_capture(CUstream stream, const Begin &original) {
     Launching launching;
-    Outer outer;
-    const bool left = depth() == 1 && has_remains(), counted = outer.keeps_records();
-    if (left) remains_captured(1);
+    HookCall hook;
+    const bool left = depth() == 1 && has_leftovers(), counted = hook.keeps_records();
+    if (left) leftovers_captured(1);
     if (counted) registry().captures.fetch_add(1);
     if (left || counted) before_capture();
     CUresult r = original();
     if (r == CUDA_SUCCESS) {
-        if (counted && outer.keeps_records()) quietly([&] { capture_began(stream); });
+        if (counted && hook.keeps_records()) quietly([&] { capture_began(stream); });
         return r;
     }
-    if (left) remains_captured(-1);
-    if (counted && outer.keeps_records()) registry().captures.fetch_sub(1);
+    if (left) leftovers_captured(-1);
+    if (counted && hook.keeps_records()) registry().captures.fetch_sub(1);
     return r;
 }
 
@@ -490,48 +492,48 @@ CUresult hook_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, c
     });
 }
 
-// A capture that was invalidated ends too, with an error; one that never began does not.
-CUresult end_capture(CUresult r, const Outer &outer, CUstream stream) {
+// A capture that was invalidated ends with an error. Ending a capture that never began changes nothing.
+CUresult end_capture(CUresult r, const HookCall &hook, CUstream stream) {
     if (r == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || r == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
         r == CUDA_ERROR_INVALID_VALUE || r == CUDA_ERROR_INVALID_HANDLE || r == CUDA_ERROR_ILLEGAL_STATE)
         return r;
-    if (depth() == 1 && has_remains()) remains_captured(-1);
-    if (!outer.keeps_records()) return r;
+    if (depth() == 1 && has_leftovers()) leftovers_captured(-1);
+    if (!hook.keeps_records()) return r;
     bool seen = true;
     quietly([&] { seen = capture_ended(stream); });
     if (!seen) return r;
     int before = registry().captures.load();
     while (before > 0 && !registry().captures.compare_exchange_weak(before, before - 1)) {
     }
-    if (before == 1 && outer) quietly(retry_waiting);
+    if (before == 1 && hook) quietly(retry_waiting);
     return r;
 }
 
 CUresult hook_cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuStreamEndCapture)(stream, graph);
-    return end_capture(r, outer, stream);
+    return end_capture(r, hook, stream);
 }
 
 CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuStreamEndCapture_ptsz)(stream, graph);
-    return end_capture(r, outer, own_stream(stream));
+    return end_capture(r, hook, own_stream(stream));
 }
 
 // --- libc ---
 
-// Programs install handlers of their own where there is the default action, as they see it.
+// Hides the agent's handlers: programs install their own handlers where they see the default action.
 int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *old) {
     int r = ORIGINAL(sigaction)(signal, act, old);
-    if (r == 0 && old && is_ours(old->sa_handler)) {
+    if (r == 0 && old && is_agent_handler(old->sa_handler)) {
         memset(old, 0, sizeof *old);
         old->sa_handler = SIG_DFL;
     }
     return r;
 }
 
-// The end of the process that runs no exit handlers.
+// Ends the process without running exit handlers.
 
 void hook__exit(int status) {
     agent.finish(2000);
@@ -574,7 +576,7 @@ void find_hook_targets(void *library) {
     module_hooks();
     graph_hooks();
     log_hooks();
-    // A hook that was left in place is called meanwhile: what it calls is still to be the original.
+    // A hook from an earlier attachment may be called meanwhile. It must still call the original.
     static void *before[kHooks];
     hooks_used = kHooks;
     for (size_t i = 0; i < kHooks; ++i) {
@@ -584,7 +586,8 @@ void find_hook_targets(void *library) {
         h.optional = libc || i >= kNeeded;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
-    // A driver may hand out other addresses than it exports. Names without versions mean one function, whichever way they are asked for.
+    // The driver may return addresses that it does not export. A name without a version means one function,
+    // however it is looked up.
     auto *get = driver.cuGetProcAddress_v2;
     if (!get) return;
     for (size_t i = 0; i < kHooks; ++i) {
@@ -596,7 +599,7 @@ void find_hook_targets(void *library) {
             name.compare(0, 2, "cu") != 0)
             continue;
         if (dlsym(library, (name + "_v2").c_str()))
-            continue;  // what is asked for without a version is another function
+            continue;  // asked for without a version, the driver returns another function
         void *address = nullptr;
         CUdriverProcAddressQueryResult found;
         if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address)

@@ -1,5 +1,5 @@
-// The table of hooked functions; patch.cpp puts each replacement onto its target. Those of hooks_log.def are hooked only where an
-// operation log or a program at operations is wanted.
+// The table of hooked functions. patch.cpp redirects each target to its replacement. Functions in
+// hooks_log.def are hooked only if the tool wants an operation log or a program at operations.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@ namespace gpubpf {
 struct Hook {
     const char *name;
     void *replacement;
-    void *original;         // calls the unhooked function; written before the hook goes live
-    void *target;           // null: the library lacks it, nothing to hook
-    bool optional = false;  // without it less is seen, and no more than that
+    void *original;         // calls the unhooked function; set before the hook is active
+    void *target;           // null: the library lacks the function
+    bool optional = false;  // without it the agent sees less, but still works
 };
 
 enum HookIndex : size_t {
@@ -31,14 +31,15 @@ enum HookIndex : size_t {
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();            // of those to be put in place, the first ones
+size_t hook_count();            // the first ones in the table, which are to be put in place
 
-// Fills in targets from the loaded libcuda (handle of dlopen); before the tool has said what it wants.
+// Fills in the targets from the loaded libcuda (a handle of dlopen). The tool has not sent its configuration
+// yet.
 void find_hook_targets(void *library);
-// Once it has: where neither a log nor a program at operations is wanted, their hooks are left out.
+// Leaves out the hooks for operations, unless the tool wants a log or a program at operations.
 void choose_hooks(bool operations);
 
-// Each fills in the replacements of one table.
+// Each function fills in the replacements of one table.
 void module_hooks();
 void graph_hooks();
 void log_hooks();

@@ -1,79 +1,79 @@
-// The replacements of functions that make, change and launch executable graphs.
-#include "graph.h"
+// Replacements of functions that create, change and launch executable graphs.
+#include "copies/graph.h"
+#include "driver/gpu_idle.h"
 #include "hook_call.h"
-#include "quiet.h"
 
 namespace gpubpf {
 
 namespace {
 
-// Keeps an executable graph to this call, and to what is noted of it afterwards.
-std::shared_ptr<void> held(const Outer &outer, CUgraphExec exec) {
+// Reserves an executable graph for this call and for the bookkeeping after it.
+std::shared_ptr<void> held(const HookCall &hook, CUgraphExec exec) {
     std::shared_ptr<void> hold;
-    if (outer.keeps_records()) quietly([&] { hold = hold_exec(exec); });
+    if (hook.keeps_records()) quietly([&] { hold = hold_exec(exec); });
     return hold;
 }
 
-CUresult made(const Outer &outer, CUresult r, const CUgraphExec *exec, CUgraph graph, uint64_t flags) {
-    Rare rare;
-    if (outer && r == CUDA_SUCCESS && exec) quietly([&] { graph_made(*exec, graph, flags); });
+CUresult made(const HookCall &hook, CUresult r, const CUgraphExec *exec, CUgraph graph, uint64_t flags) {
+    SlowPath slow_path;
+    if (hook && r == CUDA_SUCCESS && exec) quietly([&] { graph_made(*exec, graph, flags); });
     return r;
 }
 
 CUresult hook_cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
                                  size_t size) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphInstantiate)(exec, graph, node, log, size);
-    return made(outer, r, exec, graph, 0);
+    return made(hook, r, exec, graph, 0);
 }
 
 CUresult hook_cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log,
                                     size_t size) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphInstantiate_v2)(exec, graph, node, log, size);
-    return made(outer, r, exec, graph, 0);
+    return made(hook, r, exec, graph, 0);
 }
 
 CUresult hook_cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphInstantiateWithFlags)(exec, graph, flags);
-    return made(outer, r, exec, graph, flags);
+    return made(hook, r, exec, graph, flags);
 }
 
 CUresult hook_cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                            CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphInstantiateWithParams)(exec, graph, params);
-    return made(outer, r, exec, graph, params ? params->flags : 0);
+    return made(hook, r, exec, graph, params ? params->flags : 0);
 }
 
 CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                 CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphInstantiateWithParams_ptsz)(exec, graph, params);
-    return made(outer, r, exec, graph, params ? params->flags : 0);
+    return made(hook, r, exec, graph, params ? params->flags : 0);
 }
 
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { graph_gone(exec); });
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { graph_gone(exec); });
     return FORWARD(cuGraphExecDestroy)(exec);
 }
 
 CUresult hook_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
                                 CUgraphExecUpdateResult *result) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecUpdate)(exec, graph, node, result);
-    if (outer.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_updated(exec, graph); });
+    if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_updated(exec, graph); });
     return r;
 }
 
 CUresult hook_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecUpdate_v2)(exec, graph, result);
-    if (outer.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_updated(exec, graph); });
+    if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_updated(exec, graph); });
     return r;
 }
 
@@ -84,29 +84,29 @@ CUDA_KERNEL_NODE_PARAMS newest(const CUDA_KERNEL_NODE_PARAMS_v1 &p) {
 
 CUresult hook_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                              const CUDA_KERNEL_NODE_PARAMS_v1 *params) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecKernelNodeSetParams)(exec, node, params);
-    if (outer.keeps_records() && r == CUDA_SUCCESS && params)
+    if (hook.keeps_records() && r == CUDA_SUCCESS && params)
         quietly([&] { kernel_node_set(exec, node, newest(*params)); });
     return r;
 }
 
 CUresult hook_cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS *params) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecKernelNodeSetParams_v2)(exec, node, params);
-    if (outer.keeps_records() && r == CUDA_SUCCESS && params)
+    if (hook.keeps_records() && r == CUDA_SUCCESS && params)
         quietly([&] { kernel_node_set(exec, node, *params); });
     return r;
 }
 
 CUresult hook_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecNodeSetParams)(exec, node, params);
-    if (!outer.keeps_records() || r != CUDA_SUCCESS || !params) return r;
+    if (!hook.keeps_records() || r != CUDA_SUCCESS || !params) return r;
     quietly([&] {
         if (params->type == CU_GRAPH_NODE_TYPE_KERNEL) {
             const CUDA_KERNEL_NODE_PARAMS_v3 &p = params->kernel;
@@ -123,28 +123,28 @@ CUresult hook_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgra
 }
 
 CUresult hook_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphExecChildGraphNodeSetParams)(exec, node, child);
-    if (outer.keeps_records() && r == CUDA_SUCCESS) quietly([&] { child_node_set(exec, node, child); });
+    if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { child_node_set(exec, node, child); });
     return r;
 }
 
 CUresult hook_cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
-    Outer outer;
-    auto hold = held(outer, exec);
+    HookCall hook;
+    auto hold = held(hook, exec);
     CUresult r = FORWARD(cuGraphNodeSetEnabled)(exec, node, enabled);
-    if (outer.keeps_records() && r == CUDA_SUCCESS) quietly([&] { node_enabled(exec, node, enabled != 0); });
+    if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { node_enabled(exec, node, enabled != 0); });
     return r;
 }
 
-#define CHANGES(symbol, PARAMETERS, ARGUMENTS)                                                 \
-    CUresult hook_##symbol PARAMETERS {                                                        \
-        Outer outer;                                                                           \
-        auto hold = held(outer, exec);                                                         \
-        CUresult r = FORWARD(symbol) ARGUMENTS;                                                \
-        if (outer.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_changed(exec); }); \
-        return r;                                                                              \
+#define CHANGES(symbol, PARAMETERS, ARGUMENTS)                                                \
+    CUresult hook_##symbol PARAMETERS {                                                       \
+        HookCall hook;                                                                        \
+        auto hold = held(hook, exec);                                                         \
+        CUresult r = FORWARD(symbol) ARGUMENTS;                                               \
+        if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { graph_changed(exec); }); \
+        return r;                                                                             \
     }
 CHANGES(cuGraphExecMemcpyNodeSetParams,
         (CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *params, CUcontext context),
@@ -170,40 +170,40 @@ CHANGES(cuGraphExecBatchMemOpNodeSetParams,
 
 CUresult hook_cuGraphLaunch(CUgraphExec graph, CUstream stream) {
     Launching launching;
-    Outer outer;
+    HookCall hook;
     auto original = [&] { return ORIGINAL(cuGraphLaunch)(graph, stream); };
-    if (outer) return launch_graph(outer, graph, {stream, false}, original);
-    auto hold = held(outer, graph);
+    if (hook) return launch_graph(hook, graph, {stream, false}, original);
+    auto hold = held(hook, graph);
     if (hold) quietly([&] { graph_back(graph); });
-    CUresult r = away(original);
-    if (outer.keeps_records()) launched_in({stream, false});
+    CUresult r = in_driver(original);
+    if (hook.keeps_records()) launched_in({stream, false});
     return r;
 }
 
 CUresult hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) {
     Launching launching;
-    Outer outer;
+    HookCall hook;
     auto original = [&] { return ORIGINAL(cuGraphLaunch_ptsz)(graph, stream); };
-    if (outer) return launch_graph(outer, graph, {stream, true}, original);
-    auto hold = held(outer, graph);
+    if (hook) return launch_graph(hook, graph, {stream, true}, original);
+    auto hold = held(hook, graph);
     if (hold) quietly([&] { graph_back(graph); });
-    CUresult r = away(original);
-    if (outer.keeps_records()) launched_in({stream, true});
+    CUresult r = in_driver(original);
+    if (hook.keeps_records()) launched_in({stream, true});
     return r;
 }
 
 CUresult hook_cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v1 *params) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphKernelNodeGetParams)(node, params);
-    if (outer.keeps_records() && r == CUDA_SUCCESS && params)
+    if (hook.keeps_records() && r == CUDA_SUCCESS && params)
         quietly([&] { params->func = own_function(params->func); });
     return r;
 }
 
 CUresult hook_cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuGraphKernelNodeGetParams_v2)(node, params);
-    if (outer.keeps_records() && r == CUDA_SUCCESS && params)
+    if (hook.keeps_records() && r == CUDA_SUCCESS && params)
         quietly([&] { params->func = own_function(params->func); });
     return r;
 }

@@ -1,16 +1,16 @@
-// The replacements of functions that are hooked for the sake of the operation log and of programs at operations alone: copies, memsets,
-// events, synchronization, allocations. What they do for the program is what the original does. And of those that are hooked so that what may not end
-// can be held back.
+// Replacements of functions that are hooked only for the operation log and for programs at operations:
+// copies, memsets, events, synchronization, allocations. They do what the original does. Also of functions
+// that start work which may not end by itself, so that it can be held back.
 #include <cstring>
 
-#include "allocation.h"
+#include "driver/gpu_idle.h"
 #include "hook_call.h"
-#include "marker.h"
-#include "operation.h"
-#include "quiet.h"
-#include "stack.h"
+#include "log/allocation.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
 
-// Names are those of the exported symbols, not what the header makes of them.
+// These names are the exported symbols, not what the header's macros make of them.
 #undef cuEventDestroy
 #undef cuStreamDestroy
 #undef cuMemcpyBatchAsync
@@ -22,26 +22,26 @@ namespace {
 
 uint64_t number(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
-enum class Timed : bool { No, Yes };  // whether timing events go around it
+enum class Timed : bool { No, Yes };  // whether timing events go around the call
 
-// Calls the driver, and logs the operation. `before` fills in what its kind has, as far as it is known then; `after` the rest, once the
-// call returned.
+// Calls the driver and logs the operation. `before` fills in what is known before the call, `after` the rest.
 template <class Call, class Before, class After>
-[[gnu::always_inline]] inline CUresult logged(Kind kind, Where where, uint16_t flags, Timed timed,
+[[gnu::always_inline]] inline CUresult logged(Kind kind, StreamRef where, uint16_t flags, Timed timed,
                                               const Call &call, const Before &before, const After &after) {
-    Outer outer;
-    if (!outer || !(oplog.on() || operation_program())) return away(call);
+    HookCall hook;
+    if (!hook || !(oplog.on() || operation_program())) return in_driver(call);
     Operation operation(kind, where, flags);
     Record &r = operation.record;
     before(operation);
     if (kind != Kind::Api) operation.announce();
     if (timed == Timed::Yes) operation.time();
     operation.called();
-    CUresult result = away(call);
+    CUresult result = in_driver(call);
     operation.returned(result);
-    if (!outer.keeps_records()) return result;
+    if (!hook.keeps_records()) return result;
     after(operation);
-    // Only what ends in host memory is over for certain when the call returns (CUDA driver API, "API synchronization behavior").
+    // Only a copy to host memory has certainly finished when the call returns (CUDA driver API, "API
+    // synchronization behavior").
     if (timed == Timed::Yes && r.kind != Kind::D2H && r.kind != Kind::H2H)
         r.flags &= static_cast<uint16_t>(~kSynchronous);
     operation.log();
@@ -63,7 +63,7 @@ bool on_host(CUmemorytype type, uint64_t address) {
     bool known =
         driver.cuPointerGetAttribute &&
         driver.cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS;
-    return !known || found == CU_MEMORYTYPE_HOST;  // what the driver does not know is pageable
+    return !known || found == CU_MEMORYTYPE_HOST;  // memory that the driver does not know is pageable
 }
 
 Kind kind_of(bool from_host, bool to_host) {
@@ -71,13 +71,13 @@ Kind kind_of(bool from_host, bool to_host) {
     return to_host ? Kind::D2H : Kind::D2D;
 }
 
-// Copies between addresses of any kind.
+// For copies between addresses of any kind.
 void describe_unified(Record &r, const Bytes &copy) {
     describe_copy(r, copy);
     r.kind = kind_of(on_host(CU_MEMORYTYPE_UNIFIED, copy.from), on_host(CU_MEMORYTYPE_UNIFIED, copy.to));
 }
 
-// CUDA_MEMCPY2D, CUDA_MEMCPY3D: one place is a host pointer, a device pointer or an array.
+// For CUDA_MEMCPY2D and CUDA_MEMCPY3D. Each place is a host pointer, a device pointer or an array.
 template <class Params>
 void describe_params(Record &r, const Params *p, uint64_t depth_of) {
     if (!p) return;
@@ -116,8 +116,8 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
     r.kind = kind_of(host(ops[0].src), host(ops[0].dst));
 }
 
-// A function and the one whose null stream is the thread's own. `stream` is what the call names; BEFORE and AFTER see `Operation &o` and
-// its `Record &r`.
+// A function, and its variant whose null stream is the thread's own. `stream` is the call's argument. BEFORE
+// and AFTER may use `Operation &o` and its `Record &r`.
 #define ONE(symbol, kind, where, flags, timed, PARAMETERS, ARGUMENTS, BEFORE, ...) \
     CUresult hook_##symbol PARAMETERS {                                            \
         return logged(                                                             \
@@ -131,14 +131,14 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
                 __VA_ARGS__                                                        \
             });                                                                    \
     }
-#define WAITS(symbol, kind, PARAMETERS, ARGUMENTS, ...)                                                      \
-    ONE(symbol, kind, (Where{nullptr, false}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS, __VA_ARGS__, \
-        {})                                                                                                  \
-    ONE(symbol##_ptds, kind, (Where{nullptr, true}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS,        \
+#define WAITS(symbol, kind, PARAMETERS, ARGUMENTS, ...)                                                   \
+    ONE(symbol, kind, (StreamRef{nullptr, false}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS,       \
+        __VA_ARGS__, {})                                                                                  \
+    ONE(symbol##_ptds, kind, (StreamRef{nullptr, true}), kSynchronous, Timed::Yes, PARAMETERS, ARGUMENTS, \
         __VA_ARGS__, {})
-#define STREAMED(symbol, kind, timed, PARAMETERS, ARGUMENTS, BEFORE, ...)                           \
-    ONE(symbol, kind, (Where{stream, false}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__) \
-    ONE(symbol##_ptsz, kind, (Where{stream, true}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)
+#define STREAMED(symbol, kind, timed, PARAMETERS, ARGUMENTS, BEFORE, ...)                               \
+    ONE(symbol, kind, (StreamRef{stream, false}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__) \
+    ONE(symbol##_ptsz, kind, (StreamRef{stream, true}), 0, timed, PARAMETERS, ARGUMENTS, BEFORE, __VA_ARGS__)
 
 WAITS(cuMemcpy, Kind::D2D, (CUdeviceptr to, CUdeviceptr from, size_t n), (to, from, n),
       { describe_unified(r, {n, to, from}); })
@@ -240,8 +240,8 @@ void describe_record(Record &r, CUevent event) {
     if (r.result == CUDA_SUCCESS) quietly([&] { event_recorded(event, r.flags & kCaptured ? 0 : r.id); });
 }
 
-// A wait for an event of a capture takes its stream into the capture.
-void describe_wait(Record &r, Where where, CUevent event) {
+// Waiting for an event of a capture makes the stream part of the capture.
+void describe_wait(Record &r, StreamRef where, CUevent event) {
     if (capturing(where.handle())) r.flags |= kCaptured;
     quietly([&] {
         r.event.record = recorded_by(event);
@@ -259,13 +259,13 @@ STREAMED(
     cuEventRecordWithFlags, Kind::Recorded, Timed::No, (CUevent event, CUstream stream, unsigned flags),
     (event, stream, flags), { r.event.event = number(event); }, { describe_record(r, event); })
 ONE(
-    cuStreamWaitEvent, Kind::Wait, (Where{stream, false}), 0, Timed::No,
+    cuStreamWaitEvent, Kind::Wait, (StreamRef{stream, false}), 0, Timed::No,
     (CUstream stream, CUevent event, unsigned flags), (stream, event, flags),
-    { r.event.event = number(event); }, { describe_wait(r, Where{stream, false}, event); })
+    { r.event.event = number(event); }, { describe_wait(r, StreamRef{stream, false}, event); })
 ONE(
-    cuStreamWaitEvent_ptsz, Kind::Wait, (Where{stream, true}), 0, Timed::No,
+    cuStreamWaitEvent_ptsz, Kind::Wait, (StreamRef{stream, true}), 0, Timed::No,
     (CUstream stream, CUevent event, unsigned flags), (stream, event, flags),
-    { r.event.event = number(event); }, { describe_wait(r, Where{stream, true}, event); })
+    { r.event.event = number(event); }, { describe_wait(r, StreamRef{stream, true}, event); })
 
 void describe_sync(Record &r, SyncTarget what) {
     r.flags |= kSynchronous;
@@ -297,7 +297,7 @@ ONE(
 
 // --- allocations ---
 
-// Before the call. `to`: where the memory will be, as far as the program says.
+// For use before the call. `to`: where the memory will be, if the program says so.
 void will_allocate(Operation &o, size_t index, uint64_t bytes, uint64_t to = 0) {
     describe_call(o.record, index, bytes);
     if (agent.config.allocation_stacks) o.record.stack = host_stack();
@@ -315,9 +315,9 @@ void has_allocated(Operation &o, uint64_t bytes, uint64_t address) {
     ONE(                                                               \
         symbol, Kind::Api, where, 0, Timed::No, PARAMETERS, ARGUMENTS, \
         { will_allocate(o, kHook_##symbol, n, to); }, { has_allocated(o, n, at); })
-#define ALLOCATES_STREAMED(symbol, n, at, PARAMETERS, ARGUMENTS)               \
-    ALLOCATES(symbol, (Where{stream, false}), n, 0, at, PARAMETERS, ARGUMENTS) \
-    ALLOCATES(symbol##_ptsz, (Where{stream, true}), n, 0, at, PARAMETERS, ARGUMENTS)
+#define ALLOCATES_STREAMED(symbol, n, at, PARAMETERS, ARGUMENTS)                   \
+    ALLOCATES(symbol, (StreamRef{stream, false}), n, 0, at, PARAMETERS, ARGUMENTS) \
+    ALLOCATES(symbol##_ptsz, (StreamRef{stream, true}), n, 0, at, PARAMETERS, ARGUMENTS)
 
 uint64_t given(const CUdeviceptr *p) { return p ? *p : 0; }
 uint64_t given(void **p) { return p ? number(*p) : 0; }
@@ -345,7 +345,7 @@ ALLOCATES_STREAMED(cuMemAllocAsync, n, given(p), (CUdeviceptr * p, size_t n, CUs
 ALLOCATES_STREAMED(cuMemAllocFromPoolAsync, n, given(p),
                    (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream stream), (p, n, pool, stream))
 
-// Another process's memory: how much it is, the driver knows.
+// For another process's memory: asks the driver for its size.
 uint64_t size_at(CUdeviceptr p) {
     Untimed scope;
     CUdeviceptr base = 0;
@@ -361,16 +361,16 @@ ONE(
     { will_allocate(o, kHook_cuIpcOpenMemHandle_v2, 0); },
     { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
 
-// What begins at `address` is freed, or with `bytes` all in that range.
+// Frees the allocation at `address`, or with `bytes` all allocations that begin in that range.
 template <class Call>
-CUresult frees(size_t index, Where where, uint64_t address, uint64_t bytes, const Call &call) {
+CUresult frees(size_t index, StreamRef where, uint64_t address, uint64_t bytes, const Call &call) {
     Freeing what;
     return logged(
         Kind::Api, where, 0, Timed::No, call,
         [&](Operation &o) {
             describe_call(o.record, index, bytes);
             o.announce(bytes, 0, address);
-            // In a capture it becomes a node of a graph: nothing is freed by the call.
+            // In a capture, the call adds a node to a graph and frees nothing.
             if (address && !(o.record.flags & kCaptured)) quietly([&] { what = freeing(address, bytes); });
             describe_memory(o.record, address, what.epoch);
         },
@@ -389,17 +389,17 @@ FREES(cuMemFreeHost, kNoStream, number(p), 0, (void *p), (p))
 FREES(cuMemHostUnregister, kNoStream, number(p), 0, (void *p), (p))
 FREES(cuIpcCloseMemHandle, kNoStream, p, 0, (CUdeviceptr p), (p))
 FREES(cuMemUnmap, kNoStream, p, n, (CUdeviceptr p, size_t n), (p, n))
-FREES(cuMemFreeAsync, (Where{stream, false}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
-FREES(cuMemFreeAsync_ptsz, (Where{stream, true}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
+FREES(cuMemFreeAsync, (StreamRef{stream, false}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
+FREES(cuMemFreeAsync_ptsz, (StreamRef{stream, true}), p, 0, (CUdeviceptr p, CUstream stream), (p, stream))
 
 // --- other calls ---
 
-// What the handle stood for is forgotten before it can stand for something else.
-#define FORGETS(symbol, Handle, forget)                              \
-    CUresult hook_##symbol(Handle handle) {                          \
-        Outer outer;                                                 \
-        if (outer.keeps_records()) quietly([&] { forget(handle); }); \
-        return FORWARD(symbol)(handle);                              \
+// Forgets the handle before it can stand for something else.
+#define FORGETS(symbol, Handle, forget)                             \
+    CUresult hook_##symbol(Handle handle) {                         \
+        HookCall hook;                                              \
+        if (hook.keeps_records()) quietly([&] { forget(handle); }); \
+        return FORWARD(symbol)(handle);                             \
     }
 FORGETS(cuEventDestroy, CUevent, forget_event)
 FORGETS(cuEventDestroy_v2, CUevent, forget_event)
@@ -419,10 +419,10 @@ MAKES_STREAM(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int
 
 // --- what may not end by itself ---
 
-void put_behind(Where where) {
+void put_behind(StreamRef where) {
     if (!watchers.load(std::memory_order_acquire)) return;
-    Outer outer;
-    if (outer.keeps_records()) launched_in(where);
+    HookCall hook;
+    if (hook.keeps_records()) launched_in(where);
 }
 
 #define HELD(symbol, where, PARAMETERS, ARGUMENTS) \
@@ -430,15 +430,15 @@ void put_behind(Where where) {
         Launching launching;                       \
         CUresult r;                                \
         {                                          \
-            Outer outer;                           \
+            HookCall hook;                         \
             r = FORWARD(symbol) ARGUMENTS;         \
         }                                          \
         put_behind(where);                         \
         return r;                                  \
     }
-#define HELD_STREAMED(symbol, PARAMETERS, ARGUMENTS)            \
-    HELD(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS) \
-    HELD(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
+#define HELD_STREAMED(symbol, PARAMETERS, ARGUMENTS)                \
+    HELD(symbol, (StreamRef{stream, false}), PARAMETERS, ARGUMENTS) \
+    HELD(symbol##_ptsz, (StreamRef{stream, true}), PARAMETERS, ARGUMENTS)
 HELD_STREAMED(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags),
               (stream, at, value, flags))
 HELD_STREAMED(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags),
@@ -456,9 +456,9 @@ HELD_STREAMED(cuStreamBatchMemOp_v2,
         put_behind(where);                                                                         \
         return result;                                                                             \
     }
-#define HELD_CALL_STREAMED(symbol, PARAMETERS, ARGUMENTS)            \
-    HELD_CALL(symbol, (Where{stream, false}), PARAMETERS, ARGUMENTS) \
-    HELD_CALL(symbol##_ptsz, (Where{stream, true}), PARAMETERS, ARGUMENTS)
+#define HELD_CALL_STREAMED(symbol, PARAMETERS, ARGUMENTS)                \
+    HELD_CALL(symbol, (StreamRef{stream, false}), PARAMETERS, ARGUMENTS) \
+    HELD_CALL(symbol##_ptsz, (StreamRef{stream, true}), PARAMETERS, ARGUMENTS)
 HELD_CALL_STREAMED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data),
                    (stream, function, data))
 HELD_CALL_STREAMED(cuStreamAddCallback,

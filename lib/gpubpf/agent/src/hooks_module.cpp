@@ -1,14 +1,15 @@
-// The replacements of functions that load and unload modules and libraries, find kernels in them, and set their attributes.
+// Replacements of functions that load and unload modules and libraries, look up kernels, and set kernel
+// attributes.
 #include <unistd.h>
 
 #include "agent.h"
-#include "allocation.h"
-#include "found.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
 #include "hook_call.h"
-#include "link.h"
-#include "operation.h"
+#include "log/allocation.h"
+#include "log/operation.h"
 
-// Names are those of the exported symbols, not what the header makes of them.
+// These names are the exported symbols, not what the header's macros make of them.
 #undef cuLinkCreate
 #undef cuLinkAddData
 #undef cuLinkAddFile
@@ -29,7 +30,7 @@ void module_loaded(CUmodule handle, int image, uint64_t size, uint32_t linked) {
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().modules[handle] = m;
     }
-    loaded(m, image, size, linked);
+    image_loaded(m, image, size, linked);
 }
 
 void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked) {
@@ -39,30 +40,31 @@ void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked)
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().libraries[handle] = m;
     }
-    loaded(m, image, size, linked);
+    image_loaded(m, image, size, linked);
 }
 
-// What every loading function does: the driver loads first; then the tool sees the image, before the program goes on.
+// The common part of all loading functions. The driver loads first. Then the tool sees the image, before the
+// program continues.
 template <class Handle, class Source, class Call>
 [[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle,
                                             int (*read)(Source, uint64_t &, uint32_t &), Source source,
                                             void (*note)(Handle, int, uint64_t, uint32_t),
                                             const Call &original) {
-    Outer outer;
+    HookCall hook;
     CUresult r;
-    if (outer && oplog.on()) {
+    if (hook && oplog.on()) {
         Operation operation(Kind::Api, kNoStream, 0);
         operation.called();
         r = original();
         operation.returned(r);
-        if (outer.keeps_records()) {
+        if (hook.keeps_records()) {
             describe_call(operation.record, index, 0);
             operation.log();
         }
     } else {
         r = original();
     }
-    if (outer && r == CUDA_SUCCESS)
+    if (hook && r == CUDA_SUCCESS)
         quietly([&] {
             uint64_t size = 0;
             uint32_t linked = 0;
@@ -105,20 +107,21 @@ Module *library_of(CUlibrary handle) {
     return it == registry().libraries.end() ? nullptr : it->second;
 }
 
-// Before the driver can give its handles to something else, and once nobody makes copies of its kernels any more.
+// Call it before the driver can reuse the module's handles. Waits for threads that are installing copies of
+// its kernels.
 void unloading(Module *module, const char *call) {
     if (!module) return;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().forget(module);
     }
-    for (int i = 0; module->applying && i < 10000; ++i) usleep(1000);
+    for (int i = 0; module->installing && i < 10000; ++i) usleep(1000);
     variables_gone(module, call);
 }
 
 CUresult hook_cuModuleUnload(CUmodule module) {
-    Outer outer;
-    if (outer.keeps_records())
+    HookCall hook;
+    if (hook.keeps_records())
         quietly([&] {
             Module *m = module_of(module);
             if (m && m->module) unloading(m, "cuModuleUnload");
@@ -142,8 +145,8 @@ CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_
 }
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
-    Outer outer;
-    if (outer.keeps_records())
+    HookCall hook;
+    if (hook.keeps_records())
         quietly([&] {
             unloading(library_of(library), "cuLibraryUnload");
             for (Module *m : modules_of_library(library)) unloading(m, "cuLibraryUnload");
@@ -152,9 +155,9 @@ CUresult hook_cuLibraryUnload(CUlibrary library) {
 }
 
 CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuModuleGetFunction)(function, module, name);
-    if (outer && r == CUDA_SUCCESS)
+    if (hook && r == CUDA_SUCCESS)
         quietly([&] {
             if (Module *m = module_of(module))
                 registry().record(m, m->context ? m->context : current_context(), *function, name);
@@ -163,9 +166,9 @@ CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const c
 }
 
 CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmodule module) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuModuleEnumerateFunctions)(functions, n, module);
-    if (outer && r == CUDA_SUCCESS && driver.cuFuncGetName)
+    if (hook && r == CUDA_SUCCESS && driver.cuFuncGetName)
         quietly([&] {
             Module *m = module_of(module);
             for (unsigned i = 0; m && i < n; ++i) {
@@ -178,9 +181,9 @@ CUresult hook_cuModuleEnumerateFunctions(CUfunction *functions, unsigned n, CUmo
 }
 
 CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuLibraryGetKernel)(kernel, library, name);
-    if (outer && r == CUDA_SUCCESS)
+    if (hook && r == CUDA_SUCCESS)
         quietly([&] {
             if (Module *m = library_of(library)) registry().record(m, nullptr, *kernel, name);
         });
@@ -188,9 +191,9 @@ CUresult hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char
 }
 
 CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary library) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuLibraryEnumerateKernels)(kernels, n, library);
-    if (outer && r == CUDA_SUCCESS && driver.cuKernelGetName)
+    if (hook && r == CUDA_SUCCESS && driver.cuKernelGetName)
         quietly([&] {
             Module *m = library_of(library);
             for (unsigned i = 0; m && i < n; ++i) {
@@ -203,9 +206,9 @@ CUresult hook_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned n, CUlibrary
 }
 
 CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuLibraryGetModule)(module, library);
-    if (outer && r == CUDA_SUCCESS)
+    if (hook && r == CUDA_SUCCESS)
         quietly([&] {
             if (Module *m = library_of(library)) {
                 std::lock_guard<std::mutex> hold(registry().lock);
@@ -216,9 +219,9 @@ CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
 }
 
 CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuKernelGetFunction)(function, kernel);
-    if (outer && r == CUDA_SUCCESS)
+    if (hook && r == CUDA_SUCCESS)
         quietly([&] {
             if (const Function *f = registry().functions.find(kernel))
                 registry().record(f->kernel->module, current_context(), *function, f->kernel->name.c_str());
@@ -228,28 +231,28 @@ CUresult hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 
 // --- linking ---
 
-template <class Note>
-CUresult noted(const Outer &outer, CUresult r, const Note &note) {
-    if (outer && r == CUDA_SUCCESS) quietly(note);
+template <class CacheSlot>
+CUresult noted(const HookCall &hook, CUresult r, const CacheSlot &note) {
+    if (hook && r == CUDA_SUCCESS) quietly(note);
     return r;
 }
 
 // clang-format off
 #define LINKING(SUFFIX)                                                                                                              \
   CUresult hook_cuLinkCreate##SUFFIX(unsigned n, CUjit_option *options, void **values, CUlinkState *link) {                           \
-    Outer outer;                                                                                                                     \
-    return noted(outer, FORWARD(cuLinkCreate##SUFFIX)(n, options, values, link), [&] { link_began(*link); });                        \
+    HookCall hook;                                                                                                                     \
+    return noted(hook, FORWARD(cuLinkCreate##SUFFIX)(n, options, values, link), [&] { link_began(*link); });                        \
   }                                                                                                                                  \
   CUresult hook_cuLinkAddData##SUFFIX(CUlinkState link, CUjitInputType type, void *data, size_t size, const char *name, unsigned n,  \
                                       CUjit_option *options, void **values) {                                                        \
-    Outer outer;                                                                                                                     \
-    return noted(outer, FORWARD(cuLinkAddData##SUFFIX)(link, type, data, size, name, n, options, values),                            \
+    HookCall hook;                                                                                                                     \
+    return noted(hook, FORWARD(cuLinkAddData##SUFFIX)(link, type, data, size, name, n, options, values),                            \
                  [&] { link_given(link, type, data, size); });                                                                       \
   }                                                                                                                                  \
   CUresult hook_cuLinkAddFile##SUFFIX(CUlinkState link, CUjitInputType type, const char *path, unsigned n, CUjit_option *options,    \
                                       void **values) {                                                                               \
-    Outer outer;                                                                                                                     \
-    return noted(outer, FORWARD(cuLinkAddFile##SUFFIX)(link, type, path, n, options, values),                                        \
+    HookCall hook;                                                                                                                     \
+    return noted(hook, FORWARD(cuLinkAddFile##SUFFIX)(link, type, path, n, options, values),                                        \
                  [&] { link_given_file(link, type, path); });                                                                        \
   }
 // clang-format on
@@ -257,13 +260,13 @@ LINKING()
 LINKING(_v2)
 
 CUresult hook_cuLinkComplete(CUlinkState link, void **image, size_t *size) {
-    Outer outer;
-    return noted(outer, FORWARD(cuLinkComplete)(link, image, size), [&] { link_made(link, *image); });
+    HookCall hook;
+    return noted(hook, FORWARD(cuLinkComplete)(link, image, size), [&] { link_made(link, *image); });
 }
 
 CUresult hook_cuLinkDestroy(CUlinkState link) {
-    Outer outer;
-    if (outer.keeps_records()) quietly([&] { link_ended(link); });
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { link_ended(link); });
     return FORWARD(cuLinkDestroy)(link);
 }
 
@@ -286,25 +289,25 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
 }
 
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuFuncSetAttribute)(f, attribute, value);
-    if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
+    if (hook && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(f, attribute, value, nullptr); });
     return r;
 }
 
 CUresult hook_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
                                    CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuKernelSetAttribute)(attribute, value, kernel, device);
-    if (outer && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
+    if (hook && r == CUDA_SUCCESS) quietly([&] { mirror_attribute(kernel, attribute, value, &device); });
     return r;
 }
 
-// Preferences: what the driver does not take for the copy is no loss.
+// These are preferences: it does not matter if the driver refuses them for the copy.
 CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuFuncSetCacheConfig)(f, config);
-    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+    const Function *function = hook && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
     if (!function) return r;
     function->kernel->cache_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
@@ -313,9 +316,9 @@ CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
 }
 
 CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuKernelSetCacheConfig)(kernel, config, device);
-    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
+    const Function *function = hook && r == CUDA_SUCCESS ? registry().functions.find(kernel) : nullptr;
     if (!function) return r;
     function->kernel->cache_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
@@ -325,9 +328,9 @@ CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdev
 }
 
 CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
-    Outer outer;
+    HookCall hook;
     CUresult r = FORWARD(cuFuncSetSharedMemConfig)(f, config);
-    const Function *function = outer && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
+    const Function *function = hook && r == CUDA_SUCCESS ? registry().functions.find(f) : nullptr;
     if (!function) return r;
     function->kernel->shared_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)

@@ -1,13 +1,11 @@
+// The former name of lifetime.h, for patch.cpp.
 #pragma once
+
+#include "lifetime.h"
 
 namespace gpubpf {
 
-// What threads may use while the process exits: it is never destroyed. And the library is loaded where there is no memory to be had, too.
 template <class T>
-union Lasting {
-    T value;
-    Lasting() : value() {}
-    ~Lasting() {}
-};
+using Lasting = NeverDestroyed<T>;
 
 }  // namespace gpubpf

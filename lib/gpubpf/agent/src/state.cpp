@@ -5,57 +5,53 @@
 #include <utility>
 
 #include "agent.h"
-#include "found.h"
+#include "copies/preexisting.h"
 
 namespace gpubpf {
 
-Registry *the_registry = nullptr;
-
-void new_registry() {
-    the_registry = new Registry;
-    ++handles_changed;
-    ++contexts_changed;
-}
-
+AttachmentState<Registry> the_registry;
 std::atomic<uint64_t> handles_changed{1}, contexts_changed{1};
 
-void end_registry() {
-    delete the_registry;
-    the_registry = nullptr;
-}
-
-namespace {
-
-struct KeptList {
+struct AttachmentObject::List {
     std::mutex lock;
-    Kept *first = nullptr;
+    AttachmentObject *first = nullptr;
+    static ProcessState<List> all;
+
+    static void free_all() {
+        while (all->first) delete all->first;
+    }
 };
-Lasting<KeptList> first_kept;
-KeptList *kept = &first_kept.value;
+ProcessState<AttachmentObject::List> AttachmentObject::List::all;
 
-}  // namespace
-
-Kept::Kept() {
-    std::lock_guard<std::mutex> hold(kept->lock);
-    after_ = kept->first;
+AttachmentObject::AttachmentObject() {
+    std::lock_guard<std::mutex> hold(List::all->lock);
+    after_ = List::all->first;
     if (after_) after_->before_ = this;
-    kept->first = this;
+    List::all->first = this;
 }
 
-Kept::~Kept() {
-    std::lock_guard<std::mutex> hold(kept->lock);
+AttachmentObject::~AttachmentObject() {
+    std::lock_guard<std::mutex> hold(List::all->lock);
     if (after_) after_->before_ = before_;
-    (before_ ? before_->after_ : kept->first) = after_;
+    (before_ ? before_->after_ : List::all->first) = after_;
 }
 
-void free_kept() {
-    while (kept->first) delete kept->first;
-}
-
-void forget_kept() { kept = new KeptList; }
+const Lifetime registry_lifetime{
+    [] {
+        the_registry.begin();
+        ++handles_changed;
+        ++contexts_changed;
+    },
+    nullptr,
+    [] {
+        AttachmentObject::List::free_all();
+        the_registry.end();
+    },
+    [] { AttachmentObject::List::all.in_forked_child(); },
+};
 
 Context::~Context() {
-    for (const auto &r : registered) munmap(r.first, r.second);  // of one that is gone
+    for (const auto &r : registered) munmap(r.first, r.second);  // of a context that no longer exists
 }
 
 Copy::~Copy() {
@@ -101,7 +97,7 @@ Context *Registry::context(CUcontext handle, bool made) {
         Context *context;
     } none{};
     if (!handle) return nullptr;
-    Remembered &last = remembered(Note::Context, none);
+    Remembered &last = thread_cache(CacheSlot::Context, none);
     const uint64_t now = contexts_changed.load(std::memory_order_acquire);
     if (last.handle == handle && last.when == now) return last.context;
     {
@@ -133,7 +129,7 @@ Context *Registry::context(CUcontext handle, bool made) {
     {
         std::lock_guard<std::mutex> hold(lock);
         auto put = contexts.emplace(handle, c);
-        if (!put.second) {  // another thread was quicker
+        if (!put.second) {  // another thread was faster
             delete c;
             return put.first->second;
         }
@@ -141,7 +137,7 @@ Context *Registry::context(CUcontext handle, bool made) {
         c->before = agent.late && !made;
         only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
     }
-    if (!made) context_met(c);
+    if (!made) context_discovered(c);
     return c;
 }
 
@@ -183,9 +179,9 @@ void Registry::record(Module *module, Context *context, const void *handle, cons
     Kernel *k = kernel(module, name);
     const Function *known = functions.find(handle);
     if (known && known->kernel == k && known->context == context) return;
-    module->handles.push_back(
-        const_cast<void *>(handle));  // first: what is in the table must be forgotten one day
-    functions.set(handle, &(new KeptFunction(k, context))->is);
+    // First, because every handle in the table must be forgotten some day.
+    module->handles.push_back(const_cast<void *>(handle));
+    functions.set(handle, &(new HandleFunction(k, context))->is);
     ++handles_changed;
 }
 

@@ -1,5 +1,6 @@
-// What the agent knows of the process: contexts, modules, kernels, their instrumented copies. Records are freed at the end of the attachment only (their
-// handles may be in use by a launch on another thread); what is gone is marked or taken out of the tables.
+// What the agent knows about the process: contexts, modules, kernels, and their instrumented copies. Records
+// are freed only at the end of the attachment, because a launch on another thread may use them. A record of
+// something that no longer exists is marked, or removed from the tables.
 #pragma once
 
 #include <atomic>
@@ -13,23 +14,24 @@
 #include <vector>
 
 #include "control.h"
-#include "driver.h"
+#include "driver/driver.h"
+#include "lifetime.h"
 
 namespace gpubpf {
 
 // --- what the tool said (Welcome, Sidecar) ---
 
 struct MapSpec {
-    // Bytes: for each context `fixed`, or for each instance `fixed` and `per_unit` for every unit (Site: and shard). Rings: `fixed` of all records together,
-    // at most; `per_unit` the stride of one.
+    // In bytes. Per context: `fixed`. Per instance: `fixed`, and `per_unit` for each unit (for Site: for each
+    // site and shard). For rings, `fixed` is the limit of all records together, and `per_unit` is the stride
+    // of a record.
     uint64_t fixed = 0, per_unit = 0;
     Unit unit = Unit::Context;
     Place place = Place::Gpu;
-    std::vector<uint8_t> initial;  // what it begins with; the rest is zero
+    std::vector<uint8_t> initial;  // initial contents; the rest is zero
 
-    bool shared() const {
-        return unit == Unit::Context;
-    }  // by the whole context; all else is given out kernel by kernel
+    // Whether the whole context shares the memory. Otherwise each instance of a kernel has its own.
+    bool shared() const { return unit == Unit::Context; }
 };
 
 struct Config {
@@ -37,13 +39,13 @@ struct Config {
     uint64_t first = 1, last = UINT64_MAX, sample = 1;
     uint32_t image_wait_ms = 0;
     bool memory_is_zero = false;
-    uint64_t log_records = 0;  // of the operation log, a power of two; 0: none
-    bool stamps = false;       // timing events around what no probe times
+    uint64_t log_records = 0;  // size of the operation log, a power of two; 0: no log
+    bool stamps = false;       // timing events around operations that no probe measures
     bool stacks = false;       // host stacks of launches
     bool allocation_stacks = false;
     bool graphs = false;     // kernels in graphs are instrumented
-    bool match_all = false;  // every kernel matches, also those whose name was never seen
-    uint64_t pump = 0;       // launches after which map memory is read without being asked; 0: never
+    bool match_all = false;  // every kernel matches, even if its name was never seen
+    uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
     std::vector<MapSpec> maps;
 };
 
@@ -55,11 +57,11 @@ struct Layout {  // of one instrumented kernel
     std::string name;
     std::vector<uint32_t> sizes;   // of the application's parameters, bytes
     uint32_t block_offset = 0;     // of the launch block in the parameter buffer
-    uint32_t pid_tgid = kNoField;  // where in the block the launching thread goes
+    uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
     bool waits = true;             // its blocks may wait for each other
     uint32_t sites = 0;
-    uint32_t kernel = kNoField,
-             epoch = kNoField;  // where in the block the kernel's number and the allocation epoch go
+    // offsets of the kernel's number and of the allocation epoch in the block
+    uint32_t kernel = kNoField, epoch = kNoField;
     std::vector<uint8_t> block;
     std::vector<BlockField> fields;
 };
@@ -68,11 +70,11 @@ struct Variable {
     std::string name;
     uint32_t index = 0;
     bool copied = false;
-    std::vector<std::string> kernels;  // that need it
+    std::vector<std::string> kernels;  // those that need it
 };
 
 struct Answer {
-    std::vector<char> image;  // zero-terminated; empty: nothing matches
+    std::vector<char> image;  // ends with a zero byte; empty: nothing matches
     std::vector<Layout> kernels;
     std::vector<std::pair<std::string, std::string>> refusals;
     std::vector<Variable> variables;
@@ -80,20 +82,18 @@ struct Answer {
 
 // --- the process ---
 
-// What lives as long as the attachment: deleted by free_kept(), if it was not before.
-class Kept {
+// An object that the end of the attachment deletes, unless somebody deleted it before.
+class AttachmentObject {
   public:
-    Kept();
-    virtual ~Kept();
-    Kept(const Kept &) = delete;
-    Kept &operator=(const Kept &) = delete;
+    AttachmentObject();
+    virtual ~AttachmentObject();
+    AttachmentObject(const AttachmentObject &) = delete;
+    AttachmentObject &operator=(const AttachmentObject &) = delete;
+    struct List;
 
   private:
-    friend void free_kept();
-    Kept *before_ = nullptr, *after_ = nullptr;
+    AttachmentObject *before_ = nullptr, *after_ = nullptr;
 };
-void free_kept();
-void forget_kept();  // in a forked child: they are the parent's, and may be locked
 
 struct Copy;
 struct Kernel;
@@ -105,72 +105,75 @@ struct Pool {
     std::atomic<uint64_t> used{0};
 };
 
-struct Sidecar {     // in one context, for as long as that lives
-    Module *module;  // whose kernels it copies; when that is gone, an equal one can take it over
+struct Sidecar {  // in one context, while that exists
+    Module
+        *module;  // whose kernels it copies; when that is unloaded, an equal module can take over the sidecar
     CUmodule handle;
     std::shared_ptr<const Answer> answer;
-    std::vector<Copy *> copies;  // by number of the kernel in the answer; null where it was refused
+    std::vector<Copy *> copies;  // by the kernel's number in the answer; null: refused
 };
 
 struct RingMemory {  // a ring's records in one context
     uint32_t map, shards;
-    uint64_t capacity, stride;  // records of a shard, bytes of a record
+    uint64_t capacity, stride;  // records per shard, bytes per record
     CUdeviceptr control, data;
     uint64_t bytes;                  // of `data`
-    void *mapped;                    // of the file with them; null: in GPU memory
-    std::vector<uint64_t> consumed;  // by shard, of a ring in GPU memory: what the tool took last
+    void *mapped;                    // mapping of the file with the records; null: they are in GPU memory
+    std::vector<uint64_t> consumed;  // per shard, for a ring in GPU memory: the tool's last position
 };
 
 struct GpuClock;
 
 struct Stamps;
 
-struct Context : Kept {
+struct Context : AttachmentObject {
     ~Context() override;
     CUcontext handle = nullptr;
     CUdevice device = 0;
     uint32_t serial = 0, cc = 0, multiprocessors = 1;
-    std::atomic<bool> dead{false}, broken{false};  // broken: a kernel faulted, every call fails from then on
-    std::mutex busy;        // held while the agent works in the context: loading, draining, destroying
-    bool before = false;    // it was there before the agent, or may have been
-    bool followed = false;  // the stream exists; below: guarded by `busy`
-    bool prepared = false;  // maps exist
+    std::atomic<bool> dead{false},
+        broken{false};      // broken: a kernel faulted, so every call fails from then on
+    std::mutex busy;        // held while the agent loads, drains or destroys something in the context
+    bool before = false;    // it existed before the attachment, or may have
+    bool followed = false;  // the stream exists; from here on guarded by `busy`
+    bool prepared = false;  // the maps exist
     bool usable = false;
     CUstream stream = nullptr;         // the agent's own, non-blocking
-    std::vector<CUdeviceptr> storage;  // by map: address of what is not by launch shape
+    std::vector<CUdeviceptr> storage;  // by map: the address, unless the memory depends on the launch shape
     std::vector<RingMemory> rings;
-    std::vector<std::pair<void *, uint64_t>>
-        registered;  // host memory that the GPU reaches, to be unmapped with the context
-    std::atomic<GpuClock *> clock{nullptr};  // clock.cpp
+    // host memory that the GPU can access; unmapped when the context ends
+    std::vector<std::pair<void *, uint64_t>> registered;
+    std::atomic<GpuClock *> clock{nullptr};  // see clock.cpp
     std::vector<Sidecar> sidecars;
 
-    std::atomic<Stamps *> stamps{nullptr};  // its timing events; made once
-    std::deque<CUdeviceptr> cells;          // of graphs, that are not in use; guarded by `memory`, as is:
+    std::atomic<Stamps *> stamps{nullptr};  // timing events; made once
+    std::deque<CUdeviceptr> cells;  // of graphs, currently unused; guarded by `memory`, like the next member
     std::vector<CUdeviceptr> cell_memory;
 
-    std::mutex memory;  // guards below; held for bookkeeping only, never across a driver call
+    std::mutex memory;  // guards the members below; held for bookkeeping only, never across a driver call
     std::vector<std::unique_ptr<Pool>> pools;
     std::vector<Copy *> copies;
-    uint64_t wanted = 0;                  // bytes of the largest request that did not fit
-    std::atomic<uint32_t> generation{0};  // of pools
+    uint64_t wanted = 0;                  // size in bytes of the largest request that did not fit
+    std::atomic<uint32_t> generation{0};  // of the pools
 };
 
-struct
-    Array {  // an array's memory for one instance; `capacity` in its units, of a site array sites | (shards - 1) << 32
+// An array's memory for one instance. `capacity` is in the map's units; for a site array it is
+// sites | (shards - 1) << 32.
+struct Array {
     uint32_t map;
     CUdeviceptr base;
     uint64_t bytes, capacity;
 };
 
-// A copy at one launch shape.
-struct Instance : Kept {
+// A copy with one launch shape.
+struct Instance : AttachmentObject {
     ~Instance() override { delete[] launch_block.load(); }
     uint32_t grid[3], block[3];
     std::atomic<uint64_t> launches{0};
-    std::atomic<const uint8_t *> launch_block{
-        nullptr};                 // filled in but for the launch id; null: no memory yet
-    uint32_t tried = UINT32_MAX;  // generation of pools that was too small; none yet
-    std::vector<Array> arrays;    // valid once launch_block is
+    // complete except for the launch id; null: no memory yet
+    std::atomic<const uint8_t *> launch_block{nullptr};
+    uint32_t tried = UINT32_MAX;  // the pools' generation that was too small; UINT32_MAX: none yet
+    std::vector<Array> arrays;    // valid once launch_block is set
     Instance *next = nullptr;
 
     uint64_t threads() const {
@@ -185,23 +188,23 @@ struct Occupancy {
 };
 
 // An instrumented kernel in one context.
-struct Copy : Kept {
+struct Copy : AttachmentObject {
     ~Copy() override;
     Kernel *kernel = nullptr;
     Context *context = nullptr;
-    std::shared_ptr<const Answer> answer;  // keeps `layout`
+    std::shared_ptr<const Answer> answer;  // keeps `layout` alive
     const Layout *layout = nullptr;
     CUfunction function = nullptr;
-    CUfunction original = nullptr;            // for occupancy; null where the driver does not give it
-    static constexpr size_t kBuckets = 1024;  // some programs launch thousands of shapes
+    CUfunction original = nullptr;            // for its occupancy; null if the driver does not return it
+    static constexpr size_t kBuckets = 1024;  // some programs launch with thousands of shapes
     std::atomic<Instance *> instances[kBuckets] = {};
     std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
     std::atomic<Occupancy *> occupancy{nullptr};
-    std::atomic<bool> withdrawn{false};  // the driver would not take an attribute that the original has
+    std::atomic<bool> withdrawn{false};  // the driver refused an attribute that the original has
     Copy *next = nullptr;
 };
 
-struct Kernel : Kept {  // the application's, of one module or library
+struct Kernel : AttachmentObject {  // the application's, of one module or library
     std::string name;
     Module *module = nullptr;
     Slot *slot = nullptr;
@@ -212,21 +215,21 @@ struct Kernel : Kept {  // the application's, of one module or library
     int cache_config = -1, shared_config = -1;
 };
 
-struct Module : Kept {
+struct Module : AttachmentObject {
     ~Module() override;
     CUmodule module = nullptr;  // exactly one of the two
     CUlibrary library = nullptr;
-    Context *context = nullptr;    // of a module
-    std::atomic<int> applying{0};  // threads that make copies of its kernels
-    bool gone = false;             // below guarded by Registry::lock
+    Context *context = nullptr;      // of a module
+    std::atomic<int> installing{0};  // threads that install copies of its kernels
+    bool gone = false;               // from here on guarded by Registry::lock
     std::map<std::string, Kernel *> kernels;
-    std::vector<void *> handles;    // of functions and kernels, to be forgotten with it
+    std::vector<void *> handles;    // of functions and kernels; forgotten with the module
     std::vector<CUmodule> modules;  // a library's, per context
-    std::vector<std::pair<uint64_t, const Context *>> variables;  // that were logged, where they are
+    std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
-    uint32_t linked = 0;  // of so many inputs
-    bool found = false;   // it was there before the agent
+    uint32_t linked = 0;       // number of linked inputs
+    bool preexisting = false;  // it existed before the attachment
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;
@@ -234,15 +237,16 @@ struct Module : Kept {
 
 struct Function {  // what a CUfunction or CUkernel stands for
     Kernel *kernel;
-    Context *context;  // null: a CUkernel, which belongs to none
+    Context *context;  // null: a CUkernel, which belongs to no context
 };
 
-struct KeptFunction : Kept {
-    KeptFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
+struct HandleFunction : AttachmentObject {
+    HandleFunction(Kernel *kernel, Context *context) : is{kernel, context} {}
     const Function is;
 };
 
-// handle → Function, read without locks. Old tables are kept: a reader may be in one.
+// Maps handles to Functions, and is read without locks. Old tables stay, because a thread may be reading
+// them.
 class FunctionTable {
   public:
     const Function *find(const void *handle) const {
@@ -255,14 +259,15 @@ class FunctionTable {
         }
     }
     FunctionTable();
-    void set(const void *handle, const Function *value);  // null: forgets; callers hold Registry::lock
+    void set(const void *handle,
+             const Function *value);  // null: forgets the handle; callers hold Registry::lock
 
   private:
     struct Cell {
         std::atomic<uintptr_t> key{0};
         std::atomic<const Function *> value{nullptr};
     };
-    struct Table : Kept {
+    struct Table : AttachmentObject {
         explicit Table(size_t size) : mask(size - 1), cells(new Cell[size]) {}
         size_t mask, filled = 0;
         std::unique_ptr<Cell[]> cells;
@@ -284,26 +289,26 @@ struct Registry {
     std::map<std::string, uint32_t> slots;
     std::vector<Module *> waiting;  // for a context, or for the end of a capture
     uint32_t serials = 0;
-    std::atomic<Context *> only{
-        nullptr};  // the one context of the process, when there was never another; null if that is not known
-    std::atomic<int> captures{0};  // streams being captured
+    // the process's only context, if there was never another; null if that is not known
+    std::atomic<Context *> only{nullptr};
+    std::atomic<int> captures{0};  // number of streams that are being captured
 
     FunctionTable functions;
 
-    // Its record, made if new; null for null. `made`: by a call that was seen.
+    // Returns the context's record, and makes it if needed; null for null. `made`: a hooked call returned the
+    // handle.
     Context *context(CUcontext handle, bool made = false);
     Context *current();
     Kernel *kernel(Module *module, const std::string &name);  // with lock held
     void record(Module *module, Context *context, const void *handle, const char *name);
-    void forget(Module *module);  // with lock held: its handles mean nothing from now on
+    void forget(Module *module);  // with lock held: the module's handles mean nothing from now on
 };
 
-extern std::atomic<uint64_t> handles_changed;   // what a handle was not known to be it may be now
-extern std::atomic<uint64_t> contexts_changed;  // one is gone
+extern std::atomic<uint64_t> handles_changed;   // increases when an unknown handle may have become known
+extern std::atomic<uint64_t> contexts_changed;  // increases when a context ends
 
-extern Registry *the_registry;
+extern AttachmentState<Registry> the_registry;
 inline Registry &registry() { return *the_registry; }
-void new_registry();
-void end_registry();
+extern const Lifetime registry_lifetime;  // also deletes every AttachmentObject
 
 }  // namespace gpubpf

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "agent.h"
+#include "log/stack.h"
 #include "patch.h"
-#include "stack.h"
 
 namespace gpubpf {
 
@@ -22,10 +22,10 @@ std::atomic<uint32_t> Visit::visits{0};
 
 namespace {
 
-std::atomic<Thread *> threads{nullptr};  // records are never freed, but used again
+std::atomic<Thread *> threads{nullptr};  // records are never freed, but reused
 
 void put_out(Thread &thread) {
-    thread.number = thread.timed_since = thread.rare_since = 0;
+    thread.number = thread.timed_since = thread.slow_since = 0;
     thread.state.store(0, std::memory_order_release);
     thread.launching.store(false, std::memory_order_release);
 }
@@ -36,7 +36,7 @@ void give_up(Thread &thread) {
 }
 
 void thread_ended(void *record) {
-    own_record() = nullptr;  // what still calls the driver in this thread takes a new one
+    own_record() = nullptr;  // if this thread calls the driver again, it gets a new record
     give_up(*static_cast<Thread *>(record));
 }
 
@@ -50,15 +50,15 @@ bool is_there(const Thread &thread) {
     return syscall(SYS_tgkill, getpid(), thread.id.load(std::memory_order_relaxed), 0) == 0 || errno != ESRCH;
 }
 
-// The kernel reads the signals before it finds that there is nothing to be done with them.
+// The kernel reads the signal set before it rejects the invalid operation.
 bool is_readable(const uintptr_t *at) {
     constexpr int kNothing = -1;
     static_assert(sizeof *at == 8);
     return syscall(SYS_rt_sigprocmask, kNothing, at, nullptr, sizeof *at) == 0 || errno != EFAULT;
 }
 
-Inside inside(const Thread &thread) {
-    return static_cast<Inside>(thread.state.load(std::memory_order_acquire) & 3);
+ThreadIn place_of(const Thread &thread) {
+    return static_cast<ThreadIn>(thread.state.load(std::memory_order_acquire) & 3);
 }
 
 // --- time ---
@@ -80,8 +80,8 @@ uint64_t monotonic_ns() {
 }
 
 struct Rate {
-    uint64_t ticks, ns;  // when it was made
-    uint64_t reading;    // ticks that it takes to read them
+    uint64_t ticks, ns;  // when the first rate was taken
+    uint64_t reading;    // duration of reading the counter, in ticks
 };
 
 const Rate &rate() {
@@ -96,7 +96,7 @@ const Rate &rate() {
     return made;
 }
 
-// What a hook does for a launch takes a few µs at most: who took longer had to wait, or did not run at all.
+// A hook needs a few µs at most for a launch. Longer calls had to wait, or were not scheduled.
 constexpr uint64_t kLong = 50000;  // ns
 
 uint64_t in_ns(uint64_t ticks) {
@@ -138,18 +138,18 @@ void end_timed(Thread &thread) noexcept {
     (ns > kLong ? control.hooks_long_ns : control.hooks_ticks_ns).fetch_add(ns, std::memory_order_relaxed);
 }
 
-Thread *begin_rare() noexcept {
+Thread *begin_slow_path() noexcept {
     Thread *t = own_record();
-    if (!t || !t->number || t->rare_since) return nullptr;
+    if (!t || !t->number || t->slow_since) return nullptr;
     if (t->timed_since) pause_timed(*t);
     rate();
-    t->rare_since = now_ticks() | 1;
+    t->slow_since = now_ticks() | 1;
     return t;
 }
 
-void end_rare(Thread &thread) noexcept {
-    const uint64_t passed = now_ticks() - thread.rare_since;
-    thread.rare_since = 0;
+void end_slow_path(Thread &thread) noexcept {
+    const uint64_t passed = now_ticks() - thread.slow_since;
+    thread.slow_since = 0;
     if (!thread.number) return;  // the attachment is over
     agent.control->hooks_rare_ns.fetch_add(in_ns(passed), std::memory_order_relaxed);
     if (thread.timed_since) resume_timed(thread);
@@ -163,7 +163,8 @@ Thread *new_record_of_thread() noexcept {
     }
     const bool known = mine != nullptr;
     if (known)
-        for (void *&memory : mine->remembered) free(std::exchange(memory, nullptr));  // another thread's
+        for (void *&memory : mine->cache)
+            free(std::exchange(memory, nullptr));  // of the thread that had the record before
     if (!mine) mine = new (std::nothrow) Thread;
     if (!mine) return nullptr;
     mine->id = static_cast<uint32_t>(syscall(SYS_gettid));
@@ -172,17 +173,17 @@ Thread *new_record_of_thread() noexcept {
         while (!threads.compare_exchange_weak(mine->next, mine)) {
         }
     }
-    if (pthread_setspecific(key_of_records(), mine) != 0) {  // nobody would give it back
+    if (pthread_setspecific(key_of_records(), mine) != 0) {  // the record would never be given back
         mine->used = false;
         return nullptr;
     }
     return own_record() = mine;
 }
 
-void *memory_of_thread(Note note, size_t size) noexcept {
+void *allocate_thread_cache(CacheSlot note, size_t size) noexcept {
     Thread *t = own_record();
     if (!t && !(t = new_record_of_thread())) return nullptr;
-    void *&memory = t->remembered[static_cast<size_t>(note)];
+    void *&memory = t->cache[static_cast<size_t>(note)];
     if (!memory) memory = calloc(1, size);
     return memory;
 }
@@ -192,14 +193,16 @@ __attribute__((no_sanitize("address"))) bool was_left(uintptr_t frame) noexcept 
     Entry &of = entry();
     if (!of.frame) return false;
     if (frame < of.frame) {
-        // The driver's own call, or a signal's handler's. Else what was called since has written over the other hook's return address; or the stack
-        // tells. Far away it is another stack; one nearby may be another, too, and gone.
+        // The call comes from the driver, or from a signal handler. Otherwise, later calls have overwritten
+        // the other hook's return address, or the stack shows it. A frame far away is on another stack. A
+        // nearby frame may also be on another stack, one that no longer exists.
         if (is_internal(*return_slot(frame)) || of.frame - frame > kNear) return false;
         const uintptr_t *slot = return_slot(of.frame);
         if (is_readable(slot) && *slot == of.from && !stack_lacks(reinterpret_cast<uintptr_t>(slot)))
             return false;
     } else {
-        // On the same stack the other frame is gone. A signal's handler may have a stack of its own, wherever that lies.
+        // On the same stack, the other frame no longer exists. A signal handler may have a stack of its own,
+        // at any address.
         stack_t stack{};
         if (sigaltstack(nullptr, &stack) != 0 || (stack.ss_flags & SS_ONSTACK)) return false;
     }
@@ -211,7 +214,7 @@ __attribute__((no_sanitize("address"))) bool was_left(uintptr_t frame) noexcept 
 
 namespace {
 
-// Until each thread was seen where `is_in` is false.
+// Waits until each thread was seen with `is_in` false.
 template <class IsIn>
 bool wait_until_each_was_seen(uint32_t wait_ms, const IsIn &is_in) {
     barrier_in_all_threads();
@@ -232,7 +235,7 @@ bool wait_until_each_was_seen(uint32_t wait_ms, const IsIn &is_in) {
 }  // namespace
 
 bool wait_until_each_was_out(uint32_t wait_ms) {
-    return wait_until_each_was_seen(wait_ms, [](const Thread &t) { return inside(t) == Inside::In; });
+    return wait_until_each_was_seen(wait_ms, [](const Thread &t) { return place_of(t) == ThreadIn::Hook; });
 }
 
 bool wait_until_none_launches(uint32_t wait_ms) {
@@ -244,7 +247,7 @@ void wait_until_out() {
     barrier_in_all_threads();
     useconds_t pause = 50;
     for (Thread *t = threads.load(std::memory_order_acquire); t;) {
-        if (inside(*t) != Inside::In) {
+        if (place_of(*t) != ThreadIn::Hook) {
             t = t->next;
             continue;
         }
@@ -261,7 +264,7 @@ void wait_until_out() {
 bool copies_under_way(uint64_t number) {
     for (Thread *t = threads.load(std::memory_order_acquire); t; t = t->next)
         if (t->state.load(std::memory_order_acquire) ==
-                (number << 2 | static_cast<uint64_t>(Inside::AwayWithCopy)) &&
+                (number << 2 | static_cast<uint64_t>(ThreadIn::DriverWithCopy)) &&
             is_there(*t))
             return true;
     return false;
@@ -281,17 +284,24 @@ uint64_t calls_not_told() {
     return calls;
 }
 
-void forget_threads() {
+namespace {
+
+// Only the calling thread exists in the child.
+void free_other_records() {
     Thread *mine = own_record();
     for (Thread *t = threads.load(std::memory_order_acquire); t; t = t->next) {
         t->state = 0;
         t->launching = false;
         t->calls = 0;
-        t->number = t->timed_since = t->rare_since = 0;
+        t->number = t->timed_since = t->slow_since = 0;
         t->used = t == mine;
     }
     if (mine) mine->id = static_cast<uint32_t>(syscall(SYS_gettid));
     Visit::visits = 0;
 }
+
+}  // namespace
+
+const Lifetime thread_lifetime{nullptr, nullptr, nullptr, free_other_records};
 
 }  // namespace gpubpf

@@ -1,7 +1,8 @@
-// Messages between the agent and the tool: framing, bounded reading and writing. protocol.py is the other side, and says what each
-// message holds; their numbers are in definitions.py.
+// Messages between the agent and the tool: framing, and bounded reading and writing. protocol.py is the other
+// side and documents each message. Their numbers are in definitions.py.
 //
-// A frame is {u32 type, u32 length} and `length` bytes, little endian; a file descriptor may travel with its first byte.
+// A frame is {u32 type, u32 length} and `length` bytes, little endian. A file descriptor may accompany its
+// first byte.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ class Writer {
     std::vector<uint8_t> bytes;
 };
 
-// Reads past the end give zeros and clear ok(): callers check once, at the end.
+// Reads past the end return zeros and clear ok(), so that callers check once, at the end.
 class Reader {
   public:
     Reader(const uint8_t *data, size_t size) : next_(data), left_(size) {}
@@ -37,7 +38,7 @@ class Reader {
     uint64_t u64();
     std::string text();
     std::vector<uint8_t> blob();
-    // A count of items that take at least `least` bytes each.
+    // Reads a count of items that take at least `least` bytes each.
     uint32_t count(size_t least);
     bool ok() const { return ok_; }
 
@@ -54,13 +55,14 @@ struct Frame {
     int fd = -1;
 };
 
-// All return false when the peer is gone. `fd` < 0: none is sent.
+// Both return false when the peer is gone. `fd` < 0: none is sent.
 bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd);
 bool receive_frame(int socket, Frame &frame);
 
-// An anonymous file of `size` zero bytes, or -1. Moved to a high number: programs that count on low ones keep them.
+// Makes an anonymous file of `size` zero bytes. Returns a high descriptor, or -1: programs may rely on low
+// numbers.
 int memory_file(const char *name, uint64_t size);
-int sealed_file(const char *name, uint64_t size);  // whose size never changes, so that others can map it
+int sealed_file(const char *name, uint64_t size);  // its size never changes, so that others can map it
 int move_high(int fd);
 bool write_all(int fd, const void *data, size_t size, uint64_t offset);
 bool read_all(int fd, void *data, size_t size, uint64_t offset);

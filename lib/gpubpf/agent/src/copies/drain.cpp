@@ -1,0 +1,379 @@
+// Reads map memory back, in bulk, into a file for the tool.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "agent.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "log/clock.h"
+#include "log/cupti.h"
+#include "log/stamp.h"
+#include "thread.h"
+
+namespace gpubpf {
+
+namespace {
+
+// ms that enlarging a pool may wait for a suitable moment before other work continues
+constexpr uint32_t kAtOnce = 20;
+
+constexpr uint64_t kPage = 4096;
+uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
+
+struct Range {
+    CUdeviceptr base;
+    uint64_t size, offset;  // in the file
+};
+
+bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
+    return driver.cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream) == CUDA_SUCCESS;
+}
+
+// Copies the records that the tool has not consumed yet from a ring in GPU memory, each to its place in the
+// ring. The ring's control block was copied before.
+bool copy_records(Context &context, const RingMemory &ring, const char *control, char *to) {
+    const uint64_t first = (64 * uint64_t(ring.shards) + kPage - 1) & ~(kPage - 1);
+    for (uint32_t shard = 0; shard < ring.shards; ++shard) {
+        uint64_t reserved;
+        memcpy(&reserved, control + 64 * (1 + uint64_t(shard)), sizeof reserved);
+        uint64_t at = shard < ring.consumed.size() ? ring.consumed[shard] : 0;
+        const uint64_t begin = first + shard * ring.capacity * ring.stride;
+        if (reserved < at || reserved - at > ring.capacity)
+            reserved = at + ring.capacity;  // cannot happen if the generated code is right
+        while (at < reserved) {
+            const uint64_t index = at & (ring.capacity - 1),
+                           n = std::min(reserved - at, ring.capacity - index);
+            const uint64_t place = begin + index * ring.stride;
+            if (!copy_out(context, to + place, ring.data + place, n * ring.stride)) return false;
+            at += n;
+        }
+    }
+    return true;
+}
+
+// Returns the file's memory that holds zeros in a map of the context to the system. Large maps are mostly
+// empty, and the tool keeps the files. The part with the values of launches stays: the tool relies on it,
+// because otherwise nobody could claim more than exists.
+void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
+    constexpr uint64_t kPart = 16 * kPage;
+    auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
+    const uint64_t until = from + size;
+    for (uint64_t at = whole_pages(from); at + kPart <= until;) {
+        uint64_t end = at;
+        while (end + kPart <= until && empty(end)) end += kPart;
+        if (end > at)
+            fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+                      static_cast<off_t>(end - at));
+        at = end + kPart;
+    }
+}
+
+// Call it with context.busy held.
+void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
+    if (!context.stream) return;
+    Current current(context);
+    if (!current.ok()) flags |= kFailed;
+    else if (!wait_ms || !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
+    if (current.ok() && wait_ms) calibrate(context);
+    if (!context.usable) return;
+
+    Writer table;
+    std::vector<Range> ranges;
+    uint64_t end = 0;
+    uint32_t instances = 0, shared = 0, rings = 0;
+    Writer shared_table, ring_table;
+    std::vector<uint64_t> ring_offsets;
+    // Offsets and sizes of the context's maps in the file, which the tool knows.
+    std::vector<std::pair<uint64_t, uint64_t>> wide;
+    {
+        std::lock_guard<std::mutex> hold(context.memory);
+        for (auto &p : context.pools) {
+            uint64_t used =
+                flags & kOfRings ? (p == context.pools[0] ? ring_control_bytes(context) : 0) : p->used.load();
+            if (!used) continue;
+            ranges.push_back({p->base, used, end});
+            end += whole_pages(used);
+        }
+        auto offset_of = [&](CUdeviceptr base) -> uint64_t {
+            for (const Range &r : ranges)
+                if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
+            return 0;
+        };
+        for (const Copy *c : flags &kOfRings ? std::vector<Copy *>() : context.copies) {
+            uint64_t of_all = 0;
+            auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches,
+                           const std::vector<Array> &arrays) {
+                ++instances;
+                table.u32(c->kernel->slot_index)
+                    .raw(grid, 3 * sizeof *grid)
+                    .raw(block, 3 * sizeof *block)
+                    .u64(launches);
+                table.u32(static_cast<uint32_t>(arrays.size()));
+                for (const Array &a : arrays)
+                    table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+            };
+            for (const auto &bucket : c->instances)
+                for (const Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) {
+                    uint64_t launches = i->launches.load();
+                    if (!launches || !i->launch_block.load(std::memory_order_acquire)) continue;
+                    put(i->grid, i->block, launches, i->arrays);
+                    of_all += launches;
+                }
+            constexpr uint32_t kAnyShape[3] = {0, 0, 0};
+            if (of_all && !c->sites.empty()) put(kAnyShape, kAnyShape, of_all, c->sites);
+        }
+        for (size_t m = 0; m < context.storage.size(); ++m)
+            if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kOfRings)) {
+                ++shared;
+                wide.emplace_back(offset_of(context.storage[m]), agent.config.maps[m].fixed);
+                shared_table.u32(static_cast<uint32_t>(m)).u64(wide.back().first).u64(wide.back().second);
+            }
+        for (const RingMemory &r : context.rings) {
+            ++rings;
+            ring_offsets.push_back(end);
+            ring_table.u32(r.map)
+                .u64(offset_of(r.control))
+                .u64(r.mapped ? 0 : end)
+                .u64(r.mapped ? 0 : r.bytes);
+            if (!r.mapped) end += whole_pages(r.bytes);
+        }
+    }
+
+    int fd = memory_file("gpubpf-maps", end);
+    void *to = fd >= 0 && end ? mmap(nullptr, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (end && to == MAP_FAILED) flags |= kFailed;
+    const uint64_t taken_ns = now_ns();
+    auto *bytes = static_cast<char *>(to);
+    if (!(flags & kFailed)) {
+        for (const Range &r : ranges)
+            if (!copy_out(context, bytes + r.offset, r.base, r.size)) flags |= kFailed;
+        if (!wait_for(context.stream, 5000)) flags |= kFailed;
+        for (size_t i = 0; i < context.rings.size() && !(flags & kFailed); ++i) {
+            // Control blocks are at the start of the first pool, which is first in the file.
+            const RingMemory &r = context.rings[i];
+            if (!r.mapped && !copy_records(context, r, bytes + (r.control - context.pools[0]->base),
+                                           bytes + ring_offsets[i]))
+                flags |= kFailed;
+        }
+        if (!wait_for(context.stream, 5000)) flags |= kFailed;
+    }
+    if (to != MAP_FAILED && !(flags & kFailed))
+        for (const auto &part : wide) punch(fd, bytes, part.first, part.second);
+    // After a failure, a copy may still be writing to the mapping, so the mapping stays.
+    if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
+    if (fd >= 0)
+        fcntl(fd, F_ADD_SEALS,
+              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
+
+    Writer w;
+    w.u32(sequence)
+        .u32(context.serial)
+        .u32(static_cast<uint32_t>(context.device))
+        .u32(flags)
+        .u64(end)
+        .u64(taken_ns);
+    w.u32(instances).raw(table.bytes.data(), table.bytes.size());
+    w.u32(shared).raw(shared_table.bytes.data(), shared_table.bytes.size());
+    w.u32(rings).raw(ring_table.bytes.data(), ring_table.bytes.size());
+    if (fd < 0) return;  // no file could be made; the tool counts these launches as lost
+    agent.send(Message::Snapshot, w, fd);
+    close(fd);
+}
+
+std::vector<Context *> contexts() {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    std::vector<Context *> all;
+    for (auto &c : registry().contexts) all.push_back(c.second);
+    return all;
+}
+
+}  // namespace
+
+namespace {
+
+// A thread that waits for a context, as long as kernels run there. It is the only one for its context, across
+// attachments.
+struct Idle {
+    std::atomic<int> result{-1};
+};
+
+struct Idles {
+    std::mutex lock;  // guards the member below
+    std::map<CUcontext, std::shared_ptr<Idle>> known;
+};
+ProcessState<Idles> idles;
+
+void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goes_on) {
+    std::thread([idle, handle, goes_on] {
+        sigset_t every;
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, nullptr);  // handlers run only on the application's threads
+        prctl(PR_SET_NAME, "gpubpf-wait");
+        DriverScope scope;
+        CUcontext popped;
+        if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(0);
+        bool may = true;
+        if (goes_on) {
+            Visit visit;
+            may = attachment.load() && !registry().captures.load();
+        }
+        CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
+        driver.cuCtxPopCurrent_v2(&popped);
+        idle->result.store(r == CUDA_SUCCESS ? 1 : 0);
+    }).detach();
+}
+
+}  // namespace
+
+const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
+
+// Waiting for a context while one of its streams is captured is an error that ends the capture, whatever the
+// thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
+bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    while (goes_on && registry().captures.load()) {
+        if (std::chrono::steady_clock::now() > until) return false;
+        usleep(500);
+    }
+    std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
+    {
+        std::lock_guard<std::mutex> hold(idles->lock);
+        before = idles->known[context.handle];
+    }
+    auto is_over = [&](const Idle &idle) {
+        for (useconds_t pause = 20; idle.result.load() < 0 && std::chrono::steady_clock::now() < until;
+             pause = pause < 1000 ? pause * 2 : 1000)
+            usleep(pause);
+        return idle.result.load() >= 0;
+    };
+    if (before && !is_over(*before)) return false;  // the work that it waits for still runs
+    try {
+        {
+            std::lock_guard<std::mutex> hold(idles->lock);
+            if (idles->known[context.handle] != before) return false;  // another thread asks
+            idles->known[context.handle] = own;
+        }
+        start_waiting(own, context.handle, goes_on);
+    } catch (...) {
+        own->result = 0;
+    }
+    return is_over(*own) && own->result.load() == 1;
+}
+
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
+    bool all = true;
+    for (Context *c : contexts()) {
+        if (!lock_within(c->busy, wait_ms + 1000)) {
+            all = false;
+            continue;
+        }
+        std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+        // Nothing is copied during a capture, unless this is the end.
+        if (c->dead || (registry().captures.load() && !wait_ms)) all = all && c->dead;
+        else snapshot(*c, sequence, wait_ms, rings ? uint32_t(kOfRings) : 0u);
+        if (!c->dead) collect_stamps(*c, std::min<uint32_t>(wait_ms, 500));
+    }
+    collect_cupti();
+    agent.control->hooks_rest = rest_of_calls();
+    Writer w;
+    agent.send(Message::Drained, w.u32(sequence).u32(all));
+    return all;
+}
+
+void read_maps() {
+    for (Context *c : contexts()) {
+        if (!lock_within(c->busy, 1000)) continue;
+        std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+        if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, 0);
+    }
+}
+
+void calibrate_all() {
+    for (Context *c : contexts()) {
+        if (!lock_within(c->busy, 10)) continue;
+        std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+        Current current(*c);
+        if (current.ok() && !c->dead && c->stream) calibrate(*c);
+    }
+}
+
+// The application destroys the context now. So no other thread may be in it, and the agent does not use it
+// again (`dead`).
+void close_context(Context *context) {
+    bool ours = lock_within(context->busy, 10000);
+    if (ours && agent.connected) quietly([&] { snapshot(*context, 0, 2000, kClosed); });
+    if (ours) quietly([&] { collect_stamps(*context, 500); });
+    collect_cupti();
+    if (ours && context->stream)
+        quietly([&] {
+            Current current(*context);
+            if (current.ok() && idle_within(*context, 100, false)) release_shared(*context);
+        });
+    context->dead = true;
+    if (ours) context->busy.unlock();
+}
+
+// Only after the application's call is it known whether the context has ended. If not, a later drain replaces
+// this one.
+void drain_context(Context *context) {
+    if (!agent.connected || !lock_within(context->busy, 10000)) return;
+    std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
+    if (context->dead) return;
+    quietly([&] { snapshot(*context, 0, 2000, 0); });
+    quietly([&] { collect_stamps(*context, 500); });
+}
+
+void drop_context(Context *context) {
+    bool ours = lock_within(context->busy, 10000);
+    context->dead = true;
+    context->usable = false;
+    context->stream = nullptr;
+    if (ours) context->busy.unlock();
+}
+
+void enlarge_pools() {
+    for (Context *c : contexts()) {
+        {
+            std::lock_guard<std::mutex> hold(c->memory);
+            if (!c->wanted) continue;
+        }
+        if (!when_idle(*c, kAtOnce, [&](LaunchesHeld &) { enlarge_pool(*c); })) install_later(nullptr, c);
+    }
+}
+
+void enlarge_pool(Context &c) {
+    uint64_t wanted;
+    {
+        std::lock_guard<std::mutex> hold(c.memory);
+        wanted = std::exchange(c.wanted, 0);
+    }
+    if (!wanted || !lock_within(c.busy, 1000)) return;
+    std::lock_guard<std::mutex> busy(c.busy, std::adopt_lock);
+    if (c.dead || !c.usable) return;
+    Current current(c);
+    size_t free = 0, total = 0;
+    uint64_t taken = 0;
+    for (auto &p : c.pools) taken += p->size;
+    // Allocate twice the requested size, because the next launch shape is likely to be as large. Leave half
+    // of the free memory, and take at most a quarter of the device's memory: the application may want the
+    // rest.
+    if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
+        uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
+        if (wanted <= room) add_pool(c, std::min(wanted * 2, room));
+    }
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,753 @@
+#include "copies/graph.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unistd.h>
+#include <unordered_map>
+
+#include "agent.h"
+#include "copies/launch.h"
+#include "copies/preexisting.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
+#include "log/clock.h"
+#include "log/marker.h"
+#include "log/stack.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr size_t kCells = 1024;       // allocated at once
+constexpr size_t kMostEdges = 65536;  // edges of one graph that are logged
+constexpr int kDeepest = 32;          // nesting of child graphs
+
+struct KernelNode {
+    CUgraphNode handle = nullptr;  // in the graph that was walked
+    Function function{nullptr, nullptr};
+    uint32_t slot = kNoSlot, outcome = kNotMatched;
+    LaunchShape shape{};
+    Choice choice;  // valid if `outcome` is kInstrumented
+    bool enabled = true;
+};
+
+struct Part {  // range of kernel nodes: those of a child graph
+    uint32_t first, count;
+};
+
+// The contents of a graph. Kernel nodes are in an order that respects their dependencies. Those of child
+// graphs take the place of their node.
+struct Walk {
+    std::vector<KernelNode> kernels;
+    std::unordered_map<CUgraphNode, uint32_t> index;  // of kernel nodes outside child graphs
+    std::unordered_map<CUgraphNode, Part> children;
+    std::vector<std::pair<uint32_t, uint32_t>> edges;
+    uint32_t others = 0;
+    bool whole = true;  // the number of executions of each kernel is known
+};
+
+struct Exec {
+    // Guards the members below and the work on the executable graph, which nobody may change meanwhile.
+    std::recursive_mutex lock;
+    uint64_t serial = 0, replays = 0;
+    Context *context = nullptr;
+    bool swaps = false;  // its kernels may be replaced by copies
+    CUdeviceptr cell = 0;
+    Walk walk;
+    CUevent last = nullptr;   // the end of the last launch
+    uint32_t last_queue = 0;  // the queue of that launch; 0: none yet
+    bool swapped = false;     // has copies
+    // While it has copies: the same graph with the program's kernels. Null: unknown now.
+    CUgraph own = nullptr;
+};
+
+struct Execs {
+    std::mutex lock;  // guards the members below
+    std::unordered_map<CUgraphExec, std::shared_ptr<Exec>> all;
+    uint64_t serials = 0;
+};
+
+AttachmentState<Execs> all_execs;
+Execs &execs() { return *all_execs; }
+
+std::shared_ptr<Exec> find(CUgraphExec handle) {
+    std::lock_guard<std::mutex> hold(execs().lock);
+    auto it = execs().all.find(handle);
+    return it == execs().all.end() ? nullptr : it->second;
+}
+
+Copy *copy_with(CUfunction function) {
+    std::vector<Context *> contexts;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &c : registry().contexts) contexts.push_back(c.second);
+    }
+    for (Context *c : contexts) {
+        std::lock_guard<std::mutex> hold(c->memory);
+        for (Copy *copy : c->copies)
+            if (copy->function == function) return copy;
+    }
+    return nullptr;
+}
+
+// Finds a kernel by name, for a handle that the driver returns but the program never saw. A null kernel: it
+// is unknown, or the name is not unique.
+Function named(const char *name, Context *context) {
+    Function found{nullptr, context};
+    std::lock_guard<std::mutex> hold(registry().lock);
+    auto look = [&](const Module *m) {
+        auto it = m->kernels.find(name);
+        if (it == m->kernels.end() || it->second == found.kernel) return true;
+        bool first = !found.kernel;
+        found.kernel = it->second;
+        return first;
+    };
+    for (auto &m : registry().modules)
+        if (!look(m.second)) return {nullptr, context};
+    for (auto &l : registry().libraries)
+        if (!look(l.second)) return {nullptr, context};
+    return found;
+}
+
+Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
+    const void *handle = p.func ? static_cast<const void *>(p.func) : static_cast<const void *>(p.kern);
+    if (p.ctx)
+        if (Context *other = registry().context(p.ctx)) context = other;
+    if (const Function *known = registry().functions.find(handle))
+        return {known->kernel, known->context ? known->context : context};
+    if (Copy *copy = p.func ? copy_with(p.func) : nullptr) return {copy->kernel, copy->context};
+    if (const Function *from_before = identify_handle(handle, context))
+        return {from_before->kernel, from_before->context ? from_before->context : context};
+    const char *name = nullptr;
+    bool has_name =
+        p.func ? driver.cuFuncGetName && driver.cuFuncGetName(&name, p.func) == CUDA_SUCCESS
+               : p.kern && driver.cuKernelGetName && driver.cuKernelGetName(&name, p.kern) == CUDA_SUCCESS;
+    return has_name && name ? named(name, context) : Function{nullptr, context};
+}
+
+// `node`: the node with its attributes; null: it has none.
+KernelNode describe(const CUDA_KERNEL_NODE_PARAMS &p, CUgraphNode node, Context *context) {
+    KernelNode k;
+    k.handle = node;
+    k.function = function_of(p, context);
+    if (k.function.kernel) k.slot = k.function.kernel->slot_index;
+    k.shape = {{p.gridDimX, p.gridDimY, p.gridDimZ},
+               {p.blockDimX, p.blockDimY, p.blockDimZ},
+               p.sharedMemBytes,
+               {},
+               false,
+               {0, 0, 0},
+               nullptr};
+    CUkernelNodeAttrValue value{};
+    if (node && driver.cuGraphKernelNodeGetAttribute &&
+        driver.cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value) ==
+            CUDA_SUCCESS &&
+        value.clusterDim.x * value.clusterDim.y * value.clusterDim.z > 1) {
+        k.shape.cluster = true;
+        k.shape.cluster_size[0] = value.clusterDim.x;
+        k.shape.cluster_size[1] = value.clusterDim.y;
+        k.shape.cluster_size[2] = value.clusterDim.z;
+    }
+    return k;
+}
+
+// --- walking ---
+
+using Ends = std::vector<uint32_t>;  // kernel nodes that later nodes depend on
+
+void join(Ends &to, const Ends &more) {
+    Ends both;
+    std::set_union(to.begin(), to.end(), more.begin(), more.end(), std::back_inserter(both));
+    to.swap(both);
+}
+
+// Returns the last nodes of the graph. If the driver does not describe a node, the walk is not `whole`.
+Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &w) {
+    size_t n = 0, m = 0;
+    std::vector<CUgraphNode> nodes, from, to;
+    auto listed = [&] {
+        if (driver.cuGraphGetNodes(graph, nullptr, &n) != CUDA_SUCCESS) return false;
+        nodes.resize(n);
+        if (n && driver.cuGraphGetNodes(graph, nodes.data(), &n) != CUDA_SUCCESS) return false;
+        if (driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &m) != CUDA_SUCCESS) return false;
+        from.resize(m);
+        to.resize(m);
+        std::vector<CUgraphEdgeData> data(m);
+        return !m ||
+               driver.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &m) == CUDA_SUCCESS;
+    };
+    if (level > kDeepest || !listed()) {
+        w.whole = false;
+        return before;
+    }
+    std::unordered_map<CUgraphNode, size_t> place;
+    for (size_t i = 0; i < nodes.size(); ++i) place[nodes[i]] = i;
+    std::vector<std::vector<size_t>> after(nodes.size());
+    std::vector<size_t> open(nodes.size());  // dependencies that have not been visited
+    for (size_t i = 0; i < from.size(); ++i) {
+        auto a = place.find(from[i]), b = place.find(to[i]);
+        if (a == place.end() || b == place.end()) continue;
+        after[a->second].push_back(b->second);
+        ++open[b->second];
+    }
+    std::vector<Ends> ends(nodes.size());  // first of the predecessors of a node, then of the node
+    std::vector<bool> has_before(nodes.size());
+    std::vector<size_t> order;
+    for (size_t i = 0; i < nodes.size(); ++i)
+        if (!open[i]) order.push_back(i);
+    Ends all;
+    for (size_t at = 0; at < order.size(); ++at) {
+        size_t i = order[at];
+        if (!has_before[i]) ends[i] = before;
+        CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+        CUDA_KERNEL_NODE_PARAMS params{};
+        CUgraph child = nullptr;
+        bool known = driver.cuGraphNodeGetType(nodes[i], &type) == CUDA_SUCCESS;
+        if (known && type == CU_GRAPH_NODE_TYPE_KERNEL) {
+            known = driver.cuGraphKernelNodeGetParams_v2(nodes[i], &params) == CUDA_SUCCESS;
+            auto number = static_cast<uint32_t>(w.kernels.size());
+            w.kernels.push_back(known ? describe(params, nodes[i], context) : KernelNode());
+            if (!level) w.index[nodes[i]] = number;
+            for (uint32_t e : ends[i])
+                if (w.edges.size() < kMostEdges) w.edges.emplace_back(e, number);
+            ends[i] = {number};
+        } else if (known && type == CU_GRAPH_NODE_TYPE_GRAPH) {
+            auto first = static_cast<uint32_t>(w.kernels.size());
+            known = driver.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS;
+            if (known) ends[i] = walk(child, context, ends[i], level + 1, w);
+            if (!level) w.children[nodes[i]] = {first, static_cast<uint32_t>(w.kernels.size()) - first};
+        } else {
+            ++w.others;
+            if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+                known = false;  // the number of times its body runs is unknown
+        }
+        w.whole = w.whole && known;
+        for (size_t next : after[i]) {
+            join(ends[next], ends[i]);
+            has_before[next] = true;
+            if (!--open[next]) order.push_back(next);
+        }
+        if (after[i].empty()) join(all, ends[i]);
+        if (!after[i].empty()) Ends().swap(ends[i]);
+    }
+    return nodes.empty() ? before : all;
+}
+
+bool can_walk() {
+    return driver.cuGraphGetNodes && driver.cuGraphGetEdges_v2 && driver.cuGraphNodeGetType &&
+           driver.cuGraphChildGraphNodeGetGraph && driver.cuGraphKernelNodeGetParams_v2;
+}
+
+bool can_swap() {
+    return driver.cuGraphKernelNodeSetParams_v2 && driver.cuGraphClone && driver.cuGraphNodeFindInClone &&
+           driver.cuGraphDestroy && driver.cuGraphExecUpdate_v2 && driver.cuEventCreate &&
+           driver.cuEventRecord && driver.cuStreamWaitEvent &&
+           (driver.cuStreamWriteValue64_v2 || driver.cuMemsetD32Async);
+}
+
+// --- copies ---
+
+bool has_copies(const KernelNode &k) {
+    return k.function.kernel && k.function.kernel->copies.load(std::memory_order_acquire);
+}
+
+// The reason why the original runs, unless a copy is found.
+uint32_t outcome_of_original(const KernelNode &k) {
+    if (has_copies(k)) return 1 + kCapture;
+    return k.function.kernel && k.function.kernel->refused ? 1 + kRefused : uint32_t(kNotMatched);
+}
+
+// Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` holds the bytes.
+bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_NODE_PARAMS &params,
+                 Swap &swap) {
+    if (!exec.swaps || !exec.cell || !has_copies(k)) return false;
+    if (k.function.context != exec.context) return false;  // the cell is not in that context
+    CUlaunchConfig config{};                               // for the occupancy of its clusters
+    CUlaunchAttribute cluster{};
+    if (k.shape.cluster) {
+        config = {k.shape.grid[0],  k.shape.grid[1], k.shape.grid[2], k.shape.block[0], k.shape.block[1],
+                  k.shape.block[2], k.shape.shared,  nullptr,         &cluster,         1};
+        cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster.value.clusterDim.x = k.shape.cluster_size[0];
+        cluster.value.clusterDim.y = k.shape.cluster_size[1];
+        cluster.value.clusterDim.z = k.shape.cluster_size[2];
+        k.shape.config = &config;
+    }
+    k.outcome = choose(k.function, exec.context, k.shape, k.choice);
+    k.shape.config = nullptr;
+    if (k.outcome != kInstrumented) return false;
+    void **extra = params.kernelParams ? nullptr : params.extra;
+    if (!build(k.choice, number, exec.cell, params.kernelParams, extra, swap)) {
+        k.outcome = 1 + kLaunchFailed;
+        return false;
+    }
+    params.func = swap.function;
+    params.kern = nullptr;
+    params.ctx = nullptr;
+    params.kernelParams = swap.parameters;
+    params.extra = swap.extra;
+    return true;
+}
+
+// Puts copies into a graph that belongs to the agent. Returns whether there is at least one.
+bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
+    bool any = false;
+    for (uint32_t i = 0; i < w.kernels.size(); ++i) {
+        KernelNode &k = w.kernels[i];
+        k.outcome = outcome_of_original(k);
+        CUDA_KERNEL_NODE_PARAMS params{};
+        Swap swap;
+        if (!k.handle || driver.cuGraphKernelNodeGetParams_v2(k.handle, &params) != CUDA_SUCCESS ||
+            !swap_params(exec, k, first + i, params, swap))
+            continue;
+        if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) any = true;
+        else k.outcome = 1 + kLaunchFailed;
+    }
+    return any;
+}
+
+void originals(Walk &w) {
+    for (KernelNode &k : w.kernels) k.outcome = outcome_of_original(k);
+}
+
+CUdeviceptr take_cell(Context &context) {
+    for (bool again = false;; again = true) {
+        {
+            std::lock_guard<std::mutex> hold(context.memory);
+            if (!context.cells.empty()) {
+                CUdeviceptr cell = context.cells.front();
+                context.cells.pop_front();
+                return cell;
+            }
+        }
+        if (again) return 0;
+        prepare_cells(context);
+    }
+}
+
+// --- records ---
+
+Record new_record(Kind kind, const Exec &exec) {
+    Record r;
+    r.kind = kind;
+    r.id = other_id();
+    r.thread = thread_id();
+    r.call_ns = r.return_ns = now_ns();
+    r.context = exec.context ? exec.context->serial : 0;
+    return r;
+}
+
+template <typename Part>  // of a node or of a kernel
+void fill(Part &part, const Exec &exec, const KernelNode &k, uint32_t number) {
+    part.slot = k.slot;
+    part.reason = k.outcome;
+    memcpy(part.grid, k.shape.grid, sizeof part.grid);
+    memcpy(part.block, k.shape.block, sizeof part.block);
+    part.shared = k.shape.shared;
+    part.node = number;
+    part.exec = exec.serial;
+}
+
+void log_node(const Exec &exec, uint32_t number) {
+    const KernelNode &k = exec.walk.kernels[number];
+    Record r = new_record(Kind::Node, exec);
+    fill(r.node, exec, k, number);
+    r.node.handle = reinterpret_cast<uint64_t>(k.handle);
+    oplog.put(r);
+}
+
+void log_nodes(const Exec &exec) {
+    if (!oplog.on()) return;
+    for (uint32_t i = 0; i < exec.walk.kernels.size(); ++i) log_node(exec, i);
+    for (const auto &e : exec.walk.edges) {
+        Record r = new_record(Kind::Edge, exec);
+        r.edge = {exec.serial, e.first, e.second};
+        oplog.put(r);
+    }
+}
+
+void forget_own(Exec &exec) {
+    if (exec.own) driver.cuGraphDestroy(exec.own);
+    exec.own = nullptr;
+}
+
+// Puts the program's own kernels back. Call it with `exec.lock` held.
+void put_back(Exec &exec, CUgraphExec handle) {
+    if (!exec.swapped || !exec.own || !exec.context || exec.context->dead) return;
+    Current current(*exec.context);
+    CUgraphExecUpdateResultInfo info{};
+    if (!current.ok() || driver.cuGraphExecUpdate_v2(handle, exec.own, &info) != CUDA_SUCCESS) return;
+    exec.swapped = false;
+    forget_own(exec);
+}
+
+// The program changed a kernel node's parameters. Applies them to the graph without copies, too.
+void set_own(Exec &exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params) {
+    CUgraphNode found = nullptr;
+    if (exec.own && (driver.cuGraphNodeFindInClone(&found, node, exec.own) != CUDA_SUCCESS ||
+                     driver.cuGraphKernelNodeSetParams_v2(found, &params) != CUDA_SUCCESS))
+        forget_own(exec);
+}
+
+// The executable graph now runs the contents of `graph`. `again`: it was updated from that graph. Call it
+// with `exec.lock` held.
+void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
+    DriverScope scope;
+    Walk own, cloned;
+    walk(graph, exec.context, {}, 0, own);
+    originals(own);
+    exec.swapped = false;
+    bool wanted = exec.swaps && std::any_of(own.kernels.begin(), own.kernels.end(), has_copies);
+    CUgraph clone = nullptr;
+    if (wanted && !exec.cell) exec.cell = take_cell(*exec.context);
+    if (wanted && exec.cell && driver.cuGraphClone(&clone, graph) == CUDA_SUCCESS) {
+        walk(clone, exec.context, {}, 0, cloned);
+        CUgraphExecUpdateResultInfo info{};
+        bool any = cloned.kernels.size() == own.kernels.size() && swap_nodes(exec, cloned, 0);
+        if (any && driver.cuGraphExecUpdate_v2(handle, clone, &info) == CUDA_SUCCESS) {
+            exec.swapped = true;
+            // A node of the program gets the number of its clone.
+            std::unordered_map<CUgraphNode, uint32_t> index;
+            for (const auto &node : own.index) {
+                CUgraphNode found = nullptr;
+                if (driver.cuGraphNodeFindInClone(&found, node.first, clone) != CUDA_SUCCESS) continue;
+                auto it = cloned.index.find(found);
+                if (it == cloned.index.end()) continue;
+                index.insert({node.first, it->second});
+                cloned.kernels[it->second].handle = node.first;
+            }
+            std::unordered_map<CUgraphNode, Part> children;
+            for (const auto &node : own.children) {
+                CUgraphNode found = nullptr;
+                if (driver.cuGraphNodeFindInClone(&found, node.first, clone) != CUDA_SUCCESS) continue;
+                auto it = cloned.children.find(found);
+                if (it != cloned.children.end()) children.insert({node.first, it->second});
+            }
+            cloned.index.swap(index);
+            cloned.children.swap(children);
+            own = std::move(cloned);
+        } else if (any) {
+            for (size_t i = 0; i < own.kernels.size(); ++i)
+                if (cloned.kernels[i].outcome != kInstrumented)
+                    own.kernels[i].outcome = cloned.kernels[i].outcome;
+        } else if (cloned.kernels.size() == own.kernels.size()) {
+            for (size_t i = 0; i < own.kernels.size(); ++i)
+                own.kernels[i].outcome = cloned.kernels[i].outcome;
+        }
+    }
+    if (clone) driver.cuGraphDestroy(clone);
+    forget_own(exec);
+    if (exec.swapped && driver.cuGraphClone(&exec.own, graph) != CUDA_SUCCESS) exec.own = nullptr;
+    if (again && own.kernels.size() == exec.walk.kernels.size()) {
+        // The nodes of the source graph still identify the executable graph's nodes.
+        for (const auto &node : exec.walk.index) own.index.insert(node);
+        for (const auto &node : exec.walk.children) own.children.insert(node);
+        for (size_t i = 0; i < own.kernels.size(); ++i) own.kernels[i].enabled = exec.walk.kernels[i].enabled;
+    }
+    exec.walk = std::move(own);
+    if (exec.swapped && !exec.last &&
+        driver.cuEventCreate(&exec.last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        exec.last = nullptr;
+    log_nodes(exec);
+}
+
+void count_replay(const KernelNode &k, CUresult result) {
+    auto add = [](std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memory_order_relaxed); };
+    if (!k.function.kernel) return add(agent.control->unnamed);
+    Slot &slot = *k.function.kernel->slot;
+    add(slot.seen);
+    if (k.outcome == kNotMatched) return;
+    add(slot.number);
+    if (k.outcome == kNotReady) return;
+    if (result != CUDA_SUCCESS) return add(slot.reasons[kLaunchFailed]);
+    if (k.outcome != kInstrumented) return add(slot.reasons[k.outcome - 1]);
+    add(slot.instrumented);
+    slot.threads.fetch_add(k.choice.instance->threads(), std::memory_order_relaxed);
+    add(k.choice.instance->launches);
+}
+
+// Tells the kernels of the coming launch their number: the first launch id minus the node's own.
+void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) {
+    DriverScope scope;
+    // Launches of one executable graph run one after the other. But this write, in another stream, would not
+    // wait for them.
+    if (exec.last && exec.last_queue && exec.last_queue != queue)
+        driver.cuStreamWaitEvent(stream, exec.last, 0);
+    if (driver.cuStreamWriteValue64_v2 &&
+        driver.cuStreamWriteValue64_v2(stream, exec.cell, first, 0) == CUDA_SUCCESS)
+        return;
+    if (!driver.cuMemsetD32Async) return;
+    driver.cuMemsetD32Async(exec.cell, static_cast<uint32_t>(first), 1, stream);
+    driver.cuMemsetD32Async(exec.cell + 4, static_cast<uint32_t>(first >> 32), 1, stream);
+}
+
+}  // namespace
+
+const Lifetime graph_lifetime = lifetime_of_attachment_state<all_execs>();
+
+void gather_graphs(const Context &context, Leftovers &to) {
+    std::vector<std::shared_ptr<Exec>> all;
+    {
+        std::lock_guard<std::mutex> hold(execs().lock);
+        for (const auto &e : execs().all) all.push_back(e.second);
+    }
+    for (const auto &exec : all) {
+        if (exec->context != &context) continue;
+        // A thread that launches it may wait for long.
+        std::unique_lock<std::recursive_mutex> hold(exec->lock, std::try_to_lock);
+        if (!hold || exec->swapped) to.graphs = true;
+        else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
+    }
+}
+
+void prepare_cells(Context &context) {
+    CUdeviceptr base = 0;
+    if (driver.cuMemAlloc_v2(&base, kCells * sizeof(uint64_t)) != CUDA_SUCCESS) return;
+    std::lock_guard<std::mutex> hold(context.memory);
+    context.cell_memory.push_back(base);
+    for (size_t i = 0; i < kCells; ++i) context.cells.push_back(base + i * sizeof(uint64_t));
+}
+
+void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
+    auto exec = std::make_shared<Exec>();
+    exec->context = registry().current();
+    const Config &c = agent.config;
+    const bool every =
+        c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1;  // a graph is launched as a whole
+    exec->swaps = c.graphs && every && exec->context && can_swap() &&
+                  !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
+    {
+        std::lock_guard<std::mutex> hold(execs().lock);
+        exec->serial = ++execs().serials;
+    }
+    {
+        std::lock_guard<std::recursive_mutex> hold(exec->lock);
+        exec->walk.whole = can_walk();
+        if (can_walk()) adopt(*exec, handle, graph, false);
+        if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+            exec->walk.whole = false;  // kernels may launch it, too
+    }
+    std::lock_guard<std::mutex> hold(execs().lock);
+    execs().all[handle] = exec;
+}
+
+void graph_updated(CUgraphExec handle, CUgraph graph) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec || !can_walk()) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    if (agent.live) return adopt(*exec, handle, graph, true);
+    DriverScope scope;
+    forget_own(*exec);
+    exec->swapped = false;  // the program's update put its own kernels everywhere
+}
+
+void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &given) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    auto it = exec->walk.index.find(node);
+    if (it == exec->walk.index.end()) return;
+    DriverScope scope;
+    set_own(*exec, node, given);
+    if (!agent.live) return;
+    KernelNode now = describe(given, node, exec->context);
+    now.enabled = exec->walk.kernels[it->second].enabled;
+    now.outcome = outcome_of_original(now);
+    CUDA_KERNEL_NODE_PARAMS params = given;
+    Swap swap;
+    if (driver.cuGraphExecKernelNodeSetParams_v2 && swap_params(*exec, now, it->second, params, swap)) {
+        if (driver.cuGraphExecKernelNodeSetParams_v2(handle, node, &params) == CUDA_SUCCESS)
+            exec->swapped = true;
+        else now.outcome = 1 + kLaunchFailed;
+    }
+    exec->walk.kernels[it->second] = now;
+    if (exec->swapped && !exec->last &&
+        driver.cuEventCreate(&exec->last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        exec->last = nullptr;
+    if (oplog.on()) log_node(*exec, it->second);
+}
+
+void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec || !can_walk()) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    auto it = exec->walk.children.find(node);
+    if (it == exec->walk.children.end()) return;
+    const Part part = it->second;
+    DriverScope scope;
+    forget_own(*exec);
+    if (!agent.live) return;
+    Walk own;
+    walk(child, exec->context, {}, 0, own);
+    originals(own);
+    CUgraph clone = nullptr;
+    if (exec->swaps && exec->cell && own.kernels.size() == part.count &&
+        driver.cuGraphExecChildGraphNodeSetParams && driver.cuGraphClone(&clone, child) == CUDA_SUCCESS) {
+        Walk cloned;
+        walk(clone, exec->context, {}, 0, cloned);
+        if (cloned.kernels.size() == part.count && swap_nodes(*exec, cloned, part.first) &&
+            driver.cuGraphExecChildGraphNodeSetParams(handle, node, clone) == CUDA_SUCCESS)
+            own = std::move(cloned);
+    }
+    if (clone) driver.cuGraphDestroy(clone);
+    for (uint32_t i = 0; i < part.count && i < own.kernels.size(); ++i) {
+        own.kernels[i].handle = nullptr;
+        exec->walk.kernels[part.first + i] = own.kernels[i];
+        if (oplog.on()) log_node(*exec, part.first + i);
+    }
+}
+
+void node_enabled(CUgraphExec handle, CUgraphNode node, bool enabled) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    auto it = exec->walk.index.find(node);
+    DriverScope scope;
+    if (!enabled) forget_own(*exec);  // an update may enable it again
+    if (it != exec->walk.index.end()) exec->walk.kernels[it->second].enabled = enabled;
+}
+
+std::shared_ptr<void> hold_exec(CUgraphExec handle) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec) return nullptr;
+    exec->lock.lock();
+    return {exec.get(), [exec](void *) { exec->lock.unlock(); }};
+}
+
+void graph_changed(CUgraphExec handle) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    DriverScope scope;
+    forget_own(*exec);
+}
+
+void graphs_back(uint32_t wait_ms) {
+    std::vector<std::pair<CUgraphExec, std::shared_ptr<Exec>>> all;
+    {
+        std::lock_guard<std::mutex> hold(execs().lock);
+        all.assign(execs().all.begin(), execs().all.end());
+    }
+    for (const auto &e : all) {
+        Exec &exec = *e.second;
+        std::unique_lock<std::recursive_mutex> hold(exec.lock, std::defer_lock);
+        for (uint32_t waited = 0; !hold.try_lock() && waited < wait_ms; ++waited) usleep(1000);
+        if (hold && find(e.first)) put_back(exec, e.first);
+    }
+}
+
+void graph_back(CUgraphExec handle) {
+    std::shared_ptr<Exec> exec = find(handle);
+    if (!exec) return;
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    put_back(*exec, handle);
+}
+
+void graph_gone(CUgraphExec handle) {
+    std::shared_ptr<Exec> exec;
+    {
+        std::lock_guard<std::mutex> hold(execs().lock);
+        auto it = execs().all.find(handle);
+        if (it == execs().all.end()) return;
+        exec = it->second;
+        execs().all.erase(it);
+    }
+    std::lock_guard<std::recursive_mutex> hold(exec->lock);
+    {
+        DriverScope scope;
+        forget_own(*exec);
+    }
+    // The last launch may still run and read its cell. So the cell is reused as late as possible.
+    if (!exec->context || exec->context->dead) return;
+    if (exec->cell) {
+        std::lock_guard<std::mutex> memory(exec->context->memory);
+        exec->context->cells.push_back(exec->cell);
+    }
+    if (exec->last && driver.cuEventDestroy_v2) {
+        DriverScope scope;
+        driver.cuEventDestroy_v2(exec->last);
+    }
+}
+
+CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
+                      const std::function<CUresult()> &original) {
+    std::shared_ptr<Exec> exec;
+    quietly([&] { exec = find(handle); });
+    Operation operation(Kind::Graph, where, 0);
+    Record &r = operation.record;
+    const bool captured = r.flags & kCaptured;
+    std::unique_lock<std::recursive_mutex> hold;
+    if (exec) hold = std::unique_lock<std::recursive_mutex>(exec->lock);
+    uint64_t first = 0;
+    if (exec) {
+        if (!captured) first = take_ids(exec->walk.kernels.size());
+        if (!captured && exec->swapped)
+            quietly([&] { number_replay(*exec, where.handle(), operation.queue.number, first); });
+    }
+    if (agent.config.stacks) r.stack = host_stack();
+    if (!captured && exec && host_program()) {
+        uint64_t threads = 0;
+        for (const KernelNode &k : exec->walk.kernels)
+            threads += uint64_t(k.shape.grid[0]) * k.shape.grid[1] * k.shape.grid[2] * k.shape.block[0] *
+                       k.shape.block[1] * k.shape.block[2];
+        run_host_program(
+            {first, kWholeGraph, r.stream, now_ns(), threads,
+             operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
+    }
+    operation.announce();
+    operation.time();
+    operation.called();
+    CUresult result;
+    {
+        InDriver scope(exec && exec->swapped ? ThreadIn::DriverWithCopy : ThreadIn::Driver);
+        result = original();
+    }
+    operation.returned(result);
+    if (!hook.keeps_records()) return result;
+    if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) {
+        agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
+        if (!exec && agent.late) agent.control->graphs_before.fetch_add(1, std::memory_order_relaxed);
+    }
+    launched_in(where);
+    uint32_t kernels = 0, instrumented = 0;
+    if (exec && !captured) {
+        if (exec->last && exec->swapped && result == CUDA_SUCCESS)
+            quietly([&] {
+                DriverScope scope;
+                if (driver.cuEventRecord(exec->last, where.handle()) == CUDA_SUCCESS)
+                    exec->last_queue = operation.queue.number;
+            });
+        ++exec->replays;
+        for (const KernelNode &k : exec->walk.kernels)
+            if (k.enabled) {
+                count_replay(k, result);
+                ++kernels;
+                instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
+            }
+        if (instrumented) agent.launched(instrumented);
+        r.graph = {exec->serial, exec->replays, first, kernels, exec->walk.others};
+    }
+    operation.log();
+    if (!oplog.on() || !exec || captured) return result;
+    Record node = r;
+    node.kind = Kind::Kernel;
+    node.flags |= kGraphNode;
+    for (uint32_t i = 0; i < exec->walk.kernels.size(); ++i) {
+        const KernelNode &k = exec->walk.kernels[i];
+        if (!k.enabled) continue;
+        node.id = first + i;
+        fill(node.kernel, *exec, k, i);
+        node.kernel.replay = exec->replays;
+        oplog.put(node);
+    }
+    return result;
+}
+
+CUfunction own_function(CUfunction function) {
+    if (!function || registry().functions.find(function)) return function;
+    Copy *copy = copy_with(function);
+    return copy && copy->original ? copy->original : function;
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,325 @@
+#include "copies/launch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unistd.h>
+
+#include "agent.h"
+#include "copies/preexisting.h"
+#include "log/allocation.h"
+#include "log/log.h"
+
+namespace gpubpf {
+
+static void add(std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memory_order_relaxed); }
+
+uint32_t count(const Function &function, Reason reason) {
+    add(function.kernel->slot->seen);
+    add(function.kernel->slot->reasons[reason]);
+    return 1 + reason;
+}
+
+static Copy *copy_in(const Kernel &kernel, const Context *context) {
+    for (Copy *c = kernel.copies.load(std::memory_order_acquire); c; c = c->next)
+        if (c->context == context && !context->dead.load(std::memory_order_relaxed)) return c;
+    return nullptr;
+}
+
+constexpr uint64_t kNotSaid = UINT64_MAX;
+constexpr uint32_t kMostShards = 256;
+
+// Returns the number of blocks that can be resident at once, 0 if the launch cannot run at all, or kNotSaid
+// if the driver does not tell.
+static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
+    uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
+    int n = 0;
+    if (shape.cluster) {
+        if (!driver.cuOccupancyMaxActiveClusters ||
+            driver.cuOccupancyMaxActiveClusters(&n, function, shape.config) != CUDA_SUCCESS || n < 0)
+            return kNotSaid;
+        return uint64_t(n) * shape.cluster_size[0] * shape.cluster_size[1] * shape.cluster_size[2];
+    }
+    if (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&n, function, static_cast<int>(threads),
+                                                           shape.shared) != CUDA_SUCCESS ||
+        n < 0)
+        return kNotSaid;
+    return uint64_t(n) * multiprocessors;
+}
+
+// Returns why the copy cannot be launched in this shape, or kNoReason if it can. Kernels whose blocks wait
+// for each other hang if fewer blocks are resident than they expect. For other kernels, one block must fit.
+static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
+    uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
+    Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
+    Occupancy *o = first;
+    for (; o; o = o->next)
+        if (o->threads == threads && o->shared == shape.shared &&
+            memcmp(o->cluster, shape.cluster_size, sizeof o->cluster) == 0)
+            break;
+    if (!o) {
+        DriverScope scope;
+        o = new Occupancy{threads, shape.shared,
+                          {},      resident(copy.function, shape, copy.context->multiprocessors),
+                          0,       first};
+        memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
+        o->original =
+            copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : kNotSaid;
+        while (!copy.occupancy.compare_exchange_weak(o->next, o)) {
+        }
+    }
+    if (o->original == 0) return kLaunchFailed;  // the driver will reject it
+    if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kNoReason : kOccupancy;
+    // If the driver does not tell, the whole grid must fit.
+    const uint64_t needed = blocks < o->original ? blocks : o->original;
+    return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kNoReason;
+}
+
+static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
+    uint32_t h = 0;
+    for (int i = 0; i < 3; ++i) h = (h * 31 + shape.grid[i]) * 31 + shape.block[i];
+    std::atomic<Instance *> &bucket = copy.instances[(h ^ h >> 11 ^ h >> 22) % Copy::kBuckets];
+    Instance *first = bucket.load(std::memory_order_acquire);
+    for (;;) {
+        for (Instance *i = first; i; i = i->next)
+            if (memcmp(i->grid, shape.grid, sizeof i->grid) == 0 &&
+                memcmp(i->block, shape.block, sizeof i->block) == 0)
+                return i;
+        auto *made = new Instance;
+        memcpy(made->grid, shape.grid, sizeof made->grid);
+        memcpy(made->block, shape.block, sizeof made->block);
+        made->next = first;
+        if (bucket.compare_exchange_strong(first, made)) return made;
+        delete made;
+    }
+}
+
+// Returns the number of shards of a site array. With several, multiprocessors do not wait for each other.
+static uint32_t site_shards(const Context &context) {
+    uint32_t shards = 1;
+    while (shards < context.multiprocessors && shards < kMostShards) shards *= 2;
+    return shards;
+}
+
+static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
+
+// Returns the number of a map's units in a launch of this shape. For a site array: the kernel's sites in all
+// shards.
+static uint64_t units(const MapSpec &map, const Copy &copy, uint64_t blocks, uint64_t in_block) {
+    switch (map.unit) {
+        case Unit::Site: return uint64_t(copy.layout->sites) * site_shards(*copy.context);
+        case Unit::Thread: return blocks * in_block;
+        case Unit::Warp: return blocks * ((in_block + 31) / 32);
+        case Unit::Block: return blocks;
+        default: return 1;
+    }
+}
+
+static const Array *site_array(const Copy &copy, uint32_t map) {
+    for (const Array &a : copy.sites)
+        if (a.map == map) return &a;
+    return nullptr;
+}
+
+// Gives the instance a part of the pool. This is bookkeeping only: the memory was allocated and zeroed when
+// the sidecar was loaded.
+static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_t in_block) {
+    Context &context = *copy.context;
+    std::lock_guard<std::mutex> hold(context.memory);
+    if (instance.launch_block.load(std::memory_order_relaxed)) return true;
+    uint32_t generation = context.generation.load(std::memory_order_relaxed);
+    if (instance.tried == generation) return false;
+    const std::vector<MapSpec> &maps = agent.config.maps;
+    uint64_t needed = 0;
+    bool fits = true;
+    for (const BlockField &f : copy.layout->fields) {
+        const MapSpec &m = maps[f.map];
+        if (m.shared() || site_array(copy, f.map)) continue;
+        const uint64_t count = units(m, copy, blocks, in_block);
+        // Threads, warps and blocks have 32-bit numbers on the device.
+        if (m.per_unit > (UINT64_MAX >> 34) || (m.unit != Unit::Site && count > UINT32_MAX)) fits = false;
+        if (fits) needed += align256(m.fixed + m.per_unit * count);
+        if (needed > uint64_t(1) << 50) fits = false;
+    }
+    Pool *pool = nullptr;
+    if (fits && needed)
+        for (auto &p : context.pools)
+            if (p->size - p->used.load(std::memory_order_relaxed) >= needed) {
+                pool = p.get();
+                break;
+            }
+    if (!fits || (needed && !pool)) {
+        instance.tried = generation;
+        if (fits && needed > context.wanted) {
+            context.wanted = needed;
+            agent.wake_for_pools();
+        }
+        return false;
+    }
+    uint64_t at = pool ? pool->used.load(std::memory_order_relaxed) : 0;
+    instance.arrays.clear();
+    instance.arrays.reserve(copy.layout->fields.size());
+    copy.sites.reserve(copy.layout->fields.size());
+    auto *block = new uint8_t[copy.layout->block.size()];
+    memcpy(block, copy.layout->block.data(), copy.layout->block.size());
+    for (const BlockField &f : copy.layout->fields) {
+        const MapSpec &m = maps[f.map];
+        const Array *known = site_array(copy, f.map);
+        Array array{f.map,
+                    m.shared() ? context.storage[f.map]
+                    : known    ? known->base
+                               : 0,
+                    0, known ? known->capacity : 0};
+        if (!m.shared() && !known) {
+            array.base = pool->base + at;
+            array.bytes = m.fixed + m.per_unit * units(m, copy, blocks, in_block);
+            at += align256(array.bytes);
+            const bool sites = m.unit == Unit::Site;
+            array.capacity = sites ? copy.layout->sites | uint64_t(site_shards(context) - 1) << 32
+                                   : units(m, copy, blocks, in_block);
+            (sites ? copy.sites : instance.arrays).push_back(array);
+        }
+        memcpy(block + f.base_offset, &array.base, sizeof array.base);
+        if (!m.shared() && f.capacity_offset != kNoField)
+            memcpy(block + f.capacity_offset, &array.capacity, sizeof array.capacity);
+    }
+    if (pool) pool->used.store(at, std::memory_order_release);
+    instance.launch_block.store(block, std::memory_order_release);
+    return true;
+}
+
+bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
+           Swap &swap) {
+    const Layout &layout = *choice.copy->layout;
+    swap.function = choice.copy->function;
+    swap.copy = choice.copy;
+    swap.instance = choice.instance;
+    const void *given = nullptr;
+    size_t given_size = 0;
+    if (extra && parameters) return false;  // an error of the caller
+    if (extra)
+        for (void **e = extra; *e != CU_LAUNCH_PARAM_END; e += 2) {
+            if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) given = e[1];
+            else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) given_size = *static_cast<size_t *>(e[1]);
+            else return false;
+        }
+    else if (!parameters && !layout.sizes.empty()) return false;
+    size_t before = extra ? layout.block_offset : 0;
+    if (given_size + 8 <= before) return false;  // too few parameters; the driver will report it
+    size_t size = before + layout.block.size();
+    uint8_t *bytes = swap.small;
+    if (size > sizeof swap.small) {
+        swap.large.resize(size);
+        bytes = swap.large.data();
+    }
+    uint8_t *own = bytes + before;
+    memcpy(own, choice.block, layout.block.size());
+    memcpy(own, &launch, sizeof launch);
+    if (replay) memcpy(own + 8, &replay, sizeof replay);
+    if (layout.pid_tgid != kNoField) {
+        uint64_t who = static_cast<uint64_t>(process_id()) << 32 | thread_id();
+        memcpy(own + layout.pid_tgid, &who, sizeof who);
+    }
+    if (layout.kernel != kNoField) {
+        uint64_t number = choice.copy->kernel->slot_index;
+        memcpy(own + layout.kernel, &number, sizeof number);
+    }
+    if (layout.epoch != kNoField) {
+        uint64_t now = allocation_epoch();
+        memcpy(own + layout.epoch, &now, sizeof now);
+    }
+    if (agent.late && layout.epoch != kNoField && oplog.on())
+        log_mentioned_allocations(layout, *choice.copy->context, parameters, given,
+                                  std::min(given_size, before));
+    if (extra) {
+        if (given_size > before) given_size = before;  // drops padding that the caller included
+        if (given) memcpy(bytes, given, given_size);
+        memset(bytes + given_size, 0, before - given_size);
+        swap.extra_size = size;
+        swap.extra_array[0] = CU_LAUNCH_PARAM_BUFFER_POINTER;
+        swap.extra_array[1] = bytes;
+        swap.extra_array[2] = CU_LAUNCH_PARAM_BUFFER_SIZE;
+        swap.extra_array[3] = &swap.extra_size;
+        swap.extra_array[4] = CU_LAUNCH_PARAM_END;
+        swap.extra = swap.extra_array;
+        return true;
+    }
+    void **array = swap.few;
+    if (layout.sizes.size() + 1 > sizeof swap.few / sizeof *swap.few) {
+        swap.many.resize(layout.sizes.size() + 1);
+        array = swap.many.data();
+    }
+    if (!layout.sizes.empty()) memcpy(array, parameters, layout.sizes.size() * sizeof *array);
+    array[layout.sizes.size()] = own;
+    swap.parameters = array;
+    return true;
+}
+
+uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice) {
+    const Kernel &kernel = *function.kernel;
+    Copy *copy = context ? copy_in(kernel, context) : nullptr;
+    if (!copy) return kernel.refused.load(std::memory_order_relaxed) ? 1 + kRefused : kNotReady;
+    if (copy->withdrawn.load(std::memory_order_relaxed)) return 1 + kRefused;
+    uint64_t blocks = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2];
+    uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
+    if (!blocks || !in_block || in_block > 4096 ||
+        (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
+        return 1 + kLaunchFailed;  // the driver will reject it
+    const Reason lacking = lacks_room(*copy, shape, blocks);
+    if (lacking != kNoReason) return 1 + lacking;
+    choice.copy = copy;
+    choice.instance = instance_of(*copy, shape);
+    choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
+    if (!choice.block && blocks <= UINT32_MAX && give_memory(*copy, *choice.instance, blocks, in_block))
+        choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
+    return choice.block ? uint32_t(kInstrumented) : 1 + kMapTooSmall;
+}
+
+uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters,
+                 void **extra, Swap &swap) {
+    const Kernel &kernel = *function.kernel;
+    Slot &slot = *kernel.slot;
+    add(slot.seen);
+    auto kept = [&](Reason reason) { return add(slot.reasons[reason]), 1 + reason; };
+    if (!kernel.copies.load(std::memory_order_acquire))
+        return kernel.refused.load(std::memory_order_relaxed) ? kept(kRefused) : uint32_t(kNotMatched);
+    const Config &config = agent.config;
+    uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (number < config.first || number > config.last) return kept(kFiltered);
+    if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
+    Choice choice;
+    uint32_t outcome =
+        choose(function, function.context ? function.context : context_of(shape.where), shape, choice);
+    if (outcome == kInstrumented && !build(choice, id, 0, parameters, extra, swap))
+        outcome = 1 + kLaunchFailed;
+    if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[outcome - 1]);
+    return outcome;
+}
+
+bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
+    const bool counted = hook.keeps_records();  // else the attachment ended meanwhile
+    if (result == CUDA_SUCCESS) {
+        if (!counted) return true;
+        Slot &slot = *swap.copy->kernel->slot;
+        add(swap.instance->launches);
+        add(slot.instrumented);
+        slot.threads.fetch_add(swap.instance->threads(), std::memory_order_relaxed);
+        agent.launched(1);
+        return true;
+    }
+    if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
+    switch (result) {
+        // Errors that the copy may cause and the original may not.
+        case CUDA_ERROR_INVALID_VALUE:
+        case CUDA_ERROR_OUT_OF_MEMORY:
+        case CUDA_ERROR_INVALID_IMAGE:
+        case CUDA_ERROR_INVALID_HANDLE:
+        case CUDA_ERROR_NOT_FOUND:
+        case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
+        case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
+        case CUDA_ERROR_NOT_SUPPORTED: return false;
+        default:  // the context was already broken, so the original would fail, too
+            return true;
+    }
+}
+
+}  // namespace gpubpf

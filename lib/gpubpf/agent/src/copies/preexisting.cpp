@@ -1,0 +1,501 @@
+#include "copies/preexisting.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "agent.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "hooks.h"
+#include "log/allocation.h"
+#include "log/log.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr size_t kMostNames = 65536;  // of a module
+constexpr size_t kMostParameters = 4096;
+constexpr uint32_t kPatience =
+    20;                     // ms that the worker thread waits for a suitable moment before it does other work
+constexpr int kOften = 10;  // ms between two such attempts
+// Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is in vain.
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{8000};
+
+// Attributes of a launched kernel, in the order of the message.
+constexpr CUfunction_attribute kTold[] = {
+    CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_FUNC_ATTRIBUTE_PTX_VERSION,
+    CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+};
+// Attributes that a program can set.
+constexpr CUfunction_attribute kSet[] = {
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+};
+
+struct Parameter {
+    uint32_t offset, size;
+};
+
+struct KernelDescription {
+    std::string name;
+    bool told = false;
+    std::vector<Parameter> parameters;
+    int32_t attributes[sizeof kTold / sizeof *kTold];
+};
+
+struct Unreported {  // a module that the tool has not been told about
+    Module *module = nullptr;
+    Context *context = nullptr;  // where it was first seen
+    bool whole = false;
+    std::vector<std::string> names;
+    std::vector<KernelDescription> kernels;
+};
+
+struct State {
+    std::mutex lock;  // guards the members below; never held across a driver call
+    std::deque<Unreported> unreported;
+    // A null module: only the context is prepared. A null context: all contexts.
+    std::vector<std::pair<Module *, Context *>> later;
+    std::atomic<uint32_t> misses{0};
+    // Only the worker thread uses this and the members below. `watching` exists while `later` is not empty.
+    std::unique_ptr<Watching> watching;
+    Clock::time_point watched{};  // start of the watch
+    std::chrono::milliseconds pause = kLeastPause;
+    Clock::time_point paused{};  // end of the pause
+};
+
+AttachmentState<State> state;
+
+// --- one handle ---
+
+struct Identity {
+    std::string name;
+    CUmodule module = nullptr;  // exactly one of the two is set
+    CUlibrary library = nullptr;
+    CUfunction function = nullptr;  // in the current context; null: the driver does not tell
+};
+
+template <class Call>
+Call original(HookIndex index) {
+    return reinterpret_cast<Call>(hooks[index].original);
+}
+
+using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
+using GetKernel = CUresult (*)(CUkernel *, CUlibrary, const char *);
+using KernelGetFunction = CUresult (*)(CUfunction *, CUkernel);
+
+// A launch accepts both a CUfunction and a CUkernel, and so may any call that takes a CUfunction. So ask for
+// the function by name in the module that the driver reports. Only for a CUfunction does that return the
+// handle itself.
+bool is_function(void *handle, Identity &who) {
+    auto f = static_cast<CUfunction>(handle);
+    auto get = original<GetFunction>(kHook_cuModuleGetFunction);
+    const char *name = nullptr;
+    CUmodule module = nullptr;
+    CUfunction same = nullptr;
+    if (!driver.cuFuncGetName || !driver.cuFuncGetModule || !get ||
+        driver.cuFuncGetName(&name, f) != CUDA_SUCCESS || !name ||
+        driver.cuFuncGetModule(&module, f) != CUDA_SUCCESS || get(&same, module, name) != CUDA_SUCCESS ||
+        same != f)
+        return false;
+    who.name = name;
+    who.module = module;
+    who.function = f;
+    return true;
+}
+
+bool is_kernel(void *handle, Identity &who) {
+    auto k = static_cast<CUkernel>(handle);
+    auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
+    auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
+    const char *name = nullptr;
+    CUlibrary library = nullptr;
+    CUkernel same = nullptr;
+    if (!driver.cuKernelGetName || driver.cuKernelGetName(&name, k) != CUDA_SUCCESS || !name) return false;
+    who.name = name;
+    if (!get_function || get_function(&who.function, k) != CUDA_SUCCESS) who.function = nullptr;
+    // Before CUDA 12.5, a library is identified by its module in this context.
+    if (!driver.cuKernelGetLibrary)
+        return who.function && driver.cuFuncGetModule &&
+               driver.cuFuncGetModule(&who.module, who.function) == CUDA_SUCCESS;
+    if (!get || driver.cuKernelGetLibrary(&library, k) != CUDA_SUCCESS ||
+        get(&same, library, name) != CUDA_SUCCESS || same != k)
+        return false;
+    who.library = library;
+    return true;
+}
+
+// Gets the kernel's parameters. Returns false if the driver does not tell them.
+bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
+    if (!driver.cuFuncGetParamInfo) return false;
+    for (size_t i = 0; i < kMostParameters; ++i) {
+        size_t offset = 0, size = 0;
+        CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
+        if (r == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
+        if (r != CUDA_SUCCESS) return false;
+        parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
+    }
+    return false;
+}
+
+KernelDescription describe(const Identity &who) {
+    KernelDescription d;
+    d.name = who.name;
+    d.told = who.function && parameters_of(who.function, d.parameters);
+    if (!d.told) d.parameters.clear();
+    for (size_t i = 0; i < sizeof kTold / sizeof *kTold; ++i) {
+        int value = -1;
+        if (!who.function || !driver.cuFuncGetAttribute ||
+            driver.cuFuncGetAttribute(&value, kTold[i], who.function) != CUDA_SUCCESS)
+            value = -1;
+        d.attributes[i] = value;
+    }
+    return d;
+}
+
+// Gets the names of a module's kernels. Returns whether the list is complete.
+template <class Handle, class Owner>
+bool names_of(Owner owner, CUresult (*count)(unsigned *, Owner), CUresult (*list)(Handle *, unsigned, Owner),
+              CUresult (*name_of)(const char **, Handle), std::vector<std::string> &names) {
+    unsigned n = 0;
+    if (!count || !list || !name_of || count(&n, owner) != CUDA_SUCCESS || !n || n > kMostNames) return false;
+    std::vector<Handle> handles(n);
+    if (list(handles.data(), n, owner) != CUDA_SUCCESS) return false;
+    for (Handle h : handles) {
+        const char *name = nullptr;
+        if (!h || name_of(&name, h) != CUDA_SUCCESS || !name) return false;
+        names.emplace_back(name);
+    }
+    return true;
+}
+
+Unreported unreported(const Identity &who, Module *module, Context *context) {
+    Unreported u;
+    u.module = module;
+    u.context = context;
+    u.whole =
+        who.library
+            ? names_of(
+                  who.library, driver.cuLibraryGetKernelCount,
+                  original<CUresult (*)(CUkernel *, unsigned, CUlibrary)>(kHook_cuLibraryEnumerateKernels),
+                  driver.cuKernelGetName, u.names)
+            : names_of(
+                  who.module, driver.cuModuleGetFunctionCount,
+                  original<CUresult (*)(CUfunction *, unsigned, CUmodule)>(kHook_cuModuleEnumerateFunctions),
+                  driver.cuFuncGetName, u.names);
+    if (!u.whole) u.names = {who.name};
+    return u;
+}
+
+Module *known_module(const Identity &who) {
+    Registry &r = registry();
+    if (who.library) {
+        auto it = r.libraries.find(who.library);
+        return it == r.libraries.end() ? nullptr : it->second;
+    }
+    auto it = r.modules.find(who.module);
+    return it == r.modules.end() ? nullptr : it->second;
+}
+
+const Function *ask_driver(void *handle, Context *context) {
+    Current current(*context);
+    if (!current.ok()) return nullptr;
+    Identity who;
+    const bool is_of_context = is_function(handle, who);
+    if (!is_of_context && !is_kernel(handle, who)) return nullptr;
+    Registry &r = registry();
+    KernelDescription kernel = describe(who);
+    Module *module = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        module = known_module(who);
+    }
+    if (!module) {
+        auto *made = new Module;
+        made->preexisting = true;
+        made->module = who.module;
+        made->library = who.library;
+        made->context = who.module ? context : nullptr;
+        Unreported u = unreported(who, made, context);
+        std::lock_guard<std::mutex> hold(r.lock);
+        module = known_module(who);  // another thread may have been faster
+        if (!module) {
+            module = made;
+            if (who.library) r.libraries[who.library] = made;
+            else r.modules[who.module] = made;
+            std::lock_guard<std::mutex> held(state->lock);
+            state->unreported.push_back(std::move(u));
+        } else {
+            delete made;
+        }
+    }
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        for (Unreported &u : state->unreported)
+            if (u.module == module) u.kernels.push_back(std::move(kernel));
+    }
+    r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
+    agent.wake_for_preexisting();
+    return r.functions.find(handle);
+}
+
+// --- addresses ---
+
+// The range of values that look like GPU addresses.
+constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
+// Values that looked like addresses and were not. After this many, the driver is no longer asked.
+constexpr uint32_t kMostMisses = 100000;
+
+void look_at(const void *bytes, size_t size, const Context &context) {
+    struct Remembered {
+        uint64_t last[64], when;
+    } none{};
+    Remembered &some = thread_cache(CacheSlot::Addresses, none);
+    if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
+        some = {};
+        some.when = now;
+    }
+    for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
+        uint64_t value;
+        memcpy(&value, static_cast<const char *>(bytes) + at, sizeof value);
+        if (value < kLeast || value >= kMost) continue;
+        uint64_t &known = some.last[(value >> 8 ^ value >> 20) % std::size(some.last)];
+        if (known == value) continue;
+        known = value;
+        if (allocation_known(value) || state->misses >= kMostMisses) continue;
+        Untimed scope;
+        CUdeviceptr base = 0;
+        size_t length = 0;
+        if (driver.cuMemGetAddressRange_v2 &&
+            driver.cuMemGetAddressRange_v2(&base, &length, value) == CUDA_SUCCESS && length)
+            allocation_found(base, length, &context);
+        else ++state->misses;
+    }
+}
+
+bool works(const Context *context) { return context && !context->dead && !context->broken; }
+
+}  // namespace
+
+const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
+
+void stop_installing() {
+    std::unique_ptr<Watching> over;  // destroyed without the lock held
+    std::lock_guard<std::mutex> hold(state->lock);
+    state->later.clear();
+    over = std::move(state->watching);
+}
+
+const Function *identify_handle(const void *handle, Context *context) {
+    struct Remembered {
+        const void *handle;
+        uint64_t when;
+    } none{};
+    if (!agent.late || !handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName))
+        return nullptr;
+    const uint64_t now = handles_changed.load(std::memory_order_acquire);
+    Remembered &unknown = thread_cache(CacheSlot::Unknown, none);
+    if (unknown.handle == handle && unknown.when == now) return nullptr;
+    const Function *f = nullptr;
+    SlowPath slow_path;
+    quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
+    if (!f) unknown = {handle, now};
+    return f;
+}
+
+Context *context_of(StreamRef where) {
+    Registry &r = registry();
+    if (Context *only = r.only.load(std::memory_order_acquire)) return only;
+    // Work runs in the context of its stream, or for a default stream in the current context.
+    CUstream stream = where.handle();
+    const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    CUcontext handle = nullptr;
+    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
+        return r.context(handle);
+    return r.current();
+}
+
+void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
+                               const void *given, size_t bytes) noexcept {
+    quietly([&] {
+        if (given) look_at(given, bytes, context);
+        for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
+            look_at(parameters[i], layout.sizes[i], context);
+    });
+}
+
+void context_discovered(Context *context) {
+    if (agent.late) install_later(nullptr, context);
+}
+
+void install_later(Module *module, Context *context) {
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        std::pair<Module *, Context *> one(module, context);
+        if (std::find(state->later.begin(), state->later.end(), one) == state->later.end())
+            state->later.push_back(one);
+    }
+    agent.wake_for_preexisting();
+}
+
+std::vector<Module *> modules_of_library(CUlibrary library) {
+    std::vector<Module *> candidates, found;
+    std::vector<std::string> names;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &m : registry().modules)
+            if (m.second->preexisting && m.second->module && !m.second->gone && !m.second->handles.empty() &&
+                !m.second->kernels.empty() && works(m.second->context))
+                candidates.push_back(m.second);
+        for (Module *m : candidates) names.push_back(m->kernels.begin()->first);
+    }
+    auto get = original<GetKernel>(kHook_cuLibraryGetKernel);
+    auto get_function = original<KernelGetFunction>(kHook_cuKernelGetFunction);
+    for (size_t i = 0; i < candidates.size() && get && get_function && driver.cuFuncGetModule; ++i) {
+        Current current(*candidates[i]->context);
+        CUkernel k = nullptr;
+        CUfunction f = nullptr;
+        CUmodule m = nullptr;
+        if (current.ok() && get(&k, library, names[i].c_str()) == CUDA_SUCCESS &&
+            get_function(&f, k) == CUDA_SUCCESS && driver.cuFuncGetModule(&m, f) == CUDA_SUCCESS &&
+            m == candidates[i]->module)
+            found.push_back(candidates[i]);
+    }
+    return found;
+}
+
+void report_preexisting() {
+    for (;;) {
+        Unreported u;
+        {
+            std::lock_guard<std::mutex> hold(state->lock);
+            if (state->unreported.empty()) return;
+            u = std::move(state->unreported.front());
+            state->unreported.pop_front();
+        }
+        Writer w;
+        w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
+        for (const std::string &name : u.names) w.text(name);
+        w.u32(static_cast<uint32_t>(u.kernels.size()));
+        for (const KernelDescription &k : u.kernels) {
+            w.text(k.name).u32(k.told).u32(static_cast<uint32_t>(k.parameters.size()));
+            for (const Parameter &p : k.parameters) w.u32(p.offset).u32(p.size);
+            w.raw(k.attributes, sizeof k.attributes);
+        }
+        {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            if (u.module->gone) continue;
+            u.module->asked = true;
+            u.module->answer_cc = u.context->cc;
+        }
+        agent.ask(Message::Found, u.module, u.context, w, -1, false);
+    }
+}
+
+int install_due_in() {
+    std::lock_guard<std::mutex> hold(state->lock);
+    if (state->later.empty()) return -1;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(state->paused - Clock::now()).count();
+    return std::max(kOften, static_cast<int>(left));
+}
+
+void install_pending() {
+    std::vector<std::pair<Module *, Context *>> work;
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        work = state->later;
+        if (work.empty() || Clock::now() < state->paused) return;
+    }
+    if (!state->watching) {
+        state->watching = std::make_unique<Watching>();
+        state->watched = Clock::now();
+    }
+    std::set<Context *> contexts, ready;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &c : registry().contexts) contexts.insert(c.second);
+    }
+    for (Context *c : contexts) {
+        bool wanted = false;
+        for (auto &w : work) wanted = wanted || !w.second || w.second == c;
+        if (wanted && works(c) && agent.live && wait_is_short(*c, kPatience)) ready.insert(c);
+    }
+    std::unique_ptr<LaunchesHeld> held;
+    if (!ready.empty()) {
+        held = std::make_unique<LaunchesHeld>();
+        const bool ask = held->none_under_way();
+        for (auto it = ready.begin(); it != ready.end();)
+            it = ask && held->nothing_runs(**it) ? std::next(it) : ready.erase(it);
+        if (ready.empty()) held.reset();
+        else held->begin_work();
+    }
+    std::vector<std::pair<Module *, Context *>> left;
+    for (auto &w : work) {
+        bool waits = false;
+        for (Context *c : contexts) {
+            if ((w.second && w.second != c) || !works(c)) continue;
+            if (!ready.count(c) || !held->more()) waits = true;
+            else if (w.first) load_sidecar(w.first, c, false);
+            else context_ready(c, false), enlarge_pool(*c);
+        }
+        if (waits && agent.live) left.push_back(w);
+    }
+    held.reset();
+    std::unique_ptr<Watching> over;
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        for (auto &w : work) state->later.erase(std::find(state->later.begin(), state->later.end(), w));
+        state->later.insert(state->later.end(), left.begin(), left.end());
+        if (state->later.empty()) {
+            over = std::move(state->watching);
+            state->pause = kLeastPause;
+        } else if (Clock::now() - state->watched > kWatch) {
+            over = std::move(state->watching);
+            state->paused = Clock::now() + state->pause;
+            state->pause = std::min(2 * state->pause, kMostPause);
+        }
+    }
+}
+
+const char *mismatch(CUfunction original, const Layout &layout) {
+    std::vector<Parameter> parameters;
+    DriverScope scope;
+    if (!original || !parameters_of(original, parameters)) return nullptr;
+    bool same = parameters.size() == layout.sizes.size();
+    for (size_t i = 0; same && i < parameters.size(); ++i)
+        same = parameters[i].size == layout.sizes[i] &&
+               parameters[i].offset + parameters[i].size <= layout.block_offset;
+    return same ? nullptr : "another kernel of that name";
+}
+
+bool mirror_attributes(CUfunction original, CUfunction copy) {
+    using Set = CUresult (*)(CUfunction, CUfunction_attribute, int);
+    auto set = gpubpf::original<Set>(kHook_cuFuncSetAttribute);
+    if (!original || !driver.cuFuncGetAttribute) return true;
+    for (CUfunction_attribute a : kSet) {
+        int theirs = 0, ours = 0;
+        if (driver.cuFuncGetAttribute(&theirs, a, original) != CUDA_SUCCESS ||
+            driver.cuFuncGetAttribute(&ours, a, copy) != CUDA_SUCCESS || theirs == ours)
+            continue;
+        if (!set || set(copy, a, theirs) != CUDA_SUCCESS) return false;
+    }
+    return true;
+}
+
+}  // namespace gpubpf

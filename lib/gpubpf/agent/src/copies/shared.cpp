@@ -1,0 +1,198 @@
+#include "copies/shared.h"
+
+#include <algorithm>
+#include <fcntl.h>
+#include <map>
+#include <mutex>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+#include "agent.h"
+#include "driver/current.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr uint64_t kArrayLimit = uint64_t(1) << 32, kRingLimit = uint64_t(1) << 36;
+constexpr uint32_t kShards = 256;  // at most; further multiprocessors share them
+// Records: twice as many as the threads of a multiprocessor can write at once.
+constexpr uint64_t kLeastCapacity = 4096;
+constexpr uint64_t kControl = 64;  // bytes of the control block of the ring, and of each shard
+
+struct File {
+    void *host;
+    uint64_t bytes;
+    int file;  // for further contexts, which each map it themselves
+    ino_t inode;
+};
+std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and at the end
+
+bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
+
+uint32_t shards_of(const Context &context) {
+    return std::min(std::max(context.multiprocessors, 1u), kShards);
+}
+
+uint64_t control_bytes(const Context &context) {
+    return (kControl * (1 + shards_of(context)) + 255) & ~uint64_t(255);
+}
+
+// Returns the GPU's address of host memory [at, at + bytes), or 0 if the driver refuses.
+CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
+    CUdeviceptr address = 0;
+    if (!driver.cuMemHostRegister_v2 || !driver.cuMemHostGetDevicePointer_v2 ||
+        driver.cuMemHostRegister_v2(at, bytes, CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS)
+        return 0;
+    context.registered.emplace_back(at, bytes);
+    return driver.cuMemHostGetDevicePointer_v2(&address, at, 0) == CUDA_SUCCESS ? address : 0;
+}
+
+// Each context has its own mapping. The same address cannot be registered twice, and a registration ends with
+// its context.
+CUdeviceptr map_array(Context &context, const File &array) {
+    struct stat st;
+    if (fstat(array.file, &st) != 0 || st.st_ino != array.inode) return 0;  // the program closed it
+    void *at = mmap(nullptr, array.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, array.file, 0);
+    if (at == MAP_FAILED) return 0;
+    CUdeviceptr address = registered(context, at, array.bytes);
+    if (!address && (context.registered.empty() || context.registered.back().first != at))
+        munmap(at, array.bytes);
+    return address;
+}
+
+bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr control) {
+    RingMemory ring{map, shards_of(context), kLeastCapacity, spec.per_unit, control, 0, 0, nullptr, {}};
+    while (ring.capacity * 2 * ring.shards * ring.stride <= spec.fixed) ring.capacity *= 2;
+    const uint64_t heads = (kControl * ring.shards + 4095) & ~uint64_t(4095);
+    ring.bytes = (heads + ring.shards * ring.capacity * ring.stride + 4095) & ~uint64_t(4095);
+    if (ring.bytes > kRingLimit) return false;
+    int file = -1;
+    if (spec.place == Place::HostRing) {
+        file = sealed_file("gpubpf-ring", ring.bytes);
+        if (file < 0) return false;
+        ring.mapped = mmap(nullptr, ring.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (ring.mapped != MAP_FAILED) ring.data = registered(context, ring.mapped, ring.bytes);
+    } else if (driver.cuMemAlloc_v2(&ring.data, ring.bytes) == CUDA_SUCCESS) {
+        // The memory's previous contents must not look like records.
+        if (driver.cuMemsetD8Async(ring.data, 0, ring.bytes, context.stream) != CUDA_SUCCESS ||
+            !wait_for(context.stream, 10000))
+            return false;
+    } else {
+        ring.data = 0;
+    }
+    const uint64_t header[] = {ring.shards, ring.capacity, ring.data};
+    bool made = ring.data &&
+                driver.cuMemcpyHtoDAsync_v2(control, header, sizeof header, context.stream) == CUDA_SUCCESS &&
+                wait_for(context.stream, 10000);
+    if (made) {
+        context.rings.push_back(ring);
+        Writer w;
+        w.u32(map)
+            .u32(context.serial)
+            .u32(static_cast<uint32_t>(context.device))
+            .u32(static_cast<uint32_t>(spec.place));
+        w.u32(ring.shards).u32(0).u64(ring.capacity).u64(ring.stride);
+        agent.send(Message::Ring, w, file);
+    }
+    if (file >= 0) close(file);
+    return made;
+}
+
+}  // namespace
+
+bool take_shared(Reader &reader, int file) {
+    const uint32_t map = reader.u32();
+    const uint64_t bytes = reader.u64();
+    struct stat st;
+    if (!reader.ok() || file < 0 || !bytes || bytes > kArrayLimit || fstat(file, &st) != 0) return false;
+    if (S_ISREG(st.st_mode) && static_cast<uint64_t>(st.st_size) < bytes) return false;
+    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (at == MAP_FAILED) return false;
+    if (!arrays) arrays = new std::map<uint32_t, File>;
+    return arrays->emplace(map, File{at, bytes, fcntl(file, F_DUPFD_CLOEXEC, 200), st.st_ino}).second;
+}
+
+void *shared_array(uint32_t map) {
+    if (!arrays) return nullptr;
+    auto it = arrays->find(map);
+    return it == arrays->end() ? nullptr : it->second.host;
+}
+
+namespace {
+
+void close_arrays() {
+    if (!arrays) return;
+    for (const auto &a : *arrays) {
+        struct stat st;
+        munmap(a.second.host, a.second.bytes);
+        if (fstat(a.second.file, &st) == 0 && st.st_ino == a.second.inode) close(a.second.file);
+    }
+    delete arrays;
+    arrays = nullptr;
+}
+
+}  // namespace
+
+const Lifetime shared_lifetime{nullptr, nullptr, close_arrays, [] { arrays = nullptr; }};
+
+uint64_t ring_control_bytes(const Context &context) {
+    uint64_t bytes = 0;
+    for (const MapSpec &m : agent.config.maps)
+        if (is_ring(m)) bytes += control_bytes(context);
+    return bytes;
+}
+
+bool prepare_shared(Context &context, CUdeviceptr control) {
+    const std::vector<MapSpec> &maps = agent.config.maps;
+    for (uint32_t m = 0; m < maps.size(); ++m) {
+        if (is_ring(maps[m])) {
+            if (!make_ring(context, m, maps[m], control)) return false;
+            context.storage[m] = control;
+            control += control_bytes(context);
+        } else if (maps[m].place == Place::Shared) {
+            auto it = arrays ? arrays->find(m) : std::map<uint32_t, File>::iterator();
+            if (!arrays || it == arrays->end() || !(context.storage[m] = map_array(context, it->second)))
+                return false;
+        }
+    }
+    return true;
+}
+
+void take_consumed(Reader &reader) {
+    const uint32_t map = reader.u32(), serial = reader.u32();
+    std::vector<uint64_t> consumed(std::min(reader.count(8), kShards + 1)), heads(kShards * kControl / 8);
+    const auto n = static_cast<uint32_t>(consumed.size());
+    for (uint32_t i = 0; i < n && i < kShards; ++i) heads[i * kControl / 8] = consumed[i] = reader.u64();
+    if (!reader.ok() || n > kShards) return;
+    Context *context = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &c : registry().contexts)
+            if (c.second->serial == serial) context = c.second;
+    }
+    if (!context || !lock_within(context->busy, 1000)) return;
+    std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
+    if (context->dead || !context->usable || registry().captures.load()) return;
+    Current current(*context);
+    for (RingMemory &r : context->rings) {
+        if (r.map != map || r.mapped || n != r.shards || !current.ok()) continue;
+        r.consumed = consumed;
+        if (driver.cuMemcpyHtoDAsync_v2(r.data, heads.data(), n * kControl, context->stream) == CUDA_SUCCESS)
+            wait_for(context->stream, 1000);
+    }
+}
+
+void release_shared(Context &context) {
+    for (auto &r : context.registered)
+        if (driver.cuMemHostUnregister && driver.cuMemHostUnregister(r.first) == CUDA_SUCCESS)
+            munmap(r.first, r.second);
+    context.registered.clear();
+    for (const RingMemory &r : context.rings)
+        if (!r.mapped && r.data) driver.cuMemFree_v2(r.data);
+    context.rings.clear();
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,31 @@
+// Memory that the tool reads and writes while the program runs: arrays that GPU and host share, and the
+// records of rings.
+#pragma once
+
+#include <cstdint>
+
+#include "driver/driver.h"
+#include "lifetime.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+struct Context;
+
+// Maps the tool's file of map `map`, before the Welcome. Returns false if there is no memory, or the file
+// does not have that size.
+bool take_shared(Reader &reader, int file);
+void *shared_array(uint32_t map);  // its address; null: there is no such array
+extern const Lifetime shared_lifetime;
+
+// Prepares the context's shared arrays and rings, and fills in its `storage`. `control` is the GPU memory for
+// the rings' control blocks. Call it with `busy` held and the context current. Returns false if there is no
+// memory or the driver refuses.
+bool prepare_shared(Context &context, CUdeviceptr control);
+uint64_t ring_control_bytes(const Context &context);  // of all rings, in the pool
+// The tool consumed records of a ring in GPU memory.
+void take_consumed(Reader &reader);
+// The context ends, and nothing runs in it any more.
+void release_shared(Context &context);
+
+}  // namespace gpubpf

@@ -1,0 +1,600 @@
+// From a loaded module to its sidecar: sends the image to the tool, and loads the tool's answer beside the
+// application's module.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "hooks.h"
+#include "log/allocation.h"
+#include "log/clock.h"
+#include "log/log.h"
+
+namespace gpubpf {
+
+// --- images ---
+
+namespace {
+
+constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
+constexpr uint64_t kImageLimit = uint64_t(1) << 29;
+constexpr uint32_t kSitesLimit = 1 << 22;  // per kernel
+
+struct Wrapper {
+    uint32_t magic, version;
+    const void *data;
+    const void *more;
+};
+
+struct FatbinHeader {
+    uint32_t magic;
+    uint16_t version, header_size;
+    uint64_t size;
+};
+
+uint64_t elf_size(const Elf64_Ehdr &e, const void *image) {
+    const auto *base = static_cast<const char *>(image);
+    uint64_t end = sizeof e;
+    end = std::max<uint64_t>(end, e.e_shoff + uint64_t(e.e_shnum) * e.e_shentsize);
+    end = std::max<uint64_t>(end, e.e_phoff + uint64_t(e.e_phnum) * e.e_phentsize);
+    if (e.e_shentsize == sizeof(Elf64_Shdr) && e.e_shoff < kImageLimit)
+        for (unsigned i = 0; i < e.e_shnum; ++i) {
+            Elf64_Shdr s;
+            memcpy(&s, base + e.e_shoff + i * sizeof s, sizeof s);
+            if (s.sh_type != SHT_NOBITS) end = std::max<uint64_t>(end, s.sh_offset + s.sh_size);
+        }
+    return end;
+}
+
+int image_file(const void *data, uint64_t size) {
+    if (!size || size > kImageLimit) return -1;
+    int fd = memory_file("gpubpf-image", 0);
+    if (fd >= 0 && !write_all(fd, data, size, 0)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+}  // namespace
+
+// The driver has just accepted the image, so its headers are valid.
+const void *image_at(const void *image, uint64_t &size) {
+    if (!image) return nullptr;
+    uint32_t magic;
+    memcpy(&magic, image, sizeof magic);
+    if (magic == kWrapperMagic) {
+        Wrapper w;
+        memcpy(&w, image, sizeof w);
+        if (!w.data) return nullptr;
+        image = w.data;
+        memcpy(&magic, image, sizeof magic);
+    }
+    if (magic == kFatbinMagic) {
+        FatbinHeader h;
+        memcpy(&h, image, sizeof h);
+        size = h.header_size + h.size;
+    } else if (memcmp(image, ELFMAG, SELFMAG) == 0) {
+        Elf64_Ehdr e;
+        memcpy(&e, image, sizeof e);
+        size = elf_size(e, image);
+    } else {
+        size = strnlen(static_cast<const char *>(image), kImageLimit);
+    }
+    return image;
+}
+
+int image_of(const void *image, uint64_t &size, uint32_t &linked) {
+    const void *begin = image_at(image, size);
+    if (!begin) return -1;
+    int ptx = -1;
+    uint64_t bytes = 0;
+    if (size >= SELFMAG) linked = linked_of(begin, size, ptx, bytes);
+    if (ptx >= 0 && memcmp(begin, ELFMAG, SELFMAG) == 0) {
+        size = bytes;
+        return ptx;
+    }
+    if (ptx >= 0) close(ptx);  // linked images are represented by their PTX
+    return image_file(begin, size);
+}
+
+int image_of_file(const char *path, uint64_t &size, uint32_t &) {
+    int fd = move_high(open(path, O_RDONLY | O_CLOEXEC));
+    struct stat st;
+    if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_size <= 0 || uint64_t(st.st_size) > kImageLimit)) {
+        close(fd);
+        return -1;
+    }
+    if (fd >= 0) size = static_cast<uint64_t>(st.st_size);
+    return fd;
+}
+
+// --- what the tool answers ---
+
+std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
+    auto answer = std::make_shared<Answer>();
+    uint64_t size = reader.u64();
+    uint32_t n = reader.count(36);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
+        Layout l;
+        l.name = reader.text();
+        l.sizes.resize(reader.count(4));
+        for (uint32_t &bytes : l.sizes) bytes = reader.u32();
+        l.block_offset = reader.u32();
+        l.pid_tgid = reader.u32();
+        l.waits = reader.u32() != 0;
+        l.sites = reader.u32();
+        l.kernel = reader.u32();
+        l.epoch = reader.u32();
+        l.block = reader.blob();
+        uint32_t fields = reader.count(12);
+        for (uint32_t f = 0; f < fields; ++f) {
+            BlockField b{reader.u32(), 0, 0};
+            b.base_offset = reader.u32();
+            b.capacity_offset = reader.u32();
+            if (b.map >= agent.config.maps.size() || b.base_offset + uint64_t(8) > l.block.size() ||
+                (b.capacity_offset != kNoField && b.capacity_offset + uint64_t(8) > l.block.size()))
+                return nullptr;
+            l.fields.push_back(b);
+        }
+        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch})
+            if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
+        if (l.sites > kSitesLimit) return nullptr;
+        if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.sizes.size() > 65536)
+            return nullptr;
+        answer->kernels.push_back(std::move(l));
+    }
+    n = reader.count(8);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
+        std::string name = reader.text();
+        answer->refusals.emplace_back(std::move(name), reader.text());
+    }
+    n = reader.count(16);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
+        Variable v;
+        v.name = reader.text();
+        v.index = reader.u32();
+        v.copied = reader.u32() != 0;
+        uint32_t kernels = reader.count(4);
+        for (uint32_t k = 0; k < kernels; ++k) v.kernels.push_back(reader.text());
+        answer->variables.push_back(std::move(v));
+    }
+    if (!reader.ok() || size > kImageLimit) return nullptr;
+    if (image >= 0 && size) {
+        answer->image.resize(size + 1);
+        if (!read_all(image, answer->image.data(), size, 0)) return nullptr;
+    }
+    return answer;
+}
+
+// --- loading ---
+
+bool wait_for(CUstream stream, uint32_t wait_ms) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    for (useconds_t pause = 10;; pause = std::min<useconds_t>(pause * 2, 1000)) {
+        CUresult r = driver.cuStreamQuery(stream);
+        if (r == CUDA_SUCCESS) return true;
+        if (r != CUDA_ERROR_NOT_READY || std::chrono::steady_clock::now() > until) return false;
+        usleep(pause);
+    }
+}
+
+bool lock_within(std::mutex &lock, uint32_t wait_ms) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    while (!lock.try_lock()) {
+        if (std::chrono::steady_clock::now() > until) return false;
+        usleep(500);
+    }
+    return true;
+}
+
+bool add_pool(Context &context, uint64_t size) {
+    CUdeviceptr base = 0;
+    if (driver.cuMemAlloc_v2(&base, size) != CUDA_SUCCESS) return false;
+    if (!agent.config.memory_is_zero &&
+        (driver.cuMemsetD8Async(base, 0, size, context.stream) != CUDA_SUCCESS ||
+         !wait_for(context.stream, 10000)))
+        return false;
+    auto pool = std::make_unique<Pool>();
+    pool->base = base;
+    pool->size = size;
+    std::lock_guard<std::mutex> hold(context.memory);
+    context.pools.push_back(std::move(pool));
+    context.generation.fetch_add(1);
+    return true;
+}
+
+namespace {
+
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
+
+// Prepares what the operation log needs in a context: the agent's stream and the GPU's clock. Call it with
+// `busy` held and the context current.
+bool prepare_log(Context &context) {
+    if (context.followed) return context.stream;
+    context.followed = true;
+    agent.watch_exit();
+    if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+        context.stream = nullptr;
+    Writer w;
+    agent.send(Message::Context,
+               w.u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(context.cc));
+    if (context.stream) calibrate(context);
+    return context.stream;
+}
+
+// Prepares what instrumented kernels need in addition: map memory, maps of the whole context, and rings.
+bool prepare_context(Context &context) {
+    if (context.prepared) return context.usable;
+    context.prepared = true;
+    if (!prepare_log(context)) return false;
+    const std::vector<MapSpec> &maps = agent.config.maps;
+    const uint64_t controls = ring_control_bytes(context);
+    uint64_t shared = controls;
+    for (const MapSpec &m : maps)
+        if (m.shared() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
+    const bool all_shared =
+        std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
+    // The user's limit is for values. Everything else comes on top.
+    uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
+    while (size && !add_pool(context, size)) {  // the GPU is nearly full: a small pool is better than none
+        if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
+        size /= 2;
+    }
+    uint64_t at = controls;  // control blocks are at the start of the pool
+    context.storage.assign(maps.size(), 0);
+    for (size_t i = 0; i < maps.size(); ++i) {
+        if (!maps[i].shared() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
+        context.storage[i] = context.pools[0]->base + at;
+        at += (maps[i].fixed + 255) & ~uint64_t(255);
+        if (!maps[i].initial.empty() &&
+            driver.cuMemcpyHtoDAsync_v2(context.storage[i], maps[i].initial.data(), maps[i].initial.size(),
+                                        context.stream) != CUDA_SUCCESS)
+            return false;
+    }
+    if (!context.pools.empty()) context.pools[0]->used = at;
+    if (!prepare_shared(context, context.pools.empty() ? 0 : context.pools[0]->base)) return false;
+    if (!wait_for(context.stream, 10000)) return false;
+    if (agent.config.graphs) prepare_cells(context);
+    context.usable = true;
+    return true;
+}
+
+void refuse(Kernel &kernel, const std::string &reason) {
+    kernel.refused = true;
+    Writer w;
+    agent.send(Message::Refused, w.u32(kernel.slot_index).text(reason));
+}
+
+// Finds a variable of the application's module in the current context.
+bool variable_address(const Module &module, const char *name, CUdeviceptr &address, size_t &size) {
+    if (module.module)
+        return driver.cuModuleGetGlobal_v2(&address, &size, module.module, name) == CUDA_SUCCESS;
+    using GetModule = CUresult (*)(CUmodule *, CUlibrary);
+    auto get_module = reinterpret_cast<GetModule>(hooks[kHook_cuLibraryGetModule].original);
+    CUmodule in_context = nullptr;
+    if (get_module && get_module(&in_context, module.library) == CUDA_SUCCESS &&
+        driver.cuModuleGetGlobal_v2(&address, &size, in_context, name) == CUDA_SUCCESS)
+        return true;
+    if (driver.cuLibraryGetGlobal &&
+        driver.cuLibraryGetGlobal(&address, &size, module.library, name) == CUDA_SUCCESS)
+        return true;
+    return driver.cuLibraryGetManaged &&
+           driver.cuLibraryGetManaged(&address, &size, module.library, name) == CUDA_SUCCESS;
+}
+
+// Writes the table of variables. `missing` gets the kernels that need a variable which was not found, with
+// the reason.
+bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context,
+                    std::map<std::string, std::string> &missing) {
+    if (answer.variables.empty()) return true;
+    CUdeviceptr table = 0;
+    size_t table_size = 0;
+    if (driver.cuModuleGetGlobal_v2(&table, &table_size, sidecar, "gpubpf_variables") != CUDA_SUCCESS)
+        return false;
+    std::vector<uint64_t> slots(table_size / 8);
+    for (const Variable &v : answer.variables) {
+        CUdeviceptr address = 0;
+        size_t size = 0;
+        bool found = variable_address(module, v.name.c_str(), address, size);
+        if (found) variable_found(&module, &context, v.name, address, size);
+        found = found || (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) ==
+                                          CUDA_SUCCESS);
+        if (v.index >= slots.size()) return false;
+        slots[v.index] = address;
+        if (found) continue;
+        if (v.kernels.empty())
+            for (const Layout &l : answer.kernels) missing.emplace(l.name, "variable " + v.name);
+        for (const std::string &k : v.kernels) missing.emplace(k, "variable " + v.name);
+    }
+    return driver.cuMemcpyHtoDAsync_v2(table, slots.data(), slots.size() * 8, context.stream) ==
+               CUDA_SUCCESS &&
+           wait_for(context.stream, 10000);
+}
+
+// Returns the application's function in the current context, to compare the copy's occupancy with it.
+CUfunction original_function(const Module &module, const char *name) {
+    CUfunction f = nullptr;
+    if (module.module) {
+        using Get = CUresult (*)(CUfunction *, CUmodule, const char *);
+        auto get = reinterpret_cast<Get>(hooks[kHook_cuModuleGetFunction].original);
+        return get && get(&f, module.module, name) == CUDA_SUCCESS ? f : nullptr;
+    }
+    using GetKernel = CUresult (*)(CUkernel *, CUlibrary, const char *);
+    using GetFunction = CUresult (*)(CUfunction *, CUkernel);
+    auto get_kernel = reinterpret_cast<GetKernel>(hooks[kHook_cuLibraryGetKernel].original);
+    auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuKernelGetFunction].original);
+    CUkernel k = nullptr;
+    if (!get_kernel || !get_function || get_kernel(&k, module.library, name) != CUDA_SUCCESS) return nullptr;
+    return get_function(&f, k) == CUDA_SUCCESS ? f : nullptr;
+}
+
+bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, int shared, CUfunction copy) {
+    using SetAttribute = CUresult (*)(CUfunction, CUfunction_attribute, int);
+    using SetConfig = CUresult (*)(CUfunction, int);
+    auto set = reinterpret_cast<SetAttribute>(hooks[kHook_cuFuncSetAttribute].original);
+    for (const auto &a : attributes)
+        if (!set || set(copy, static_cast<CUfunction_attribute>(a.first), a.second) != CUDA_SUCCESS)
+            return false;
+    auto set_cache = reinterpret_cast<SetConfig>(hooks[kHook_cuFuncSetCacheConfig].original);
+    auto set_shared = reinterpret_cast<SetConfig>(hooks[kHook_cuFuncSetSharedMemConfig].original);
+    if (cache >= 0 && set_cache) set_cache(copy, cache);
+    if (shared >= 0 && set_shared) set_shared(copy, shared);
+    return true;
+}
+
+}  // namespace
+
+void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+    Registry &r = registry();
+    std::vector<Kernel *> kernels;
+    struct Installing {  // the module is not unloaded while this exists
+        Module *module = nullptr;
+        ~Installing() {
+            if (module) --module->installing;
+        }
+    } installing;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        if (module->gone) return;
+        ++module->installing;
+        installing.module = module;
+        for (const auto &refusal : answer->refusals) r.kernel(module, refusal.first)->refused = true;
+        for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
+    }
+    if (kernels.empty() || answer->image.empty()) return;
+    std::lock_guard<std::mutex> busy(context->busy);
+    if (context->dead || !agent.live) return;
+    // The sidecar of an unloaded, equal module, if there is one: some programs load and unload in a loop.
+    Sidecar *idle = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        for (Sidecar &s : context->sidecars) {
+            if (s.module == module) return;
+            if (s.module->gone && s.handle && s.answer->image == answer->image &&
+                s.copies.size() == kernels.size())
+                idle = &s;
+        }
+        if (idle) idle->module = module;
+    }
+    Current current(*context);
+    using Load = CUresult (*)(CUmodule *, const void *);
+    using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
+    auto load = reinterpret_cast<Load>(hooks[kHook_cuModuleLoadData].original);
+    auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
+    CUmodule sidecar = idle ? idle->handle : nullptr;
+    const char *failed = nullptr;
+    CUresult result = CUDA_SUCCESS;
+    std::map<std::string, std::string> missing;
+    if (!current.ok() || !load || !get_function) failed = "the driver lacks a function";
+    else if (!prepare_context(*context)) failed = "no memory for maps";
+    else if (!idle && (result = load(&sidecar, answer->image.data())) != CUDA_SUCCESS)
+        failed = "the driver rejects the copy";
+    else if (!fill_variables(*module, sidecar, *answer, *context, missing)) failed = "variables";
+    if (!idle) {
+        context->sidecars.push_back({module, sidecar, answer, std::vector<Copy *>(kernels.size())});
+        idle = &context->sidecars.back();
+    }
+    for (size_t i = 0; i < kernels.size(); ++i) {
+        Kernel &k = *kernels[i];
+        const Layout &layout = answer->kernels[i];
+        Copy *made = idle->copies[i];
+        auto copy = std::make_unique<Copy>();
+        if (failed) {
+            refuse(k, result == CUDA_SUCCESS ? failed
+                                             : std::string(failed) + ", error " + std::to_string(result));
+            continue;
+        }
+        auto lacking = missing.find(layout.name);
+        if (lacking != missing.end()) {
+            refuse(k, lacking->second);
+            continue;
+        }
+        if (get_function(&copy->function, sidecar, layout.name.c_str()) != CUDA_SUCCESS) {
+            refuse(k, "the driver does not find the copy");
+            continue;
+        }
+        // Load it now, not in its first launch. The embedded device reports here that it can run neither this
+        // kernel nor its original.
+        if (driver.cuFuncLoad && driver.cuFuncLoad(copy->function) == CUDA_ERROR_NOT_SUPPORTED) {
+            refuse(k, "the device cannot run it");
+            continue;
+        }
+        CUfunction original = original_function(*module, layout.name.c_str());
+        std::map<int, int> attributes;
+        int cache, shared;
+        {
+            std::lock_guard<std::mutex> hold(r.lock);
+            attributes = k.attributes;
+            cache = k.cache_config;
+            shared = k.shared_config;
+        }
+        if (const char *why = module->preexisting ? mismatch(original, layout) : nullptr) {
+            refuse(k, why);
+            continue;
+        }
+        if (!mirror_known_attributes(attributes, cache, shared, copy->function) ||
+            (module->preexisting && !mirror_attributes(original, copy->function))) {
+            refuse(k, "a function attribute does not fit the copy");
+            continue;
+        }
+        if (!made) {
+            copy->context = context;
+            copy->answer = answer;
+            copy->layout = &layout;
+            made = idle->copies[i] = copy.release();
+            std::lock_guard<std::mutex> hold(context->memory);
+            context->copies.push_back(made);
+        }
+        made->kernel = &k;
+        made->original = original;
+        made->next = k.copies.load(std::memory_order_relaxed);
+        while (!k.copies.compare_exchange_weak(made->next, made)) {
+        }
+    }
+}
+
+namespace {
+
+// Returns false if the tool takes too long or is silent: it may be stopped, and sends messages while it
+// works. A late answer is used when it arrives. The wait is in pieces, because this process may be stopped,
+// too.
+bool wait_for_answer(Question &question) {
+    constexpr auto kPiece = std::chrono::milliseconds(500);
+    constexpr int kSilence = 20;  // number of pieces
+    std::unique_lock<std::mutex> hold(question.lock);
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
+    int silence =
+        agent.heard == agent.silent ? kSilence : 0;  // nothing was received since the last wait was given up
+    while (!question.done && silence < kSilence && std::chrono::steady_clock::now() < until) {
+        uint32_t heard = agent.heard;
+        question.changed.wait_until(hold, std::min(until, std::chrono::steady_clock::now() + kPiece));
+        silence = heard == agent.heard ? silence + 1 : 0;
+    }
+    if (silence >= kSilence) agent.silent = agent.heard.load();
+    question.abandoned = !question.done;
+    return question.done;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns the tool's answer about a module for a context's GPU. Null: there is none, or not yet.
+std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool waits) {
+    std::shared_ptr<const Answer> answer;
+    int image = -1;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        if (module->gone) return nullptr;
+        answer = module->answer;
+        if (!answer) {
+            if (module->asked || module->image < 0) return nullptr;
+            module->asked = true;
+            module->answer_cc = context->cc;
+            std::swap(image, module->image);
+        } else if (module->answer_cc != context->cc) {
+            return nullptr;  // made for another kind of GPU: these launches stay "before ready"
+        }
+    }
+    if (answer) return answer;
+    auto question = agent.ask(Message::Image, module, context,
+                              Writer().u64(module->image_size).u32(module->linked), image, waits);
+    close(image);
+    return waits && wait_for_answer(*question) ? question->answer : nullptr;
+}
+
+}  // namespace
+
+void load_sidecar(Module *module, Context *context, bool waits) {
+    SlowPath slow_path;
+    std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
+    if (!answer) return;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        if (registry().captures.load()) {  // a capture began meanwhile
+            registry().waiting.push_back(module);
+            return;
+        }
+    }
+    install_sidecar(module, context, answer);
+}
+
+void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
+    if (image < 0) return;
+    module->image = image;
+    module->image_size = size;
+    module->linked = linked;
+    Registry &r = registry();
+    if (module->library) r.current();  // makes the context's record, if needed
+    std::vector<Context *> contexts;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        if (module->context) contexts.push_back(module->context);
+        if (module->library)
+            for (auto &c : r.contexts) contexts.push_back(c.second);
+        if (r.captures.load()) {
+            r.waiting.push_back(module);
+            contexts.clear();
+        }
+    }
+    // If there are no contexts, context_ready() loads a library's sidecar later.
+    for (Context *c : contexts) load_sidecar(module, c);
+}
+
+void context_ready(Context *context, bool waits) {
+    SlowPath slow_path;
+    Registry &r = registry();
+    // The log needs the GPU's clock even if nothing is instrumented.
+    if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
+        std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
+        Current current(*context);
+        if (current.ok() && !context->dead) prepare_log(*context);
+    }
+    std::vector<Module *> libraries;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        for (auto &l : r.libraries) {
+            if (r.captures.load()) r.waiting.push_back(l.second);
+            else libraries.push_back(l.second);
+        }
+    }
+    for (Module *m : libraries) load_sidecar(m, context, waits);
+}
+
+constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a suitable moment
+
+void retry_waiting() {
+    Registry &r = registry();
+    std::vector<std::pair<Module *, Context *>> work;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        for (Module *m : r.waiting) {
+            if (m->context) work.emplace_back(m, m->context);
+            else
+                for (auto &c : r.contexts) work.emplace_back(m, c.second);
+        }
+        r.waiting.clear();
+    }
+    // The end of a capture does not wait for running work, so this must not either.
+    for (auto &w : work) {
+        SlowPath slow_path;
+        std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);
+        if (answer && !when_idle(*w.second, kAtOnce,
+                                 [&](LaunchesHeld &) { install_sidecar(w.first, w.second, answer); }))
+            install_later(w.first, w.second);
+    }
+}
+
+}  // namespace gpubpf

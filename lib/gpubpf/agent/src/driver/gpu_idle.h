@@ -1,0 +1,119 @@
+// Whether the driver would block for long. Loading a module, allocating and freeing may wait for everything
+// that runs on the GPU, with the context's lock held (docs/attach.md, "A driver that waits").
+//
+// While somebody wants to know, launching threads record events after their launches. Earlier launches are
+// known to be finished when the driver has waited for the whole context, which a separate thread does. At
+// other times nothing is done.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "log/operation.h"
+#include "state.h"
+
+namespace gpubpf {
+
+// Launches are watched while an object of this class exists. What is learnt about streams is forgotten with
+// the last one.
+class Watching {
+  public:
+    Watching();
+    ~Watching();
+    Watching(const Watching &) = delete;
+    Watching &operator=(const Watching &) = delete;
+};
+
+// Returns whether a call that waits for the GPU would return soon. Waits up to `patience_ms` for such a
+// moment. Do not call it in a launch, or with a lock held that a launch may take. Also returns false while a
+// stream is being captured.
+bool wait_is_short(Context &context, uint32_t patience_ms);
+
+extern std::atomic<uint32_t> watchers;
+void put_event_behind(StreamRef where) noexcept;
+// Called after a launch, in the thread that launched.
+inline void launched_in(StreamRef where) noexcept {
+    if (__builtin_expect(watchers.load(std::memory_order_acquire) != 0, 0)) put_event_behind(where);
+}
+
+// --- launches held back ---
+
+// Holds back the program's launches while it exists: for 0.1 s at most, or 1 s in all once work has begun.
+// Otherwise, a kernel that never ends could be launched after the check that nothing runs and before the
+// work. Then the driver would wait for that kernel, and hold the lock that the program's next call needs.
+// Works with and without an attachment, as long as the launch functions are hooked.
+class LaunchesHeld {
+  public:
+    LaunchesHeld();
+    explicit LaunchesHeld(int64_t begun) : until_(begun) {}  // by hold_launches()
+    ~LaunchesHeld();
+    LaunchesHeld(const LaunchesHeld &) = delete;
+    LaunchesHeld &operator=(const LaunchesHeld &) = delete;
+    // Whether all launches that began earlier have reached the driver. Also false if another thread holds the
+    // launches.
+    bool none_under_way() const;
+    // Call it after that, while launches are held. Returns whether nothing runs in a context. Waits for
+    // earlier launches while they make progress.
+    bool nothing_runs(Context &context);
+    // Nothing runs, so the work that follows will end soon. Extends the time limit.
+    void begin_work();
+    bool more() const;  // whether there is time to begin something
+
+  private:
+    bool extend(int64_t until);
+    int64_t until_;  // 0: not held
+    int64_t work_until_ = 0;
+};
+// Does `work` while nothing runs in the context and launches are held. Waits up to `patience_ms` for such a
+// moment. Returns false if there was none.
+bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work);
+int64_t hold_launches() noexcept;  // returns the time limit; 0: another thread holds them
+
+extern std::atomic<int64_t> launches_held;  // the time limit, on steady_clock; 0: launches are not held
+void wait_while_held(Thread *thread) noexcept;
+
+// Marks a call that puts work into a stream which may not end by itself. It must exist before the hook's own
+// part begins, and until the work is in the stream.
+class Launching {
+  public:
+    [[gnu::always_inline]] Launching() noexcept {
+        if (is_nested()) return;
+        thread_ = own_record();
+        if (__builtin_expect(!thread_, 0)) thread_ = new_record_of_thread();
+        if (thread_) thread_->launching.store(true, std::memory_order_relaxed);
+        // A thread that holds launches makes all threads pass a memory barrier afterwards.
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (__builtin_expect(launches_held.load(std::memory_order_acquire) != 0, 0)) wait_while_held(thread_);
+    }
+    ~Launching() {
+        if (thread_) thread_->launching.store(false, std::memory_order_release);
+    }
+    Launching(const Launching &) = delete;
+    Launching &operator=(const Launching &) = delete;
+
+  private:
+    Thread *thread_ = nullptr;
+};
+
+extern const Lifetime gpu_idle_lifetime;
+void hooks_are_in();                          // the hooks are in place: captures are noticed from now on
+void forget_streams(const Context *context);  // before the context is destroyed: its events end with it
+
+// --- captures ---
+
+// For captures that began after the attachment, the origin stream is known. For an earlier one, at best its
+// existence is known.
+void capture_began(CUstream stream);
+// Called in the hook when the capture is counted but has not begun. Delays it while a thread is about to make
+// the driver wait for a context, because that would end the capture.
+void before_capture() noexcept;
+// The counterpart, before a driver call that waits for a context. Returns false if `captured` reports a
+// capture.
+bool may_enter(bool (*captured)());
+// Returns false if the capture was not counted.
+bool capture_ended(CUstream stream);
+// Whether a stream is in a capture that began before the attachment. Asks the driver once per stream.
+bool captured_before(CUstream stream);
+
+}  // namespace gpubpf

@@ -1,0 +1,52 @@
+// The objects that the agent has in the driver, and how they are released (docs/attach.md, "The life of an
+// agent"). A kernel that does not end keeps them in use. Then they outlive the attachment.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "driver/driver.h"
+
+namespace gpubpf {
+
+struct Context;
+
+// The objects in one context. Running copies may still use all of them.
+struct Leftovers {
+    CUcontext context = nullptr;
+    CUdevice device = 0;
+    bool primary = false;     // the context is the device's primary context
+    uint64_t attachment = 0;  // the attachment that launched the copies
+    bool graphs = false;      // an executable graph holds copies, so only the end of the context frees them
+    std::vector<CUdeviceptr> memory;
+    std::vector<std::pair<void *, uint64_t>> registered;  // mapped host memory
+    std::vector<CUmodule> modules;
+    std::vector<CUevent> events;
+    std::vector<CUstream> streams;
+};
+
+// The attachment's last work in the driver, on one of the agent's threads. Releases the agent's objects in
+// all contexts. If that would block somebody, a separate thread does it later, and ends afterwards. From then
+// on, the agent does nothing in any context.
+void release_driver_objects(uint64_t attachment);
+
+// Whether objects of an ended attachment remain. Any thread may call it.
+bool has_leftovers();
+// Which functions stay hooked while objects remain: those that end a context (its objects end with it), those
+// that begin or end a capture (a context must not be waited for while it is captured), and those that start
+// work that could run for long (it is held back during the release).
+bool serves_leftovers(const char *name);
+// Called in hooks before and after the driver's call: a context ends, and the remaining objects in it.
+void leftovers_end_with(CUcontext context);
+void leftovers_end_with_device(CUdevice device);  // the device's primary context, if it is gone now
+// Whether this is the device's primary context. Takes no lock; asks the driver.
+bool is_primary(CUcontext context, CUdevice device);
+// A capture began (+1) or ended (-1). While one is known, nobody may wait for a context.
+void leftovers_captured(int more);
+
+extern const Lifetime leftovers_lifetime;
+// The process ends, and the driver with it: no thread touches the objects any more.
+void abandon_leftovers();
+
+}  // namespace gpubpf

@@ -1,0 +1,81 @@
+#include "lifetime.h"
+
+#include <cstddef>
+
+#include "copies/graph.h"
+#include "copies/link.h"
+#include "copies/preexisting.h"
+#include "copies/shared.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "driver/leftovers.h"
+#include "log/allocation.h"
+#include "log/log.h"
+#include "log/marker.h"
+#include "log/operation.h"
+#include "log/stack.h"
+#include "log/stamp.h"
+#include "patch.h"
+#include "state.h"
+#include "thread.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
+
+// In the order in which they begin. They end in reverse order, so that each may use the ones above it until
+// its own end.
+//
+// Three things are not in the table:
+// - agent.cpp owns the connection, the control block and the configuration. They exist before the first
+//   begin() and after the last end().
+// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier
+//   than any stop(): hooks may still run.
+// - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
+// clang-format off: one in each line
+const Lifetime *const kLifetimes[] = {
+    &thread_lifetime,
+    &patch_lifetime,
+    &leftovers_lifetime,
+    &drain_lifetime,
+    &registry_lifetime,
+    &log_lifetime,
+    &shared_lifetime,
+    &host_program_lifetime,
+    &stack_lifetime,
+    &link_lifetime,
+    &allocation_lifetime,
+    &operation_lifetime,
+    &graph_lifetime,
+    &gpu_idle_lifetime,
+    &preexisting_lifetime,  // may hold a Watching, whose end uses gpu_idle.cpp's state
+    &stamp_lifetime,
+};
+// clang-format on
+constexpr size_t kCount = sizeof kLifetimes / sizeof *kLifetimes;
+
+}  // namespace
+
+void begin_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->begin) lifetime->begin();
+}
+
+void stop_state() noexcept {
+    for (size_t i = kCount; i-- > 0;)
+        if (kLifetimes[i]->stop) kLifetimes[i]->stop();
+}
+
+void end_state() noexcept {
+    for (size_t i = kCount; i-- > 0;)
+        if (kLifetimes[i]->end) kLifetimes[i]->end();
+}
+
+void abandon_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->in_forked_child) lifetime->in_forked_child();
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,49 @@
+// The operation log: one record per driver call that gives work to the GPU, in a ring that the tool maps
+// (docs/timing.md). Nobody waits for room: records that find none are counted as lost.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "definitions.h"
+#include "lifetime.h"
+
+namespace gpubpf {
+
+class Log {
+  public:
+    // Makes the log with room for `records`, a power of two. Returns its file, sealed against shrinking, or
+    // -1. The caller sends the file and closes it. Call it once per attachment; a forked child makes its own.
+    int open(uint64_t records, bool virtual_clock);
+    void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
+    void close();                         // at the end of the attachment, when no thread is inside a hook
+    bool on() const { return header_ != nullptr; }
+    void put(const Record &record);  // any thread
+
+  private:
+    struct Header;
+    Header *header_ = nullptr;
+    Record *records_ = nullptr;
+    uint64_t capacity_ = 0;
+};
+
+extern Log oplog;
+
+// Zeroes the last 64 bytes, whose meaning depends on the kind.
+inline void clear_part(Record &record) { memset(record.part, 0, sizeof record.part); }
+
+// Return operation numbers, unique on the machine. take_ids() reserves `n` consecutive numbers for kernel
+// launches, and returns the first. No other operation gets one in between, because device programs keep
+// arrays by launch number. Everything else uses other_id(), which has its own range.
+uint64_t take_ids(uint64_t n);
+uint64_t other_id();
+extern const Lifetime log_lifetime;
+// `number` is the tool's. A process id is not unique: it stays after exec, and repeats in other namespaces.
+void number_process(uint64_t number);
+// Increases with each start of the agent. Values that were cached under an earlier generation are void.
+uint32_t generation_of_process();
+uint32_t process_id();
+uint32_t thread_id();  // of the calling thread
+
+}  // namespace gpubpf

@@ -1,0 +1,44 @@
+// Host programs: they run at each launch, or at each other operation, in the thread that calls the driver
+// (docs/timing.md, "Shared arrays and host programs").
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lifetime.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+struct HostLaunch {  // `struct gpu_launch` in gpubpf.h
+    uint64_t launch, kernel, stream, call_ns, threads, gpu;
+};
+constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph launch; `launch` is its first id
+
+struct HostOperation {  // `struct gpu_operation` in gpubpf.h
+    uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
+};
+
+// Whether there are host programs. If not, their arguments need not be computed.
+bool host_program();       // at launches
+bool operation_program();  // at operations
+// Run the host programs. They never throw, and take no lock.
+void run_host_program(const HostLaunch &launch);
+void run_operation_program(const HostOperation &operation);
+
+// Makes and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if there is no memory.
+// The file stays open until marker_told().
+int make_marker();
+void marker_told();  // the tool has sent the Welcome, so it has attached its probes
+
+// Reads the host programs from the Welcome. u32 mode: 0 none, 1 they run in the kernel, 2 they run in this
+// process.
+// Mode 1 continues with a u32 bit mask of the points that have programs.
+// Mode 2 continues with the number of programs, and for each: u32 point, code, number of parameter bytes, and
+// arguments (u32 kind, u32 map, u64 value). The code gets the address of an array with the arguments' values.
+// Returns false if the message is malformed or there is no memory.
+bool take_host_program(Reader &reader);
+extern const Lifetime host_program_lifetime;
+
+}  // namespace gpubpf

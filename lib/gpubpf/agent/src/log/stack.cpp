@@ -1,0 +1,233 @@
+#include "log/stack.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <link.h>
+#include <mutex>
+#include <string>
+#include <unistd.h>
+#include <unordered_map>
+#include <unwind.h>
+
+#include "agent.h"
+#include "log/log.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr size_t kDeepest = 64;  // frames
+// Per process. The tool accepts at most 64 MiB of text.
+constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;
+
+struct Frames {
+    uintptr_t at[kDeepest];
+    // Where the stack holds the return address; 0: the address is not a return address.
+    uintptr_t slot[kDeepest];
+    size_t count = 0;
+};
+
+// The address range of a library's code.
+struct Extent {
+    uintptr_t first = 0, last = 0;
+    bool has(uintptr_t at) const { return at >= first && at < last; }
+};
+
+Extent extent_around(const void *code) {
+    struct Sought {
+        uintptr_t at;
+        Extent found;
+    } sought{reinterpret_cast<uintptr_t>(code), {}};
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *to) {
+            auto &s = *static_cast<Sought *>(to);
+            for (int i = 0; i < info->dlpi_phnum; ++i) {
+                const auto &p = info->dlpi_phdr[i];
+                const uintptr_t first = info->dlpi_addr + p.p_vaddr;
+                if (p.p_type == PT_LOAD) s.found = {first, first + p.p_memsz};
+                if (p.p_type == PT_LOAD && s.found.has(s.at)) return 1;
+            }
+            s.found = {};
+            return 0;
+        },
+        &sought);
+    return sought.found;
+}
+
+Extent own_extent() {
+    static const Extent extent = extent_around(reinterpret_cast<void *>(&extent_around));
+    return extent;
+}
+
+Extent drivers;
+
+_Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
+    auto *frames = static_cast<Frames *>(to);
+    int before = 0;  // nonzero: the address is the instruction itself, not the one after a call
+    uintptr_t at = _Unwind_GetIPInfo(context, &before);
+    if (!at) return _URC_END_OF_STACK;
+    if (!before) --at;
+    if (!frames->count && own_extent().has(at)) return _URC_NO_REASON;
+    frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
+    frames->at[frames->count++] = at;
+    return frames->count == kDeepest ? _URC_END_OF_STACK : _URC_NO_REASON;
+}
+
+uint64_t hash_of(const Frames &f) {
+    uint64_t h = f.count;
+    for (size_t i = 0; i < f.count; ++i) h = (h ^ f.at[i]) * 0x9E3779B97F4A7C15ull, h ^= h >> 29;
+    return h;
+}
+
+size_t tell(uint32_t number, const Frames &f) {
+    Writer w;
+    w.u32(number).u32(static_cast<uint32_t>(f.count));
+    for (size_t i = 0; i < f.count; ++i) {
+        Dl_info info{};
+        std::string file, symbol;
+        uint64_t offset = 0;
+        link_map *map = nullptr;
+        if (dladdr1(reinterpret_cast<void *>(f.at[i]), &info, reinterpret_cast<void **>(&map),
+                    RTLD_DL_LINKMAP) &&
+            info.dli_fname) {
+            file = info.dli_fname;
+            if (map && !map->l_name[0]) {  // the program itself is listed by the name it was called with
+                char path[4096];
+                ssize_t n = readlink("/proc/self/exe", path, sizeof path);
+                if (n > 0) file.assign(path, static_cast<size_t>(n));
+            }
+            offset = f.at[i] - (map ? map->l_addr : 0);
+            if (info.dli_sname) {
+                int status = 0;
+                char *plain = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+                symbol = plain ? plain : info.dli_sname;
+                free(plain);
+            }
+        }
+        w.u64(f.at[i]).u64(offset).text(file).text(symbol);
+    }
+    agent.send(Message::Stack, w);
+    return w.bytes.size();
+}
+
+struct Known {
+    std::mutex lock;
+    std::unordered_map<uint64_t, uint32_t> stacks;  // by hash of their addresses
+    std::atomic<size_t> bytes{0};                   // bytes that were sent
+};
+
+// A stack seen at one stack depth. If all return addresses are found again in the same slots, from the
+// innermost outwards, the stack is the same. This check costs a hundredth of unwinding.
+struct Remembered {
+    std::atomic_flag taken = ATOMIC_FLAG_INIT;
+    uint32_t generation = 0, number = 0;
+    uintptr_t here = 0;  // of the agent's own frame
+    Frames frames;
+};
+constexpr size_t kRemembered = 256;  // sets of kWays entries
+constexpr size_t kWays = 2;
+
+bool still(const Remembered &r, uintptr_t here) {
+    if (r.here != here || r.generation != generation_of_process() || !r.number) return false;
+    // A frame's slot exists as long as the frames inside it are unchanged.
+    for (size_t i = 0; i < r.frames.count; ++i)
+        if (*reinterpret_cast<const uintptr_t *>(r.frames.slot[i]) - 1 != r.frames.at[i]) return false;
+    return true;
+}
+
+AttachmentState<Known> known;
+
+// Returns a number for `hash`, or 0 if there are too many. `is_new`: the tool must be told.
+uint32_t number_for(uint64_t hash, bool &is_new) {
+    std::lock_guard<std::mutex> hold(known->lock);
+    auto it = known->stacks.find(hash);
+    is_new = it == known->stacks.end();
+    if (!is_new) return it->second;
+    if (known->stacks.size() >= kMostStacks || known->bytes >= kMostBytes) return 0;
+    const auto number = static_cast<uint32_t>(known->stacks.size()) + 1;
+    known->stacks.emplace(hash, number);
+    return number;
+}
+
+uint32_t number_of(const Frames &frames) {
+    bool is_new;
+    const uint32_t number = number_for(hash_of(frames), is_new);
+    if (number && is_new) known->bytes += tell(number, frames);
+    return number;
+}
+
+}  // namespace
+
+uint32_t told_name(const std::string &name) {
+    bool is_new;
+    const uint32_t number = number_for(std::hash<std::string>()(name), is_new);
+    if (!number || !is_new) return number;
+    Writer w;
+    w.u32(number).u32(1).u64(0).u64(0).text("").text(name);
+    agent.send(Message::Stack, w);
+    known->bytes += w.bytes.size();
+    return number;
+}
+
+const Lifetime stack_lifetime{
+    [] {
+        known.begin();
+        drivers = extent_around(reinterpret_cast<void *>(driver.cuCtxGetCurrent));
+    },
+    nullptr,
+    [] { known.end(); },
+    nullptr,
+};
+
+bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_extent().has(code); }
+
+bool stack_lacks(uintptr_t slot) noexcept {
+    struct Sought {
+        uintptr_t slot;
+        bool lacks;
+    } sought{slot, false};
+    _Unwind_Backtrace(
+        [](_Unwind_Context *context, void *to) {
+            auto &s = *static_cast<Sought *>(to);
+            const uintptr_t at = _Unwind_GetCFA(context) - sizeof(uintptr_t);
+            if (at < s.slot) return _URC_NO_REASON;
+            s.lacks = at > s.slot;
+            return _URC_END_OF_STACK;
+        },
+        &sought);
+    return sought.lacks;
+}
+
+__attribute__((noinline)) uint32_t host_stack() noexcept {
+    static Remembered remembered[kRemembered][kWays];
+    const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+    const auto from = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+    auto &ways = remembered[(here >> 4 ^ here >> 12 ^ from >> 2) % kRemembered];
+    for (Remembered &r : ways) {
+        if (r.taken.test_and_set(std::memory_order_acquire)) continue;  // another thread is using it
+        uint32_t number = still(r, here) ? r.number : 0;
+        r.taken.clear(std::memory_order_release);
+        if (number) return number;
+    }
+    uint32_t number = 0;
+    quietly([&] {
+        Frames frames;
+        _Unwind_Backtrace(frame, &frames);
+        if (frames.count) number = number_of(frames);
+        for (size_t i = 0; i < frames.count; ++i)
+            if (!frames.slot[i]) return;  // the stack goes through a signal handler
+        Remembered &r = ways[frames.at[0] >> 2 & 1];
+        if (!number || r.taken.test_and_set(std::memory_order_acquire)) return;
+        r.here = here;
+        r.generation = generation_of_process();
+        r.number = number;
+        r.frames = frames;
+        r.taken.clear(std::memory_order_release);
+    });
+    return number;
+}
+
+}  // namespace gpubpf
