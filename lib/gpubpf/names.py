@@ -1,7 +1,7 @@
 """Demangle kernel names, shorten them as users write them, and match them against ``--kernel``.
 
 Names come from traced processes. A mangled C++ name of 300 bytes can stand for gigabytes, since its parts may refer to
-other parts twice. Such names are demangled in a child process with limits. cli.py escapes names for terminals.
+other parts twice. Such names are demangled in a child process with limits. show/table.py escapes names for terminals.
 """
 
 from __future__ import annotations

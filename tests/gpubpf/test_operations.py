@@ -54,7 +54,7 @@ int on_launch(struct gpu_launch *ctx) {
 }
 """
 
-# What each thread asks for, `rounds` times; main() prints how often, by kind as oplog.py has them.
+# What each thread asks for, `rounds` times; main() prints how often, by kind as in operation_log.py.
 APP = r"""
 #include <atomic>
 #include <cstdio>

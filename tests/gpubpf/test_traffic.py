@@ -129,6 +129,9 @@ class Session:
     def __init__(self, maps, sites, launches=3):
         self.maps, self.known, self.launches = maps, sites, launches
 
+    def has_map(self, name):
+        return name in self.maps
+
     def instances(self, name):
         definition = None
         return [

@@ -225,11 +225,13 @@ class Traffic:
         self._before: dict[tuple[KernelKey, str], Cells] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
-        """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call."""
+        """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call.
+
+        Reads those of MAPS that the session's programs use."""
         parts: dict[KernelKey, dict[str, Cells]] = {}
         launches: dict[tuple[KernelKey, str], int] = {}
         instances: dict[KernelKey, Instance] = {}
-        for name in MAPS:
+        for name in filter(session.has_map, MAPS):
             for instance in session.instances(name):
                 key = (instance.process, instance.gpu, instance.mangled)
                 instances.setdefault(key, instance)

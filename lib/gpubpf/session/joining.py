@@ -1,6 +1,6 @@
 """Attach to running processes, and name the reason if that fails.
 
-`Session.join` and `Session` call `Joining`; tracing.py and calls/watch.py use the functions that describe processes.
+`Session.join` and `Session` call `Joining`; tracing.py and the package `calls` use the functions that describe processes.
 """
 
 from __future__ import annotations

@@ -465,6 +465,10 @@ class Session:
 
     # --- what tools get ---
 
+    def has_map(self, map_name: str) -> bool:
+        """Return whether an attached program uses this map. Other maps cannot be read."""
+        return map_name in self._measurement.numbers
+
     def instances(self, map_name: str) -> list[Instance]:
         """Return the last reading of a map: one instance for every process, GPU, kernel and launch shape.
 
