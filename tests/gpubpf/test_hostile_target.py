@@ -186,7 +186,7 @@ def test_a_debugger_is_there(hostile: Path) -> None:
             os.killpg(debugger.pid, signal.SIGKILL)
             debugger.wait()
         assert done.returncode == 1 and re.search(
-            r"is already traced by gdb \(pid \d+\); end that first", done.stderr
+            r"is already traced by gdb \(pid \d+\); stop that first", done.stderr
         )
 
 

@@ -240,7 +240,7 @@ def check_traceable(pid: int) -> None:
         raise SessionError(f"{who} is a kernel thread; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
         name = status(tracer).get("Name", "?")
-        raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); end that first")
+        raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); stop that first")
     if state == "T":
         raise SessionError(f"{who} is stopped; continue it first: kill -CONT {pid}")
     if known.get("Seccomp") == str(_STRICT_SECCOMP):

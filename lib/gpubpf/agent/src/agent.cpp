@@ -745,7 +745,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
     return 1;
 }
 
-// The tool calls this on a thread of its own in a running program (attach.py). `name` is as for
+// The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for
 // GPUBPF_SOCKET. A trailing " starting" says that the process is inside its first cuInit. docs/attach.md
 // lists the return values.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {

@@ -13,7 +13,7 @@
 
 #include "hooks.h"
 #include "instruction.h"
-#include "lasting.h"
+#include "lifetime.h"
 #include "prologue.h"
 
 namespace gpubpf {
@@ -291,7 +291,7 @@ struct HookedFunctions {
     std::mutex lock;  // guards `by_entry`
     std::map<uint8_t *, HookedFunction> by_entry;
 };
-Lasting<HookedFunctions> first_functions;
+NeverDestroyed<HookedFunctions> first_functions;
 HookedFunctions *functions = &first_functions.value;
 
 // Send calls to the driver's own code again. The caller holds the lock.
