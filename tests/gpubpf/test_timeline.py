@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Sync, ended_by, waits
+from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
+from gpubpf.launches.dependencies import NEVER, NONE, Operations, ended_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
 REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
@@ -16,7 +17,7 @@ REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1,
 
 def operations(
     rows: list[dict[str, Any]],
-    queues: tuple[Queue, ...] = (Queue.NON_BLOCKING,) * 4,
+    queues: tuple[QueueKind, ...] = (QueueKind.NON_BLOCKING,) * 4,
     edges: dict[int, list[tuple[int, int]]] | None = None,
 ) -> Operations:
     """Return operations. A row has the kind and other fields that differ from the defaults; ids count from 1."""
@@ -46,28 +47,34 @@ def test_a_copy_then_a_kernel_and_what_was_over_is_not_waited_for() -> None:
 
 def test_streams_do_not_wait_for_each_other_unless_the_legacy_one_is_between() -> None:
     rows = [kernel(0, 10, 1000, queue=0), kernel(20, 30, 50, queue=1), kernel(40, 1000, 1100, queue=2)]
-    found = waits(operations(rows, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY)))
+    found = waits(operations(rows, (QueueKind.BLOCKING, QueueKind.BLOCKING, QueueKind.LEGACY)))
     assert found.waited_for.tolist() == [-1, -1, 0] and found.wait.tolist() == [0, 0, 950]
     rows.append(kernel(60, 1100, 1200, queue=1))  # and they wait for it
-    assert waits(operations(rows, (Queue.BLOCKING, Queue.PER_THREAD, Queue.LEGACY))).waited_for[3] == 2
-    free = waits(operations(rows, (Queue.NON_BLOCKING, Queue.NON_BLOCKING, Queue.LEGACY)))
+    assert (
+        waits(operations(rows, (QueueKind.BLOCKING, QueueKind.PER_THREAD, QueueKind.LEGACY))).waited_for[3]
+        == 2
+    )
+    free = waits(operations(rows, (QueueKind.NON_BLOCKING, QueueKind.NON_BLOCKING, QueueKind.LEGACY)))
     assert free.waited_for.tolist() == [-1, -1, -1, -1]
     other = [*rows[:2], {**rows[2], "context": 1}]  # each context has its own legacy stream
-    assert waits(operations(other, (Queue.BLOCKING, Queue.BLOCKING, Queue.LEGACY))).waited_for[2] == -1
+    assert (
+        waits(operations(other, (QueueKind.BLOCKING, QueueKind.BLOCKING, QueueKind.LEGACY))).waited_for[2]
+        == -1
+    )
 
 
 def test_within_a_stream_the_order_counts_and_not_times_that_may_be_wrong() -> None:
     rows = [kernel(0, 10, 1000), kernel(20, 990, 995), kernel(40, 996, 999)]
-    for kind in Queue:
+    for kind in QueueKind:
         assert waits(operations(rows, (kind,))).waited_for.tolist() == [-1, 0, 1], kind
 
 
 def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
     rows = [kernel(0, 900, 1000, queue=0), kernel(20, 1000, 1100, queue=0), kernel(30, 35, 50, queue=1)]
-    kinds = (Queue.NON_BLOCKING, Queue.NON_BLOCKING, Queue.BLOCKING)
+    kinds = (QueueKind.NON_BLOCKING, QueueKind.NON_BLOCKING, QueueKind.BLOCKING)
 
     def met(
-        rows: list[dict[str, Any]], *unseen: int, kinds: tuple[Queue, ...] = kinds
+        rows: list[dict[str, Any]], *unseen: int, kinds: tuple[QueueKind, ...] = kinds
     ) -> list[tuple[int, bool]]:
         made = operations(rows, kinds)
         old = [number in unseen for number in range(len(kinds))]
@@ -79,19 +86,19 @@ def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
 
     assert met(rows, 0) == [(NONE, True), (970, False), (0, False)]
     assert met(rows) == [(0, False), (970, False), (0, False)]
-    for what in (Sync.STREAM, Sync.CONTEXT):  # the host has waited: no unseen work is left
+    for what in (SyncTarget.STREAM, SyncTarget.CONTEXT):  # the host has waited: no unseen work is left
         sync = {"kind": Kind.SYNC, "what": what, "queue": 0, "call": 0, "ret": 5}
         assert met([sync, *(row | {"call": 10, "ret": 20} for row in rows)], 0)[1] == (0, False)
-    sync = {"kind": Kind.SYNC, "what": Sync.STREAM, "queue": 1, "call": 0, "ret": 5}  # another stream
+    sync = {"kind": Kind.SYNC, "what": SyncTarget.STREAM, "queue": 1, "call": 0, "ret": 5}  # another stream
     assert met([sync, *rows], 0)[1] == (NONE, True)
     mark = [
-        {"kind": Kind.RECORD, "queue": 0},
-        {"kind": Kind.SYNC, "what": Sync.EVENT, "link": 1, "call": 0, "ret": 5},
+        {"kind": Kind.RECORDED, "queue": 0},
+        {"kind": Kind.SYNC, "what": SyncTarget.EVENT, "link": 1, "call": 0, "ret": 5},
     ]
     assert met([*mark, kernel(10, 900, 1000, queue=0)], 0)[2] == (0, False)
     # A new stream that synchronizes with the legacy one waits for unseen work in that.
     both = [kernel(0, 900, 1000, queue=2), kernel(20, 950, 1100, queue=0), kernel(30, 1000, 1200, queue=2)]
-    kinds = (Queue.LEGACY, Queue.NON_BLOCKING, Queue.BLOCKING)
+    kinds = (QueueKind.LEGACY, QueueKind.NON_BLOCKING, QueueKind.BLOCKING)
     assert met(both, 0, kinds=kinds) == [(NONE, True), (NONE, True), (960, False)]
     assert met(both, kinds=kinds)[0] == (0, False)
 
@@ -99,7 +106,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
 def test_an_event_ties_streams_together() -> None:
     rows = [
         kernel(0, 10, 500, queue=0),
-        {"kind": Kind.RECORD, "queue": 0},
+        {"kind": Kind.RECORDED, "queue": 0},
         kernel(20, 500, 900, queue=0),  # after the record: not waited for
         {"kind": Kind.WAIT, "queue": 1, "link": 2},
         kernel(40, 505, 600, queue=1),
@@ -127,19 +134,19 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
     assert waits(operations([copy, kernel(20, 30, 40)])).wait.tolist() == [0, 0]
     # So is what the host waited for, by stream, context or event.
     for sync in (
-        {"what": Sync.STREAM},
-        {"what": Sync.CONTEXT, "queue": 3},
-        {"what": Sync.EVENT, "queue": 3, "link": 2},
+        {"what": SyncTarget.STREAM},
+        {"what": SyncTarget.CONTEXT, "queue": 3},
+        {"what": SyncTarget.EVENT, "queue": 3, "link": 2},
     ):
-        rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD}, {"kind": Kind.SYNC, "ret": 500} | sync]
+        rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORDED}, {"kind": Kind.SYNC, "ret": 500} | sync]
         ops = operations([*rows, kernel(600, 700, 800)])
         assert waits(ops).wait.tolist() == [0, NONE, NONE, 0]
         assert ended_by(ops)[0] == 500
 
 
 def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> None:
-    rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORD, "queue": 1}]
-    sync = {"kind": Kind.SYNC, "ret": 500, "what": Sync.EVENT, "link": 2, "waits": 1}
+    rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORDED, "queue": 1}]
+    sync = {"kind": Kind.SYNC, "ret": 500, "what": SyncTarget.EVENT, "link": 2, "waits": 1}
     assert ended_by(operations([*rows, sync])).tolist()[:2] == [NEVER, 500]
 
 
@@ -180,7 +187,7 @@ def test_a_million_launches_take_seconds() -> None:
     nothing, none = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     ops = Operations(
         np.arange(1, count + 1), np.full(count, int(Kind.KERNEL)), at, at + 10, at + 2000, at + 3000, at // 1000 % 8,
-        nothing, nothing.astype(bool), nothing, nothing, none, none, none, (Queue.BLOCKING,) * 8, {},
+        nothing, nothing.astype(bool), nothing, nothing, none, none, none, (QueueKind.BLOCKING,) * 8, {},
     )  # fmt: skip
     begin = time.process_time()
     found = waits(ops)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,41 +23,6 @@ if TYPE_CHECKING:
 
 NONE = np.iinfo(np.int64).min  # an unknown time or duration
 NEVER = np.iinfo(np.int64).max  # as a bound: it is not known to have ended
-
-
-class Kind(IntEnum):
-    """The kind of an operation, as in the log (docs/timing.md)."""
-
-    KERNEL = 1
-    H2D = 2
-    D2H = 3
-    D2D = 4
-    H2H = 5
-    MEMSET = 6
-    RECORD = 7
-    WAIT = 8
-    GRAPH = 9
-    SYNC = 10
-    API = 11
-
-
-class Queue(IntEnum):
-    """The kind of a stream: how it synchronizes with other streams."""
-
-    LEGACY = 0
-    PER_THREAD = 1
-    BLOCKING = 2
-    NON_BLOCKING = 3
-
-
-class Sync(IntEnum):
-    """What the host waited for."""
-
-    STREAM = 0
-    EVENT = 1
-    CONTEXT = 2
-
-
 NOTHING = -1  # as a link: the event was over or never recorded, so a wait for it ends at once
 WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # kinds that take time on the GPU
 
@@ -72,7 +38,7 @@ class Operations:
     queue, context   numbers of the stream and its context, from 0
     waits     whether the call itself waited for the work
     link      of WAIT and event SYNC: the id of the record operation (0: unknown), or NOTHING
-    what      of SYNC: `Sync`; of GRAPH: the number of nodes that are not kernels
+    what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels
     graph     of GRAPH and the kernels that it ran: number of the executable graph, from 0; else -1
     replay    of GRAPH and the kernels that it ran: number of the graph's launch; else -1
     node      of a kernel in a graph: its node; else -1. Kernels may come before or after their GRAPH operation.
@@ -96,7 +62,7 @@ class Operations:
     graph: Integers
     replay: Integers
     node: Integers
-    queues: Sequence[Queue] = ()
+    queues: Sequence[QueueKind] = ()
     unseen: Sequence[bool] = ()
     unseen_contexts: frozenset[int] = frozenset()
     edges: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
@@ -145,7 +111,7 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
     # By stream, from the last operation to the first: the earliest start, or return of a wait, that comes after it.
     says = np.where((start == NONE) | (not by_work), NEVER, start)
     itself = ops.waits & ~synced
-    says = np.where(itself | (synced & (ops.what == Sync.STREAM)), ops.ret, says)
+    says = np.where(itself | (synced & (ops.what == SyncTarget.STREAM)), ops.ret, says)
     order = np.lexsort((position, ops.queue))
     order = order[queued[order]]
     behind = np.minimum.accumulate(says[order][::-1])[::-1] if len(order) else says[order]
@@ -157,11 +123,11 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
         bound[order[part]] = np.minimum(after, own)
     # A wait for a context waits for all its streams. A wait for an event bounds what came before the record.
     grouped = np.lexsort((position, ops.context))
-    returns = np.where(synced & (ops.what == Sync.CONTEXT), ops.ret, NEVER)[grouped]
+    returns = np.where(synced & (ops.what == SyncTarget.CONTEXT), ops.ret, NEVER)[grouped]
     for part in equal_runs(ops.context[grouped]):
         later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
         bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
-    waited = np.flatnonzero(synced & (ops.what == Sync.EVENT) & (ops.link != 0))
+    waited = np.flatnonzero(synced & (ops.what == SyncTarget.EVENT) & (ops.link != 0))
     if len(waited):
         by_id = np.argsort(ops.id, kind="stable")
         at = np.minimum(np.searchsorted(ops.id, ops.link[waited], sorter=by_id), count - 1)
@@ -195,7 +161,7 @@ def waits(ops: Operations) -> Waits:
     wait[known] = np.maximum(until - ops.ret, 0)[known]
     both = begun & (wait != NONE)
     overhead[both] = (latency - api - wait)[both]
-    marks = (ops.kind == Kind.RECORD) | (ops.kind == Kind.WAIT)
+    marks = (ops.kind == Kind.RECORDED) | (ops.kind == Kind.WAIT)
     passed = np.where(marks & (exact | (before <= ops.ret)), np.maximum(before, ops.ret), NONE)
     behind = np.where(known & (wait > 0), waited_for, -1)
     unseen = running & ~free & (before == NEVER) & (waited_for < 0)
@@ -213,7 +179,7 @@ class _Streams:
     """What the next operation of each stream has to wait for. Plain lists, because NumPy is slow with single elements."""
 
     def __init__(self, ops: Operations, queues: Sequence[int], contexts: Sequence[int]) -> None:
-        self.kinds = [*ops.queues] + [Queue.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
+        self.kinds = [*ops.queues] + [QueueKind.BLOCKING] * (max(queues, default=-1) + 1 - len(ops.queues))
         self.last: list[State] = [_FREE] * len(self.kinds)
         for queue in np.flatnonzero(ops.unseen).tolist():
             self.last[queue] = _UNKNOWN
@@ -231,9 +197,9 @@ class _Streams:
     def ahead(self, queue: int, context: int) -> State:
         """Return what the next operation of the stream has to wait for."""
         kind, state = self.kinds[queue], self.last[queue]
-        if kind == Queue.LEGACY:
+        if kind == QueueKind.LEGACY:
             return self.blocking[context]
-        if kind != Queue.NON_BLOCKING and self.legacy_at[context] > self.used_at[queue]:
+        if kind != QueueKind.NON_BLOCKING and self.legacy_at[context] > self.used_at[queue]:
             return _later(state, self.legacy[context])
         return state
 
@@ -241,10 +207,10 @@ class _Streams:
         """Make `at` the last operation of the stream. Later operations wait for `state`."""
         self.last[queue] = state
         kind = self.kinds[queue]
-        if kind == Queue.NON_BLOCKING:
+        if kind == QueueKind.NON_BLOCKING:
             return
         self.used_at[queue] = at
-        if kind == Queue.LEGACY:  # it has waited for all of them
+        if kind == QueueKind.LEGACY:  # it has waited for all of them
             self.legacy[context] = self.blocking[context] = state
             self.legacy_at[context] = at
         elif state[0] >= self.blocking[context][0]:
@@ -255,22 +221,22 @@ class _Streams:
         self.recorded[event], self._recorded_in[event] = state, queue
 
     def over(self, what: int, queue: int, context: int, link: int, time: int) -> None:
-        """Note that the host has waited for `what` (`Sync`) until `time`: unseen work is over, too."""
+        """Note that the host has waited for `what` (`SyncTarget`) until `time`: unseen work is over, too."""
         done = (time, -1, False)
-        if what == Sync.CONTEXT:
+        if what == SyncTarget.CONTEXT:
             some = [queue for queue in range(len(self.last)) if self._contexts.get(queue) == context]
             self.legacy[context], self.blocking[context] = (
                 done if state == _UNKNOWN else state
                 for state in (self.legacy[context], self.blocking[context])
             )
         else:
-            some = [queue] if what == Sync.STREAM else [self._recorded_in.get(link, -1)]
+            some = [queue] if what == SyncTarget.STREAM else [self._recorded_in.get(link, -1)]
             if self.recorded.get(link) == _UNKNOWN:
                 self.recorded[link] = done
         for one in some:
             if one >= 0 and self.last[one] == _UNKNOWN:
                 self.last[one] = done
-            if one >= 0 and self.kinds[one] == Queue.LEGACY and self.legacy[context] == _UNKNOWN:
+            if one >= 0 and self.kinds[one] == QueueKind.LEGACY and self.legacy[context] == _UNKNOWN:
                 self.legacy[context] = done
 
 
@@ -311,7 +277,7 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
         before[at], last[at], through[at] = state
         if kind <= Kind.MEMSET:
             state = (ended[at], at, False)
-        elif kind == Kind.RECORD:
+        elif kind == Kind.RECORDED:
             streams.record(ids[at], queue, state)
         elif kind == Kind.GRAPH:
             state = _replay(ops, members.get(at, {}), state, at, ended, before, last, through)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf import names
+from gpubpf.agent.definitions import Kind
 from gpubpf.images import symbols
 from gpubpf.launches import dependencies
-from gpubpf.launches.dependencies import NONE, Kind
+from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show.owner_columns import Owner
@@ -32,7 +33,7 @@ COPIES = {Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d", Kind.H2H: "h2h"}
 OPS = {
     Kind.KERNEL: "kernel",
     Kind.MEMSET: "memset",
-    Kind.RECORD: "event",
+    Kind.RECORDED: "event",
     Kind.WAIT: "event",
     Kind.SYNC: "api",
 }
@@ -71,8 +72,8 @@ class LaunchView:
             return self.short[int(self.columns.name[at])]
         if kind == Kind.GRAPH:
             return f"graph {int(self.ops.graph[at]) + 1}"
-        if kind in (Kind.RECORD, Kind.WAIT):
-            return f"{'record' if kind == Kind.RECORD else 'wait'} 0x{int(self.columns.event[at]):x}"
+        if kind in (Kind.RECORDED, Kind.WAIT):
+            return f"{'record' if kind == Kind.RECORDED else 'wait'} 0x{int(self.columns.event[at]):x}"
         if kind == Kind.SYNC:
             what = int(self.ops.what[at])
             return f"synchronize {SYNCS[what] if what < len(SYNCS) else '?'}"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf.agent.definitions import Kind
 from gpubpf.launches import dependencies
-from gpubpf.launches.dependencies import NONE, Kind
+from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, LaunchView, known
 from gpubpf.launches.sums import ValueCounts
 from gpubpf.show import histogram as hist

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf.agent.definitions import Kind, QueueKind, Reason
 from gpubpf.launches import dependencies
-from gpubpf.launches.dependencies import NEVER, NONE, Kind, Operations, Queue, Waits
+from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
 from gpubpf.names import matches
 from gpubpf.session import operation_log
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 COUNTER = (1 << 40) - 1  # the low bits of an id count operations; the process is in the bits above
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
-LEFT_OUT = (1, 2)  # the reasons "sampled out" and "filtered": --sample, --launch
+LEFT_OUT = (1 + Reason.SAMPLED_OUT, 1 + Reason.FILTERED)  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti")
 KEPT = 1 << 15  # records that `forget` keeps: the latest, and as many older ones that are still needed
 FULL = 1 << 18  # records at which `forget` is due
@@ -367,7 +368,7 @@ class _ColumnsBuilder:
         names, name = self._names(kernel, field("kernel", "slot"))
         # By name, not by what the agent says: kernels that cannot be instrumented match, too.
         asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
-        handles = (kinds == Kind.RECORD) | (kinds == Kind.WAIT)
+        handles = (kinds == Kind.RECORDED) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, dependencies.WORK) & ~kernel
         parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
         waits = dependencies.waits(ops)
@@ -389,14 +390,14 @@ class _ColumnsBuilder:
     def _joins(self, kind: Integers) -> list[int]:
         """Return the waits for an event recorded in a capture. They put their stream into the capture, and never ran themselves."""
         raw = self.raw
-        if not ((kind == Kind.RECORD) & ((raw["flags"] & operation_log.CAPTURED) != 0)).any():
+        if not ((kind == Kind.RECORDED) & ((raw["flags"] & operation_log.CAPTURED) != 0)).any():
             return []
-        places = np.flatnonzero((kind == Kind.RECORD) | (kind == Kind.WAIT))
+        places = np.flatnonzero((kind == Kind.RECORDED) | (kind == Kind.WAIT))
         captured: dict[tuple[int, int], bool] = {}
         found = []
         keys = zip(self.process[places].tolist(), raw["event"]["event"][places].tolist(), strict=True)
         for place, key in zip(places.tolist(), keys, strict=True):
-            if kind[place] == Kind.RECORD:
+            if kind[place] == Kind.RECORDED:
                 captured[key] = bool(raw["flags"][place] & operation_log.CAPTURED)
             elif captured.get(key) and not raw["event"]["record"][place]:
                 found.append(place)
@@ -419,7 +420,7 @@ class _ColumnsBuilder:
 
     # --- identities ---
 
-    def _queues(self, at: Integers) -> tuple[Integers, list[Queue], list[tuple[int, str]], list[bool]]:
+    def _queues(self, at: Integers) -> tuple[Integers, list[QueueKind], list[tuple[int, str]], list[bool]]:
         """Return the stream number of each operation; by stream its kind, its key as in `OperationColumns`, and whether it is unseen.
 
         An unseen stream may hold work from before attaching.
@@ -428,11 +429,11 @@ class _ColumnsBuilder:
         both = np.concatenate([known, at])
         numbers = dependencies.row_numbers(self.process[both], self.raw["queue"][both].astype(np.int64))
         count = int(numbers.max()) + 1 if len(numbers) else 0
-        kinds = [Queue.BLOCKING] * count
+        kinds = [QueueKind.BLOCKING] * count
         for number, kind in zip(
             numbers[: len(known)].tolist(), self.raw["queue_kind"][known].tolist(), strict=True
         ):
-            kinds[number] = Queue(kind) if kind <= Queue.NON_BLOCKING else Queue.BLOCKING
+            kinds[number] = QueueKind(kind) if kind <= QueueKind.NON_BLOCKING else QueueKind.BLOCKING
         keys, unseen = [(0, "")] * count, [False] * count
         used, first = np.unique(numbers[len(known) :], return_index=True)
         for number, place in sorted(
@@ -440,7 +441,7 @@ class _ColumnsBuilder:
         ):
             process = self.processes[int(self.process[place])].number
             queue = int(self.raw["queue"][place])
-            name = {Queue.LEGACY: "default", Queue.PER_THREAD: "thread"}.get(kinds[number])
+            name = {QueueKind.LEGACY: "default", QueueKind.PER_THREAD: "thread"}.get(kinds[number])
             name = name or str(self.stream_numbers.of(process, queue))
             keys[number] = self.queue_numbers.of(None, (process, queue)), name
             unseen[number] = (process, queue) in self.unseen_queues

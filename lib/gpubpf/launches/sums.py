@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf.agent.definitions import Kind
 from gpubpf.launches import dependencies
-from gpubpf.launches.dependencies import NONE, Kind
+from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
 from gpubpf.launches.launches import METHODS
 from gpubpf.session.clock import UNKNOWN
