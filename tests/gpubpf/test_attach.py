@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import random
@@ -656,6 +657,15 @@ def test_code_changes_once_another_tracer_has_passed(built: Path, monkeypatch: p
             other.join()
         process.communicate("\n\n", timeout=60)
         assert process.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another reason is found for an ordinary user")
+def test_a_tracer_that_has_left_is_worth_another_try(built: Path) -> None:
+    with running(built / "stress", built / "loaded.so", "pause") as process:
+        error = target.refusal(process.pid, errno.EPERM)
+        assert isinstance(error, target.RefusedForNow) and not isinstance(error, target.AlreadyTraced)
+        assert "cannot be traced (Operation not permitted)" in str(error)
+        process.communicate("\n", timeout=60)
 
 
 def test_threads_that_were_not_let_go_are_free_for_the_next_attempt(

@@ -201,7 +201,11 @@ def exports(pid: int, library: Library) -> frozenset[str]:
 # --- the process's state, and reasons why it cannot be traced ---
 
 
-class AlreadyTraced(SessionError):
+class RefusedForNow(SessionError):
+    """The kernel refused to trace a process, and may not refuse in a moment: another tool may trace one of its threads."""
+
+
+class AlreadyTraced(RefusedForNow):
     """Another process traces it: a debugger, or for some milliseconds another tool of this project."""
 
 
@@ -304,7 +308,9 @@ def refusal(pid: int, code: int) -> SessionError:
         return SessionError(
             f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
-    return SessionError(
+    # Another tool traces a thread for some milliseconds as it attaches. It may have left since.
+    kind = RefusedForNow if code == errno.EPERM else SessionError
+    return kind(
         f"{who} cannot be traced ({os.strerror(code)});"
         " check the log of the security module, or start the program with the tool"
     )

@@ -114,7 +114,7 @@ class Joining:
                 try:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
-                except target.AlreadyTraced:
+                except target.RefusedForNow:
                     if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
                 else:
