@@ -10,7 +10,7 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/rocprofiler")
-PAGES = [path.name.removesuffix(".in") for path in Path("man").glob("*.8.in")]
+PAGES = [path.name for path in Path("man/man8").glob("*.8")]
 BUILT_PAGES = "build/man"
 
 
@@ -24,7 +24,7 @@ class BuildWithMake(build_py):
         for part in CPP_PARTS:
             subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
         if PAGES:
-            subprocess.run([sys.executable, "script/manpages.py", "-o", BUILT_PAGES], check=True)
+            subprocess.run([sys.executable, "script/manpages.py", BUILT_PAGES], check=True)
         super().run()
 
 

@@ -1,29 +1,25 @@
 #!/usr/bin/env python3
-"""Build the man pages, which share text, and show them from a checkout.
+"""Build the man pages, which share text.
 
-    script/manpages.py threadhist     show one page, as `man threadhist` does once it is installed
-    script/manpages.py -o DIRECTORY   write all pages there: threadhist.8, launchlate.8, ...
+    script/manpages.py DIRECTORY      write all pages there: threadhist.8, launchlate.8, ...
 
-A page's source is `man/NAME.8.in`: plain roff, with two requests that are carried out here and not by groff.
+A page's source is `man/man8/NAME.8`, plain roff with two requests that are carried out here:
 
-    .so FILE             insert `man/fragments/FILE`
+    .so fragments/FILE   insert `man/fragments/FILE`
     .ds NAME VALUE       set a parameter; \\*[NAME] stands for its value, also in fragments
 
-groff knows both, so `groff -man -s -I man/fragments -Tutf8 man/NAME.8.in` shows the same page.
-The built pages have neither: man would look for the fragments where pages are installed.
+man knows both: `man -M man NAME` shows a page from a checkout. The built pages have neither, because man would look for the
+fragments where pages are installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent / "man"
+MAN = Path(__file__).resolve().parent.parent / "man"
 
 
 class SourceError(Exception):
@@ -32,12 +28,12 @@ class SourceError(Exception):
 
 def names() -> list[str]:
     """Return the names of all pages, sorted: `cudasim`, `cudasnoop`, ..."""
-    return sorted(path.name.removesuffix(".8.in") for path in SOURCES.glob("*.8.in"))
+    return sorted(path.stem for path in MAN.glob("man8/*.8"))
 
 
 def page(name: str) -> str:
     """Return the roff text of a page. Raises SourceError and, for an unknown page, FileNotFoundError."""
-    return "".join(_expanded(SOURCES / f"{name}.8.in", {}))
+    return "".join(_expanded(MAN / "man8" / f"{name}.8", {}))
 
 
 def _expanded(path: Path, parameters: dict[str, str]) -> Iterator[str]:
@@ -48,9 +44,9 @@ def _expanded(path: Path, parameters: dict[str, str]) -> Iterator[str]:
             name, _, value = rest.partition(" ")
             parameters[name] = _filled(value.removeprefix('"'), parameters, path)  # a quote keeps spaces
         elif request == ".so":
-            fragment = SOURCES / "fragments" / rest
+            fragment = MAN / rest
             if not fragment.is_file():
-                raise SourceError(f"{path}: there is no fragment {rest!r} in {fragment.parent}")
+                raise SourceError(f"{path}: there is no {rest} in {MAN}")
             yield from _expanded(fragment, parameters)
         elif request != '.\\"':  # a comment
             yield _filled(line, parameters, path)
@@ -71,26 +67,7 @@ def write(directory: Path) -> None:
         (directory / f"{name}.8").write_text(page(name), "utf-8")
 
 
-def show(name: str) -> int:
-    """Show a page with man; return its exit status."""
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / f"{name}.8"
-        file.write_text(page(name), "utf-8")
-        return subprocess.run(["man", file]).returncode  # man takes a name with a slash as a file
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Build the man pages, or show one from a checkout.")
-    parser.add_argument("name", nargs="?", choices=names(), help="the page to show")
-    parser.add_argument("-o", dest="directory", type=Path, help="write all pages into this directory")
-    arguments = parser.parse_args()
-    if arguments.directory is not None and arguments.name is None:
-        write(arguments.directory)
-        return 0
-    if arguments.name is None or arguments.directory is not None:
-        parser.error("give the name of a page, or -o DIRECTORY")
-    return show(arguments.name)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) != 2:
+        sys.exit("usage: script/manpages.py DIRECTORY")
+    write(Path(sys.argv[1]))
