@@ -11,7 +11,6 @@ thread of a kernel starts and the last one ends. The tool relates the clocks of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +259,7 @@ def show_each(
 
 def show_sums(sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: cli.Results) -> None:
     """Print the sums of the interval."""
-    from gpubpf.launches import latency
+    from gpubpf.launches import latency, latency_text
     from gpubpf.launches.sums import kernel_record
 
     records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
@@ -269,20 +268,7 @@ def show_sums(sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, 
     elif results.csv:
         results.table(latency.CSV_COLUMNS, (latency.csv_row(record) for record in records))
     elif sums.groups:
-        results.out.lines(text(sums, owners, args))
-
-
-def text(sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace) -> Iterator[str]:
-    """Yield the report for people: the finding, the table, what launches waited for, a histogram, advice."""
-    from gpubpf.launches import latency_text
-
-    yield from latency_text.finding(sums)
-    yield from latency_text.kernel_table(sums, args.streams, owners)
-    yield from latency_text.wait_lines(sums, owners)
-    yield from (latency_text.clock_line(sums), "")
-    yield from (*latency_text.histogram(sums), "")
-    yield from latency_text.stack_lines(sums) if args.stacks else ()
-    yield from latency_text.graph_hint(sums)
+        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks))
 
 
 def show_summary(

@@ -33,7 +33,7 @@ TOOL = "memtrace"
 EXAMPLES = """examples:
     memtrace -- ./app                           wasted traffic by instruction, every kernel of ./app
     memtrace --kernel 'ns::*' -- ./app          these kernels only
-    memtrace --launch 1 -v -- ./app             the first launch of each kernel; also instructions that waste nothing
+    memtrace --launch 1 -v -- ./app             the first launch of each kernel, with all rows
     memtrace --json -o sites.jsonl -- ./app     every instruction, as JSON Lines
     memtrace --footprint -- ./app               how much memory each kernel touches, and how often
     memtrace -e --site 3 --warps 64 -- ./app    each access of instruction 3, by one warp in 64

@@ -19,7 +19,8 @@ Device &device_state(int device);
 bool is_device(CUdevice device);
 std::vector<std::shared_ptr<Context>> &context_stack();  // of the calling thread
 std::shared_ptr<Context> make_context(int device, unsigned flags, bool primary);
-// The device's primary context, made if there is none; `count`: the application holds it once more.
+// Sets `context` to the device's primary context, and makes it first if necessary. `count`: add a reference for
+// the application.
 CUresult retain_primary(CUdevice device, std::shared_ptr<Context> &context, bool count);
 
 }  // namespace cudasim::driver

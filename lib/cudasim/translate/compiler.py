@@ -34,7 +34,7 @@ class CompilerError(Error):
 
 
 def command() -> list[str]:
-    """Return the command of the C compiler. Raises CompilerError if there is none."""
+    """Return the command of the C compiler. Raises CompilerError if none is installed."""
     chosen = os.environ.get("CUDASIM_CC_COMPILER")
     if chosen:
         return chosen.split()

@@ -42,6 +42,18 @@ def at_least(ns: int | None, error: int | None) -> str:
     return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
 
 
+def report(sums: LaunchSums, owners: OwnerColumns, streams: bool, stacks: bool) -> Iterator[str]:
+    """Yield the report of an interval: the finding, the table, what launches waited for, a histogram, advice."""
+    yield from finding(sums)
+    yield from kernel_table(sums, streams, owners)
+    yield from wait_lines(sums, owners)
+    yield from (clock_line(sums), "")
+    yield from (*histogram(sums), "")
+    if stacks:
+        yield from stack_lines(sums)
+    yield from graph_hint(sums)
+
+
 def finding(sums: LaunchSums) -> Iterator[str]:
     """Yield where the time of all launches went."""
     parts = {name: sums.whole[name] for name in SPLIT}

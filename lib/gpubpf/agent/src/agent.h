@@ -19,7 +19,7 @@ namespace gpubpf {
 struct Question {
     std::mutex lock;
     std::condition_variable changed;
-    bool done = false;       // answered, or the tool is gone
+    bool done = false;       // answered, or the tool has exited
     bool abandoned = false;  // nobody waits: the thread that gets the answer uses it
     std::shared_ptr<const Answer> answer;
     Module *module = nullptr;
