@@ -273,7 +273,8 @@ def describe_cost(found: dict[str, Any]) -> list[str]:
 def stress(at: Path) -> dict[str, Any]:
     results = at / "stress"
     environment = {**os.environ, "GPUBPF_STRESS": "1", "GPUBPF_STRESS_RESULTS": str(results)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpubpf/test_attach_stress.py"]  # fmt: skip
+    stress_tests = "tests/gpubpf/attach/test_attach_stress.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", stress_tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     return {"passed": done.returncode == 0, "reports": found}

@@ -9,7 +9,7 @@ import pytest
 
 from gpubpf.calls import rocprofiler
 
-SOURCES = Path(__file__).parent / "gpubpf" / "rocprofiler"
+SOURCES = Path(__file__).parent / "gpubpf" / "calls" / "rocprofiler"
 
 
 def build(place: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).with_name("gpubpf") / "why"
+HERE = Path(__file__).parent / "gpubpf" / "calls" / "scenes"
 # Calls that wait while the kernel looks at how a program uses its memory, as some machines have it do (DAMON, huge pages).
 LAYOUT = {"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "madvise": 28}
 

@@ -16,7 +16,7 @@ from gpubpf.linux import libraries
 from gpubpf.linux.libraries import Names
 from gpubpf_host import needs_bpf
 
-HERE = Path(__file__).with_name("calls")
+HERE = Path(__file__).parent
 FOUND = libraries.files(Names("libamdhip64.so.5"))
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not FOUND, reason="needs libamdhip64-5")]

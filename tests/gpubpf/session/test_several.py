@@ -27,8 +27,8 @@ from gpubpf.session import device, joining
 from gpubpf.session.machine import REACHED_LATE
 from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
 
-HERE = Path(__file__).with_name("attach")
-TOOLS = Path(__file__).parents[2] / "tools"
+HERE = Path(__file__).parents[1] / "attach"
+TOOLS = Path(__file__).parents[3] / "tools"
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),

@@ -22,7 +22,7 @@ from gpubpf.lower.ir import LOWERINGS
 from gpubpf.lower.nvptx import NVPTX
 from gpubpf.verify import calls
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 DEVICE = [helper for helper in HELPERS.values() if helper.device is not None]
 NATIVE = [helper for helper in HELPERS.values() if helper.native is not None]
 OURS = [helper for helper in HELPERS.values() if not helper.in_kernel]

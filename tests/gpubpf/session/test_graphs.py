@@ -14,7 +14,7 @@ import pytest
 import gpubpf_cuda
 from gpubpf.session.device import LIBRARIES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TOOL = [sys.executable, str(ROOT / "tools/threadhist.py"), "--device", "sim", "--json"]
 # What agent/graphs.cu launches: replays times kernel nodes that are enabled.
 LAUNCHES = 3 * 3 + 3 + 2 + 3 + 2 + 2 + 2 * 4 + 3 + 4 + 4 * 4 + 2

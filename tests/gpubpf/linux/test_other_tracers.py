@@ -42,8 +42,8 @@ from gpubpf.process import target
 from gpubpf.program import BPF
 from gpubpf.session import device
 
-HERE = Path(__file__).with_name("attach")
-TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+HERE = Path(__file__).parents[1] / "attach"
+TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
 DRIVER = device.LIBRARIES / "libcuda.so.1"
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),

@@ -18,7 +18,7 @@ import pytest
 import gpubpf_cuda
 from gpubpf.session.device import LIBRARIES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
     *gpubpf_cuda.needs_cuda,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),

@@ -31,8 +31,8 @@ from gpubpf.program import BPF
 from gpubpf.session import device
 from gpubpf.show import cli
 
-HERE = Path(__file__).with_name("attach")
-TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+HERE = Path(__file__).parent
+TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),

@@ -19,7 +19,7 @@ import gpubpf_cuda
 from gpubpf.lower.programs import PREBUILT
 from gpubpf_host import ROOTLESS, needs_bpf, needs_open_checkout, open_directory
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 pytestmark = [
     needs_bpf,

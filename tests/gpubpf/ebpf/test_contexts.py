@@ -12,7 +12,7 @@ from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, KINDS, READS, SPACES, WO
 from gpubpf.program import BPF
 from gpubpf.ptx import flow
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def _header() -> str:

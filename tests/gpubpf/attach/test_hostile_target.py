@@ -26,11 +26,11 @@ from gpubpf.process import target
 from gpubpf.session import device
 from gpubpf.show import cli
 
-sys.path.insert(0, str(Path(__file__).parent / "agent"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 import fake_tool
 
-HERE = Path(__file__).with_name("attach")
-TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+HERE = Path(__file__).parent
+TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),

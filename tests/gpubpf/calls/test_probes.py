@@ -26,7 +26,7 @@ from gpubpf.linux import bpf_syscall, uprobes
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
 
-HERE = Path(__file__).with_name("calls")
+HERE = Path(__file__).parent
 API = Api("test", ("libgpucalls.so",), FUNCTIONS, {})
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")]
@@ -411,8 +411,8 @@ def test_another_process_namespace(built: Path, inside: bool) -> None:
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("no process name spaces here")
     if inside:
-        path = [str(HERE.parent), *sys.path]
-        code = f"import sys; sys.path[:0] = {path!r}; import test_calls; test_calls.inside_a_namespace({str(built)!r})"
+        path = [str(HERE), *sys.path]
+        code = f"import sys; sys.path[:0] = {path!r}; import test_probes; test_probes.inside_a_namespace({str(built)!r})"
         subprocess.run([*unshare, sys.executable, "-c", code], check=True, timeout=60)
         return
     with counting(built) as calls:

@@ -29,7 +29,7 @@ from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, ptrace, target
 from gpubpf.session import device, server
 
-HERE = Path(__file__).with_name("attach")
+HERE = Path(__file__).parent
 ROOT = os.geteuid() == 0
 
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root")
@@ -765,7 +765,7 @@ CUDA_HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),
 ]
-TOOL = [sys.executable, str(Path(__file__).parents[2] / "tools" / "threadhist.py")]
+TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
 
 
 def tool(pid: int, *arguments: str, end: int | None = None) -> subprocess.CompletedProcess[str]:

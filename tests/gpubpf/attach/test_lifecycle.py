@@ -23,8 +23,8 @@ from gpubpf import agent
 from gpubpf.process import target
 from gpubpf.session import device
 
-HERE = Path(__file__).with_name("attach")
-TOOLS = Path(__file__).parents[2] / "tools"
+HERE = Path(__file__).parent
+TOOLS = Path(__file__).parents[3] / "tools"
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),

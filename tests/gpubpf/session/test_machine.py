@@ -35,7 +35,7 @@ from gpubpf.session.machine import REACHED_LATE, MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
 from gpubpf.session.session import Session, SidecarBuilder
 
-HERE = Path(__file__).with_name("attach")
+HERE = Path(__file__).parents[1] / "attach"
 HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),

@@ -18,8 +18,8 @@ import pytest
 
 import gpubpf_cuda as cuda
 
-HERE = Path(__file__).with_name("attach")
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 THREADS = 1024  # of each launch
 
 pytestmark = [*cuda.needs_cuda, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -34,7 +34,7 @@ from gpubpf.ptx.inject import InjectedVariable, LaunchBlock
 from gpubpf.session import device, tracing
 from gpubpf.session.session import Follow
 
-HERE = Path(__file__).parent / "agent"
+HERE = Path(__file__).parents[1] / "agent"
 sys.path.insert(0, str(HERE))
 
 import fake_tool  # noqa: E402
