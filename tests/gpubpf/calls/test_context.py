@@ -319,9 +319,12 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
     ):
         seen = watched.go()
     assert seen.reasons <= ALWAYS
-    # Times of less than 5 us are not among those; the gap begins and ends with calls of its own.
+    # Times of less than 5 us are not among those; the gap begins and ends with calls of its own, and is measured by other clock reads.
     taken = sum(cause.ns for cause in seen.explained)
-    assert seen.delay * 0.8 - MS <= taken <= seen.whole - seen.cpu + MS
+    outside = abs(seen.took - seen.whole)
+    if taken < seen.delay * 0.8 - MS - outside:
+        raise UntoldError  # the kernel skipped both switches, from the thread and back to it
+    assert taken <= seen.whole - seen.cpu + MS + outside
     assert taken <= seen.ns(delays.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
     if busy:
         assert taken >= 20 * MS
