@@ -27,22 +27,16 @@ from gpu import (
     references,
     report,
     sanitizer,
+    smoke,
     stage,
 )
+from gpu.stages import STAGES
 from gpubpf.errors import CompileError
 from gpubpf.lower.fragment import Argument, Fragment
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {path.stem for path in (ROOT / "examples").glob("*.cu")}
 OURS = {path.stem for path in pack.PROGRAMS.glob("*.cu")}
-STAGES = {
-    "facts": facts.parts,
-    "answers": answers.parts,
-    "overhead": overhead.parts,
-    "frameworks": overhead.framework_parts,
-    "references": references.parts,
-    "sanitizer": sanitizer.parts,
-}
 needs_device = pytest.mark.skipif(
     not (machine.SIMULATOR / "libcuda.so.1").exists(),
     reason="the embedded device is not built (script/setup)",
@@ -75,7 +69,7 @@ def test_it_refuses_without_a_gpu() -> None:
 
 def test_an_unknown_stage_is_a_usage_error() -> None:
     done = run("--stage", "facts,nonsense")
-    assert done.returncode == 2 and "there are facts, answers" in done.stderr
+    assert done.returncode == 2 and "there are smoke, facts, answers" in done.stderr
 
 
 def test_every_program_that_is_asked_for_is_there() -> None:
@@ -245,6 +239,115 @@ def test_the_drivers_version_is_nvmls_where_the_kernel_does_not_tell(monkeypatch
 
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Nvml)
     assert machine.nvml_version() == "580.1.2"
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    earlier = result("facts", part("symbols"), part("handles", "wrong"), part("capture", "ended"))
+    later = result("facts", part("handles"), part("symbols", "not reached"), date="2026-01-02 04:00 UTC")
+    other = result("facts", part("clock64 offsets"), device="sim")
+    for name, content in (("a", later), ("b", earlier), ("c", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert report.done(tmp_path, "gpu") == {("facts", "symbols"), ("facts", "handles")}
+    with pytest.raises(machine.Failure, match="is not a directory"):
+        report.done(tmp_path / "absent", "gpu")
+
+
+# --- the smoke stage ---
+
+
+@needs_device
+def test_smoke_on_the_embedded_device(tmp_path: Path) -> None:
+    """Of the parts that take a second; script/gpu-check --device sim --stage smoke runs all."""
+    device = machine.prepare("sim", 90)
+    parts = [part for part in smoke.parts(device) if part.name.split()[0] in ("1", "3", "10")]
+    found = stage.run_stage("smoke", parts, device, (), tmp_path, stops=True)["parts"]
+    assert [part["state"] for part in found] == ["done"] * 3, found
+    assert found[0]["found"]["PTX compiler"] == "CUDA_SUCCESS"
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("number", "environment", "why"),
+    [
+        (1, {"CUDASIM_DEVICES": "0"}, "the driver gives no context on GPU 0: .*CUDA_ERROR_NO_DEVICE"),
+        (3, {"CUDASIM_HIDE_VARIABLES": "1"}, "all but .*; the code assumes: global and constant variables"),
+        (
+            10,
+            {"CUDASIM_HOSTILE": "1", "CUDA_MODULE_LOADING": "LAZY"},
+            "waits: .*first launch, private stream",
+        ),
+    ],
+)
+def test_a_driver_that_differs_ends_the_smoke_stage(
+    tmp_path: Path, number: int, environment: dict[str, str], why: str
+) -> None:
+    device = machine.prepare("sim", 90)
+    device.environment = {**device.environment, **environment}
+    never = stage.Part("never", lambda: pytest.fail("a part after the failure was run"))
+    parts = [smoke.parts(device)[number - 1], never]
+    (found,) = stage.run_stage("smoke", parts, device, (), tmp_path, stops=True)["parts"]
+    assert found["state"] in stage.BAD and re.search(why, found["why"]), found["why"]
+    assert "\n" not in found["why"]
+
+
+def launches(*errors: int | None) -> machine.Records:
+    return [{"type": "launch", "method": "device", "clock_error_ns": error} for error in errors]
+
+
+SUMMARY = {"type": "summary", "lost": 0, "launches_instrumented": 0, "not_instrumented": {}}
+
+
+@pytest.mark.parametrize(
+    ("number", "records", "said", "why"),
+    [
+        (1, [], "undefined symbol: cuInit", "the agent cannot be loaded here: undefined symbol: cuInit"),
+        (2, [SUMMARY | {"not_instrumented": {"load failed": 1}}], "",
+         r"threadhist counts \[\] stores of vectoradd, not \[4, 4, 4, 4, 3\] \(.'load failed': 1.\)"),
+        (4, [SUMMARY | {"records": 2, "lost": 3}, {"type": "exit"}], "", "shows 1 of 2 exits, 3 are lost"),
+        (5, launches(), "", "launchlate, alone: no launch has a time of its own"),
+        (5, launches(None, 10), "", "launchlate, alone: no launch has a time of its own"),
+        (5, launches(200_000), "", "times on the host's clock are known to 200000 ns only"),
+        (6, [{"type": "op", "op": "kernel", "name": "first", "dur_ns": 7_000_000}], "",
+         "a kernel of 2000 us has 7000.0 us by device probe"),
+        (6, [{"type": "op", "op": "kernel", "name": "first", "dur_ns": 2_000_100}], "",
+         "a kernel of 2000 us has no time by timing events"),
+        (7, [SUMMARY | {"not_instrumented": {"no PTX": 1}}], "digest 1",
+         "memtrace instruments no launch of programs/triton_kernels.py softmax: .'no PTX': 1."),
+        (8, [SUMMARY], "digest 1", "threadhist sees no launch of programs/torch_work.py ones"),
+        (9, [SUMMARY], "", "threadhist -p instruments no launch of the running program: .'before ready': 9."),
+    ],
+)  # fmt: skip
+def test_each_part_of_the_smoke_stage_can_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    number: int,
+    records: machine.Records,
+    said: str,
+    why: str,
+) -> None:
+    """A tool's records that are not right; 1: an agent that cannot be loaded."""
+    device = here()
+    status = 1 if "symbol" in said else 0
+    done = subprocess.CompletedProcess([], status, said, said)
+    monkeypatch.setattr(device, "start", lambda *_: done)
+    monkeypatch.setattr(device, "trace", lambda *_: (subprocess.CompletedProcess([], 0, said, ""), records))
+    monkeypatch.setattr(device, "program", str.split)
+    monkeypatch.setattr(device, "needs", lambda *_: None)
+    answer = {"answer": "every 32 ns", "agrees": True, "found": {"memfd": {"seen": True}}}
+    monkeypatch.setattr(facts, "ask", lambda *_: dict(answer))
+    attached = {"instrumented": {"threadhist": [0, {"before ready": 9}]}, "wrong": ""}
+    monkeypatch.setattr(answers, "attached", lambda *_, **__: attached)
+    found = stage.run_stage("smoke", [smoke.parts(device)[number - 1]], device, (), tmp_path)["parts"][0]
+    assert found["state"] in stage.BAD and re.search(why, found["why"]), found["why"]
+
+
+def test_a_result_that_changes_under_a_tool_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = here()
+    plain, traced = (subprocess.CompletedProcess([], 0, f"digest {n}\n", "it said this") for n in (1, 2))
+    monkeypatch.setattr(device, "start", lambda *_: plain)
+    monkeypatch.setattr(device, "trace", lambda *_: (traced, [SUMMARY]))
+    found = smoke.alike(device, "threadhist", "programs/torch_work.py ones", instrumented=False)
+    assert found["wrong"] == "programs/torch_work.py ones ends differently under threadhist: it said this"
 
 
 # --- the packed file ---

@@ -23,6 +23,8 @@ from gpu.stage import Part, Result
 
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
 
+Done = subprocess.CompletedProcess[str]
+
 # Programs that print a digest of all they computed: to be the same to the bit. Modules, arguments, the kernels that must be counted
 # (none: SASS only, so that a tool has to say so).
 SAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -168,7 +170,9 @@ def same(
     return result
 
 
-def attached(machine: Machine, program: str) -> Result:
+def attached(
+    machine: Machine, program: str, tools: Sequence[str] = TOOLS, seconds: int = ATTACHED_SECONDS
+) -> Result:
     """Each tool in turn is attached to a program that runs, and leaves it: launches before, meanwhile and after, in microseconds."""
     words = program.split()
     if machine.sim:
@@ -200,10 +204,10 @@ def attached(machine: Machine, program: str) -> Result:
         return round(statistics.median(found), 3) if found else 0.0
 
     try:
-        time.sleep(ATTACHED_SECONDS)
+        time.sleep(seconds)
         before = rate(0)
-        for tool in TOOLS:
-            options = f"-p {running.pid} -d {ATTACHED_SECONDS}" + (" --graphs" if "graph" in program else "")
+        for tool in tools:
+            options = f"-p {running.pid} -d {seconds}" + (" --graphs" if "graph" in program else "")
             began = time.monotonic()
             done, records = machine.trace(tool, options, (), 40)
             during, left = rate(began), time.monotonic()

@@ -12,28 +12,35 @@ from gpu.stage import Part, Result
 from gpubpf.session.device import cupti_libraries
 
 GUARDED = ("threadhist", "memtrace")
-RISKY = ("capture", "spinning kernel")
+MATRICES = ("capture", "spinning kernel")
 
 
 def parts(machine: Machine) -> list[Part]:
-    """What may leave the GPU in a bad state comes last."""
-    asked = [
-        Part(question.name, functools.partial(ask, machine, question), question.seconds)
-        for question in questions.QUESTIONS
-    ]
-    risky = [part for part in asked if part.name in RISKY]
-    found = [part for part in asked if part.name not in RISKY]
+    """Every question but the matrices, and what programs of the kit show."""
+    found = [part for part in asked(machine) if part.name not in MATRICES]
     for runtime in ("programs", "static"):
         found.append(Part(f"cudart's handles, {runtime}", functools.partial(handles, machine, runtime), 30))
     for tool in GUARDED:
         run = functools.partial(grid_barrier, machine, tool)
         found.append(Part(f"a grid-wide spin barrier under {tool}", run, 40))
-    return found + risky
+    return found
 
 
-def ask(machine: Machine, question: questions.Question) -> Result:
+def matrices(machine: Machine) -> list[Part]:
+    """What takes long, and may leave the GPU in a bad state."""
+    return [part for part in asked(machine) if part.name in MATRICES]
+
+
+def asked(machine: Machine) -> list[Part]:
+    return [
+        Part(question.name, functools.partial(ask, machine, question), question.seconds)
+        for question in questions.QUESTIONS
+    ]
+
+
+def ask(machine: Machine, question: questions.Question, *arguments: str) -> Result:
     """What the process says: its last line is JSON. One that is killed has no answer, which is one, too; what it had seen counts."""
-    command = [machine.python, "-m", "gpu.questions", question.name]
+    command = [machine.python, "-m", "gpu.questions", question.name, *arguments]
     result: Result = {"question": question.text, "believed": question.believed}
     try:
         done = machine.start(command, question.seconds)

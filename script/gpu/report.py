@@ -30,16 +30,35 @@ def counts(parts: Sequence[Result]) -> str:
     return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
 
 
+def results_in(directory: Path) -> list[Result]:
+    """Return the results of stages below `directory`, oldest first."""
+    found = [json.loads(path.read_text()) for path in sorted(directory.rglob("*.json"))]
+    found = [result for result in found if isinstance(result, dict) and "parts" in result]
+    return sorted(found, key=lambda result: str(result["date"]))
+
+
+def done(directory: Path, device: str) -> set[tuple[str, str]]:
+    """Return stage and name of each part that is done, by its latest result. Raises Failure: there is no such directory."""
+    if not directory.is_dir():
+        raise Failure(f"{directory} is not a directory")
+    states = {
+        (result["stage"], part["name"]): part["state"]
+        for result in results_in(directory)
+        if result["device"] == device
+        for part in result["parts"]
+        if part["state"] not in NOTHING
+    }
+    return {part for part, state in states.items() if state == "done"}
+
+
 def write(directory: Path, where: Path) -> Path:
     """gpu-DATE.json and .md in `where`, of all stages found below `directory`; where a stage ran several times, its parts
     are put together, the later result of a part counting. Raises Failure: nothing there, or it is of the embedded device."""
-    found = [json.loads(path.read_text()) for path in sorted(directory.rglob("*.json"))]
-    found = [result for result in found if isinstance(result, dict) and "parts" in result]
+    found = results_in(directory)
     if not found:
         raise Failure(f"no stage wrote anything below {directory}")
     if any(result["device"] != "gpu" for result in found):
         raise Failure(f"that is of the {SIM_NOTE}: no report is made of it")
-    found.sort(key=lambda result: str(result["date"]))
     stages: dict[str, Result] = {}
     for result in found:
         kept = stages.setdefault(result["stage"], {"stage": result["stage"], "parts": []})

@@ -15,6 +15,7 @@ from typing import Any
 from gpu.machine import SIM_NOTE, Failure, Machine, Missing, code, commit
 
 Result = dict[str, Any]
+BAD = ("wrong", "failed")
 BROKEN_OFF = "the call was ended while it ran"
 
 
@@ -30,9 +31,17 @@ class Part:
     seconds: float = 30
 
 
-def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence[str], where: Path) -> Result:
+def run_stage(
+    name: str,
+    parts: Sequence[Part],
+    machine: Machine,
+    only: Sequence[str],
+    where: Path,
+    stops: bool = False,
+) -> Result:
     """Runs what matches `only` (globs; none: everything). Before and after each part `where`/NAME.json is written, whole, so that it
-    says what was found and what was begun, whenever this is ended. Gives its content."""
+    says what was found and what was begun, whenever this is ended. `stops`: the first part that is wrong or failed ends the stage.
+    Gives its content."""
     now = datetime.datetime.now(datetime.UTC)
     result: Result = {
         "stage": name,
@@ -54,6 +63,8 @@ def run_stage(name: str, parts: Sequence[Part], machine: Machine, only: Sequence
         result["parts"][-1] = done
         write(where / f"{name}.json", result)
         print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {done['why']}", flush=True)
+        if stops and done["state"] in BAD:
+            break
     return result
 
 

@@ -1,6 +1,7 @@
 """What PyTorch runs: its own kernels, machine code without PTX; and, compiled, Triton's.
 
 torch_work.py eager | compiled                       a small model; prints the digest of what it computes
+torch_work.py ones                                   torch.ones(1).cuda(), timed: "first MILLISECONDS"
 torch_work.py add | matmul | replay [LAUNCHES]       one kernel of PyTorch's, one of cuBLAS's, some in a graph
 torch_work.py decode-eager | decode-graph | decode-compiled TOKENS     a decode loop, timed as workloads.cu does it
 
@@ -103,7 +104,13 @@ def main() -> int:
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     what, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    if what in ("eager", "compiled"):
+    if what == "ones":
+        began = time.perf_counter()
+        ones = torch.ones(1).cuda()
+        torch.cuda.synchronize()
+        print(f"first {1e3 * (time.perf_counter() - began):.1f}")
+        digest(ones + ones)  # a kernel of PyTorch's own
+    elif what in ("eager", "compiled"):
         model()
     elif what in ("add", "matmul", "replay"):
         a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))

@@ -1,6 +1,7 @@
 """Kernels by Triton: an attention of one pass, and a softmax of rows.
 
 triton_kernels.py                       each once; prints the digest of what they compute
+triton_kernels.py softmax               the softmax alone, once
 triton_kernels.py attention LAUNCHES    the attention, timed as workloads.cu does it
 """
 
@@ -53,6 +54,12 @@ def main() -> int:
         print("PyTorch finds no GPU", file=sys.stderr)
         return 77
     torch.manual_seed(0)
+    rows = torch.randn(64, 1000, device="cuda")
+    soft = torch.empty_like(rows)
+    if sys.argv[1:] == ["softmax"]:
+        softmax[(64,)](soft, rows, 1000, BLOCK=1024)
+        digest(soft)
+        return 0
     heads, length, width, block = 16, 4096 if len(sys.argv) > 1 else 256, 64, 64
     q, k, v = (torch.randn(heads, length, width, device="cuda", dtype=torch.float16) for _ in range(3))
     out = torch.empty_like(q)
@@ -65,8 +72,6 @@ def main() -> int:
         digest(out)
         return 0
     attend()
-    rows = torch.randn(64, 1000, device="cuda")
-    soft = torch.empty_like(rows)
     softmax[(64,)](soft, rows, 1000, BLOCK=1024)
     right = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
     close = torch.allclose(out, right, atol=1e-2) and torch.allclose(soft, torch.softmax(rows, 1), atol=1e-6)

@@ -4,6 +4,7 @@ Runs on any driver that has the functions; no kernel of it runs longer than some
 here; 1: could not be asked.
 
 asking.py    what a question is, and the children that it is asked in
+machine.py   what the machine lets the tools do
 handles.py   symbols and handles
 memory.py    registered host memory; what a ring holds after a trap, after SIGKILL
 swaps.py     kernels in a graph, replaced by copies
@@ -11,7 +12,12 @@ clocks.py    globaltimer, clock64
 waiting.py   persistent kernels, captures, kernels that do not end
 """
 
-from gpu.questions import handles, memory, swaps, clocks, waiting  # noqa: F401, I001  the order in which they are asked
+from gpu.questions import machine, handles, memory, swaps, clocks, waiting  # noqa: F401, I001  the order in which they are asked
 from gpu.questions.asking import QUESTIONS, Question
 
-__all__ = ["QUESTIONS", "Question"]
+__all__ = ["QUESTIONS", "Question", "named"]
+
+
+def named(name: str) -> Question:
+    """Return the question of this name."""
+    return next(question for question in QUESTIONS if question.name == name)

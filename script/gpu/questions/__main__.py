@@ -1,4 +1,4 @@
-"""Asks the question that is named."""
+"""Asks the question that is named, with its arguments."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import sys
 
 from gpu.driver import DriverError
-from gpu.questions import QUESTIONS
+from gpu.questions import named
 from gpu.questions.asking import CannotAsk, die_with_parent
 
 
 def main() -> None:
-    wanted = {question.name: question for question in QUESTIONS}[sys.argv[1]]
+    wanted = named(sys.argv[1])
     die_with_parent()
     status = 0
     try:
-        print(json.dumps(wanted.ask()))
+        print(json.dumps(wanted.ask(*sys.argv[2:])))
     except CannotAsk as error:
         print(error, file=sys.stderr)
         status = 77

@@ -32,7 +32,7 @@ class Question:
     text: str
     believed: str
     seconds: float
-    ask: Callable[[], Answer]
+    ask: Callable[..., Answer]
 
 
 QUESTIONS: list[Question] = []
@@ -40,8 +40,8 @@ QUESTIONS: list[Question] = []
 
 def question(
     text: str, believed: str, seconds: float = 20
-) -> Callable[[Callable[[], Answer]], Callable[[], Answer]]:
-    def register(ask: Callable[[], Answer]) -> Callable[[], Answer]:
+) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    def register(ask: Callable[..., Answer]) -> Callable[..., Answer]:
         QUESTIONS.append(Question(ask.__name__.replace("_", " "), text, believed, seconds, ask))
         return ask
 

@@ -54,7 +54,6 @@ class Way:
 # The agent makes the threads relaxed in which it calls the driver.
 CAPTURES = [Way(mode, same, relaxed) for mode in ("global", "thread-local", "relaxed") for same in (True, False)
             for relaxed in (True, False)]  # fmt: skip
-SPINNING = [Way(mode, spins=True) for mode in MODES]
 
 
 def _operations(driver: Driver) -> dict[str, Callable[[], int]]:
@@ -222,8 +221,9 @@ def capture() -> Answer:
     "loading, unloading, freeing and registering may wait; copies and launches in a private stream do not",
     200,
 )
-def spinning_kernel() -> Answer:
-    found = _each(SPINNING, 40)
+def spinning_kernel(*modes: str) -> Answer:
+    """Ask for these capture modes; for all if none is given."""
+    found = _each([Way(mode, spins=True) for mode in modes or MODES], 40)
     private = [name for name in found["waits"] if "private" in name and "pageable" not in name]
     return {
         **found,

@@ -1,0 +1,99 @@
+"""What this machine lets the tools do: the driver's settings, and the kernel's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from gpu.driver import CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING, PUT, Driver
+from gpu.questions.asking import Answer, question
+
+LOADING = {CU_MODULE_EAGER_LOADING: "eager", CU_MODULE_LAZY_LOADING: "lazy"}
+CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+
+
+@question(
+    "what does this machine let the tools do?",
+    "modules are loaded lazily, the driver compiles PTX, MIG and confidential computing are off",
+)
+def machine() -> Answer:
+    driver = Driver().open()
+    loading = ctypes.c_int()
+    code = driver.call("cuModuleGetLoadingMode", ctypes.byref(loading))
+    module = ctypes.c_uint64()
+    text = ctypes.c_char_p(PUT.encode() + b"\0")
+    found = {
+        "module loading": driver.name(code) if code else LOADING.get(loading.value, str(loading.value)),
+        "PTX compiler": driver.name(driver.call("cuModuleLoadData", ctypes.byref(module), text)),
+        **_management(),
+        **_kernel(),
+    }
+    compiles = found["PTX compiler"] == "CUDA_SUCCESS"
+    return {
+        "answer": "; ".join(f"{name}: {value}" for name, value in found.items()),
+        "agrees": compiles
+        and found["MIG"] in ("off", "unknown")
+        and found["confidential"] in ("off", "unknown"),
+        "found": found,
+    }
+
+
+def _management() -> dict[str, Any]:
+    """MIG and confidential computing, as NVML tells."""
+    found = {"MIG": "unknown", "confidential": "unknown"}
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return found
+    handle = ctypes.c_void_p()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)):
+        return found
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    code = library.nvmlDeviceGetMigMode(handle, ctypes.byref(mode), ctypes.byref(pending))
+    found["MIG"] = "unknown" if code else "on" if mode.value else "off"
+    state = (
+        ctypes.c_uint * 3
+    )()  # nvmlConfComputeSystemState_t: environment, feature, mode of developer tools
+    if hasattr(library, "nvmlSystemGetConfComputeState") and not library.nvmlSystemGetConfComputeState(state):
+        found["confidential"] = "on" if state[1] else "off"
+    return found
+
+
+def _kernel() -> dict[str, str]:
+    """The kernel, its sandbox, and what it allows this user."""
+    status = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
+    )
+    effective = int(status["CapEff"], 16)
+    version = Path("/proc/version")
+    shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    return {
+        "kernel": platform.release(),
+        "sandbox": "gVisor" if version.exists() and "gVisor" in version.read_text() else "none seen",
+        "capabilities": " ".join(name for name, bit in CAPABILITIES.items() if effective >> bit & 1)
+        or "none",
+        "BPF": _bpf(),
+        "ptrace_scope": _setting("/proc/sys/kernel/yama/ptrace_scope"),
+        "/dev/shm": f"{shared.f_bavail * shared.f_frsize >> 20} MiB free" if shared else "absent",
+    }
+
+
+def _bpf() -> str:
+    """Whether bpf(2) makes a map here, or why not."""
+    from gpubpf.linux import bpf_syscall
+
+    try:
+        os.close(bpf_syscall.create_map(2, 4, 8, 1, 0, "question"))  # ARRAY
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return "allowed"
+
+
+def _setting(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return "absent"

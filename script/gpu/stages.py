@@ -1,0 +1,15 @@
+"""The stages, in the order in which they are run."""
+
+from gpu import answers, facts, overhead, references, sanitizer, smoke
+
+STAGES = {
+    "smoke": smoke.parts,
+    "facts": facts.parts,
+    "answers": answers.parts,
+    "overhead": overhead.parts,
+    "frameworks": overhead.framework_parts,
+    "matrices": facts.matrices,
+    "sanitizer": sanitizer.parts,
+    "references": references.parts,
+}
+STAGE_SECONDS = 480  # no other stage than smoke runs longer
