@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +14,26 @@ from pathlib import Path
 from gpubpf.errors import SessionError
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
-# Device files of NVIDIA's driver: Linux, and Windows' GPU in WSL 2.
-DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+DRIVER_TIMEOUT = 60.0  # seconds; without the persistence daemon, the driver initializes the GPU first
+# Initialize the driver as a program does; print the compute capability and the name of the first GPU, or what refused.
+ASK_DRIVER = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+def must(name, *arguments):
+    if code := getattr(driver, name)(*arguments):
+        text = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(text))
+        raise SystemExit(f"{name} returns {(text.value or b'an unknown error').decode()} ({code})")
+number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+must("cuInit", 0)
+must("cuDeviceGet", ctypes.byref(number), 0)
+must("cuDeviceGetName", name, 256, number)
+for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+    value = ctypes.c_int()
+    must("cuDeviceGetAttribute", ctypes.byref(value), attribute, number)
+    print(value.value)
+print(name.value.decode(errors="replace"))
+"""
 NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
 
 
@@ -38,24 +58,46 @@ class Device:
         return "a GPU" if self.kind == "gpu" else f"the embedded device{clock}"
 
 
-def gpu_missing() -> str | None:
-    """Why there is no GPU to use; None: there is one."""
-    if not any(file.exists() for file in DEVICE_FILES):
-        return "there is no " + " or ".join(map(str, DEVICE_FILES))
+@functools.cache
+def ask_driver() -> tuple[int, int] | str:
+    """Return the compute capability of the first GPU, or why there is no GPU to use.
+
+    The driver is initialized in a child process. Whether that works is the only proof of a GPU: device files are there without one,
+    and are made at the first use. What the driver leaves behind, or a crash of it, is the child's.
+    """
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return f"the driver library does not load ({error})"
-    return None
+        return f"the driver library cannot be loaded ({error})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ASK_DRIVER],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DRIVER_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the driver did not answer in {DRIVER_TIMEOUT:.0f} s"
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return said[-1] if said and done.returncode > 0 else f"the driver crashed (status {done.returncode})"
+    major, minor, name = done.stdout.split("\n", 2)
+    if "cudasim" in name:
+        return "libcuda.so.1 is the embedded device"
+    return int(major), int(minor)
 
 
 def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.environ) -> Device:
     """The device for "auto", "gpu" or "sim". Raises SessionError where it cannot be had."""
-    missing = gpu_missing() if wanted != "sim" else None
-    if wanted == "gpu" and missing:
-        raise SessionError(f"no GPU can be used: {missing}; use --device sim for the embedded device")
-    if wanted != "sim" and not missing:
-        return Device("gpu")
+    missing = ""
+    if wanted != "sim":
+        if isinstance(answer := ask_driver(), tuple):
+            return Device("gpu")
+        missing = answer
+        if wanted == "gpu":
+            raise SessionError(f"no GPU can be used: {missing}; use --device sim for the embedded device")
     if not (LIBRARIES / "libcuda.so.1").exists():
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
@@ -82,14 +124,6 @@ def compute_capability(device: Device, environment: Mapping[str, str] = os.envir
     if device.kind == "sim":
         major, _, minor = environment.get("CUDASIM_CC", "").partition(".")
         return (int(major), int(minor or 0)) if major.isdigit() and (minor or "0").isdigit() else (9, 0)
-    library = ctypes.CDLL("libcuda.so.1")
-    number, value = ctypes.c_int(), ctypes.c_int()
-    found = []
-    if (error := library.cuInit(0) or library.cuDeviceGet(ctypes.byref(number), 0)) != 0:
-        raise SessionError(
-            f"the driver gives no GPU (error {error}); use --device sim for the embedded device"
-        )
-    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, number)
-        found.append(value.value)
-    return found[0], found[1]
+    if isinstance(answer := ask_driver(), str):
+        raise SessionError(f"no GPU can be used: {answer}; use --device sim for the embedded device")
+    return answer

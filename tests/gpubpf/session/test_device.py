@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from gpubpf.session import device
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "DEVICE_FILES", (Path("/dev/no-such-gpu"),))
+    monkeypatch.setattr(device, "ask_driver", lambda: "there is no driver")
 
 
 @pytest.fixture
@@ -31,9 +34,7 @@ def test_without_a_gpu_the_embedded_device_is_used_and_said(no_gpu: None, built:
 
 
 def test_a_gpu_that_was_asked_for_is_not_replaced(no_gpu: None) -> None:
-    with pytest.raises(
-        SessionError, match="no GPU can be used: there is no /dev/no-such-gpu; use --device sim"
-    ):
+    with pytest.raises(SessionError, match="no GPU can be used: there is no driver; use --device sim"):
         device.choose("gpu")
 
 
@@ -44,16 +45,53 @@ def test_an_embedded_device_that_is_not_built(no_gpu: None, monkeypatch: pytest.
             device.choose(wanted)
 
 
-def test_a_gpu_needs_device_file_and_driver(monkeypatch: pytest.MonkeyPatch, built: Path) -> None:
-    monkeypatch.setattr(device, "DEVICE_FILES", (Path("/dev/null"),))
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: object())
-    assert device.choose("auto") == device.Device("gpu")
+def driver(directory: Path, body: str) -> str:
+    """A libcuda.so.1 of our own; returns what ask_driver() says in a process that finds it."""
+    source = directory / "driver.c"
+    source.write_text("#include <string.h>\n#include <stdlib.h>\n" + body)
+    library = directory / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return asked(directory)
 
-    def missing(name: str) -> object:
-        raise OSError("no such library")
 
-    monkeypatch.setattr(device.ctypes, "CDLL", missing)
-    assert device.choose("auto").kind == "sim"
+def asked(directory: Path) -> str:
+    code = "from gpubpf.session import device; device.DRIVER_TIMEOUT = 2.0; print(device.ask_driver())"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(directory)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+WORKS = """
+int cuGetErrorName(int code, const char **text) { *text = "CUDA_ERROR_NO_DEVICE"; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { strncpy(name, NAME, size); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return 0; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "name", "answer"),
+    [
+        ("return 0;", "NVIDIA H200", "(9, 0)"),
+        ("return 100;", "", "cuInit returns CUDA_ERROR_NO_DEVICE (100)"),
+        ("abort();", "", "the driver crashed (status -6)"),
+        ("for (;;) {}", "", "the driver did not answer in 2 s"),
+        ("return 0;", "cudasim (embedded device)", "libcuda.so.1 is the embedded device"),
+    ],
+)
+def test_only_a_driver_that_can_be_initialized_is_a_gpu(
+    tmp_path: Path, init: str, name: str, answer: str
+) -> None:
+    body = f'#define NAME "{name}"\n{WORKS}\nint cuInit(unsigned flags) {{ {init} }}\n'
+    assert driver(tmp_path, body) == answer
+
+
+def test_no_driver_or_a_broken_one_is_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    assert asked(tmp_path).startswith("the driver library cannot be loaded (")
+    assert "cuDeviceGet" in driver(tmp_path, "int cuInit(unsigned flags) { return 0; }")
 
 
 def test_compute_capability_of_the_embedded_device() -> None:
