@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError
@@ -80,6 +81,9 @@ class Assembled:
     cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
     functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
     ignored: tuple[str, ...] = ()  # options of the application that were not passed on
+    advisories: tuple[
+        str, ...
+    ] = ()  # "C7508: Potential Performance Loss: …", of any kernel; none from nvJitLink
 
 
 def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
@@ -90,8 +94,8 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     passed, ignored = steering(options)
     if target.device == "sim":
         return Assembled(_encode(ptx), {}, ignored)
-    cubin, functions = _assemble(ptx, target.cc, passed)
-    return Assembled(cubin, functions, ignored)
+    cubin, functions, advisories = _assemble(ptx, target.cc, passed)
+    return Assembled(cubin, functions, ignored, advisories)
 
 
 def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
@@ -124,10 +128,12 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(passed), tuple(ignored)
 
 
-def _assemble(
-    ptx: str, cc: tuple[int, int], options: tuple[str, ...]
-) -> tuple[bytes, dict[str, KernelResources]]:
-    """Return the cubin and its kernels' resources, from the cache or the first assembler that knows the PTX version and the GPU."""
+# A cubin, its kernels' resources, advisories.
+_Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
+
+
+def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> _Made:
+    """Return what the first assembler makes that knows the PTX version and the GPU, or what the cache has of it."""
     data = _encode(ptx)
     image = fatbin.ptx_image(data)
     suffix = image.suffix if image is not None else ""
@@ -141,15 +147,15 @@ def _assemble(
             if (kept := store.get(_STAGE, key)) is not None and (result := _unpack(kept)) is not None:
                 return result
             try:
-                cubin, functions = assembler.run(data, arch, options)
+                made = assembler.run(data, arch, options)
             except _UnknownArchitecture as error:
                 refusals.append(AssembleError(str(error)))
                 continue
             except _UnknownVersion as error:
                 refusals.append(AssembleError(str(error)))
                 break
-            store.put(_STAGE, key, _pack(cubin, functions))
-            return cubin, functions
+            store.put(_STAGE, key, _pack(made))
+            return made
     if refusals:
         raise refusals[0]
     raise AssembleError(
@@ -161,15 +167,21 @@ def _encode(ptx: str) -> bytes:
     return ptx.encode("utf-8", "surrogateescape")
 
 
-def _pack(cubin: bytes, functions: dict[str, KernelResources]) -> bytes:
-    header = {name: asdict(needs) for name, needs in functions.items()}
+def _pack(made: _Made) -> bytes:
+    cubin, functions, advisories = made
+    header = [{name: asdict(needs) for name, needs in functions.items()}, advisories]
     return json.dumps(header).encode() + b"\n" + cubin
 
 
-def _unpack(kept: bytes) -> tuple[bytes, dict[str, KernelResources]] | None:
+def _unpack(kept: bytes) -> _Made | None:
     header, _, cubin = kept.partition(b"\n")
     try:
-        return cubin, {name: KernelResources(**needs) for name, needs in json.loads(header).items()}
+        functions, advisories = json.loads(header)
+        return (
+            cubin,
+            {name: KernelResources(**needs) for name, needs in functions.items()},
+            tuple(map(str, advisories)),
+        )
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -189,6 +201,7 @@ _ENTRY = re.compile(r"Compiling entry function '(.+)' for '")
 _PROPERTIES = re.compile(r"Function properties for (.+)$")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
+_ADVISORY = re.compile(r"\((C75\d\d)\) (.*)")
 _AMOUNT = re.compile(r"(\d+) bytes (cumulative stack size|smem|cmem)")
 
 
@@ -202,15 +215,11 @@ class Ptxas:
         status = os.stat(self.path)
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
-    def run(
-        self, ptx: bytes, arch: str, options: tuple[str, ...]
-    ) -> tuple[bytes, dict[str, KernelResources]]:
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
         return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
 
-    def _run(
-        self, ptx: bytes, arch: str, options: tuple[str, ...]
-    ) -> tuple[bytes, dict[str, KernelResources]]:
+    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
@@ -234,7 +243,7 @@ class Ptxas:
             talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
             if done.returncode != 0 or not result.exists():
                 raise _refusal(talk, done.returncode)
-            return result.read_bytes(), parse_verbose(talk)
+            return result.read_bytes(), parse_verbose(talk), parse_advisories(talk)
 
 
 def _refusal(talk: str, status: int) -> AssembleError:
@@ -249,6 +258,11 @@ def _refusal(talk: str, status: int) -> AssembleError:
         return _UnknownVersion(f"ptxas is older than the PTX: {text}; install a newer CUDA toolkit")
     place = f" in line {found['line']}" if found["line"] else ""
     return AssembleError(f"ptxas rejects the PTX{place}: {text}; look at it with --ptx")
+
+
+def parse_advisories(talk: str) -> tuple[str, ...]:
+    """Return what ptxas says of code that runs slower than it was written for, without repetitions."""
+    return tuple(dict.fromkeys(f"{number}: {text.strip()}" for number, text in _ADVISORY.findall(talk)))
 
 
 def parse_verbose(talk: str) -> dict[str, KernelResources]:
@@ -297,9 +311,7 @@ class NvJitLink:
         status = os.stat(self.path)
         return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
-    def run(
-        self, ptx: bytes, arch: str, options: tuple[str, ...]
-    ) -> tuple[bytes, dict[str, KernelResources]]:
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         try:
             library = ctypes.CDLL(self.path)
         except OSError as error:
@@ -324,7 +336,7 @@ class NvJitLink:
                 raise _refusal(_log(library, handle, "Error"), status)
             data = _buffer(library, handle, "nvJitLinkGetLinkedCubinSize", "nvJitLinkGetLinkedCubin")
             functions = parse_verbose(_log(library, handle, "Info")) or _from_cubin(data)
-            return data, functions
+            return data, functions, ()
         finally:
             library.nvJitLinkDestroy(ctypes.byref(handle))
 

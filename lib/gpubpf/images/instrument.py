@@ -172,7 +172,7 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
     options = chosen.options
     while injected.kernels:
         try:
-            image, options = _assembled(injected.text, target, chosen.options)
+            image, options = _assembled(parsed, injected, target, chosen.options)
             break
         except AssembleError as error:
             guilty = _rejected(parsed, kernels, injected, target, chosen.options) or dict.fromkeys(
@@ -205,20 +205,31 @@ def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], tar
     )
 
 
-def _assembled(text: str, target: Target, options: str) -> tuple[bytes, str]:
+def _assembled(parsed: module.Module, injected: Injected, target: Target, options: str) -> tuple[bytes, str]:
     """Return the cubin and the options that it was assembled with. Raises AssembleError.
+
+    `setmaxnreg` moves registers between the warps of a block. Should ptxas ignore it in the copy only, fewer blocks would fit, and the
+    tool would measure another kernel.
 
     ptxas gives up on some kernels that hold many predicates at a probe: `Register allocation failed with register count of '7'`,
     seen with radix sorts of CUB. It succeeds with slightly less optimization.
     """
     try:
-        return assemble(text, target, options).cubin, options
+        made = assemble(injected.text, target, options)
     except AssembleError as error:
         if "Register allocation failed" not in str(error):
             raise
         with contextlib.suppress(AssembleError):  # an older ptxas does not know the option
-            return assemble(text, target, f"{options} {_CAREFUL}").cubin, f"{options} {_CAREFUL}"
+            return assemble(injected.text, target, f"{options} {_CAREFUL}").cubin, f"{options} {_CAREFUL}"
         raise
+    for advisory in made.advisories:
+        if "setmaxnreg" in advisory:
+            original = assemble(module.render(trim(parsed, injected.kernels)), target, options)
+            if not any("setmaxnreg" in other for other in original.advisories):
+                raise AssembleError(
+                    f"setmaxnreg would be ignored in the copy (ptxas {advisory.partition(':')[0]})"
+                )
+    return made.cubin, options
 
 
 def _rejected(
@@ -232,7 +243,7 @@ def _rejected(
     found = {}
     for name in injected.kernels:
         try:
-            _assembled(inject(parsed, {name: kernels[name]}).text, target, options)
+            _assembled(parsed, inject(parsed, {name: kernels[name]}), target, options)
         except AssembleError as error:
             found[name] = str(error)
     return found

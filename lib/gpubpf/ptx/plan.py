@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,7 +94,7 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
-        self.programs = self._programs()
+        self.programs = self._programs(reached)
         self.filler = Filler(
             block,
             {id(f): name for name, f in self.programs.items()},
@@ -109,8 +109,14 @@ class InjectionPlan:
             self.variants.append(inner)
         return self.variants.index(inner)
 
-    def _programs(self) -> dict[str, Fragment]:
-        """Return the fragments at memory accesses that become functions, because inlining all of them would be too much text."""
+    def _programs(self, reached: Iterable[str]) -> dict[str, Fragment]:
+        """Return the fragments at memory accesses that become functions, because inlining all of them would be too much text.
+
+        There are none in a module with `setmaxnreg`: ptxas ignores it in a kernel with calls (advisory C7507), which changes how many
+        blocks fit.
+        """
+        if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
+            return {}
         lines: dict[int, int] = {}
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpubpf.errors import AssembleError
 from gpubpf.images import instrument
-from gpubpf.images.assemble import Assembled, Target
+from gpubpf.images.assemble import Assembled, Target, assemble
 from gpubpf.images.fatbin import Image
 from gpubpf.images.instrument import Attachment
 from gpubpf_fragments import TIME
 
+ROOT = Path(__file__).resolve().parents[3]
 PTX = b""".version 8.3
 .target sm_80
 .address_size 64
@@ -89,6 +91,73 @@ def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
+
+
+# Its producer gives registers to its consumers.
+SPECIALISED = b"""
+.version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry plain(.param .u64 p) .maxntid 256, 1, 1 .minnctapersm 1 {
+    .reg .b64 %rd<3>; .reg .b32 %r<3>;
+    ld.param.u64 %rd1, [p];
+    ld.global.u32 %r1, [%rd1];
+    ld.global.u32 %r1, [%rd1+4];
+    ld.global.u32 %r1, [%rd1+8];
+    ret;
+}
+.visible .entry specialised(.param .u64 p) .maxntid 256, 1, 1 BOUND {
+    .reg .pred %p; .reg .b64 %rd<3>; .reg .b32 %r<9>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %tid.x;
+    setp.lt.u32 %p, %r1, 128;
+    @%p bra consume;
+    setmaxnreg.dec.sync.aligned.u32 40;
+    ld.global.u32 %r2, [%rd1];
+    st.global.u32 [%rd1+4], %r2;
+    ret;
+consume:
+    setmaxnreg.inc.sync.aligned.u32 232;
+    ld.global.u32 %r3, [%rd1+8];
+    st.global.u32 [%rd1+12], %r3;
+    ret;
+}
+"""
+HOPPER = Target("gpu", (9, 0))
+
+
+def specialised(bound: str) -> tuple[str, Image]:
+    text = SPECIALISED.replace(b"BOUND", bound.encode())
+    return text.decode(), Image("ptx", 90, "a", (8, 3), "", 0, "", 0, False, text)
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+@pytest.mark.parametrize(("bound", "ignored"), [(".minnctapersm 1", False), ("", True)])
+def test_setmaxnreg_is_heeded_in_the_copy_as_in_the_original(
+    tmp_path: Path, bound: str, ignored: bool
+) -> None:
+    """Even with programs as long as memtrace's, which are functions in other modules. Without a bound, ptxas ignores it anyway."""
+    text, _ = specialised(bound)
+    original = assemble(text, HOPPER)
+    assert [advisory.split(":")[0] for advisory in original.advisories] == ["C7508"] * ignored
+    (tmp_path / "k.ptx").write_text(text)
+    command = [sys.executable, ROOT / "tools" / "memtrace.py", "--device", "sim", "--ptx", tmp_path / "k.ptx"]
+    copy = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "entry specialised" in copy and "//gpubpf{" in copy and "call gpubpf" not in copy
+    assert assemble(copy, HOPPER).advisories == original.advisories
+
+
+def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignores(text: str, target: Target, options: str = "") -> Assembled:
+        ignored = "//gpubpf{" in text and "setmaxnreg" in text
+        why = "C7507: Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."
+        return Assembled(text.encode(), {}, (), (why,) if ignored else ())
+
+    monkeypatch.setattr(instrument, "assemble", ignores)
+    text, image = specialised("")
+    made = instrument._instrument(text, image, [Attachment(TIME, "exit")], HOPPER)
+    assert [kernel.name for kernel in made.kernels] == ["plain"]
+    assert made.refusals == {"specialised": "setmaxnreg would be ignored in the copy (ptxas C7507)"}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
