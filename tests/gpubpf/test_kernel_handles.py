@@ -25,7 +25,7 @@ from gpubpf.calls.api import Api
 from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _File
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
-from gpubpf.linux import bpf_syscall
+from gpubpf.process import bpf_syscall
 from gpubpf.session.device import LIBRARIES
 from gpubpf_host import needs_bpf
 

@@ -26,8 +26,7 @@ from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
-from gpubpf.linux import bpf_syscall
-from gpubpf.process import fresh_thread, ptrace, target
+from gpubpf.process import bpf_syscall, fresh_thread, ptrace, target
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
 from gpubpf.session.joining import TRACED

@@ -11,9 +11,9 @@ import pytest
 import gpubpf_bcc
 import gpubpf_cuda
 from gpubpf.images.instrument import Sidecar
-from gpubpf.linux import bpf_syscall
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.lower import x86
+from gpubpf.process import bpf_syscall
 from gpubpf.session import operation_log
 from gpubpf.session.device import LIBRARIES, choose
 from gpubpf.session.results import ProcessLog

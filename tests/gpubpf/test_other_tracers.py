@@ -36,9 +36,8 @@ from gpubpf.ebpf.bytecode import (
     STX,
     Instruction,
 )
-from gpubpf.linux import bpf_syscall
 from gpubpf.linux.host_programs import Host
-from gpubpf.process import target
+from gpubpf.process import bpf_syscall, target
 from gpubpf.program import BPF
 from gpubpf.session import device
 

@@ -20,10 +20,11 @@ import pytest
 import prebuild
 from gpubpf import elf
 from gpubpf.errors import UsageError
-from gpubpf.linux import bpf_syscall, libraries, uprobes
+from gpubpf.linux import libraries, uprobes
 from gpubpf.linux.host_programs import Host
 from gpubpf.linux.libraries import MappedCode, Names
 from gpubpf.lower import programs
+from gpubpf.process import bpf_syscall
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 

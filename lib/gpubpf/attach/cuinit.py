@@ -25,8 +25,8 @@ from pathlib import Path
 
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
-from gpubpf.linux import bpf_syscall
-from gpubpf.linux.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
+from gpubpf.process import bpf_syscall
+from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
 
 PROGRAM = r"""
 #include <uapi/linux/ptrace.h>

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import re
 import stat
 import struct
 import threading
@@ -29,8 +28,9 @@ from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
-from gpubpf.linux import bpf_syscall, uprobes
+from gpubpf.linux import uprobes
 from gpubpf.lower import context
+from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -544,12 +544,7 @@ def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
 
 def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
     """Return the verifier's last message, with the C line that it is about."""
-    lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
-    message = next(
-        (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
-        error.strerror or "no reason given",
-    )
-    at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)
+    message, at = error.reason()
     where = f"host program {function.name}"
     if at is not None and at < len(function.instructions):
         line = function.instructions[at].line

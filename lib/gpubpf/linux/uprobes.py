@@ -26,8 +26,9 @@ from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.errors import Error, UsageError
-from gpubpf.linux import bpf_syscall, libraries
+from gpubpf.linux import libraries
 from gpubpf.linux.libraries import MappedCode, Mappings, Names
+from gpubpf.process import bpf_syscall
 
 METHODS = ("session", "multi", "event")  # the best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
