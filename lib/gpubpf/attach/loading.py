@@ -59,10 +59,10 @@ from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, ptrace, target, users
+from gpubpf.process.syscalls import NUMBERS
 from gpubpf.process.target import Memory
 
 ANSWER = 10.0  # seconds for one call on the worker
-_FUTEX = 202
 _STACK = 1 << 16  # bytes of the worker's stack that are searched
 _MEMFD = re.compile("/memfd:")
 
@@ -177,7 +177,7 @@ class Held:
             stub = range(self.worker.base, self.worker.base + len(borrow.STUB))
             for tid in ptrace.threads_of(self.pid):
                 call = ptrace.blocked_call(self.pid, tid)
-                if tid == self.tid or call is None or call.number != _FUTEX:
+                if tid == self.tid or call is None or call.number != NUMBERS["futex"]:
                     continue
                 words = memoryview(self.worker.memory.some(call.rsp & ~7, _STACK)).cast("Q")
                 if any(word in stub for word in words):  # it is the worker
@@ -356,9 +356,9 @@ class _Worker:
 
 def _fetch(pid: int, file: int) -> int:
     """Return a duplicate of a process's file descriptor, as pidfd_getfd(2) does. Raises OSError."""
-    process = libc.system_call(libc.PIDFD_OPEN, pid, 0)
+    process = libc.system_call("pidfd_open", pid, 0)
     try:
-        fetched = libc.system_call(libc.PIDFD_GETFD, process, file, 0)
+        fetched = libc.system_call("pidfd_getfd", process, file, 0)
     finally:
         os.close(process)
     os.set_inheritable(fetched, False)

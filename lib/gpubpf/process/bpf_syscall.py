@@ -305,7 +305,7 @@ def _attach(program: int, kind: int, config: int, config1: int, config2: int) ->
     attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
     # The kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
-    event = system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
+    event = system_call("perf_event_open", ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)
         fcntl.ioctl(event, _PERF_ENABLE, 0)
@@ -329,9 +329,9 @@ def tracefs() -> Iterator[Path]:
     name = ctypes.create_string_buffer(b"tracefs")
     files: list[int] = []
     try:
-        files.append(system_call(libc.FSOPEN, ctypes.addressof(name), 1))
-        system_call(libc.FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
-        files.append(system_call(libc.FSMOUNT, files[0], 1, 0))
+        files.append(system_call("fsopen", ctypes.addressof(name), 1))
+        system_call("fsconfig", files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
+        files.append(system_call("fsmount", files[0], 1, 0))
     except OSError as error:
         for file in files:
             os.close(file)

@@ -67,7 +67,7 @@ def effective() -> frozenset[int]:
 def _get() -> tuple[int, ...]:
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(24)
-    system_call(libc.CAPGET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call("capget", ctypes.addressof(header), ctypes.addressof(data))
     return struct.unpack("<6I", data.raw)
 
 
@@ -85,7 +85,7 @@ def _limit(kept: Iterable[int]) -> None:
     ]  # effective, permitted; nothing inheritable
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
-    system_call(libc.CAPSET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call("capset", ctypes.addressof(header), ctypes.addressof(data))
 
 
 class Privileges:
@@ -157,9 +157,9 @@ def _become_unused_user() -> bool:
     else:
         return False
     try:
-        system_call(libc.SETGROUPS, 0, 0)
-        system_call(libc.SETRESGID, user, user, user)
-        system_call(libc.SETRESUID, user, user, user)
+        system_call("setgroups", 0, 0)
+        system_call("setresgid", user, user, user)
+        system_call("setresuid", user, user, user)
     except OSError:  # the user namespace has no such ID, or it is not allowed
         return False
     return True
