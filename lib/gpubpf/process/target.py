@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpubpf import elf
 from gpubpf.errors import SessionError
-from gpubpf.process import target_files
+from gpubpf.process import privileges, target_files
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
@@ -290,7 +290,7 @@ def refusal(pid: int, code: int) -> SessionError:
         return SessionError(f"{who} is exiting; name another process")
     mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
     yama = _number("/proc/sys/kernel/yama/ptrace_scope")
-    capable = int(status(os.getpid()).get("CapEff", "0"), 16) >> 19 & 1  # CAP_SYS_PTRACE
+    capable = privileges.SYS_PTRACE in privileges.effective()
     if yama == 3:
         return SessionError(
             f"{who} cannot be traced: the kernel forbids all tracing (kernel.yama.ptrace_scope is 3);"
