@@ -28,8 +28,9 @@ from gpubpf.process import libc, target, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
-    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
-    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib", "/opt/rocm/lib"),
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib"),
+    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"),
+    *("/opt/rocm/lib", "/opt/rocm/lib64"),
 )
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
@@ -102,13 +103,13 @@ class Key:
     modified_ns: int = 0
 
 
-def files(names: Names) -> list[str]:
-    """Return the paths of the matching files that the dynamic linker would find, each once."""
+def files(names: Names, also: Iterable[Path] = ()) -> list[str]:
+    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to look in."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
     with contextlib.suppress(OSError):
         data = _CACHE.read_bytes()
         found += (p for m in re.findall(rb"/[^\0]+\.so[^\0/]*", data) if names.match(p := os.fsdecode(m)))
-    for directory in (*_DIRECTORIES, *sorted(map(str, Path("/opt").glob("rocm-*/lib")))):
+    for directory in (*_DIRECTORIES, *map(str, (*sorted(Path("/opt").glob("rocm-*/lib*")), *also))):
         with contextlib.suppress(OSError):
             found += (f"{directory}/{entry}" for entry in os.listdir(directory) if names.match(entry))
     return list(dict.fromkeys(map(os.path.realpath, found)))
@@ -267,7 +268,7 @@ class Mappings:
 def _open(cpu: int) -> int:
     attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
     buffer = ctypes.create_string_buffer(attributes, 112)
-    return libc.system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
+    return libc.system_call("perf_event_open", ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
 
 
 def _online() -> list[int]:
