@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
+from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import MappedCode, Mappings, Names
@@ -32,7 +33,7 @@ from gpubpf.process import bpf_syscall
 
 METHODS = ("session", "multi", "event")  # the best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
-_FUNC_IP, _COOKIE = 173, 174  # helpers
+_FUNC_IP, _COOKIE = number_of("bpf_get_func_ip"), number_of("bpf_get_attach_cookie")
 _IP = 128  # of struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
