@@ -21,10 +21,10 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.lower.programs import PREBUILT
 from gpubpf.process import bpf_syscall
 from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
 
@@ -213,7 +213,6 @@ int gpubpf_exit(void *ctx)
 WAIT_NS = 4_000_000  # how long a thread waits for the hold helper at the entry of cuInit, at most
 CALLED_CUINIT, EXECUTED, ENDED = range(3)  # enum kind
 _TRACKED, _IGNORED = 1, 2
-_PREBUILT = Path(compile.__file__).with_name("prebuilt") / "cuinit.json"
 _SETTINGS = struct.Struct("<QQQII")  # struct settings
 _WAITING = struct.Struct("<QQQ")  # struct waiting
 _EVENT = struct.Struct("<QIIQQ16sI4xQ")  # struct event
@@ -338,7 +337,7 @@ class CuInitProbes:
 
 def _prebuilt_program() -> Program:
     """Return the compiled PROGRAM. Tests check that it is current."""
-    return compile.from_json(json.loads(_PREBUILT.read_bytes())["program"], PROGRAM)
+    return compile.from_json(json.loads((PREBUILT / "cuinit.json").read_bytes())["program"], PROGRAM)
 
 
 def _settings(tool: int, cpu: int) -> bytes:
