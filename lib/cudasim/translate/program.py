@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
-    Directive,
     Function,
     Generic,
     Immediate,
@@ -61,11 +60,9 @@ class Program:
         self.variables: list[Variable] = []
         self.shared: list[Variable] = []
         self.functions: dict[str, Function] = dict(module.functions)
-        for item in module.items:
-            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
-                alias, name = item.names
-                if name in self.functions:
-                    self.functions[alias] = self.functions[name]
+        for alias, name in module.aliases.items():
+            if name in self.functions:
+                self.functions[alias] = self.functions[name]
         self._collect_variables()
         defined = [f for f in module.functions.values() if f.defined]
         self.indices = {f.name: i for i, f in enumerate(defined)}
@@ -490,12 +487,7 @@ class Program:
 
 
 def _dimensions(function: Function, name: str) -> str:
-    for directive in function.directives:
-        if directive.name == name:
-            numbers = [int(x, 0) for x in re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)]
-            numbers = [*numbers, 1, 1, 1][:3]
-            return f"{{{', '.join(map(str, numbers))}}}"
-    return "{0, 0, 0}"
+    return f"{{{', '.join(map(str, function.block_limit(name) or (0, 0, 0)))}}}"
 
 
 def _bytes(data: bytes) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -607,15 +608,9 @@ def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[m
 
 
 def _threads(entry: module.Function) -> int | None:
-    """Return the most threads of a block; None if the kernel does not state it (PTX ISA 11.4)."""
-    for name in ("reqntid", "maxntid"):
-        for directive in entry.directives:
-            if directive.name == name:
-                total = 1
-                for number in re.findall(r"\d+", directive.text.partition(name)[2])[:3]:
-                    total *= int(number)
-                return total
-    return None
+    """Return the most threads of a block; None if the kernel does not state it."""
+    limit = entry.block_limit("reqntid") or entry.block_limit("maxntid")
+    return math.prod(limit) if limit is not None else None
 
 
 def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image]:

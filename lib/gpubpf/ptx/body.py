@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from gpubpf.ebpf.bytecode import WORK
+
 from .access import Access, accesses
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
-from .flow import LEAVING, SYSTEM_FUNCTIONS, WORK, Flow, callee, counted
+from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee, counted
 from .module import (
     Address,
     Close,

@@ -25,7 +25,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gpubpf.ebpf.bytecode import WORK as WORK
 from gpubpf.errors import PtxError
 
 from .module import (
@@ -427,14 +426,10 @@ class CallGraph:
     def __init__(self, module: Module) -> None:
         self.module = module
         self._references: dict[str, References] = {}
-        self.aliases: dict[str, str] = {}
-        for item in module.items:
-            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
-                self.aliases[item.names[0]] = item.names[1]
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
-        return self.aliases.get(name, name)
+        return self.module.aliases.get(name, name)
 
     def of(self, name: str) -> References:
         """Return the names that a function uses. Raises PtxError."""

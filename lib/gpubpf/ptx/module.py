@@ -10,6 +10,7 @@ Statements are values; a pass builds new ones (`dataclasses.replace`) and never 
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -329,6 +330,15 @@ class Function:
             return text.find(name, start, end) >= 0
         return any(name in str(s) for s in self.statements or ())
 
+    def block_limit(self, name: str) -> tuple[int, int, int] | None:
+        """Return the block's dimensions that a kernel states with `.reqntid` or `.maxntid`, or None (PTX ISA 11.4)."""
+        for directive in self.directives:
+            if directive.name == name:
+                numbers = re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)
+                x, y, z = ([parse_integer(number) for number in numbers] + [1, 1, 1])[:3]
+                return x, y, z
+        return None
+
     @functools.cached_property
     def body(self) -> tuple[Statement, ...] | None:
         """The statements between the outer braces, parsed on first use.
@@ -383,6 +393,12 @@ class Module:
             if isinstance(item, Variable) and (item.name not in found or "extern" not in item.linkage):
                 found[item.name] = item
         return found
+
+    @functools.cached_property
+    def aliases(self) -> dict[str, str]:
+        """The function that each `.alias` stands for, by the alias."""
+        found = (item.names for item in self.items if isinstance(item, Directive) and item.name == "alias")
+        return {names[0]: names[1] for names in found if len(names) == 2}
 
     @property
     def entries(self) -> dict[str, Function]:

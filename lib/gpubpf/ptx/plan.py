@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubpf import names
-from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error
 
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
-from .flow import WORK, CallGraph
+from .flow import CallGraph
 from .module import Address, Function, Instruction, Module
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
@@ -61,7 +61,7 @@ class InjectionPlan:
     A function holds the probes of the kernel that it runs in. Kernels may have different programs, so a function is copied once for
     each distinct set of programs: each copy is a *variant*, numbered as the set is in `variants`. Variant 0 holds no program.
 
-    work      the kinds of work that are counted, some of `flow.WORK`
+    work      the kinds of work that are counted, some of `bytecode.WORK`
     leaving   functions whose threads may leave the kernel
     programs  fragments that become functions of their own, by the function's name
     filler    makes the text of probes

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.ptx import inject as injection
-from gpubpf.ptx.flow import LEAVING, WORK
+from gpubpf.ptx.flow import LEAVING
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
 from gpubpf.ptx.module import Instruction, Module, parse, render
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
