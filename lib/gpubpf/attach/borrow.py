@@ -162,8 +162,8 @@ DATA, FRAME, XSTATE, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 3 * PAGE, 8 * PAGE, 26 *
 SIZE = STACK_TOP
 # Offsets in the data. CREATED: what pthread_create returned. LAST: the worker ends after this call. TURNS_LEFT, RELEASED: how
 # often the borrowed thread still looks whether RELEASED is set.
-CREATED, COMMAND, DONE, FUNCTION, RESULT, ERRNO, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x80, 0x84
-TURNS_LEFT, RELEASED, PAUSE = 0x88, 0x8C, 0x90
+CREATED, COMMAND, DONE, FUNCTION, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x84
+TURNS_LEFT, RELEASED = 0x88, 0x8C
 # The first pause between two looks of a waiting thread, and the number of looks: the pauses get longer, about 5 s in all.
 PAUSE_NS, TURNS = 200_000, 440
 PENDING = 0x7FFFFFFF  # in CREATED: pthread_create has not returned yet

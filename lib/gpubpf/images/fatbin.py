@@ -85,11 +85,6 @@ class Image:
     def arch(self) -> str:
         return f"sm_{self.sm}{self.suffix}"
 
-    @property
-    def capability(self) -> str:
-        """Return the compute capability as users write it: "7.5", "9.0a"."""
-        return f"{self.sm // 10}.{self.sm % 10}{self.suffix}"
-
     @cached_property
     def payload(self) -> bytes:
         return self.read()
@@ -460,7 +455,7 @@ class CubinKernel:
 
 
 _EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
-_EIATTR_FRAME_SIZE, _EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE = 0x11, 0x17, 0x19
+_EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE = 0x17, 0x19
 _EIATTR_REGCOUNT, _EIATTR_KPARAM_INFO_V2 = 0x2F, 0x45
 _STO_CUDA_ENTRY = 0x10
 
