@@ -16,7 +16,7 @@ from gpubpf.lower.fragment import Fragment
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.fatbin import Image
+    from gpubpf.images.fatbin import FatbinImage
     from gpubpf.images.instrument import Attachment
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
@@ -420,7 +420,7 @@ class BPF:
 
         return inject.inject(parsed, dict.fromkeys(kernels, self._placements())).refusals
 
-    def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
         from gpubpf.ptx import inject, module
 

@@ -123,7 +123,7 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
     """Data from the traced process is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, "json" if heats else "text"))
+    found = ExitLog(True, EVERY, EVERY, heats, exit_log.ExitPrinter(out, "json" if heats else "text"))
     for turn in range(30):
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 200), RECORD).copy()
         junk["launch"] = random.integers(4, 7, 200)
@@ -171,7 +171,7 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
     records = ring(5 + (PID << 40), np.array([0, 65, 383]), np.array([7, 8, 90])).records
     records["site"], records["sm"] = [0, 12, 3], [131, 0, 5]
     out = cli.Output(str(tmp_path / "out"))
-    write = exit_log.Printer(out, form)
+    write = exit_log.ExitPrinter(out, form)
     for part in (records[:2], records[2:]):
         write(place, part, part["time"].astype(np.int64) + 10**15)
     lines = (tmp_path / "out").read_text().splitlines()

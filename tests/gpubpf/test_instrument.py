@@ -12,7 +12,7 @@ import pytest
 from gpubpf.errors import AssembleError
 from gpubpf.images import instrument
 from gpubpf.images.assemble import Assembled, Target
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment
 from gpubpf_fragments import TIME
 
@@ -24,8 +24,8 @@ PTX = b""".version 8.3
 """
 
 
-def _image() -> Image:
-    return Image("ptx", 80, "", (8, 3), "", 0, "", 0, False, PTX)
+def _image() -> FatbinImage:
+    return FatbinImage("ptx", 80, "", (8, 3), "", 0, "", 0, False, PTX)
 
 
 @pytest.fixture

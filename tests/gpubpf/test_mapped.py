@@ -138,7 +138,7 @@ def _told(entry: module.Function, sm: int) -> FoundKernel:
 
 def found_in(
     process: subprocess.Popen[str], found: Found, of: Target
-) -> tuple[fatbin.Image | None, set[str]]:
+) -> tuple[fatbin.FatbinImage | None, set[str]]:
     data, reasons = MappedImages(process.pid).find(found, of)
     if data is None:
         return None, set(reasons.values())
@@ -201,7 +201,7 @@ def test_threads_and_ptx_version_of_what_was_compiled(at: Path, build: Callable[
     with holding(at / "hold", library) as process:
         told = loaded(library, SIM, "bounded")
 
-        def changed(**values: int) -> fatbin.Image | None:
+        def changed(**values: int) -> fatbin.FatbinImage | None:
             kernels = tuple(dataclasses.replace(k, **values) for k in told.kernels)
             return found_in(process, dataclasses.replace(told, kernels=kernels), SIM)[0]
 
@@ -489,8 +489,8 @@ def test_a_large_library_is_looked_into_where_it_names_the_kernel(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     os.chmod(tmp_path, 0o700)
     read: list[str] = []
-    original = fatbin.Image.read
-    monkeypatch.setattr(fatbin.Image, "read", lambda image: read.append(image.arch) or original(image))
+    original = fatbin.FatbinImage.read
+    monkeypatch.setattr(fatbin.FatbinImage, "read", lambda image: read.append(image.arch) or original(image))
     with holding(at / "hold", library) as process:
         nowhere = FoundKernel("_Z7nowherev", ())
         assert found_in(process, Found(1, 90, 0, False, (), (nowhere,)), GPU) == (None, {NOT_FOUND})

@@ -47,7 +47,7 @@ def _align(value: int, alignment: int) -> int:
     return (value + alignment - 1) // alignment * alignment
 
 
-class Program:
+class TranslatedModule:
     """The translation of a module. `c_texts()` is the result.
 
     With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches.

@@ -26,7 +26,7 @@ from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.lower.programs import PREBUILT
 from gpubpf.process import bpf_syscall
-from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
+from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
 
 PROGRAM = r"""
 #include <uapi/linux/ptrace.h>
@@ -263,7 +263,7 @@ class CuInitProbes:
             for event in "exec", "exit":
                 file = self._load(stack, program, RAW_TRACEPOINT, f"gpubpf_{event}")
                 self._close_with(stack, bpf_syscall.attach_raw_tracepoint(file, f"sched_process_{event}"))
-            self._ring = Ring(self._maps["events"], program.maps["events"].capacity)
+            self._ring = BpfRingBuffer(self._maps["events"], program.maps["events"].capacity)
             stack.callback(self._ring.close)
             self._files = stack.pop_all()
 

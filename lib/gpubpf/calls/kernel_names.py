@@ -30,7 +30,7 @@ from gpubpf.calls.api import Api
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
-from gpubpf.names import Name
+from gpubpf.names import KernelName
 from gpubpf.process import target
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class KernelNames:
         """Return how many names did not fit into the ring."""
         return int(host.items("kernel_lost")["value"].sum())
 
-    def name(self, pid: int, handle: int) -> Name | None:
+    def name(self, pid: int, handle: int) -> KernelName | None:
         """Return the name of the kernel, or None if it is unknown."""
         found = self._mangled(pid, handle)
         return names.demangle(_LOCAL.sub("", found)) if found else None
@@ -183,7 +183,7 @@ class _Process:
     parent: int = 0
     program: tuple[int, int] | None = None
     mapped: tuple[target.Mapping, ...] = ()
-    files: dict[tuple[str, int], _File | None] = field(default_factory=dict)
+    files: dict[tuple[str, int], _ElfFile | None] = field(default_factory=dict)
     others: set[tuple[str, int]] = field(default_factory=set)  # files without device code
     found: dict[int, str | None] = field(default_factory=dict)
 
@@ -235,7 +235,7 @@ class _Process:
         file, at = self._place(address)
         return file.registrations.get(at) if file is not None else None
 
-    def _place(self, address: int) -> tuple[_File | None, int]:
+    def _place(self, address: int) -> tuple[_ElfFile | None, int]:
         """Return the file that is mapped at an address, and the corresponding address in the file."""
         mapping = self._mapping(address)
         if mapping is None:
@@ -250,12 +250,12 @@ class _Process:
     def _mapping(self, address: int) -> target.Mapping | None:
         return next((m for m in self.mapped if m.start <= address < m.end), None)
 
-    def _file(self, m: target.Mapping) -> _File | None:
+    def _file(self, m: target.Mapping) -> _ElfFile | None:
         if m.file not in self.files:
             self.files[m.file] = self._open(m)
         return self.files[m.file]
 
-    def _open(self, m: target.Mapping) -> _File | None:
+    def _open(self, m: target.Mapping) -> _ElfFile | None:
         place = libraries.MappedCode(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
         with contextlib.suppress(*_INVALID):
             opened = libraries.open_mapped(place)
@@ -276,7 +276,7 @@ class _Process:
                         return name
         return None
 
-    def _variables(self) -> Iterable[tuple[_File, int]]:
+    def _variables(self) -> Iterable[tuple[_ElfFile, int]]:
         """Yield the files with such variables, each with its load bias."""
         for library in target.libraries(self.mapped):
             file = self.files.get(library.mappings[0].file)
@@ -293,20 +293,20 @@ def _identity(pid: int) -> tuple[int, int] | None:
     return None
 
 
-_files: OrderedDict[libraries.Key, _File] = OrderedDict()
+_files: OrderedDict[libraries.Key, _ElfFile] = OrderedDict()
 
 
-def _file(key: libraries.Key, opened: int) -> _File:
-    """Return the cached _File of an open file. Raise OSError or ImageError."""
+def _file(key: libraries.Key, opened: int) -> _ElfFile:
+    """Return the cached _ElfFile of an open file. Raise OSError or ImageError."""
     if key not in _files:
-        _files[key] = _File(os.dup(opened))
+        _files[key] = _ElfFile(os.dup(opened))
         if len(_files) > _MOST_FILES:
             _files.popitem(last=False)
     _files.move_to_end(key)
     return _files[key]
 
 
-class _File:
+class _ElfFile:
     """A program or library, parsed lazily. Raise OSError or ImageError."""
 
     def __init__(self, opened: int) -> None:

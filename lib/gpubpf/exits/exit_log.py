@@ -340,7 +340,7 @@ def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
 # --- records as text ---
 
 
-class Printer:
+class ExitPrinter:
     """Writes every exit as it comes: the `each` of an `ExitLog`.
 
     `form`: "json", "csv" or "text". Times in text count from the first exit.

@@ -1,6 +1,6 @@
 """Assemble PTX into a cubin with ptxas, or with nvJitLink if ptxas is missing, and read the resources that each kernel needs.
 
-The application's own ptxas options come with its PTX (fatbin.Image.options). Without them, a kernel that was
+The application's own ptxas options come with its PTX (FatbinImage.options). Without them, a kernel that was
 built for 32 registers would get as many as ptxas likes, and its large blocks would fail to launch. The options
 are as untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
 """

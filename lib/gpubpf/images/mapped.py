@@ -31,7 +31,7 @@ from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import target, target_files
@@ -66,14 +66,14 @@ class MappedImages:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._files: dict[tuple[tuple[str, int], str], _File] = {}  # by device and inode, path
+        self._files: dict[tuple[tuple[str, int], str], _FileImages] = {}  # by device and inode, path
         self._triton = TritonCache(pid)
         self._lock = threading.Lock()
         self._searched = 0  # bytes
         self._budget = _ReadBudget()
         self._timed_out = False  # reading its files does not end
 
-    def images(self) -> Iterator[tuple[str, Image]]:
+    def images(self) -> Iterator[tuple[str, FatbinImage]]:
         """Yield each image with the name that the process has for its file. Module numbers are unique in a file.
 
         Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot
@@ -166,7 +166,7 @@ class MappedImages:
         return fatbin.pack(usable[0]), reasons
 
     def _candidates(
-        self, files: Iterable[_File], found: Found, names: Sequence[str], target: Target
+        self, files: Iterable[_FileImages], found: Found, names: Sequence[str], target: Target
     ) -> Iterator[_Candidate]:
         for file in files:
             for number, images in enumerate(file.modules):
@@ -193,7 +193,7 @@ class MappedImages:
                             if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
 
-    def _refresh(self) -> list[_File]:
+    def _refresh(self) -> list[_FileImages]:
         """Return the files with device code that are mapped now. Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[target.Mapping]] = {}
         for mapping in target.mappings(self._pid):
@@ -267,7 +267,7 @@ class _MappedFile:
     def __del__(self) -> None:
         self.close()
 
-    def held(self, image: Image) -> bytes | fatbin.FileRange:
+    def held(self, image: FatbinImage) -> bytes | fatbin.FileRange:
         """Return an image's bytes, or where they are, in a form that outlives the process."""
         self._open()
         return image.stored
@@ -331,13 +331,13 @@ class _MappedMemory:
             self._memory.close()
             self._memory = None
 
-    def held(self, image: Image) -> bytes | fatbin.FileRange:
+    def held(self, image: FatbinImage) -> bytes | fatbin.FileRange:
         return image.stored.read() if isinstance(image.stored, fatbin.FileRange) else image.stored
 
     def changed(self) -> bool:
         return False
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[FatbinImage]:
         """Yield the images of everything that looks like a fatbin."""
         number, left = 0, MEMORY_LIMIT
         spans: list[list[int]] = []
@@ -355,12 +355,12 @@ class _MappedMemory:
 
 
 @dataclass
-class _File:
+class _FileImages:
     """A mapped file with device code: its images by module, and the names of their kernels."""
 
     path: str
     source: _MappedFile | _MappedMemory
-    modules: tuple[tuple[Image, ...], ...] = ()
+    modules: tuple[tuple[FatbinImage, ...], ...] = ()
     _names: dict[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # by module number and the image's index in it
@@ -382,7 +382,7 @@ class _File:
         """Return whether to search this file for a kernel. A large file is searched only if it mentions the kernel."""
         return not self.large or self._searched or self.mentions(name)
 
-    def names(self, module: int, image: Image) -> tuple[str, ...]:
+    def names(self, module: int, image: FatbinImage) -> tuple[str, ...]:
         """Return the kernels of an image; none if it is damaged."""
         self._load_names()
         key = f"{module}.{self.modules[module].index(image)}"
@@ -444,17 +444,17 @@ def _version() -> str:
     return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
 
 
-def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _File:
+def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _FileImages:
     """Read a mapped file. A file without device code has no modules."""
     path = mappings[0].path
     source = _MappedFile(pid, mappings, budget)
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
-        return _File(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
+        return _FileImages(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
     memory = _MappedMemory(pid, mappings)
     with contextlib.closing(memory):
-        return _File(path, memory, fatbin.modules(tuple(memory.images())))
+        return _FileImages(path, memory, fatbin.modules(tuple(memory.images())))
 
 
 def _is_fatbin(start: bytes) -> bool:
@@ -468,11 +468,11 @@ def _is_fatbin(start: bytes) -> bool:
 class _Candidate:
     """A module that fits. `ptx`: the image to instrument, or None if there is none, for `reason`."""
 
-    ptx: Image | None
+    ptx: FatbinImage | None
     reason: str = ""
 
 
-def _names(image: Image) -> Iterable[str]:
+def _names(image: FatbinImage) -> Iterable[str]:
     """Return the mangled names of an image's kernels; none if it is damaged."""
     try:
         data = image.read()
@@ -483,7 +483,7 @@ def _names(image: Image) -> Iterable[str]:
         return ()
 
 
-def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> str:
+def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target) -> str:
     """Return why a kernel that fits no module has no PTX: the reason for a kernel of the same name in the files."""
     reasons = []
     for file in files:
@@ -495,25 +495,27 @@ def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> st
     return next((reason for reason in reasons if reason != fatbin.SASS_ONLY), (*reasons, NOT_FOUND)[0])
 
 
-def _taken_by_driver(images: Sequence[Image], target: Target) -> Image | None:
+def _taken_by_driver(images: Sequence[FatbinImage], target: Target) -> FatbinImage | None:
     """Return the image of a module that the target's driver takes; None if none suits. The embedded device takes only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
     chosen = choose(images, target)
-    return chosen if isinstance(chosen, Image) else None
+    return chosen if isinstance(chosen, FatbinImage) else None
 
 
 def _has_kernels(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
     return set(there) == set(names) if found.whole else set(there) >= set(names)
 
 
-def _candidate(images: Sequence[Image], running: Image, found: Found, target: Target) -> Iterator[_Candidate]:
+def _candidate(
+    images: Sequence[FatbinImage], running: FatbinImage, found: Found, target: Target
+) -> Iterator[_Candidate]:
     """Yield the candidate that a module is, if it may be the module `found`. `running`: the image that the driver took of it."""
     chosen = choose(images, target)
     try:
         if running.kind == "elf" and not _agrees(running.read(), found.kernels):
             return
-        there = _layouts(chosen, found.kernels) if isinstance(chosen, Image) else {}
+        there = _layouts(chosen, found.kernels) if isinstance(chosen, FatbinImage) else {}
     except (ImageError, PtxError) as error:
         yield _Candidate(None, str(error))
         return
@@ -567,7 +569,7 @@ class _Layout:
     shared: tuple[int, int]
     threads: int | None
 
-    def agrees(self, told: FoundKernel, image: Image) -> bool:
+    def agrees(self, told: FoundKernel, image: FatbinImage) -> bool:
         """Return whether the driver's kernel may have been compiled from this PTX."""
         least, most = self.shared
         return not (
@@ -581,7 +583,7 @@ class _Layout:
         )
 
 
-def _layouts(image: Image, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
+def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX has. Raises PtxError, ImageError."""
     parsed = module.parse(image.text)
     graph = flow.CallGraph(parsed)
@@ -613,7 +615,7 @@ def _threads(entry: module.Function) -> int | None:
     return math.prod(limit) if limit is not None else None
 
 
-def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image]:
+def _without_duplicates(candidates: Sequence[FatbinImage], found: Found) -> list[FatbinImage]:
     """Return the candidates without duplicates: those with the same PTX for the launched kernels count as one.
 
     Several files of a program may contain the same instance of a template.
@@ -624,7 +626,7 @@ def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image
     return list(different.values())
 
 
-def _trimmed(image: Image, found: Found) -> str:
+def _trimmed(image: FatbinImage, found: Found) -> str:
     try:
         parsed = module.parse(image.text)
         return module.render(trim(parsed, dict.fromkeys(kernel.name for kernel in found.kernels)))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.process import target, target_files
 
 MOST_DIRECTORIES = 1 << 17
@@ -47,7 +47,7 @@ class TritonCache:
         # By directory: when it was changed, and what is in it.
         self._known: dict[str, tuple[int, tuple[_Entry, ...]]] = {}
 
-    def ptx_of(self, cubin: bytes) -> Image | None:
+    def ptx_of(self, cubin: bytes) -> FatbinImage | None:
         """Return the PTX from which Triton made this cubin; None if the cache does not have it."""
         for entry in self._entries():
             if abs(entry.size - len(cubin)) <= _SLACK and entry.size >= _SLACK:
@@ -57,7 +57,7 @@ class TritonCache:
                     return ptx
         return None
 
-    def modules(self, names: Sequence[str]) -> Iterator[tuple[Image, Image]]:
+    def modules(self, names: Sequence[str]) -> Iterator[tuple[FatbinImage, FatbinImage]]:
         """Yield the cubin and the PTX of each compilation that may have the kernels `names`."""
         for entry in self._entries():
             # Older versions append what they specialized a kernel for to the kernel's name, not to the file's.
@@ -109,7 +109,7 @@ class TritonCache:
             self._known[path] = known
         return known[1]
 
-    def _ptx(self, entry: _Entry, cubin: bytes) -> Image | None:
+    def _ptx(self, entry: _Entry, cubin: bytes) -> FatbinImage | None:
         """Return the PTX of an entry with the options that ptxas had for the cubin. Raises ImageError."""
         return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_options(cubin))
 

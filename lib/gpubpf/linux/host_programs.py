@@ -103,7 +103,7 @@ class Host:
         }
         self._used = sorted(used - set(self._shared))
         self._files: dict[str, int] = {}  # file descriptors of the maps that all processes share
-        self._rings: dict[str, bpf_syscall.Ring] = {}
+        self._rings: dict[str, bpf_syscall.BpfRingBuffer] = {}
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
@@ -276,7 +276,7 @@ class Host:
         """Return the new records of a ring buffer since the last call, of its `value_dtype`."""
         definition = self._program.maps[name]
         if name not in self._rings:
-            self._rings[name] = bpf_syscall.Ring(self._files[name], definition.capacity)
+            self._rings[name] = bpf_syscall.BpfRingBuffer(self._files[name], definition.capacity)
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:

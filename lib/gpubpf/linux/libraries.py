@@ -1,6 +1,6 @@
 """Find the files of a library: in the loader's cache, in running processes, and in processes that load one later.
 
-    names = Names("libamdhip64.so.[567]")
+    names = LibraryNames("libamdhip64.so.[567]")
     for file, mapped in running(names).items(): …   # what processes map, in any namespace
     mappings = Mappings()                           # what any process maps from now on
     for m in mappings.read([names]): …
@@ -40,7 +40,7 @@ _HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
 _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
 
 
-class Names:
+class LibraryNames:
     """A pattern for the file names of a library.
 
     `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match the file names that Python
@@ -103,7 +103,7 @@ class Key:
     modified_ns: int = 0
 
 
-def files(names: Names, also: Iterable[Path] = ()) -> list[str]:
+def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
     """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to look in."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
     with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def files(names: Names, also: Iterable[Path] = ()) -> list[str]:
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
 
-def running(names: Names) -> dict[tuple[str, int], list[MappedCode]]:
+def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:
     """Return where running processes map the code of matching libraries, by (device, inode) of the file."""
     found: dict[tuple[str, int], list[MappedCode]] = {}
     for entry in os.listdir("/proc"):
@@ -126,7 +126,7 @@ def running(names: Names) -> dict[tuple[str, int], list[MappedCode]]:
     return found
 
 
-def mapped(pid: int, names: Names) -> Iterator[MappedCode]:
+def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
     """Yield where one process maps the code of matching libraries. Raises OSError."""
     data = Path(f"/proc/{pid}/maps").read_bytes()
     if not any(hint in data for hint in names.hints):
@@ -224,7 +224,7 @@ class Mappings:
         self._areas.clear()
         self._files.clear()
 
-    def read(self, names: Iterable[Names]) -> list[MappedCode]:
+    def read(self, names: Iterable[LibraryNames]) -> list[MappedCode]:
         """Return the new mappings of matching libraries."""
         wanted = tuple(names)
         hints = {hint for n in wanted for hint in n.hints}

@@ -28,7 +28,7 @@ from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import Error, UsageError
 from gpubpf.linux import libraries
-from gpubpf.linux.libraries import MappedCode, Mappings, Names
+from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.process import bpf_syscall
 
 METHODS = ("session", "multi", "event")  # the best first
@@ -67,7 +67,7 @@ def table(
 ) -> Table:
     """Return a table. Functions in a sequence are numbered by position. Raises UsageError."""
     patterns = (library,) if isinstance(library, str) else tuple(library)
-    Names(*patterns)
+    LibraryNames(*patterns)
     if isinstance(functions, str) or not functions:
         raise UsageError(f"{function} is attached to no function; pass a list of function names")
     numbered = (
@@ -98,7 +98,7 @@ class ProbedFile:
 class _Group:
     """Functions with a program at their entry, one at their return, or both."""
 
-    names: Names
+    names: LibraryNames
     functions: tuple[tuple[str, int], ...]
     at_entry: str | None
     at_return: str | None
@@ -116,7 +116,7 @@ def _groups(tables: Sequence[Table]) -> list[_Group]:
                 break
         else:
             at_entry, at_return = (None, t.function) if t.returns else (t.function, None)
-            found.append(_Group(Names(*t.libraries), t.functions, at_entry, at_return, t.optional))
+            found.append(_Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional))
     return found
 
 

@@ -393,7 +393,7 @@ def close_all(files: Sequence[int]) -> None:
 # --- ring buffers ---
 
 
-class Ring:
+class BpfRingBuffer:
     """A reader for a BPF_MAP_TYPE_RINGBUF that reads many records at once (kernel: Documentation/bpf/ringbuf.rst).
 
     The kernel maps two pages, with the consumer and the producer position, and then the data twice in a row, so that every record is

@@ -132,7 +132,7 @@ Operand = Name | Not | Immediate | Address | Vector | Pair | Group
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class PtxInstruction:
     """`@!%p1 ld.global.f32 %f1, [%rd1+4];`: opcode `ld`, modifiers `("global", "f32")`."""
 
     opcode: str
@@ -300,7 +300,7 @@ def render_initializer(value: Initializer) -> str:
     return str(value)
 
 
-Statement = Instruction | Label | Open | Close | Directive | Variable
+Statement = PtxInstruction | Label | Open | Close | Directive | Variable
 
 # --- functions and modules -------------------------------------------------------------------------
 
@@ -882,7 +882,7 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
             raise PtxError(f"PTX line {token.line}: unexpected {token.text!r}")
 
 
-def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> Instruction:
+def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> PtxInstruction:
     opcode, _, component = first.text.partition(".")  # an opcode such as `set.r…` may look like a component
     modifiers = [component] if component else []
     while (token := lexer.peek()) is not None and token.kind == "dotted":
@@ -892,7 +892,7 @@ def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: boo
         if operands:
             lexer.expect(",")
         operands.append(_operand(lexer))
-    return Instruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
+    return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
 
 
 def _operand(lexer: Lexer) -> Operand:

@@ -16,7 +16,7 @@ from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
 from .flow import CallGraph
-from .module import Address, Function, Instruction, Module
+from .module import Address, Function, Module, PtxInstruction
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
 
@@ -191,7 +191,7 @@ class InjectionPlan:
             found: Counter[Access] = Counter()
             missed: Counter[str] = Counter()
             for statement in self.module.functions[name].body or ():
-                if not isinstance(statement, Instruction):
+                if not isinstance(statement, PtxInstruction):
                     continue
                 exits = exits or statement.opcode == "exit"
                 if (known := barrier(statement)) is not None:

@@ -55,7 +55,7 @@ MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one pr
 
 REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before attaching are missing
 JOINS = 8  # processes that are attached to at the same time
-_DRIVER = libraries.Names("libcuda.so")
+_DRIVER = libraries.LibraryNames("libcuda.so")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 

@@ -13,7 +13,7 @@ from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.ptx import inject as injection
 from gpubpf.ptx.flow import LEAVING
 from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
-from gpubpf.ptx.module import Instruction, Module, parse, render
+from gpubpf.ptx.module import Module, PtxInstruction, parse, render
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables
@@ -112,7 +112,7 @@ def test_every_exit_has_a_probe_of_its_own(corpus: dict[str, Module], edges: Mod
             seen: list[str] = []
             probed = False
             for statement in statements(injected.text, name):
-                if not isinstance(statement, Instruction):
+                if not isinstance(statement, PtxInstruction):
                     continue
                 if statement.opcode == "mov" and str(statement.operands[0]) == "%gpubpf_site":
                     seen.append(str(statement.operands[1]))

@@ -28,7 +28,7 @@ def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     Look where the loader looks, in the usual folders, and in the Python packages of the command's
     environment.
     """
-    if libraries.files(libraries.Names(_SDK)):
+    if libraries.files(libraries.LibraryNames(_SDK)):
         return True
     places = environment.get("LD_LIBRARY_PATH", "").split(":")
     places += [
