@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         from gpubpf.program import BPF
         from gpubpf.session import tracing
-        from gpubpf.session.session import Follow
+        from gpubpf.session.measurement import Follow
         from gpubpf.show.owner_columns import OwnerColumns
 
         if args.heatmap:
@@ -215,7 +215,7 @@ def report(
         return site_names(session.sites(kernel.mangled, kernel.pid))
 
     results.begin()
-    reports = list(log.reports(anew=bool(args.interval)))
+    reports = list(log.reports(since_last=bool(args.interval)))
     if results.json or results.csv:
         for kernel, exits in reports:
             (show_json if results.json else show_csv)(kernel, exits, sites(kernel), results)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.ptx.module import Module
+    from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
-    from gpubpf.session.session import Follow, Session
+    from gpubpf.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -429,7 +430,7 @@ class BPF:
         return injected.text, injected.refusals
 
     def _placements(self) -> list[Any]:
-        from gpubpf.ptx.inject import Placement
+        from gpubpf.ptx.values import Placement
 
         return [
             Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions)

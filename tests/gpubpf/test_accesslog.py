@@ -22,7 +22,7 @@ from gpubpf.errors import Error
 from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
-from gpubpf.ptx.inject import Site
+from gpubpf.ptx.values import Site
 from gpubpf.session import operation_log
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.results import ProcessLog, RingRecords

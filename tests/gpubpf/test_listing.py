@@ -16,6 +16,7 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.images import fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.ptx import inject, module
+from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
 
 NVCC = shutil.which("nvcc")
@@ -145,7 +146,7 @@ class Pipeline:
     def instrumented_ptx(
         self, image: fatbin.FatbinImage, kernels: Sequence[str]
     ) -> tuple[str, Mapping[str, str]]:
-        placements = [inject.Placement(listing.NOTHING, "exit")]
+        placements = [Placement(listing.NOTHING, "exit")]
         done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
         return done.text, done.refusals
 

@@ -32,7 +32,8 @@ from gpubpf.session.joining import ENDED as ENDED_EARLY
 from gpubpf.session.joining import TRACED
 from gpubpf.session.machine import REACHED_LATE, MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
-from gpubpf.session.session import Session, SidecarBuilder
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 HERE = Path(__file__).with_name("attach")
 HEADERS = [

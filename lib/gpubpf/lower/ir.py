@@ -18,8 +18,7 @@ from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED,
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
-from gpubpf.verify import Checked, CheckedAccess, CheckedCall
-from gpubpf.verify.values import Chain, value_alignment
+from gpubpf.verify.values import Chain, Checked, CheckedAccess, CheckedCall, value_alignment
 
 ENTRY = "gpubpf_program"
 KEEP_LOOP = "llvm.loop.unroll.disable"

@@ -10,7 +10,7 @@ from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, LoweredModule
-from gpubpf.verify import Checked
+from gpubpf.verify.values import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
 

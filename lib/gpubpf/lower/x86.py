@@ -8,7 +8,7 @@ from gpubpf.errors import VerifyError
 from gpubpf.lower import context, ir
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.native import Given, Native
-from gpubpf.verify import check
+from gpubpf.verify.rules import check
 
 X86 = Backend(
     triple="x86_64-unknown-linux-gnu",
