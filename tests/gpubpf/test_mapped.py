@@ -21,7 +21,7 @@ from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
-from gpubpf.process import target, target_files
+from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module
 from gpubpf.ptx.values import parameter_layout
 from gpubpf_hold import holding
@@ -514,4 +514,4 @@ def test_mappings_are_only_read(at: Path, build: Callable[..., Path]) -> None:
         seen.find(loaded(library, GPU, "bounded"), GPU)
         assert len(list(seen.images())) == 5
         assert len(os.listdir("/proc/self/fd")) <= before
-        assert target.mappings(process.pid)
+        assert address_space.mappings(process.pid)

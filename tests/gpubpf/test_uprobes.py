@@ -382,9 +382,9 @@ def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
     library = built / "libsnoop.so.2.1"
     with Calls(built, library) as calls:
         (mapped,) = libraries.mapped(calls.pid, LibraryNames(str(library)))
-        from gpubpf.process import target
+        from gpubpf.process import address_space
 
-        with open(library, "rb") as file, target.Memory(calls.pid) as memory:
+        with open(library, "rb") as file, address_space.Memory(calls.pid) as memory:
             loaded = elf.LoadedFile(file.fileno())
             symbols = elf.exports(loaded)
 

@@ -23,10 +23,10 @@ from functools import partial
 from gpubpf import elf
 from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, ptrace, seccomp, syscalls, target
+from gpubpf.process import address_space, fresh_thread, ptrace, seccomp, syscalls, traceable
+from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
 from gpubpf.process.syscalls import NUMBERS
-from gpubpf.process.target import Library, Mapping, Memory
 
 PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
@@ -231,7 +231,7 @@ class _LibraryCode:
     replaces_malloc: bool
 
 
-_library_code: dict[target.Identity, _LibraryCode] = {}
+_library_code: dict[address_space.Identity, _LibraryCode] = {}
 
 
 class ProcessCode:
@@ -243,13 +243,13 @@ class ProcessCode:
     def __init__(self, pid: int, memory: Memory, mapped: Sequence[Mapping]) -> None:
         self._pid, self._memory = pid, memory
         self.mapped = mapped
-        self.libraries = target.libraries(mapped)
+        self.libraries = address_space.libraries(mapped)
         self._c = [x for x in self.libraries if _LIBC.fullmatch(x.name) or _BESIDE_LIBC.fullmatch(x.name)]
         self.libc = tuple(c for library in self._c for c in library.code)
         self._returning: dict[int, bool] = {}
 
     def _library(self, library: Library) -> _LibraryCode:
-        with target.library_file(self._pid, library) as (identity, source, base):
+        with address_space.library_file(self._pid, library) as (identity, source, base):
             if identity is not None and identity in _library_code:
                 return _library_code[identity]
             found = elf.exports(source, base)
@@ -303,7 +303,7 @@ class ProcessCode:
         missing = [name for name in _FUNCTIONS if name not in found]
         if not missing:
             return found
-        who = f"pid {pid} ({target.status(pid).get('Name', '')})"
+        who = f"pid {pid} ({traceable.status(pid).get('Name', '')})"
         if any("ld-musl" in library.name or "libc.musl" in library.name for library in self.libraries):
             raise SessionError(f"{who} uses musl, but CUDA requires glibc; name another process")
         if not self.libc:
@@ -388,7 +388,7 @@ class _Borrowing:
 
     def __init__(self, pid: int, memory: Memory, code: ProcessCode, functions: dict[str, int]) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
-        self.seccomp = target.status(pid).get("Seccomp", "0") != "0"
+        self.seccomp = traceable.status(pid).get("Seccomp", "0") != "0"
         self._filters_checked = False
         self.saved = Registers()
         self.xstate = b""
@@ -482,7 +482,7 @@ class _Borrowing:
     def _check_filters(self, filters: list[bytes]) -> None:
         """Raise SessionError if a seccomp filter would kill the process for a system call of the agent."""
         if (call := seccomp.fatal_call(filters)) is not None:
-            who = f"pid {self.pid} ({target.status(self.pid).get('Name', '')})"
+            who = f"pid {self.pid} ({traceable.status(self.pid).get('Name', '')})"
             raise SessionError(
                 f"{who} has a seccomp filter that would kill it for a system call of the agent ({call});"
                 " start it without that filter"

@@ -41,7 +41,7 @@ from gpubpf.attach import borrow
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
-from gpubpf.process import ptrace, target
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
 LIMIT = 5.0  # seconds for which a process is held at most
@@ -287,7 +287,7 @@ class _HoldHelper:
         """Handle a thread that has just stopped. Raises ThreadEnded, TraceRefused, SessionError."""
         event = thread.event
         registers = traced.registers()
-        with target.refusals(arrival.pid), target.Memory(arrival.pid) as memory:
+        with traceable.refusals(arrival.pid), address_space.Memory(arrival.pid) as memory:
             inside = (
                 memory.some(event.sp, 8) == event.return_address.to_bytes(8, "little")
                 and registers.rsp <= event.sp
@@ -302,7 +302,7 @@ class _HoldHelper:
                 self._release(arrival.pid)
             elif not arrival.base:
                 at_entry = event.entry <= registers.rip < event.entry + ENTRY
-                mapped = target.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
+                mapped = address_space.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
                 code = ProcessCode(arrival.pid, memory, mapped)
                 functions = code.functions(arrival.pid)
                 traced.pause = self._pause
@@ -328,7 +328,7 @@ class _HoldHelper:
                 self._leaving.append(thread.traced)
             self._probes.forget_thread(tid)
         if arrival.base and not unmapped:
-            with contextlib.suppress(OSError), target.Memory(pid) as memory:
+            with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.RELEASED, b"\1")
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:

@@ -58,9 +58,9 @@ from gpubpf import elf
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, ptrace, target, users
+from gpubpf.process import address_space, libc, ptrace, traceable, users
+from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
-from gpubpf.process.target import Memory
 
 ANSWER = 10.0  # seconds for one call on the worker
 _STACK = 1 << 16  # bytes of the worker's stack that are searched
@@ -104,7 +104,7 @@ class Held:
 
     def __init__(self, pid: int, tid: int, base: int, functions: dict[str, int], since: float) -> None:
         self.pid, self.tid, self.since = pid, tid, since
-        with target.refusals(pid):
+        with traceable.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
         self._stood = 0.0  # seconds until it was released; 0: it is still held
@@ -137,7 +137,7 @@ class Held:
         while (code := self._create_result()) == borrow.PENDING and time.monotonic() < until:
             time.sleep(100e-6)
         if code is None:
-            raise target.refusal(self.pid, errno.ESRCH)
+            raise traceable.refusal(self.pid, errno.ESRCH)
         if code:
             raise borrow.create_error(self.pid, code)
         self.worker.made = True
@@ -173,7 +173,7 @@ class Held:
         if self._entered or self._expired:
             return False
         with contextlib.suppress(OSError, ptrace.ThreadEnded):
-            number = int(target.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
+            number = int(traceable.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
             stub = range(self.worker.base, self.worker.base + len(borrow.STUB))
             for tid in ptrace.threads_of(self.pid):
                 call = ptrace.blocked_call(self.pid, tid)
@@ -219,7 +219,7 @@ def inject(
     if held is not None:
         worker = held.worker
     else:
-        target.check_traceable(pid)
+        traceable.check_traceable(pid)
         worker, stood_ns = _make_worker(pid)
     connection = None
     try:
@@ -241,16 +241,16 @@ def inject(
         if isinstance(error, OSError):
             # EFAULT: the memory is another program's by now.
             gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
-            raise target.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
+            raise traceable.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)
 
 
 def _make_worker(pid: int) -> tuple[_Worker, int]:
     """Return a new worker, and for how long threads were stopped, in ns."""
-    with target.refusals(pid), contextlib.ExitStack() as stack:
+    with traceable.refusals(pid), contextlib.ExitStack() as stack:
         memory = stack.enter_context(Memory(pid))
-        code = ProcessCode(pid, memory, target.mappings(pid))
+        code = ProcessCode(pid, memory, address_space.mappings(pid))
         functions = code.functions(pid)
         base, stood_ns = borrow.make_worker(pid, memory, code, functions)
         stack.pop_all()
@@ -282,7 +282,7 @@ class _Worker:
                 self.memory.write(data + LAST, b"\1")
             self.memory.write(data + COMMAND, struct.pack("<I", self._commands))
         except OSError:
-            raise target.refusal(self.pid, errno.ESRCH) from None
+            raise traceable.refusal(self.pid, errno.ESRCH) from None
 
     def result(self, name: str, timeout: float = ANSWER) -> tuple[int, int]:
         """Return the result of the last call, and errno. Raises SessionError."""
@@ -294,7 +294,7 @@ class _Worker:
                     data = self.memory.read(self.base + DATA + RESULT, 12)
                     return struct.unpack("<qi", data)
             except OSError:
-                raise target.refusal(self.pid, errno.ESRCH) from None
+                raise traceable.refusal(self.pid, errno.ESRCH) from None
             if time.monotonic() > until:
                 raise SessionError(
                     f"pid {self.pid} did not finish {name} within {timeout:.0f} s; use gdb to see what it waits for"
@@ -374,7 +374,9 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
         name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
-        for present in target.libraries(target.mappings(worker.pid, _MEMFD)):  # loaded by an earlier attach
+        for present in address_space.libraries(
+            address_space.mappings(worker.pid, _MEMFD)
+        ):  # loaded by an earlier attach
             if present.path == f"/memfd:{name}" and (
                 symbol := elf.exports(worker.memory, present.base).get(entry)
             ):
@@ -404,7 +406,7 @@ def _fill(pid: int, number: int, data: bytes) -> None:
     try:
         file = _fetch(pid, number)
     except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
+        raise traceable.refusal(pid, error.errno or 0) from None
     try:
         fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails if it is not a memfd
         view = memoryview(data)
@@ -424,7 +426,7 @@ def _is_visible(pid: int, library: Path) -> bool:
         return (
             (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
             and not os.statvfs(there).f_flag & os.ST_NOEXEC
-            and users.can_read(target.user(pid), library)
+            and users.can_read(traceable.user(pid), library)
         )
     except OSError:
         return False

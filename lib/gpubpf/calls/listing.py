@@ -20,7 +20,7 @@ from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
 from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import target, users
+from gpubpf.process import address_space, users
 from gpubpf.session import joining
 from gpubpf.show import cli, table
 
@@ -150,7 +150,7 @@ def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Se
     """Add the files that a process maps. Raise Error if its mappings cannot be read."""
     comm = joining.comm(pid)
     try:
-        mapped = {m.file: m for m in target.mappings(pid) if m.code and m.file[1]}
+        mapped = {m.file: m for m in address_space.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid}; run ps to list the processes") from None
     except OSError as error:

@@ -187,9 +187,9 @@ def sources_of_process(pid: int) -> list[ImageFile]:
     Code that the process compiled at run time (NVRTC, Triton) is not among them.
     """
     from gpubpf.images.mapped import MappedImages
-    from gpubpf.process import target
+    from gpubpf.process import traceable
 
-    known = target.status(pid)
+    known = traceable.status(pid)
     if not known:
         raise Error(f"there is no process {pid}; run ps to list the processes")
     files: dict[str, list[FatbinImage]] = {}
@@ -197,7 +197,7 @@ def sources_of_process(pid: int) -> list[ImageFile]:
         for file, image in MappedImages(pid).images():
             files.setdefault(file, []).append(image)
     except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
+        raise traceable.refusal(pid, error.errno or 0) from None
     return [
         ImageFile(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
     ]

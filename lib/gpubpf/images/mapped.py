@@ -34,7 +34,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
 from gpubpf.images.triton import TritonCache
-from gpubpf.process import target, target_files
+from gpubpf.process import address_space, target_files
 from gpubpf.ptx import flow, module
 from gpubpf.ptx.values import parameter_layout
 
@@ -195,8 +195,8 @@ class MappedImages:
 
     def _refresh(self) -> list[_FileImages]:
         """Return the files with device code that are mapped now. Raises OSError."""
-        mapped: dict[tuple[tuple[str, int], str], list[target.Mapping]] = {}
-        for mapping in target.mappings(self._pid):
+        mapped: dict[tuple[tuple[str, int], str], list[address_space.Mapping]] = {}
+        for mapping in address_space.mappings(self._pid):
             path = mapping.path
             if mapping.file[1] and path.startswith("/") and not path.startswith("/SYSV"):
                 mapped.setdefault((mapping.file, path), []).append(mapping)
@@ -231,7 +231,7 @@ class _ReadBudget:
 class _MappedFile:
     """A mapped file as an `elf.ByteSource`. It is opened when it is read; after `close` it is opened again if it is unchanged."""
 
-    def __init__(self, pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> None:
+    def __init__(self, pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> None:
         self._pid = pid
         self._budget = budget
         self.mappings = mappings  # its owner keeps them up to date
@@ -310,18 +310,18 @@ class _MappedMemory:
 
     size = 1 << 47
 
-    def __init__(self, pid: int, mappings: list[target.Mapping]) -> None:
+    def __init__(self, pid: int, mappings: list[address_space.Mapping]) -> None:
         self._pid = pid
         self.mappings = mappings
         self.identity = ""
-        self._memory: target.Memory | None = None
+        self._memory: address_space.Memory | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         if not 0 <= size <= MEMORY_LIMIT:
             raise ImageError("it is larger than any image; restart the program")
         try:
             if self._memory is None:
-                self._memory = target.Memory(self._pid)
+                self._memory = address_space.Memory(self._pid)
             return self._memory.read(offset, size)
         except OSError:
             raise ImageError("the process's memory cannot be read; check that it runs and is yours") from None
@@ -444,7 +444,7 @@ def _version() -> str:
     return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
 
 
-def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _FileImages:
+def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> _FileImages:
     """Read a mapped file. A file without device code has no modules."""
     path = mappings[0].path
     source = _MappedFile(pid, mappings, budget)

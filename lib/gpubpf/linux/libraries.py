@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError
-from gpubpf.process import libc, target, target_files
+from gpubpf.process import address_space, libc, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
@@ -131,7 +131,7 @@ def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
     data = Path(f"/proc/{pid}/maps").read_bytes()
     if not any(hint in data for hint in names.hints):
         return
-    for m in target.mappings(pid, re.compile(r"/")):
+    for m in address_space.mappings(pid, re.compile(r"/")):
         if m.code and names.match(m.path):
             yield MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
 

@@ -37,7 +37,7 @@ from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
-from gpubpf.process import target, target_files
+from gpubpf.process import target_files, traceable
 from gpubpf.session import device
 from gpubpf.session.joining import TRACED
 from gpubpf.session.workers import DaemonThreadPool
@@ -182,7 +182,7 @@ class MachineWatcher:
                 and (late or _started(pid) <= self._probes_since)
                 and self._hold_helper.claim(pid, seen)
             ):
-                comm = target.status(pid).get("Name", "")
+                comm = traceable.status(pid).get("Name", "")
                 joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 

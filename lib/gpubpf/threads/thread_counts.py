@@ -57,7 +57,7 @@ class ThreadCounts:
 
 
 class Reader:
-    """Reads the map `tallies`. The device never resets its counts; with `since_last` a read returns what was added since the last one."""
+    """Reads the map `tallies`, which the device never resets. `since_last`: a read returns what was added since the last one."""
 
     def __init__(self, block: Ranges, thread: Ranges, since_last: bool) -> None:
         self._block, self._thread, self._since_last = block, thread, since_last
