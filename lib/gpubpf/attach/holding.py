@@ -85,6 +85,8 @@ class _Arrival:
 
 
 class _HoldHelper:
+    """Holds threads that call cuInit until the tool has attached to their process."""
+
     def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
         self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
@@ -178,7 +180,7 @@ class _HoldHelper:
         return True
 
     def _done(self, pid: int) -> bool:
-        """The tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
+        """Note that the tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
         self._read_events()
@@ -208,7 +210,7 @@ class _HoldHelper:
     # --- processes that call cuInit ---
 
     def _ended(self, pid: int, ts: int) -> None:
-        """A process executed another program, or ended, at `ts`."""
+        """Note that a process executed another program, or ended, at `ts`."""
         self._release(pid, unmapped=True)
         self._probes.stop_ignoring(pid)  # if the tool was done with it just then
         if pid in self._known:
@@ -277,7 +279,7 @@ class _HoldHelper:
             self._release(arrival.pid)
 
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
-        """A thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
+        """Note that a thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
             arrival.late = True
             if arrival.base:

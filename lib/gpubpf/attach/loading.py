@@ -159,8 +159,8 @@ class Held:
             return self._entered
 
     def expire(self) -> bool:
-        """The time is up. Return whether the thread can be released now; otherwise the agent is installing its hooks, and is told to
-        abort."""
+        """Note that the time is up. Return whether the thread can be released now. If not, the agent is installing its hooks; this tells
+        it to abort."""
         with self._lock:
             self._expired = True
             if self._entered and self._connection is not None:

@@ -441,7 +441,7 @@ def spell_out_increments(text: str) -> str:
 
 @contextlib.contextmanager
 def _kernel_source() -> Iterator[None]:
-    """If bcc would not find kernel headers, point it to installed headers of another kernel release."""
+    """Point bcc to installed headers of another kernel release, if it would not find any."""
     release = platform.release()
     if (
         "BCC_KERNEL_SOURCE" in os.environ

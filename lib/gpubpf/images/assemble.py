@@ -77,6 +77,8 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Assembled:
+    """An assembled module: what the device loads, and what its functions need."""
+
     cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
     functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
     ignored: tuple[str, ...] = ()  # options of the application that were not passed on
@@ -194,6 +196,8 @@ _AMOUNT = re.compile(r"(\d+) bytes (cumulative stack size|smem|cmem)")
 
 @dataclass(frozen=True)
 class Ptxas:
+    """The assembler as a program, which CUDA's toolkit has."""
+
     path: str
 
     @functools.cached_property

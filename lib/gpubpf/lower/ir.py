@@ -44,6 +44,8 @@ def format_number(text: str) -> int:
 
 
 class _Lowering:
+    """Lowers one verified program to the text of an LLVM IR function."""
+
     def __init__(self, program: Program, checked: Checked, backend: Backend) -> None:
         self.program, self.checked, self.backend = program, checked, backend
         self.code = checked.function.instructions

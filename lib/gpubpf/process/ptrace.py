@@ -113,6 +113,8 @@ def hide_stop(registers: Registers) -> Registers:
 
 
 class _Iovec(ctypes.Structure):
+    """struct iovec."""
+
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 

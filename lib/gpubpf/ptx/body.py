@@ -59,7 +59,7 @@ class Body:
         variant: int,
         placements: tuple[Placement, ...],
     ) -> None:
-        """`variant`: of this function, or of those that a kernel calls (see `InjectionPlan`). `sites` and `variables` are added to."""
+        """Prepare one variant of a function (see `InjectionPlan`). Sites and variables that it needs are added to the tables."""
         self.plan = plan
         self.site_table = sites
         self.variables = variables

@@ -150,6 +150,8 @@ class PtxInstruction:
 
 @dataclass(frozen=True, slots=True)
 class Label:
+    """A label: `name:`."""
+
     name: str
     line: int = 0
 
@@ -169,6 +171,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
+    """`}`: the end of a nested scope."""
+
     line: int = 0
 
     def __str__(self) -> str:
@@ -593,6 +597,8 @@ def _parameters(lexer: Lexer) -> tuple[Variable, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """What the variables of one declaration share."""
+
     space: str
     type: str
     vector: int

@@ -30,6 +30,8 @@ def check(program: Program, function: BpfFunction) -> Checked:
 
 
 class _Checker(AbstractMachine):
+    """Walks all paths of one program on the abstract machine, and applies the rules to each instruction."""
+
     def __init__(self, program: Program, function: BpfFunction) -> None:
         super().__init__(program, function)
         self.code = function.instructions
