@@ -428,9 +428,8 @@ def exports(memory: AddressSpace, base: int = 0) -> dict[str, Symbol]:
                 break
             tags.setdefault(tag, value)
 
-        def address(
-            tag: int,
-        ) -> int:  # in a process, the dynamic linker has added `bias` to some of the values
+        def address(tag: int) -> int:
+            # In a process, the dynamic linker has added `bias` to some of the values.
             value = tags.get(tag, 0)
             return value if not value or value >= base else value + bias
 

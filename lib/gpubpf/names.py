@@ -99,10 +99,8 @@ def shorten(full: str) -> str:
         elif character == "[":  # [abi:cxx11], [clone .isra.0]
             position = _after_brackets(full, position)
         elif character == "(" and name in ("decltype", ""):
-            if full[position + 1 : position + 2] in (
-                "*",
-                "&",
-            ):  # the function returns a pointer: int (*name(…))(…)
+            if full[position + 1 : position + 2] in ("*", "&"):
+                # The function returns a pointer: int (*name(…))(…).
                 position += 2
             else:  # all of a decltype is the return type
                 position = _after_brackets(full, position)

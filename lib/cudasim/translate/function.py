@@ -96,9 +96,8 @@ class FunctionCode:
         self.callees: set[str] = set()
         self.indirect = False
         self.args_size = 0
-        self.arguments: list[
-            tuple[Storage | Register, int, int]
-        ] = []  # results of a .func: destination, slot, size
+        # Results of a .func: destination, slot, size.
+        self.arguments: list[tuple[Storage | Register, int, int]] = []
         self.results: list[tuple[Storage | Register, int, int]] = []
         self.recursive = False
         self._labels: dict[int, Block] = {}
@@ -1001,9 +1000,8 @@ class FunctionCode:
         loop = self.blocks[target.number : block.number + 1]
         if not loop:
             return f"JUMP({to});"
-        if (
-            self.virtual
-        ):  # added code does not change where a warp yields: TICK counts, and a probe's loop is short
+        if self.virtual:
+            # Added code does not change where a warp yields: TICK counts, and a probe's loop is short.
             return f"BACK({to}, 0);" if any(b.reached for b in loop) else f"JUMP({to});"
         cost = 1 + sum(len(b.codes) for b in loop) // 64
         if any(b.spins for b in loop):

@@ -161,9 +161,8 @@ class TranslatedModule:
         elif value.name in self.functions and self.functions[value.name].defined:
             self.taken.add(self.functions[value.name].name)
             relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
-        elif (
-            value.name not in self.functions
-        ):  # a function that is only declared stays 0: calling it is a fault
+        elif value.name not in self.functions:
+            # A function that is only declared stays 0: calling it is a fault.
             raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
 
     # -- functions

@@ -159,8 +159,10 @@ class Held:
             return self._entered
 
     def expire(self) -> bool:
-        """Note that the time is up. Return whether the thread can be released now. If not, the agent is installing its hooks; this tells
-        it to abort."""
+        """Note that the time is up. Return whether the thread can be released now.
+
+        If not, the agent is installing its hooks; this tells it to abort.
+        """
         with self._lock:
             self._expired = True
             if self._entered and self._connection is not None:
@@ -374,9 +376,8 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
         name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
-        for present in address_space.libraries(
-            address_space.mappings(worker.pid, _MEMFD)
-        ):  # loaded by an earlier attach
+        for present in address_space.libraries(address_space.mappings(worker.pid, _MEMFD)):
+            # An earlier attach may have loaded it.
             if present.path == f"/memfd:{name}" and (
                 symbol := elf.exports(worker.memory, present.base).get(entry)
             ):

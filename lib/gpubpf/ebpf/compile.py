@@ -324,9 +324,8 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     value_type = maps.type_of(leaf)
     value_size = lib.bpf_table_leaf_size_id(module, index)
     entries = lib.bpf_table_max_entries_id(module, index)
-    if (
-        kind == "ringbuf"
-    ):  # the kernel's ring buffers have no type: it is declared, or taken from the records that the program sends
+    if kind == "ringbuf":
+        # The kernel's ring buffers have no type: it is declared, or taken from the records that the program sends.
         if value_type == "<u4":
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)

@@ -254,9 +254,8 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
             offset = (size + align - 1) // align * align
         alignment = max(alignment, align)
         name = str(member[0])
-        if name == "" and isinstance(
-            kind, dict
-        ):  # anonymous structure or union: its fields belong to the outer
+        if name == "" and isinstance(kind, dict):
+            # Anonymous structure or union: its fields belong to the outer.
             fields += [[field, inner_kind, offset + at] for field, inner_kind, at in kind["fields"]]
         elif not name.startswith("__pad_"):
             fields.append([name or f"_{number}", kind, offset])

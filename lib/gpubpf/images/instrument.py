@@ -295,9 +295,8 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
             wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
         if wanted:
             kept.append(item)
-    target = tuple(
-        word for word in parsed.target if word != "debug"
-    )  # it wants the sections that were dropped
+    # With `debug`, ptxas requires the sections that were dropped.
+    target = tuple(word for word in parsed.target if word != "debug")
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 

@@ -41,13 +41,11 @@ from gpubpf.ptx.values import parameter_layout
 T = TypeVar("T")
 NOT_FOUND, AMBIGUOUS = "PTX not found", "ambiguous"
 MOST_FILES = 4096  # of one process
-LARGE = (
-    64 << 20
-)  # bytes: images of larger files are searched only if the file mentions the kernel outside of its images
+# In bytes. Images of larger files are searched only if the file mentions the kernel outside of its images.
+LARGE = 64 << 20
 TIMEOUT = 120.0  # seconds for reading a process's files
-READ_LIMIT = (
-    16 << 30
-)  # bytes read from all files to find one module: a sparse file may be larger than its disk
+# Bytes that are read from all files to find one module: a sparse file may be larger than its disk.
+READ_LIMIT = 16 << 30
 SEARCH_LIMIT = 4 << 30  # bytes searched in one process for images outside of their sections
 SLOW = 4 << 20  # bytes: kernel names of files with more images are cached
 MEMORY_LIMIT = 1 << 30  # bytes of a file that are read from a process's memory
@@ -361,9 +359,8 @@ class _FileImages:
     path: str
     source: _MappedFile | _MappedMemory
     modules: tuple[tuple[FatbinImage, ...], ...] = ()
-    _names: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # by module number and the image's index in it
+    # By module number and the image's index in it.
+    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _kept: int | None = None  # how many of `_names` are in the cache
     _searched: bool = False  # the names of all modules that the device can run are known
 

@@ -32,10 +32,8 @@ NVPTX = Backend(
             for axis in AXES
         },
         "lane": (f"{_SREG}laneid", "i32"),
-        "this_lane": (
-            'asm "mov.u32 $0, %laneid;", "=r"',
-            "i32",
-        ),  # not the intrinsic, which LLVM compares as 64 bits
+        # This is not the intrinsic, which LLVM compares as 64 bits.
+        "this_lane": ('asm "mov.u32 $0, %laneid;", "=r"', "i32"),
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
         # LLVM would do these with 64-bit instructions, because it does not know that they cost more.

@@ -80,9 +80,8 @@ def _limit(kept: Iterable[int]) -> None:
             _prctl(_BOUNDING_DROP, n)  # fails without CAP_SETPCAP, but then there is nothing to drop
     values = _get()
     masks = (bits & 0xFFFFFFFF, bits >> 32)
-    limited = [
-        word & masks[i // 3] if i % 3 < 2 else 0 for i, word in enumerate(values)
-    ]  # effective, permitted; nothing inheritable
+    # The words are the effective, permitted and inheritable sets. Nothing is inheritable.
+    limited = [word & masks[i // 3] if i % 3 < 2 else 0 for i, word in enumerate(values)]
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
     system_call("capset", ctypes.addressof(header), ctypes.addressof(data))

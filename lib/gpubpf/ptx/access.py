@@ -138,9 +138,8 @@ def _copy(
     written = Access("async", spaces[0], width, addresses[0], size, reads=reduces, writes=True)
     unless: Name | Not | None = None
     rest = operands[3 : len(operands) - ("L2::cache_hint" in modifiers)]
-    if (
-        rest and "bulk" not in modifiers
-    ):  # how many bytes of the source are read, or a predicate that says none
+    if rest and "bulk" not in modifiers:
+        # The next operand is the number of bytes that are read, or a predicate: if true, none are.
         if isinstance(rest[0], Not) or (isinstance(rest[0], Name) and is_predicate(rest[0].name)):
             unless = rest[0]
         else:

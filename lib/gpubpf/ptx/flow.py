@@ -286,9 +286,8 @@ class Flow:
                 predecessors.setdefault(successor, []).append(number)
         found: dict[int, int] = {}
         placed: set[int] = set()
-        for root in reversed(
-            order
-        ):  # Kosaraju's algorithm: follow edges backwards, in reverse order of completion
+        for root in reversed(order):
+            # Kosaraju's algorithm: follow edges backwards, in reverse order of completion.
             members, todo_back = [], [root]
             while todo_back:
                 number = todo_back.pop()

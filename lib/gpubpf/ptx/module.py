@@ -30,9 +30,8 @@ class Name:
     offset: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}+{self.offset}" if self.offset else self.name
-        )  # `a+-4`: ptxas does not accept `a-4`
+        # A negative offset gives `a+-4`: ptxas does not accept `a-4`.
+        return f"{self.name}+{self.offset}" if self.offset else self.name
 
 
 @dataclass(frozen=True, slots=True)

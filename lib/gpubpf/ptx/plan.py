@@ -49,9 +49,8 @@ class Contents:
 
     exits: bool = False
     barriers: frozenset[str] = frozenset()  # points
-    accesses: Mapping[Access, int] = dataclasses.field(
-        default_factory=dict
-    )  # accesses without operands → places
+    # How many places have an access, by the access without its operands.
+    accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
 
 

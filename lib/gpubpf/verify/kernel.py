@@ -60,9 +60,8 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
-    moved = {
-        pc for pc, at in context.items() if at != code[pc].offset
-    }  # the kernel accepts only the unchanged address
+    # The kernel accepts only the unchanged address.
+    moved = {pc for pc, at in context.items() if at != code[pc].offset}
     unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
