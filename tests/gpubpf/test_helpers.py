@@ -18,7 +18,7 @@ from gpubpf.ebpf.helpers import (
     StandIn,
     number_of,
 )
-from gpubpf.lower.ir import LOWERINGS
+from gpubpf.lower.helper_calls import LOWERINGS
 from gpubpf.lower.nvptx import NVPTX
 from gpubpf.verify import calls
 

@@ -75,8 +75,8 @@ class StandIn(Enum):
 class Use:
     """How programs of one side use a helper.
 
-    `lowering` names a function of `lower/ir.py` (see LOWERINGS there), `operand` what it is given; `maps` are the kinds of map
-    that the helper works on.
+    `lowering` names a function of `lower/helper_calls.py` (see LOWERINGS there), `operand` what it is given. `maps` are the kinds of
+    map that the helper works on.
     """
 
     lowering: str

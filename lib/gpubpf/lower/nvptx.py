@@ -8,8 +8,9 @@ from typing import Any
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
+from gpubpf.lower.emitter import AXES, KEEP_LOOP
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, LoweredModule
+from gpubpf.lower.ir import ENTRY, LoweredModule
 from gpubpf.verify.values import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
