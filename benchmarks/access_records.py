@@ -79,7 +79,7 @@ def lines_per_second(form: str, count: int = PART) -> float:
     """Records that become lines: json, csv or text."""
     out: Any = SimpleNamespace(closed=False, write=lambda text: None)
     made = records(count)
-    return count / _best(lambda: _taken(_log(access_text.Printer(out, form)), [made]))
+    return count / _best(lambda: _taken(_log(access_text.AccessPrinter(out, form)), [made]))
 
 
 def parquet_file(path: Path, count: int, scattered: bool = False) -> dict[str, float]:

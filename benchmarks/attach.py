@@ -35,10 +35,8 @@ HEADERS = [
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),
 ]
 TOOLS = ("threadhist", "launchlate", "kernelretsnoop", "memtrace")
-LAUNCHED = {
-    "kernel": ("launches", "count"),
-    "site": ("requests",),
-}  # fields of what was instrumented, by record
+# Fields of what was instrumented, by record.
+LAUNCHED = {"kernel": ("launches", "count"), "site": ("requests",)}
 
 
 class Rate:

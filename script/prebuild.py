@@ -32,7 +32,8 @@ from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
 from gpubpf.lower.programs import PREBUILT, prebuilt_key
 from gpubpf.memory import access_trace
-from gpubpf.verify import check, verify
+from gpubpf.verify import verify
+from gpubpf.verify.rules import check
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 SOURCES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf.lower import Argument, Fragment
+from gpubpf.lower.fragment import Argument, Fragment
 
 
 def tally(map_name: str = "tallies") -> Fragment:

@@ -14,7 +14,7 @@ from gpubpf.calls.hip import API
 from gpubpf.linux import libraries
 
 HERE = Path(__file__).parent / "gpubpf" / "calls" / "hip"
-_REAL = libraries.files(libraries.Names("libamdhip64.so.[567]"))
+_REAL = libraries.files(libraries.LibraryNames("libamdhip64.so.[567]"))
 needs_hip = pytest.mark.skipif(not _REAL, reason="needs libamdhip64 (libamdhip64-5 in Debian)")
 
 

@@ -18,9 +18,9 @@ from gpubpf.ptx.module import (  # fmt: skip
     Generic,
     Group,
     Immediate,
-    Instruction,
     Module,
     Name,
+    PtxInstruction,
     Variable,
     Vector,
     type_size,
@@ -209,7 +209,7 @@ class Frame:
         counting = not any(isinstance(s, Variable) and s.name.startswith("%gpubpf") for s in body)
         while index < len(body):
             statement = body[index]
-            if not isinstance(statement, Instruction):
+            if not isinstance(statement, PtxInstruction):
                 entered = entered or index in self.flow.leaders
                 index += 1
                 continue
@@ -246,7 +246,7 @@ class Frame:
             elif opcode not in ("bar", "membar", "fence"):
                 self.execute(scope, statement)
 
-    def do_call(self, scope: int, call: Instruction) -> None:
+    def do_call(self, scope: int, call: PtxInstruction) -> None:
         name = callee(call)
         target = self.thread.module.functions[name]
         at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
@@ -273,7 +273,7 @@ class Frame:
             elif actual.name != "_":
                 self.set(scope, actual, int.from_bytes(result, "little"))
 
-    def access(self, scope: int, i: Instruction, address: Address):
+    def access(self, scope: int, i: PtxInstruction, address: Address):
         """(read, write) of an address."""
         if address.base is not None and "param" in i.modifiers and not self.is_register(scope, address.base):
             data = self.param(scope, address.base)
@@ -297,7 +297,7 @@ class Frame:
             lambda offset, size, value: self.memory.write(start + offset, size, value),
         )
 
-    def execute(self, scope: int, i: Instruction) -> None:
+    def execute(self, scope: int, i: PtxInstruction) -> None:
         opcode, m, o = i.opcode, i.modifiers, i.operands
         kind = m[-1] if m else "b32"
         bits = 1 if kind == "pred" else 8 * type_size(kind) if kind != "" else 32

@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         from gpubpf.program import BPF
         from gpubpf.session import tracing
-        from gpubpf.session.session import Follow
+        from gpubpf.session.measurement import Follow
         from gpubpf.show.owner_columns import OwnerColumns
 
         if args.heatmap:
@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
 
             results, owners = cli.Results(args, out), OwnerColumns(session.several)
-            printer = exit_log.Printer(out, results.form, owners) if args.each else None
+            printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
             log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
                 if not args.each:
@@ -215,7 +215,7 @@ def report(
         return site_names(session.sites(kernel.mangled, kernel.pid))
 
     results.begin()
-    reports = list(log.reports(anew=bool(args.interval)))
+    reports = list(log.reports(since_last=bool(args.interval)))
     if results.json or results.csv:
         for kernel, exits in reports:
             (show_json if results.json else show_csv)(kernel, exits, sites(kernel), results)

@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
 
             return listing.show(b, args, out)
         from gpubpf.session import tracing
-        from gpubpf.session.session import Follow
+        from gpubpf.session.measurement import Follow
         from gpubpf.show import perfetto
 
         b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))

@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
                 Reader,  # imports NumPy, which would delay the first probe
             )
 
-            reader = Reader(args.block, args.thread, anew=bool(args.interval))
+            reader = Reader(args.block, args.thread, since_last=bool(args.interval))
             results, owners = cli.Results(args, out), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count):
                 report(reader.read(session), owners, args, results)

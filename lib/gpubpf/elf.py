@@ -106,7 +106,7 @@ class OpenFile:
     size: int
 
     def read(self, offset: int, size: int) -> bytes:
-        """As `ByteSource`. Raises OSError, too."""
+        """See `ByteSource`. Raises OSError, too."""
         check_range(offset, size, self.size)
         pieces = []
         while size:
@@ -375,7 +375,7 @@ class LoadedFile:
                 self.segments = file.loads
 
     def some(self, address: int, size: int) -> bytes:
-        """As `AddressSpace`."""
+        """See `AddressSpace`."""
         for segment in self.segments:
             if 0 <= (inside := address - segment.address) < segment.size:
                 with contextlib.suppress(OSError, OverflowError):
@@ -383,7 +383,7 @@ class LoadedFile:
         return b""
 
     def read(self, address: int, size: int) -> bytes:
-        """As `AddressSpace`."""
+        """See `AddressSpace`."""
         data = self.some(address, size)
         if len(data) != size:
             raise OSError(errno.EFAULT, "not in the file")
@@ -428,9 +428,8 @@ def exports(memory: AddressSpace, base: int = 0) -> dict[str, Symbol]:
                 break
             tags.setdefault(tag, value)
 
-        def address(
-            tag: int,
-        ) -> int:  # in a process, the dynamic linker has added `bias` to some of the values
+        def address(tag: int) -> int:
+            # In a process, the dynamic linker has added `bias` to some of the values.
             value = tags.get(tag, 0)
             return value if not value or value >= base else value + bias
 

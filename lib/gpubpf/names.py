@@ -44,7 +44,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
-class Name:
+class KernelName:
     """A kernel's name in three forms."""
 
     mangled: str
@@ -53,15 +53,15 @@ class Name:
 
 
 @functools.lru_cache(maxsize=65536)
-def demangle(mangled: str) -> Name:
+def demangle(mangled: str) -> KernelName:
     """Return the name of a kernel. All forms of a name that is not mangled C++ (extern "C", Triton, numba, Rust) are equal."""
     full = mangled
     if mangled.startswith("_Z") and len(mangled) <= _LONGEST:
         full = _helper().demangle(mangled) if _may_explode(mangled) else _cxxfilt(mangled)
-    return Name(mangled, full, shorten(full) if full != mangled else mangled)
+    return KernelName(mangled, full, shorten(full) if full != mangled else mangled)
 
 
-def demangle_all(mangled: Iterable[str]) -> list[Name]:
+def demangle_all(mangled: Iterable[str]) -> list[KernelName]:
     """Return the names of many kernels, in order."""
     return [demangle(name) for name in mangled]
 
@@ -99,10 +99,8 @@ def shorten(full: str) -> str:
         elif character == "[":  # [abi:cxx11], [clone .isra.0]
             position = _after_brackets(full, position)
         elif character == "(" and name in ("decltype", ""):
-            if full[position + 1 : position + 2] in (
-                "*",
-                "&",
-            ):  # the function returns a pointer: int (*name(…))(…)
+            if full[position + 1 : position + 2] in ("*", "&"):
+                # The function returns a pointer: int (*name(…))(…).
                 position += 2
             else:  # all of a decltype is the return type
                 position = _after_brackets(full, position)

@@ -16,14 +16,15 @@ from gpubpf.lower.fragment import Fragment
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.fatbin import Image
+    from gpubpf.images.fatbin import FatbinImage
     from gpubpf.images.instrument import Attachment
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.ptx.module import Module
+    from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
-    from gpubpf.session.session import Follow, Session
+    from gpubpf.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -420,7 +421,7 @@ class BPF:
 
         return inject.inject(parsed, dict.fromkeys(kernels, self._placements())).refusals
 
-    def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
         from gpubpf.ptx import inject, module
 
@@ -429,7 +430,7 @@ class BPF:
         return injected.text, injected.refusals
 
     def _placements(self) -> list[Any]:
-        from gpubpf.ptx.inject import Placement
+        from gpubpf.ptx.values import Placement
 
         return [
             Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions)

@@ -60,9 +60,8 @@ def parts(machine: Machine) -> list[Part]:
 
 Done = subprocess.CompletedProcess[str]
 Check = Callable[[Done], None]
-Way = tuple[
-    list[str], dict[str, str], Check
-]  # before the command, in its environment, whether it has measured
+# The words before the command, its environment, and a check whether it has measured.
+Way = tuple[list[str], dict[str, str], Check]
 
 
 def succeeded(done: Done) -> None:
@@ -165,9 +164,8 @@ def nsys(machine: Machine, scratch: Path) -> Way:
     report = scratch / "nsys"
 
     def check(done: Done) -> None:
-        made = list(
-            scratch.glob("nsys.*")
-        )  # .nsys-rep, or .qdstrm where it cannot make that of it: measured it has
+        # nsys writes .nsys-rep, or .qdstrm if it cannot convert that. Either way it has measured.
+        made = list(scratch.glob("nsys.*"))
         for file in made:
             file.unlink()
         if not made:

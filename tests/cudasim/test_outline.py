@@ -10,7 +10,7 @@ import pytest
 from cudasim.translate import translate
 from cudasim.translate.outline import PREFIX, outline
 from engine_device import Array, Device, DeviceFault
-from gpubpf.ptx.module import Instruction, parse
+from gpubpf.ptx.module import PtxInstruction, parse
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 # Adds the lanes that run it together, times the place's number, to a cell of this lane.
@@ -67,7 +67,7 @@ def outlined(text: str) -> list[str]:
 
 def calls(text: str) -> int:
     functions = outline(parse(text)).functions.values()
-    return sum(isinstance(s, Instruction) and s.opcode == "call" for f in functions for s in f.body or ())
+    return sum(isinstance(s, PtxInstruction) and s.opcode == "call" for f in functions for s in f.body or ())
 
 
 def test_one_function_for_all_places_of_all_kernels() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cudasim.translate import translate
 from cudasim.translate.compiler import CompilerError, command, compile_c
-from cudasim.translate.program import SPLIT_LINES, Program
+from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import parse
 
@@ -127,7 +127,7 @@ def test_a_kernel_that_calls_what_is_not_known_is_left_out_alone() -> None:
 .visible .entry first() { call through, (); ret; }
 .visible .entry second() { call gone, (); ret; }
 """
-    program = Program(parse(kernel("").replace(".visible", functions + ".visible", 1)))
+    program = TranslatedModule(parse(kernel("").replace(".visible", functions + ".visible", 1)))
     assert list(program.codes) == ["k"]
     assert program.refused["first"].startswith(
         "PTX line 5: the embedded device does not support tcgen05.alloc"
@@ -168,7 +168,7 @@ def test_sizes_that_no_device_has_are_errors(text: str) -> None:
     ],
 )
 def test_instructions_without_their_operands_are_refused(body: str) -> None:
-    assert "k" in Program(parse(kernel(body))).refused
+    assert "k" in TranslatedModule(parse(kernel(body))).refused
 
 
 def test_large_modules_are_split_by_who_needs_what() -> None:
@@ -177,7 +177,7 @@ def test_large_modules_are_split_by_who_needs_what() -> None:
 .visible .entry first() { call own, (); ret; }
 .visible .entry second() { call both, (); ret; }
 """
-    program = Program(parse(HEAD + functions))
+    program = TranslatedModule(parse(HEAD + functions))
     image, *gathered = program.c_texts(split=0)
     assert "B0:" not in image and len(gathered) == 1
     _, *parts = program.c_texts(split=0, part=0)
@@ -233,7 +233,7 @@ def test_code_of_large_modules_is_compiled_for_launches(tmp_path: Path, reposito
         for n in range(12)
     )
     source = HEAD + shared + kernels
-    assert sum(text.count("\n") for text in Program(parse(source)).c_texts()) > SPLIT_LINES
+    assert sum(text.count("\n") for text in TranslatedModule(parse(source)).c_texts()) > SPLIT_LINES
     (tmp_path / "k.ptx").write_text(source)
     text = (
         "import sys, numpy\nfrom engine_device import Array, Device\n"
@@ -306,7 +306,7 @@ def test_what_can_be_read_again_needs_no_register() -> None:
     {used}
 END: ret;
 }}"""
-        return Program(parse(text)).codes["k"].registers
+        return TranslatedModule(parse(text)).codes["k"].registers
 
     kept = registers("add.u64 %x{n}, %a, {n};\n")
     assert registers("ld.param.u64 %x{n}, [p];\n") == registers("mov.u64 %x{n}, {n};\n") < kept

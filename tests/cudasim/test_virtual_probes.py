@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from engine_device import Array, Device, compile_cuda, library, nvcc
-from gpubpf.lower import Argument, Fragment
-from gpubpf.ptx.inject import TABLE, Injected, Placement, inject
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import Module, parse, render
+from gpubpf.ptx.values import TABLE, Injected, Placement
 from gpubpf_fragments import ROOM, log, tally
 
 PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"

@@ -15,7 +15,7 @@ import pytest
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
-from gpubpf.process import target
+from gpubpf.process import address_space
 
 SOURCE = """
 int counter = 7, uninitialised;
@@ -58,9 +58,11 @@ def test_by_address(library: Path) -> None:
     loaded = ctypes.CDLL(str(library))
     assert loaded.twice(4) == 8
     mapped = next(
-        x for x in target.libraries(target.mappings(os.getpid())) if x.mappings[0].path == str(library)
+        x
+        for x in address_space.libraries(address_space.mappings(os.getpid()))
+        if x.mappings[0].path == str(library)
     )
-    with open(library, "rb") as file, target.Memory(os.getpid()) as memory:
+    with open(library, "rb") as file, address_space.Memory(os.getpid()) as memory:
         view = elf.LoadedFile(file.fileno())
         in_file, in_memory = elf.exports(view), elf.exports(memory, mapped.base)
         assert {"twice", "counter"} <= set(in_file) and "inside" not in in_file

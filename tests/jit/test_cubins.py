@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def cubin(ptx: Path, *options: str) -> fatbin.Image:
+def cubin(ptx: Path, *options: str) -> fatbin.FatbinImage:
     made = ptx.with_suffix(".cubin")
     subprocess.run(["ptxas", "-arch=sm_90", *options, ptx, "-o", made], check=True)
     (image,) = fatbin.images_of_file(made)

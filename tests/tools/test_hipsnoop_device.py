@@ -12,7 +12,7 @@ import pytest
 
 import gpubpf_rocm
 import gpubpf_traces
-from gpubpf.linux import bpf_syscall
+from gpubpf.process import bpf_syscall
 from gpubpf_host import needs_bpf
 
 REPOSITORY = Path(__file__).parents[2]

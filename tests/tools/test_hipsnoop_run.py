@@ -18,7 +18,7 @@ import pytest
 
 import gpubpf_hip
 from gpubpf import elf
-from gpubpf.process import target
+from gpubpf.process import address_space
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
 
@@ -385,8 +385,8 @@ def test_duration_and_intervals_with_a_command_that_goes_on(program: Path, tmp_p
 
 def probed(pid: int, *functions: str) -> bool:
     """Return whether a process has the kernel's breakpoints at functions of the library."""
-    code = [m for m in target.mappings(pid) if m.code and "/libamdhip64.so" in m.path]
-    with target.Memory(pid) as memory, open(code[0].path, "rb") as file:
+    code = [m for m in address_space.mappings(pid) if m.code and "/libamdhip64.so" in m.path]
+    with address_space.Memory(pid) as memory, open(code[0].path, "rb") as file:
         library = elf.LoadedFile(file.fileno())
         symbols = elf.exports(library)
         offsets = [library.offset(symbols[name].address) for name in functions]

@@ -212,7 +212,7 @@ def test_groups_have_records_of_their_own(show, by, first):
 
 
 def test_an_interval_shows_what_is_new(show):
-    before = Reader(*2 * ((EVERYTHING,) * 3,), anew=True)
+    before = Reader(*2 * ((EVERYTHING,) * 3,), since_last=True)
     made = instance(FIVE)
     assert show("1", "--json", instances=[made], before=before)[-2]["work"] == sum(FIVE)
     assert [record["type"] for record in show("1", "--json", instances=[made], before=before)] == ["summary"]

@@ -16,7 +16,7 @@ import sys
 
 from gpubpf.ptx.module import parse
 
-from .program import Program
+from .program import TranslatedModule
 
 
 def translate(ptx: str | bytes, virtual: bool = False) -> str:
@@ -24,4 +24,4 @@ def translate(ptx: str | bytes, virtual: bool = False) -> str:
 
     Raises gpubpf.errors.PtxError, which names the instruction and the PTX line.
     """
-    return Program(parse(ptx), virtual).c_texts(sys.maxsize)[0]
+    return TranslatedModule(parse(ptx), virtual).c_texts(sys.maxsize)[0]

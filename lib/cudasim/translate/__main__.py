@@ -25,11 +25,11 @@ from gpubpf.ptx.link import Input, LinkError, link
 from gpubpf.ptx.module import parse
 
 from .compiler import CompilerError, compile_c
-from .program import Program
+from .program import TranslatedModule
 
 
 def _translate(source: Path, output: Path, virtual: bool) -> None:
-    image, *parts = Program(parse(source.read_bytes()), virtual).c_texts()
+    image, *parts = TranslatedModule(parse(source.read_bytes()), virtual).c_texts()
     for k, text in enumerate(parts):
         temporary = output.with_suffix(f".{k}.{os.getpid()}.tmp")
         temporary.write_text(text)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpubpf.ptx.module import Immediate, Instruction, Operand, Pair, Vector
+from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
 
 from .values import SIGNED, Values, c_type, size_of
 
-Emit = Callable[[Values, Instruction], str]
+Emit = Callable[[Values, PtxInstruction], str]
 TABLE: dict[str, Emit] = {}
 
 ROUNDING = {"rn": "CS_ROUND_NEAREST", "rm": "CS_ROUND_DOWN", "rp": "CS_ROUND_UP", "rz": "CS_ROUND_ZERO"}
@@ -34,7 +34,7 @@ def emits(*opcodes: str) -> Callable[[Emit], Emit]:
     return register
 
 
-def rounding(i: Instruction) -> str | None:
+def rounding(i: PtxInstruction) -> str | None:
     """Return a rounding mode as C; None for the default, to nearest."""
     for m in i.modifiers:
         if m in ROUNDING and m != "rn":
@@ -46,7 +46,7 @@ def width_bits(type_name: str) -> int:
     return size_of(type_name) * 8
 
 
-def float_result(v: Values, i: Instruction, expression: str, type_name: str) -> str:
+def float_result(v: Values, i: PtxInstruction, expression: str, type_name: str) -> str:
     """Apply .ftz, .sat and .relu to a result."""
     if type_name == "f32":
         if "ftz" in i.modifiers:
@@ -66,7 +66,7 @@ def float_result(v: Values, i: Instruction, expression: str, type_name: str) -> 
     return expression
 
 
-def float_source(v: Values, i: Instruction, operand: Operand, type_name: str) -> str:
+def float_source(v: Values, i: PtxInstruction, operand: Operand, type_name: str) -> str:
     text = v.src(operand, type_name)
     if "ftz" in i.modifiers and not isinstance(operand, Immediate):
         if type_name == "f32":
@@ -77,7 +77,7 @@ def float_source(v: Values, i: Instruction, operand: Operand, type_name: str) ->
 
 
 def halves(
-    v: Values, i: Instruction, type_name: str, function: Callable[[list[str]], str], sources: int
+    v: Values, i: PtxInstruction, type_name: str, function: Callable[[list[str]], str], sources: int
 ) -> str:
     """Translate a packed instruction: `function` on the low and on the high halves."""
     element = PACKED[type_name]
@@ -92,7 +92,7 @@ def halves(
     return f"{{ {declarations}{v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
 
 
-def float_operation(v: Values, i: Instruction, operation: str, type_name: str, sources: int) -> str:
+def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str, sources: int) -> str:
     """Translate add, sub, mul or fma of any floating-point type."""
     if type_name in ("f16x2", "bf16x2"):
         element = PACKED[type_name]
@@ -133,7 +133,7 @@ def _set_carry(v: Values, expression: str) -> str:
 
 
 @emits("add", "sub", "addc", "subc")
-def add(v: Values, i: Instruction) -> str:
+def add(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     subtract = i.opcode.startswith("sub")
     if is_float(t):
@@ -157,18 +157,18 @@ def add(v: Values, i: Instruction) -> str:
 
 
 @emits("mul")
-def mul(v: Values, i: Instruction) -> str:
+def mul(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if is_float(t):
         return float_operation(v, i, "mul", t, 2)
     return v.dst(i.operands[0], _product_type(i, t), _product(v, i, t))
 
 
-def _product_type(i: Instruction, t: str) -> str:
+def _product_type(i: PtxInstruction, t: str) -> str:
     return f"{t[0]}{width_bits(t) * 2}" if "wide" in i.modifiers else t
 
 
-def _product(v: Values, i: Instruction, t: str) -> str:
+def _product(v: Values, i: PtxInstruction, t: str) -> str:
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
     w = width_bits(t)
     signed = t in SIGNED
@@ -186,7 +186,7 @@ def _product(v: Values, i: Instruction, t: str) -> str:
 
 
 @emits("mad", "madc")
-def mad(v: Values, i: Instruction) -> str:
+def mad(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if is_float(t):
         return float_operation(v, i, "fma", t, 3)
@@ -211,12 +211,12 @@ def c_cast(type_name: str, expression: str) -> str:
 
 
 @emits("fma")
-def fma(v: Values, i: Instruction) -> str:
+def fma(v: Values, i: PtxInstruction) -> str:
     return float_operation(v, i, "fma", i.modifiers[-1], 3)
 
 
 @emits("mul24", "mad24")
-def mul24(v: Values, i: Instruction) -> str:
+def mul24(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
     if t in SIGNED:
@@ -233,7 +233,7 @@ def mul24(v: Values, i: Instruction) -> str:
 
 
 @emits("div")
-def div(v: Values, i: Instruction) -> str:
+def div(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if t in ("f32", "f64"):
         return float_operation(v, i, "div", t, 2)
@@ -244,7 +244,7 @@ def div(v: Values, i: Instruction) -> str:
 
 
 @emits("rem")
-def rem(v: Values, i: Instruction) -> str:
+def rem(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     sign = "s" if t in SIGNED else "u"
     return v.dst(
@@ -253,7 +253,7 @@ def rem(v: Values, i: Instruction) -> str:
 
 
 @emits("abs", "neg")
-def absolute(v: Values, i: Instruction) -> str:
+def absolute(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if t in ("f16x2", "bf16x2"):
         x = v.src(i.operands[1], t)
@@ -272,7 +272,7 @@ def absolute(v: Values, i: Instruction) -> str:
 
 
 @emits("sad")
-def sad(v: Values, i: Instruction) -> str:
+def sad(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, b = v.integer(i.operands[1], t), v.integer(i.operands[2], t)
     c = v.src(i.operands[3], t)
@@ -282,7 +282,7 @@ def sad(v: Values, i: Instruction) -> str:
 
 
 @emits("min", "max")
-def minimum(v: Values, i: Instruction) -> str:
+def minimum(v: Values, i: PtxInstruction) -> str:
     t = [m for m in i.modifiers if m != "relu"][-1]
     nan = "NaN" in i.modifiers
     xor = "xorsign" in i.modifiers
@@ -314,7 +314,7 @@ def minimum(v: Values, i: Instruction) -> str:
     return v.dst(i.operands[0], t, expression)
 
 
-def _relu16(i: Instruction, expression: str) -> str:
+def _relu16(i: PtxInstruction, expression: str) -> str:
     return f"(u16)MAX(s16, {expression}, 0)" if "relu" in i.modifiers else expression
 
 
@@ -322,26 +322,26 @@ def _relu16(i: Instruction, expression: str) -> str:
 
 
 @emits("and", "or", "xor")
-def logic(v: Values, i: Instruction) -> str:
+def logic(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     sign = {"and": "&", "or": "|", "xor": "^"}[i.opcode]
     return v.dst(i.operands[0], t, f"({v.src(i.operands[1], t)}) {sign} ({v.src(i.operands[2], t)})")
 
 
 @emits("not")
-def invert(v: Values, i: Instruction) -> str:
+def invert(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     return v.dst(i.operands[0], t, f"{'!' if t == 'pred' else '~'}({v.src(i.operands[1], t)})")
 
 
 @emits("cnot")
-def cnot(v: Values, i: Instruction) -> str:
+def cnot(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     return v.dst(i.operands[0], t, f"({v.src(i.operands[1], t)}) == 0")
 
 
 @emits("shl", "shr")
-def shift(v: Values, i: Instruction) -> str:
+def shift(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     w = width_bits(t)
     a, n = v.src(i.operands[1], t), i.operands[2]
@@ -357,14 +357,14 @@ def shift(v: Values, i: Instruction) -> str:
 
 
 @emits("shf")
-def funnel(v: Values, i: Instruction) -> str:
+def funnel(v: Values, i: PtxInstruction) -> str:
     a, b, n = (v.src(o, "b32") for o in i.operands[1:4])
     n = f"({n}) & 31" if "wrap" in i.modifiers else f"MIN(u32, {n}, 32)"
     return v.dst(i.operands[0], "b32", f"shf_{'l' if 'l' in i.modifiers else 'r'}({a}, {b}, {n})")
 
 
 @emits("popc", "clz")
-def count_bits(v: Values, i: Instruction) -> str:
+def count_bits(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a = v.src(i.operands[1], t)
     w = width_bits(t)
@@ -372,13 +372,13 @@ def count_bits(v: Values, i: Instruction) -> str:
 
 
 @emits("brev")
-def brev(v: Values, i: Instruction) -> str:
+def brev(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     return v.dst(i.operands[0], t, f"brev{width_bits(t)}({v.src(i.operands[1], t)})")
 
 
 @emits("bfind")
-def bfind(v: Values, i: Instruction) -> str:
+def bfind(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     kind = f"{'s' if t in SIGNED else 'u'}{width_bits(t)}"
     amount = int("shiftamt" in i.modifiers)
@@ -386,13 +386,13 @@ def bfind(v: Values, i: Instruction) -> str:
 
 
 @emits("fns")
-def fns(v: Values, i: Instruction) -> str:
+def fns(v: Values, i: PtxInstruction) -> str:
     m, b, n = v.src(i.operands[1], "b32"), v.src(i.operands[2], "b32"), v.signed(i.operands[3], "s32")
     return v.dst(i.operands[0], "b32", f"cs_fns({m}, {b}, {n})")
 
 
 @emits("bfe")
-def bfe(v: Values, i: Instruction) -> str:
+def bfe(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     kind = f"{'s' if t in SIGNED else 'u'}{width_bits(t)}"
     a, p, n = v.src(i.operands[1], t), v.src(i.operands[2], "u32"), v.src(i.operands[3], "u32")
@@ -400,7 +400,7 @@ def bfe(v: Values, i: Instruction) -> str:
 
 
 @emits("bfi")
-def bfi(v: Values, i: Instruction) -> str:
+def bfi(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
     p, n = v.src(i.operands[3], "u32"), v.src(i.operands[4], "u32")
@@ -408,13 +408,13 @@ def bfi(v: Values, i: Instruction) -> str:
 
 
 @emits("bmsk")
-def bmsk(v: Values, i: Instruction) -> str:
+def bmsk(v: Values, i: PtxInstruction) -> str:
     a, b = v.src(i.operands[1], "b32"), v.src(i.operands[2], "b32")
     return v.dst(i.operands[0], "b32", f"bmsk({a}, {b}, {int('wrap' in i.modifiers)})")
 
 
 @emits("szext")
-def szext(v: Values, i: Instruction) -> str:
+def szext(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, n = v.src(i.operands[1], t), v.src(i.operands[2], "u32")
     n = f"({n}) & 31" if "wrap" in i.modifiers else n
@@ -422,7 +422,7 @@ def szext(v: Values, i: Instruction) -> str:
 
 
 @emits("prmt")
-def prmt(v: Values, i: Instruction) -> str:
+def prmt(v: Values, i: PtxInstruction) -> str:
     a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     for m in i.modifiers:
@@ -432,7 +432,7 @@ def prmt(v: Values, i: Instruction) -> str:
 
 
 @emits("lop3")
-def lop3(v: Values, i: Instruction) -> str:
+def lop3(v: Values, i: PtxInstruction) -> str:
     a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
     table = i.operands[4]
     if not isinstance(table, Immediate):
@@ -453,7 +453,7 @@ def lop3(v: Values, i: Instruction) -> str:
 
 
 @emits("vabsdiff2", "vabsdiff4")
-def absolute_differences(v: Values, i: Instruction) -> str:
+def absolute_differences(v: Values, i: PtxInstruction) -> str:
     """Translate the forms that CUDA's SIMD intrinsics use: unsigned, all parts, with or without their sum."""
     if i.modifiers[:3] != ("u32",) * 3 or i.modifiers[3:] not in ((), ("add",)):
         raise v.unsupported()
@@ -464,14 +464,14 @@ def absolute_differences(v: Values, i: Instruction) -> str:
 
 
 @emits("dp4a")
-def dp4a(v: Values, i: Instruction) -> str:
+def dp4a(v: Values, i: PtxInstruction) -> str:
     ta, tb = i.modifiers[-2:]
     a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
     return v.dst(i.operands[0], "b32", f"dp4a({a}, {b}, {c}, {int(ta == 's32')}, {int(tb == 's32')})")
 
 
 @emits("dp2a")
-def dp2a(v: Values, i: Instruction) -> str:
+def dp2a(v: Values, i: PtxInstruction) -> str:
     ta, tb = i.modifiers[-2:]
     a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
     high = int("hi" in i.modifiers)
@@ -482,7 +482,7 @@ def dp2a(v: Values, i: Instruction) -> str:
 
 
 @emits("rcp", "sqrt", "rsqrt")
-def reciprocal(v: Values, i: Instruction) -> str:
+def reciprocal(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     x = float_source(v, i, i.operands[1], t)
     suffix = _SUFFIX[t]
@@ -497,7 +497,7 @@ def reciprocal(v: Values, i: Instruction) -> str:
 
 
 @emits("sin", "cos", "ex2", "lg2", "tanh")
-def transcendental(v: Values, i: Instruction) -> str:
+def transcendental(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     name = {"sin": "sinf", "cos": "cosf", "ex2": "exp2f", "lg2": "log2f", "tanh": "tanhf"}[i.opcode]
     if t == "f32":
@@ -517,14 +517,14 @@ def transcendental(v: Values, i: Instruction) -> str:
 
 
 @emits("copysign")
-def copysign(v: Values, i: Instruction) -> str:
+def copysign(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
     return v.dst(i.operands[0], t, f"copysign{_SUFFIX[t]}({a}, {b})")
 
 
 @emits("testp")
-def testp(v: Values, i: Instruction) -> str:
+def testp(v: Values, i: PtxInstruction) -> str:
     kinds = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     t = i.modifiers[-1]
     return v.dst(
@@ -539,7 +539,7 @@ _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 _COMPARISONS = set(_RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
 
 
-def compare(v: Values, i: Instruction, operator: str, a: str, b: str, t: str) -> str:
+def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str) -> str:
     """Return a comparison, 0 or 1. For NaN, ordered comparisons are false, and those that end in u are true (PTX ISA 9.7.6)."""
     if is_float(t):
         if t in ("f16", "bf16"):
@@ -571,14 +571,14 @@ def compare(v: Values, i: Instruction, operator: str, a: str, b: str, t: str) ->
     return f"({cast}({a}) {_RELATION[operator]} {cast}({b}))"
 
 
-def comparison_operator(v: Values, i: Instruction) -> str:
+def comparison_operator(v: Values, i: PtxInstruction) -> str:
     for m in i.modifiers:
         if m in _COMPARISONS:
             return m
     raise v.unsupported("no comparison")
 
 
-def combine(v: Values, i: Instruction, test: str, c: str | None) -> str:
+def combine(v: Values, i: PtxInstruction, test: str, c: str | None) -> str:
     """Combine `test` with the predicate operand by the instruction's boolean operator."""
     if c is None:
         return test
@@ -589,7 +589,7 @@ def combine(v: Values, i: Instruction, test: str, c: str | None) -> str:
 
 
 @emits("setp")
-def setp(v: Values, i: Instruction) -> str:
+def setp(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     operator = comparison_operator(v, i)
     destination = i.operands[0]
@@ -613,7 +613,7 @@ def setp(v: Values, i: Instruction) -> str:
 
 
 @emits("set")
-def set_(v: Values, i: Instruction) -> str:
+def set_(v: Values, i: PtxInstruction) -> str:
     dtype, t = i.modifiers[-2:]
     operator = comparison_operator(v, i)
     c = v.src(i.operands[3], "pred") if len(i.operands) > 3 else None
@@ -632,14 +632,14 @@ def set_(v: Values, i: Instruction) -> str:
 
 
 @emits("selp")
-def selp(v: Values, i: Instruction) -> str:
+def selp(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     a, b, p = v.src(i.operands[1], t), v.src(i.operands[2], t), v.src(i.operands[3], "pred")
     return v.dst(i.operands[0], t, f"{p} ? {a} : {b}")
 
 
 @emits("slct")
-def slct(v: Values, i: Instruction) -> str:
+def slct(v: Values, i: PtxInstruction) -> str:
     t, ct = i.modifiers[-2:]
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
     c = float_source(v, i, i.operands[3], ct)
@@ -651,7 +651,7 @@ def slct(v: Values, i: Instruction) -> str:
 
 
 @emits("mov")
-def mov(v: Values, i: Instruction) -> str:
+def mov(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     destination, source = i.operands
     if isinstance(destination, Vector) and isinstance(source, Vector):
@@ -678,7 +678,7 @@ def mov(v: Values, i: Instruction) -> str:
 
 
 @emits("cvta")
-def cvta(v: Values, i: Instruction) -> str:
+def cvta(v: Values, i: PtxInstruction) -> str:
     space = next((m.split("::")[0] for m in i.modifiers if m.split("::")[0] in _WINDOWS), None)
     if space is None:
         raise v.unsupported()
@@ -693,19 +693,19 @@ _WINDOWS = {"global": "", "const": "", "param": "", "shared": "w->shared_window"
 
 
 @emits("mapa")
-def mapa(v: Values, i: Instruction) -> str:
+def mapa(v: Values, i: PtxInstruction) -> str:
     """Translate an address to the shared memory of a block in the cluster: this block, since a cluster has one block here."""
     t = i.modifiers[-1]
     return v.dst(i.operands[0], t, v.src(i.operands[1], t))
 
 
 @emits("getctarank")
-def getctarank(v: Values, i: Instruction) -> str:
+def getctarank(v: Values, i: PtxInstruction) -> str:
     return v.dst(i.operands[0], "u32", "0u")
 
 
 @emits("isspacep")
-def isspacep(v: Values, i: Instruction) -> str:
+def isspacep(v: Values, i: PtxInstruction) -> str:
     space = i.modifiers[0].split("::")[0]
     a = v.src(i.operands[1], "u64")
     shared, local = f"(({a}) - w->shared_window < (1u << 24))", f"(({a}) - w->local_window < (1u << 24))"
@@ -721,7 +721,7 @@ def _is_int(t: str) -> bool:
 
 
 @emits("cvt")
-def cvt(v: Values, i: Instruction) -> str:
+def cvt(v: Values, i: PtxInstruction) -> str:
     m = list(i.modifiers)
     if m[0] == "pack":
         return _cvt_pack(v, i)
@@ -758,7 +758,7 @@ def cvt(v: Values, i: Instruction) -> str:
     return v.dst(i.operands[0], dtype, _float_to_float(v, i, text, stype, dtype))
 
 
-def _int_to_int(v: Values, i: Instruction, text: str, stype: str, dtype: str) -> str:
+def _int_to_int(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
     ws, wd = width_bits(stype), width_bits(dtype)
     value = f"(s{ws})({text})" if stype in SIGNED else f"(u{ws})({text})"
     if "sat" not in i.modifiers:
@@ -773,7 +773,7 @@ def _s64(value: int) -> str:
     return f"({value + 1}ll - 1)" if value < 0 else f"{value}ll"
 
 
-def _int_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str) -> str:
+def _int_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
     w = width_bits(stype)
     signed = stype in SIGNED
     value = f"({'s' if signed else 'u'}{w})({text})"
@@ -795,7 +795,7 @@ def _int_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str) 
     return _narrow(v, i, sticky, "f64", dtype)
 
 
-def _narrow(v: Values, i: Instruction, text: str, stype: str, dtype: str) -> str:
+def _narrow(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
     mode = rounding(i) or "CS_ROUND_NEAREST"
     if stype == "f32" and mode == "CS_ROUND_NEAREST":
         return f"f32_to_{dtype}({text})"
@@ -804,7 +804,7 @@ def _narrow(v: Values, i: Instruction, text: str, stype: str, dtype: str) -> str
     return f"(u16)cs_narrow({value}, {bits}, {mode})"
 
 
-def _float_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str) -> str:
+def _float_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
     mode = next((c for k, c in INTEGER_ROUNDING.items() if k in i.modifiers), None)
     if dtype == "tf32":
         return f"f32_to_tf32({text}, {int('rna' in i.modifiers)})"
@@ -839,7 +839,7 @@ def _float_to_float(v: Values, i: Instruction, text: str, stype: str, dtype: str
     return float_result(v, i, result, dtype)
 
 
-def _cvt_fp8(v: Values, i: Instruction, dtype: str, stype: str) -> str:
+def _cvt_fp8(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
     """Translate cvt of two 8-bit floats: cvt.rn.satfinite{.relu}.FP8.{f32,f16x2}, cvt.rn{.relu}.f16x2.FP8 (FP8: e4m3x2, e5m2x2)."""
     relu = "relu" in i.modifiers
     if dtype == "f16x2" and stype != dtype:
@@ -858,7 +858,7 @@ def _cvt_fp8(v: Values, i: Instruction, dtype: str, stype: str) -> str:
     return v.dst(i.operands[0], "b16", f"{low} | {high} << 8")
 
 
-def _cvt_pack(v: Values, i: Instruction) -> str:
+def _cvt_pack(v: Values, i: PtxInstruction) -> str:
     """Translate cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,u4,s4,u2,s2}.s32.b32 d, a, b, c."""
     kind = i.modifiers[2]
     w = int(kind[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Not
+from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction
 
 from .arithmetic import emits
 from .memory import atomically, completed, element, space_of, type_of, whole
@@ -12,7 +12,7 @@ _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
 
 
 @emits("cp")
-def cp(v: Values, i: Instruction) -> str:
+def cp(v: Values, i: PtxInstruction) -> str:
     m = i.modifiers
     if m[:3] == ("async", "mbarrier", "arrive"):
         # the copies are complete, so this arrives at once; without .noinc it also increments the expected arrivals
@@ -36,7 +36,7 @@ def cp(v: Values, i: Instruction) -> str:
     return _few(v, i)
 
 
-def _few(v: Values, i: Instruction) -> str:
+def _few(v: Values, i: PtxInstruction) -> str:
     """Translate cp.async of 4, 8 or 16 bytes."""
     size = i.operands[2]
     if not isinstance(size, Immediate):
@@ -59,7 +59,7 @@ def _few(v: Values, i: Instruction) -> str:
     )
 
 
-def _bulk(v: Values, i: Instruction) -> str:
+def _bulk(v: Values, i: PtxInstruction) -> str:
     """Translate cp.async.bulk and cp.reduce.async.bulk of multiples of 16 bytes. A cluster has one block."""
     m = list(i.modifiers)
     to, of = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
@@ -91,7 +91,7 @@ def _bulk(v: Values, i: Instruction) -> str:
 
 
 @emits("mbarrier")
-def mbarrier(v: Values, i: Instruction) -> str:
+def mbarrier(v: Values, i: PtxInstruction) -> str:
     m = i.modifiers
     kind = m[0]
     if kind == "pending_count":

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import names
-from gpubpf.ptx.module import Function, Group, Instruction, Label, Name, Operand, Pair, Variable
+from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
 
 from . import copies, matrix, memory  # noqa: F401 (copies: its instructions)
 from .arithmetic import TABLE
@@ -96,9 +96,8 @@ class FunctionCode:
         self.callees: set[str] = set()
         self.indirect = False
         self.args_size = 0
-        self.arguments: list[
-            tuple[Storage | Register, int, int]
-        ] = []  # results of a .func: destination, slot, size
+        # Results of a .func: destination, slot, size.
+        self.arguments: list[tuple[Storage | Register, int, int]] = []
         self.results: list[tuple[Storage | Register, int, int]] = []
         self.recursive = False
         self._labels: dict[int, Block] = {}
@@ -128,7 +127,7 @@ class FunctionCode:
     @property
     def injected(self) -> bool:
         """Return whether the injector added the whole function."""
-        instructions = sum(isinstance(statement, Instruction) for statement, _ in self.names.statements)
+        instructions = sum(isinstance(statement, PtxInstruction) for statement, _ in self.names.statements)
         return not self.kernel and len(self.names.injected) == instructions
 
     def _formals(self, formals: tuple[Variable, ...], out: list[tuple[Storage | Register, int, int]]) -> None:
@@ -147,7 +146,7 @@ class FunctionCode:
         """Put parameters whose address mov takes into local memory (PTX ISA 9.7.9.4)."""
         byname = {p.name for p in self.function.parameters}
         for statement, scope in self.names.statements:
-            if isinstance(statement, Instruction) and statement.opcode == "mov":
+            if isinstance(statement, PtxInstruction) and statement.opcode == "mov":
                 for o in statement.operands[1:]:
                     if (
                         isinstance(o, Name)
@@ -244,7 +243,7 @@ class FunctionCode:
             if isinstance(statement, Label):
                 labels[scope.labels[statement.name]] = position
         for position, (statement, scope) in enumerate(self.names.statements):
-            if not isinstance(statement, Instruction) or statement.opcode not in ("bra", "brx"):
+            if not isinstance(statement, PtxInstruction) or statement.opcode not in ("bra", "brx"):
                 continue
             last = statement.operands[-1] if statement.operands else None
             if not isinstance(last, Name):
@@ -268,7 +267,7 @@ class FunctionCode:
         """Count how often each name occurs in operands and as a predicate."""
         found: Counter[str] = Counter()
         for statement, _ in self.names.statements:
-            if isinstance(statement, Instruction):
+            if isinstance(statement, PtxInstruction):
                 found.update(names(statement.operands))
         return found
 
@@ -289,7 +288,7 @@ class FunctionCode:
         except (KeyError, IndexError, ValueError, AssertionError, StopIteration):
             raise self.values.unsupported() from None
 
-    def _append(self, statement: Instruction, scope: Scope, text: str) -> None:
+    def _append(self, statement: PtxInstruction, scope: Scope, text: str) -> None:
         code = self.values.code
         code.text = text
         timed = any(name.startswith(("%clock", "%globaltimer")) for name in names(statement.operands[1:]))
@@ -309,7 +308,7 @@ class FunctionCode:
             self._current.spins = True
         self._current.codes.append(code)
 
-    def _guard(self, statement: Instruction, scope: Scope) -> Block | None:
+    def _guard(self, statement: PtxInstruction, scope: Scope) -> Block | None:
         """Return the block to which lanes go that do not execute a predicated control instruction.
 
         The instruction gets its own block, which begins here.
@@ -332,7 +331,7 @@ class FunctionCode:
         if after is not None:
             self._start(after)
 
-    def _branch(self, statement: Instruction, scope: Scope) -> None:
+    def _branch(self, statement: PtxInstruction, scope: Scope) -> None:
         target_name = statement.operands[0]
         if not isinstance(target_name, Name):
             raise self.values.unsupported()
@@ -348,7 +347,7 @@ class FunctionCode:
         block.predicate, block.negated = found, statement.negated
         self._start(after)
 
-    def _branch_table(self, statement: Instruction, scope: Scope) -> None:
+    def _branch_table(self, statement: PtxInstruction, scope: Scope) -> None:
         after = self._guard(statement, scope)
         table = statement.operands[1]
         if not isinstance(table, Name):
@@ -363,19 +362,19 @@ class FunctionCode:
         self._end("table", *targets).head = head
         self._resume(after)
 
-    def _leave(self, statement: Instruction, scope: Scope) -> None:
+    def _leave(self, statement: PtxInstruction, scope: Scope) -> None:
         after = self._guard(statement, scope)
         self._end("exit" if self.kernel or statement.opcode == "exit" else "return")
         self._resume(after)
 
-    def _trap(self, statement: Instruction, scope: Scope) -> None:
+    def _trap(self, statement: PtxInstruction, scope: Scope) -> None:
         after = self._guard(statement, scope)
         self._end("trap").line = statement.line
         self._resume(after)
 
     # -- calls
 
-    def _call(self, statement: Instruction, scope: Scope) -> None:
+    def _call(self, statement: PtxInstruction, scope: Scope) -> None:
         operands = list(statement.operands)
         returned = self._group(operands)
         callee = operands.pop(0)
@@ -510,7 +509,7 @@ class FunctionCode:
 
     def _collective(
         self,
-        statement: Instruction,
+        statement: PtxInstruction,
         scope: Scope,
         operation: str,
         a: tuple[Operand, str] | None,
@@ -542,7 +541,7 @@ class FunctionCode:
             v.code.text = text
             self._current.codes.append(v.code)
 
-    def _warp(self, i: Instruction, scope: Scope) -> None:
+    def _warp(self, i: PtxInstruction, scope: Scope) -> None:
         """Translate shfl, vote, match, redux and elect (PTX ISA 9.7.9.6, 9.7.13)."""
         after = self._guard(i, scope)
         v = self.values
@@ -608,7 +607,7 @@ class FunctionCode:
             return [(destination.first, t, value), (destination.second, "pred", predicate)]
         return [(destination, t, value)]
 
-    def _matrix(self, i: Instruction, scope: Scope) -> None:
+    def _matrix(self, i: PtxInstruction, scope: Scope) -> None:
         """Translate ldmatrix, stmatrix and movmatrix: lanes offer addresses or contents of rows, then load or store."""
         after = self._guard(i, scope)
         v = self.values
@@ -624,7 +623,7 @@ class FunctionCode:
         self._current.codes.append(v.code)
         self._resume(after)
 
-    def _barrier(self, i: Instruction, scope: Scope) -> None:
+    def _barrier(self, i: PtxInstruction, scope: Scope) -> None:
         """Translate bar and barrier (PTX ISA 9.7.13.1–3)."""
         after = self._guard(i, scope)
         v = self.values
@@ -673,7 +672,7 @@ class FunctionCode:
             self._current.codes.append(v.code)
         self._resume(after)
 
-    def _sleep(self, i: Instruction, scope: Scope) -> None:
+    def _sleep(self, i: PtxInstruction, scope: Scope) -> None:
         after = self._guard(i, scope)
         head = self.values.code
         head.text = f"w->cb[l] = {self.values.src(i.operands[0], 'u32')};"
@@ -1001,9 +1000,8 @@ class FunctionCode:
         loop = self.blocks[target.number : block.number + 1]
         if not loop:
             return f"JUMP({to});"
-        if (
-            self.virtual
-        ):  # added code does not change where a warp yields: TICK counts, and a probe's loop is short
+        if self.virtual:
+            # Added code does not change where a warp yields: TICK counts, and a probe's loop is short.
             return f"BACK({to}, 0);" if any(b.reached for b in loop) else f"JUMP({to});"
         cost = 1 + sum(len(b.codes) for b in loop) // 64
         if any(b.spins for b in loop):

@@ -6,7 +6,7 @@ l / 4, from element l % 4 on.
 
 from __future__ import annotations
 
-from gpubpf.ptx.module import Instruction, Operand, Vector
+from gpubpf.ptx.module import Operand, PtxInstruction, Vector
 
 from .memory import space_of
 from .values import Values
@@ -15,14 +15,14 @@ _ROW = "(u8 *)w->ca[{}]"
 _MINE, _FIRST = "(l >> 2)", "(l & 3)"  # the row or column of lane l; its first element
 
 
-def _count(v: Values, i: Instruction) -> int:
+def _count(v: Values, i: PtxInstruction) -> int:
     found = next((int(m[1:]) for m in i.modifiers if m in ("x1", "x2", "x4")), None)
     if found is None:
         raise v.unsupported()
     return found
 
 
-def offer(v: Values, i: Instruction) -> str:
+def offer(v: Values, i: PtxInstruction) -> str:
     """Return C in which each lane offers what the other lanes need."""
     if i.opcode == "movmatrix":
         return f"w->ca[l] = {v.src(i.operands[1], 'b32')};"
@@ -33,7 +33,7 @@ def offer(v: Values, i: Instruction) -> str:
     return f"if (l < {rows}) {{ {v.line()} w->ca[l] = (u64){pointer}; }}"
 
 
-def exchange(v: Values, i: Instruction) -> str:
+def exchange(v: Values, i: PtxInstruction) -> str:
     """Return C in which each lane loads or stores, after all lanes have offered."""
     m = i.modifiers
     if i.opcode == "movmatrix":
@@ -59,7 +59,7 @@ def _registers(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
     return items
 
 
-def _loaded(v: Values, i: Instruction, k: int) -> str:
+def _loaded(v: Values, i: PtxInstruction, k: int) -> str:
     """Return the value of a lane's register k: elements of one row, or of one column with .trans."""
     m = i.modifiers
     bits = next(
@@ -87,7 +87,7 @@ def _loaded(v: Values, i: Instruction, k: int) -> str:
     return " | ".join(terms)
 
 
-def _stored(v: Values, i: Instruction, k: int, value: str) -> str:
+def _stored(v: Values, i: PtxInstruction, k: int, value: str) -> str:
     m = i.modifiers
     if "m8n8" in m and "b16" in m:
         if "trans" not in m:

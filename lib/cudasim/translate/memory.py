@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Operand, Vector
+from gpubpf.ptx.module import Address, Immediate, Name, Operand, PtxInstruction, Vector
 
 from .arithmetic import emits
 from .values import FLOATS, Values, c_type, size_of
@@ -13,7 +13,7 @@ SPACES = {"global", "shared", "local", "const", "param"}
 _STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"}
 
 
-def space_of(i: Instruction) -> str:
+def space_of(i: PtxInstruction) -> str:
     for m in i.modifiers:
         base = m.split("::")[0]
         if base in SPACES:
@@ -21,12 +21,12 @@ def space_of(i: Instruction) -> str:
     return "generic"
 
 
-def strong(i: Instruction) -> bool:
+def strong(i: PtxInstruction) -> bool:
     """Return whether other threads may see an access or its order: it must not move, and all lanes do it before any continues."""
     return not _STRONG.isdisjoint(i.modifiers)
 
 
-def communicates(i: Instruction) -> bool:
+def communicates(i: PtxInstruction) -> bool:
     """Return whether an instruction communicates with other threads. On the virtual clock, such an instruction waits for its turn."""
     if i.opcode in ("ld", "st", "cp") and not any(m.startswith("mbarrier") for m in i.modifiers):
         return i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else strong(i)
@@ -35,7 +35,7 @@ def communicates(i: Instruction) -> bool:
     return i.opcode in ("atom", "red", "mbarrier") or (i.opcode == "call" and _called(i) == "vprintf")
 
 
-def observes(i: Instruction, used: bool, again: bool) -> bool:
+def observes(i: PtxInstruction, used: bool, again: bool) -> bool:
     """Return whether the order in which threads communicate can change their results.
 
     `used`: the result is read. `again`: the instruction may be executed more than once, as a load that waits for a value is.
@@ -51,11 +51,11 @@ def observes(i: Instruction, used: bool, again: bool) -> bool:
     )
 
 
-def _called(i: Instruction) -> str:
+def _called(i: PtxInstruction) -> str:
     return next((o.name for o in i.operands if isinstance(o, Name)), "")
 
 
-def type_of(v: Values, i: Instruction) -> str:
+def type_of(v: Values, i: PtxInstruction) -> str:
     """Return the last type in the modifiers: `.v4.f32.add` and `.f16.max.noftz` are allowed, too."""
     for m in reversed(i.modifiers):
         if m.rstrip("0123456789x") in ("b", "u", "s", "f", "bf"):
@@ -68,7 +68,7 @@ def is_sink(operand: Operand) -> bool:
     return isinstance(operand, Name) and operand.name == "_"
 
 
-def _vector(i: Instruction) -> int:
+def _vector(i: PtxInstruction) -> int:
     return next((int(m[1:]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
 
 
@@ -93,7 +93,7 @@ def _parameter(v: Values, operand: Operand, space: str) -> str | None:
     return None
 
 
-def _pointer(v: Values, i: Instruction, operand: Operand, size: int, how: str) -> tuple[str, str]:
+def _pointer(v: Values, i: PtxInstruction, operand: Operand, size: int, how: str) -> tuple[str, str]:
     """Return the pointer to `size` bytes for a load or store, and the statement that must precede the access."""
     space = space_of(i)
     v.code.memory = True
@@ -105,7 +105,7 @@ def _pointer(v: Values, i: Instruction, operand: Operand, size: int, how: str) -
 
 
 @emits("ld", "ldu")
-def ld(v: Values, i: Instruction) -> str:
+def ld(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     count = _vector(i)
     width = size_of(t)
@@ -125,7 +125,7 @@ def ld(v: Values, i: Instruction) -> str:
 
 
 @emits("st")
-def st(v: Values, i: Instruction) -> str:
+def st(v: Values, i: PtxInstruction) -> str:
     if i.modifiers[0] == "async" and space_of(i) == "global":
         i = replace(i, modifiers=(*i.modifiers[1:-1], "release", i.modifiers[-1]))
     elif i.modifiers[0] in ("async", "bulk"):
@@ -151,7 +151,7 @@ def st(v: Values, i: Instruction) -> str:
     )
 
 
-def store_async(v: Values, i: Instruction) -> str:
+def store_async(v: Values, i: PtxInstruction) -> str:
     """Translate st.async to shared memory. It is done at once, and completed on the mbarrier."""
     t = i.modifiers[-1]
     width = size_of(t)
@@ -165,7 +165,7 @@ def store_async(v: Values, i: Instruction) -> str:
     return f"{text} {completed(v, space, i.operands[2], str(width * len(items)))} }}"
 
 
-def store_bulk(v: Values, i: Instruction) -> str:
+def store_bulk(v: Values, i: PtxInstruction) -> str:
     """Translate st.bulk, which stores zeros."""
     space = space_of(i)
     v.code.alone = True
@@ -231,7 +231,7 @@ _OPERATIONS = {"add", "and", "or", "xor", "exch", "min", "max", "inc", "dec", "c
 
 
 @emits("atom", "red")
-def atom(v: Values, i: Instruction) -> str:
+def atom(v: Values, i: PtxInstruction) -> str:
     t = type_of(v, i)
     operation = next((m for m in i.modifiers if m in _OPERATIONS), None)
     if operation is None:
@@ -285,7 +285,7 @@ def atomically(v: Values, operation: str, t: str, where: str, swapped: str = "")
 
 
 @emits("membar", "fence")
-def fence(v: Values, i: Instruction) -> str:
+def fence(v: Values, i: PtxInstruction) -> str:
     if any(m.startswith(("proxy", "mbarrier")) for m in i.modifiers):
         return ""
     v.code.alone = True
@@ -294,21 +294,21 @@ def fence(v: Values, i: Instruction) -> str:
 
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "setmaxnreg")
-def nothing(v: Values, i: Instruction) -> str:
+def nothing(v: Values, i: PtxInstruction) -> str:
     if i.opcode == "createpolicy":
         return v.dst(i.operands[0], "b64", "0")
     return ""
 
 
 @emits("nanosleep")
-def nanosleep(v: Values, i: Instruction) -> str:
+def nanosleep(v: Values, i: PtxInstruction) -> str:
     """Translate nanosleep on the virtual clock, which it advances. On the real clock it ends a block (function.py)."""
     v.code.alone = True
     return "" if v.injected else f"w->budget = 0; w->time[l] += {v.src(i.operands[0], 'u32')};"
 
 
 @emits("alloca")
-def alloca(v: Values, i: Instruction) -> str:
+def alloca(v: Values, i: PtxInstruction) -> str:
     """Allocate downwards from the end of the lane's local memory, until the function returns (PTX ISA 9.7.15)."""
     v.stack = True
     v.code.memory = True
@@ -321,13 +321,13 @@ def alloca(v: Values, i: Instruction) -> str:
 
 
 @emits("stacksave")
-def stacksave(v: Values, i: Instruction) -> str:
+def stacksave(v: Values, i: PtxInstruction) -> str:
     v.stack = True
     return v.dst(i.operands[0], i.modifiers[-1], "w->sp[l]")
 
 
 @emits("stackrestore")
-def stackrestore(v: Values, i: Instruction) -> str:
+def stackrestore(v: Values, i: PtxInstruction) -> str:
     v.stack = True
     v.code.memory = True
     return f"{v.line()} cs_stackrestore(w, l, {v.src(i.operands[0], i.modifiers[-1])});"

@@ -18,11 +18,11 @@ from gpubpf.ptx.module import (
     Directive,
     Function,
     Group,
-    Instruction,
     Label,
     Module,
     Name,
     Open,
+    PtxInstruction,
     Statement,
     Variable,
 )
@@ -144,7 +144,7 @@ def _scopes(function: Function) -> list[_Scope]:
 
 def _calls(
     function: Function, scopes: list[_Scope], often: Counter[str], made: dict[str, Function | None]
-) -> Iterator[tuple[int, tuple[int, Instruction]]]:
+) -> Iterator[tuple[int, tuple[int, PtxInstruction]]]:
     """Return by the first statement of each repeated scope: its last statement, and the call that replaces it."""
     body = function.body or ()
     for scope in scopes:
@@ -157,13 +157,13 @@ def _calls(
                 line = body[scope.begin].line
                 yield (
                     scope.begin,
-                    (scope.end, Instruction("call", (), (Name(target.name), arguments), line=line)),
+                    (scope.end, PtxInstruction("call", (), (Name(target.name), arguments), line=line)),
                 )
                 continue
         yield from _calls(function, scope.inner, often, made)
 
 
-def _with(function: Function, calls: dict[int, tuple[int, Instruction]]) -> tuple[Statement, ...]:
+def _with(function: Function, calls: dict[int, tuple[int, PtxInstruction]]) -> tuple[Statement, ...]:
     statements: list[Statement] = []
     until = -1
     for index, statement in enumerate(function.body or ()):
@@ -196,7 +196,7 @@ def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | N
                 if statement.name not in ("loc", "pragma"):
                     return None
                 continue
-            case Instruction():
+            case PtxInstruction():
                 if statement.opcode in _STAYS:
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
@@ -221,6 +221,6 @@ def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | N
         "func",
         name,
         tuple(parameters.values()),
-        statements=(_BEGIN, *kept, Instruction("ret"), _END),
+        statements=(_BEGIN, *kept, PtxInstruction("ret"), _END),
         line=body[scope.begin].line,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
-    Directive,
     Function,
     Generic,
     Immediate,
@@ -48,7 +47,7 @@ def _align(value: int, alignment: int) -> int:
     return (value + alignment - 1) // alignment * alignment
 
 
-class Program:
+class TranslatedModule:
     """The translation of a module. `c_texts()` is the result.
 
     With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches.
@@ -61,11 +60,9 @@ class Program:
         self.variables: list[Variable] = []
         self.shared: list[Variable] = []
         self.functions: dict[str, Function] = dict(module.functions)
-        for item in module.items:
-            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
-                alias, name = item.names
-                if name in self.functions:
-                    self.functions[alias] = self.functions[name]
+        for alias, name in module.aliases.items():
+            if name in self.functions:
+                self.functions[alias] = self.functions[name]
         self._collect_variables()
         defined = [f for f in module.functions.values() if f.defined]
         self.indices = {f.name: i for i, f in enumerate(defined)}
@@ -164,9 +161,8 @@ class Program:
         elif value.name in self.functions and self.functions[value.name].defined:
             self.taken.add(self.functions[value.name].name)
             relocations.append(Relocation(at, width, True, self.indices[value.name], addend, mask, shift))
-        elif (
-            value.name not in self.functions
-        ):  # a function that is only declared stays 0: calling it is a fault
+        elif value.name not in self.functions:
+            # A function that is only declared stays 0: calling it is a fault.
             raise PtxError(f"PTX line {variable.line}: {value.name} in an initialiser is not defined")
 
     # -- functions
@@ -490,12 +486,7 @@ class Program:
 
 
 def _dimensions(function: Function, name: str) -> str:
-    for directive in function.directives:
-        if directive.name == name:
-            numbers = [int(x, 0) for x in re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)]
-            numbers = [*numbers, 1, 1, 1][:3]
-            return f"{{{', '.join(map(str, numbers))}}}"
-    return "{0, 0, 0}"
+    return f"{{{', '.join(map(str, function.block_limit(name) or (0, 0, 0)))}}}"
 
 
 def _bytes(data: bytes) -> str:

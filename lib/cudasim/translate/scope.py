@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Close, Function, Instruction, Label, Open, Statement, Variable, type_size
+from gpubpf.ptx.module import Close, Function, Label, Open, PtxInstruction, Statement, Variable, type_size
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _BAD = re.compile(r"[^A-Za-z0-9_]")
@@ -60,7 +60,7 @@ class Names:
         self.local_size = 0
         self.labels = 0
         self.frame: dict[str, Storage] = {}
-        self.statements: list[tuple[Instruction | Label, Scope]] = []
+        self.statements: list[tuple[PtxInstruction | Label, Scope]] = []
         # By position in `statements`: instructions that the injector added; and the number of instructions of the application that a
         # thread would reach before this one, and that the injector left out (docs/timing.md).
         self.injected: set[int] = set()
@@ -183,7 +183,7 @@ class Names:
                 self.labels += 1
                 pending = statement
                 self.statements.append((statement, scope))
-            elif isinstance(statement, Instruction):
+            elif isinstance(statement, PtxInstruction):
                 if depth:
                     self.injected.add(len(self.statements))
                 self.statements.append((statement, scope))

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Address, Immediate, Instruction, Name, Not, Operand, type_size
+from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
 
 from .scope import Names, Register, Scope
 
@@ -157,7 +157,7 @@ class Values:
         self.cost = 1  # … its own ns; 0 if the block's time has been added already
         self.code = Code()
         self.scope: Scope = names.root
-        self.instruction = Instruction("")
+        self.instruction = PtxInstruction("")
         self.address_taken: set[int] = set()
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
@@ -166,7 +166,7 @@ class Values:
         self._based: tuple[Register, int] | None = None  # of the last address: [register + offset]
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
-    def begin(self, instruction: Instruction, scope: Scope) -> None:
+    def begin(self, instruction: PtxInstruction, scope: Scope) -> None:
         self.code = Code()
         self.scope = scope
         self.instruction = instruction

@@ -23,25 +23,28 @@ from functools import partial
 from gpubpf import elf
 from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, ptrace, seccomp, target
+from gpubpf.process import address_space, fresh_thread, ptrace, seccomp, syscalls, traceable
+from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
-from gpubpf.process.target import Library, Mapping, Memory
+from gpubpf.process.syscalls import NUMBERS
 
 PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
 STACK_LIMIT = 256 << 10  # bytes of a stack that are searched for return addresses
 
-# read, poll, select, pause, nanosleep, accept, recvfrom, recvmsg, wait4, rt_sigtimedwait, rt_sigsuspend, restart_syscall,
-# clock_nanosleep, epoll_wait, waitid, pselect6, ppoll, epoll_pwait, accept4, recvmmsg, epoll_pwait2
-_WAITS = frozenset((0, 7, 23, 34, 35, 43, 45, 47, 61, 128, 130, 219, 230, 232, 247, 270, 271, 281, 288, 299, 441))  # fmt: skip
-_FUTEX, _FUTEX_WAIT_BITSET, _FUTEX_COMMAND = 202, 9, 0x7F
-# mmap, mprotect, munmap, brk, mremap, madvise, futex, clone, fork, exit, clone3: malloc and pthread_create make these calls, so a
-# thread that has just returned from one may hold a lock.
-_CALLS_OF_MALLOC = frozenset((9, 10, 11, 12, 25, 28, 202, 56, 57, 60, 435))
+# Calls that wait for an event, and not for a lock.
+_WAITS = syscalls.numbers(
+    "read poll select pause nanosleep accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend restart_syscall"
+    " clock_nanosleep epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg epoll_pwait2"
+)
+_FUTEX_WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F
+# malloc and pthread_create make these calls, so a thread that has just returned from one may hold a lock.
+_CALLS_OF_MALLOC = syscalls.numbers("mmap mprotect munmap brk mremap madvise futex clone fork exit clone3")
 # Borrowed last: calls that start their timeout again, or whose deadline only the kernel knows.
-_TIMED_WAITS = frozenset((232, 281, 441, 219, 35, 230))
+_TIMED_WAITS = syscalls.numbers(
+    "epoll_wait epoll_pwait epoll_pwait2 restart_syscall nanosleep clock_nanosleep"
+)
 
-_MMAP, _MUNMAP, _GETPID, _SIGRETURN = 9, 11, 39, 15
 _NO_FILE = (1 << 64) - 1
 # ILL, TRAP, BUS, FPE, SEGV, SYS: they kill the process if they are blocked.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
@@ -159,8 +162,8 @@ DATA, FRAME, XSTATE, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 3 * PAGE, 8 * PAGE, 26 *
 SIZE = STACK_TOP
 # Offsets in the data. CREATED: what pthread_create returned. LAST: the worker ends after this call. TURNS_LEFT, RELEASED: how
 # often the borrowed thread still looks whether RELEASED is set.
-CREATED, COMMAND, DONE, FUNCTION, RESULT, ERRNO, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x80, 0x84
-TURNS_LEFT, RELEASED, PAUSE = 0x88, 0x8C, 0x90
+CREATED, COMMAND, DONE, FUNCTION, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x84
+TURNS_LEFT, RELEASED = 0x88, 0x8C
 # The first pause between two looks of a waiting thread, and the number of looks: the pauses get longer, about 5 s in all.
 PAUSE_NS, TURNS = 200_000, 440
 PENDING = 0x7FFFFFFF  # in CREATED: pthread_create has not returned yet
@@ -228,7 +231,7 @@ class _LibraryCode:
     replaces_malloc: bool
 
 
-_library_code: dict[target.Identity, _LibraryCode] = {}
+_library_code: dict[address_space.Identity, _LibraryCode] = {}
 
 
 class ProcessCode:
@@ -240,13 +243,13 @@ class ProcessCode:
     def __init__(self, pid: int, memory: Memory, mapped: Sequence[Mapping]) -> None:
         self._pid, self._memory = pid, memory
         self.mapped = mapped
-        self.libraries = target.libraries(mapped)
+        self.libraries = address_space.libraries(mapped)
         self._c = [x for x in self.libraries if _LIBC.fullmatch(x.name) or _BESIDE_LIBC.fullmatch(x.name)]
         self.libc = tuple(c for library in self._c for c in library.code)
         self._returning: dict[int, bool] = {}
 
     def _library(self, library: Library) -> _LibraryCode:
-        with target.library_file(self._pid, library) as (identity, source, base):
+        with address_space.library_file(self._pid, library) as (identity, source, base):
             if identity is not None and identity in _library_code:
                 return _library_code[identity]
             found = elf.exports(source, base)
@@ -300,7 +303,7 @@ class ProcessCode:
         missing = [name for name in _FUNCTIONS if name not in found]
         if not missing:
             return found
-        who = f"pid {pid} ({target.status(pid).get('Name', '')})"
+        who = f"pid {pid} ({traceable.status(pid).get('Name', '')})"
         if any("ld-musl" in library.name or "libc.musl" in library.name for library in self.libraries):
             raise SessionError(f"{who} uses musl, but CUDA requires glibc; name another process")
         if not self.libc:
@@ -359,7 +362,9 @@ class ProcessCode:
 
 def waits_for_event(number: int, operation: int) -> bool:
     """Return whether a system call waits for an external event, and not for a lock. `operation`: its second argument."""
-    return number in _WAITS or (number == _FUTEX and operation & _FUTEX_COMMAND == _FUTEX_WAIT_BITSET)
+    return number in _WAITS or (
+        number == NUMBERS["futex"] and operation & _FUTEX_COMMAND == _FUTEX_WAIT_BITSET
+    )
 
 
 def _ranges(symbols: dict[str, Symbol], names: Iterable[str]) -> list[tuple[int, int]]:
@@ -383,7 +388,7 @@ class _Borrowing:
 
     def __init__(self, pid: int, memory: Memory, code: ProcessCode, functions: dict[str, int]) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
-        self.seccomp = target.status(pid).get("Seccomp", "0") != "0"
+        self.seccomp = traceable.status(pid).get("Seccomp", "0") != "0"
         self._filters_checked = False
         self.saved = Registers()
         self.xstate = b""
@@ -477,7 +482,7 @@ class _Borrowing:
     def _check_filters(self, filters: list[bytes]) -> None:
         """Raise SessionError if a seccomp filter would kill the process for a system call of the agent."""
         if (call := seccomp.fatal_call(filters)) is not None:
-            who = f"pid {self.pid} ({target.status(self.pid).get('Name', '')})"
+            who = f"pid {self.pid} ({traceable.status(self.pid).get('Name', '')})"
             raise SessionError(
                 f"{who} has a seccomp filter that would kill it for a system call of the agent ({call});"
                 " start it without that filter"
@@ -533,14 +538,16 @@ class _Borrowing:
             self._to_stub(thread, base)
             failure = self._run_stub(thread, base)
             if failure and failure != PENDING:
-                self._call(thread, _MUNMAP, base, SIZE)
+                self._call(thread, NUMBERS["munmap"], base, SIZE)
         self._restore(thread)
         return base, failure
 
     def _map(self, thread: TracedThread) -> tuple[int, int]:
         """Map the worker's memory. Return its address, and 0; or 0, and the errno value."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        base = self._call(thread, _MMAP, 0, SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, _NO_FILE, 0)
+        base = self._call(
+            thread, NUMBERS["mmap"], 0, SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, _NO_FILE, 0
+        )
         return (0, (1 << 64) - base) if base >= -4095 & (1 << 64) - 1 else (base, 0)
 
     def _prepare(self, base: int, turns: int) -> None:
@@ -607,11 +614,20 @@ class _Borrowing:
                 asked, until = True, last
                 continue
             registers = thread.registers()
-            if thread.at_syscall and registers.orig_rax == _SIGRETURN and registers.rip == base + STUB_END:
+            if (
+                thread.at_syscall
+                and registers.orig_rax == NUMBERS["rt_sigreturn"]
+                and registers.rip == base + STUB_END
+            ):
                 created: int = struct.unpack("<i", self.memory.read(base + DATA + CREATED, 4))[0]
                 # PENDING: its mprotect failed, so it could not even write there.
                 return created if created != PENDING else errno.ENOMEM
-            if asked and not thread.at_syscall and registers.in_syscall and registers.orig_rax == _FUTEX:
+            if (
+                asked
+                and not thread.at_syscall
+                and registers.in_syscall
+                and registers.orig_rax == NUMBERS["futex"]
+            ):
                 return PENDING
             self._continue(thread)
 
@@ -662,7 +678,7 @@ class _Borrowing:
         """Restore the thread's state and detach: it continues where it was stopped, and does not notice."""
         if thread.at_syscall:  # at an entry: replace the call by one without effect
             registers = thread.registers().copy()
-            registers.orig_rax = _GETPID
+            registers.orig_rax = NUMBERS["getpid"]
             thread.set_registers(registers)
         thread.to_user()
         while not (self._wait_for_stop(thread) and thread.interrupted):

@@ -21,12 +21,12 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
-from gpubpf.linux import bpf_syscall
-from gpubpf.linux.bpf_syscall import KPROBE, RAW_TRACEPOINT, Ring
+from gpubpf.lower.programs import PREBUILT
+from gpubpf.process import bpf_syscall
+from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
 
 PROGRAM = r"""
 #include <uapi/linux/ptrace.h>
@@ -213,7 +213,6 @@ int gpubpf_exit(void *ctx)
 WAIT_NS = 4_000_000  # how long a thread waits for the hold helper at the entry of cuInit, at most
 CALLED_CUINIT, EXECUTED, ENDED = range(3)  # enum kind
 _TRACKED, _IGNORED = 1, 2
-_PREBUILT = Path(compile.__file__).with_name("prebuilt") / "cuinit.json"
 _SETTINGS = struct.Struct("<QQQII")  # struct settings
 _WAITING = struct.Struct("<QQQ")  # struct waiting
 _EVENT = struct.Struct("<QIIQQ16sI4xQ")  # struct event
@@ -264,7 +263,7 @@ class CuInitProbes:
             for event in "exec", "exit":
                 file = self._load(stack, program, RAW_TRACEPOINT, f"gpubpf_{event}")
                 self._close_with(stack, bpf_syscall.attach_raw_tracepoint(file, f"sched_process_{event}"))
-            self._ring = Ring(self._maps["events"], program.maps["events"].capacity)
+            self._ring = BpfRingBuffer(self._maps["events"], program.maps["events"].capacity)
             stack.callback(self._ring.close)
             self._files = stack.pop_all()
 
@@ -338,7 +337,7 @@ class CuInitProbes:
 
 def _prebuilt_program() -> Program:
     """Return the compiled PROGRAM. Tests check that it is current."""
-    return compile.from_json(json.loads(_PREBUILT.read_bytes())["program"], PROGRAM)
+    return compile.from_json(json.loads((PREBUILT / "cuinit.json").read_bytes())["program"], PROGRAM)
 
 
 def _settings(tool: int, cpu: int) -> bytes:

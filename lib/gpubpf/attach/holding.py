@@ -41,7 +41,7 @@ from gpubpf.attach import borrow
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
-from gpubpf.process import ptrace, target
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
 LIMIT = 5.0  # seconds for which a process is held at most
@@ -85,6 +85,8 @@ class _Arrival:
 
 
 class _HoldHelper:
+    """Holds threads that call cuInit until the tool has attached to their process."""
+
     def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
         self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
@@ -178,7 +180,7 @@ class _HoldHelper:
         return True
 
     def _done(self, pid: int) -> bool:
-        """The tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
+        """Note that the tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
         self._read_events()
@@ -208,7 +210,7 @@ class _HoldHelper:
     # --- processes that call cuInit ---
 
     def _ended(self, pid: int, ts: int) -> None:
-        """A process executed another program, or ended, at `ts`."""
+        """Note that a process executed another program, or ended, at `ts`."""
         self._release(pid, unmapped=True)
         self._probes.stop_ignoring(pid)  # if the tool was done with it just then
         if pid in self._known:
@@ -277,7 +279,7 @@ class _HoldHelper:
             self._release(arrival.pid)
 
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
-        """A thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
+        """Note that a thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
             arrival.late = True
             if arrival.base:
@@ -287,7 +289,7 @@ class _HoldHelper:
         """Handle a thread that has just stopped. Raises ThreadEnded, TraceRefused, SessionError."""
         event = thread.event
         registers = traced.registers()
-        with target.refusals(arrival.pid), target.Memory(arrival.pid) as memory:
+        with traceable.refusals(arrival.pid), address_space.Memory(arrival.pid) as memory:
             inside = (
                 memory.some(event.sp, 8) == event.return_address.to_bytes(8, "little")
                 and registers.rsp <= event.sp
@@ -302,7 +304,7 @@ class _HoldHelper:
                 self._release(arrival.pid)
             elif not arrival.base:
                 at_entry = event.entry <= registers.rip < event.entry + ENTRY
-                mapped = target.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
+                mapped = address_space.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
                 code = ProcessCode(arrival.pid, memory, mapped)
                 functions = code.functions(arrival.pid)
                 traced.pause = self._pause
@@ -328,7 +330,7 @@ class _HoldHelper:
                 self._leaving.append(thread.traced)
             self._probes.forget_thread(tid)
         if arrival.base and not unmapped:
-            with contextlib.suppress(OSError), target.Memory(pid) as memory:
+            with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.RELEASED, b"\1")
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:

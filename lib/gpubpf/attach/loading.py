@@ -58,11 +58,11 @@ from gpubpf import elf
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, ptrace, target, users
-from gpubpf.process.target import Memory
+from gpubpf.process import address_space, libc, ptrace, traceable, users
+from gpubpf.process.address_space import Memory
+from gpubpf.process.syscalls import NUMBERS
 
 ANSWER = 10.0  # seconds for one call on the worker
-_FUTEX = 202
 _STACK = 1 << 16  # bytes of the worker's stack that are searched
 _MEMFD = re.compile("/memfd:")
 
@@ -104,7 +104,7 @@ class Held:
 
     def __init__(self, pid: int, tid: int, base: int, functions: dict[str, int], since: float) -> None:
         self.pid, self.tid, self.since = pid, tid, since
-        with target.refusals(pid):
+        with traceable.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
         self._stood = 0.0  # seconds until it was released; 0: it is still held
@@ -137,7 +137,7 @@ class Held:
         while (code := self._create_result()) == borrow.PENDING and time.monotonic() < until:
             time.sleep(100e-6)
         if code is None:
-            raise target.refusal(self.pid, errno.ESRCH)
+            raise traceable.refusal(self.pid, errno.ESRCH)
         if code:
             raise borrow.create_error(self.pid, code)
         self.worker.made = True
@@ -159,8 +159,10 @@ class Held:
             return self._entered
 
     def expire(self) -> bool:
-        """The time is up. Return whether the thread can be released now; otherwise the agent is installing its hooks, and is told to
-        abort."""
+        """Note that the time is up. Return whether the thread can be released now.
+
+        If not, the agent is installing its hooks; this tells it to abort.
+        """
         with self._lock:
             self._expired = True
             if self._entered and self._connection is not None:
@@ -173,11 +175,11 @@ class Held:
         if self._entered or self._expired:
             return False
         with contextlib.suppress(OSError, ptrace.ThreadEnded):
-            number = int(target.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
+            number = int(traceable.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
             stub = range(self.worker.base, self.worker.base + len(borrow.STUB))
             for tid in ptrace.threads_of(self.pid):
                 call = ptrace.blocked_call(self.pid, tid)
-                if tid == self.tid or call is None or call.number != _FUTEX:
+                if tid == self.tid or call is None or call.number != NUMBERS["futex"]:
                     continue
                 words = memoryview(self.worker.memory.some(call.rsp & ~7, _STACK)).cast("Q")
                 if any(word in stub for word in words):  # it is the worker
@@ -219,7 +221,7 @@ def inject(
     if held is not None:
         worker = held.worker
     else:
-        target.check_traceable(pid)
+        traceable.check_traceable(pid)
         worker, stood_ns = _make_worker(pid)
     connection = None
     try:
@@ -241,16 +243,16 @@ def inject(
         if isinstance(error, OSError):
             # EFAULT: the memory is another program's by now.
             gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
-            raise target.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
+            raise traceable.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)
 
 
 def _make_worker(pid: int) -> tuple[_Worker, int]:
     """Return a new worker, and for how long threads were stopped, in ns."""
-    with target.refusals(pid), contextlib.ExitStack() as stack:
+    with traceable.refusals(pid), contextlib.ExitStack() as stack:
         memory = stack.enter_context(Memory(pid))
-        code = ProcessCode(pid, memory, target.mappings(pid))
+        code = ProcessCode(pid, memory, address_space.mappings(pid))
         functions = code.functions(pid)
         base, stood_ns = borrow.make_worker(pid, memory, code, functions)
         stack.pop_all()
@@ -282,7 +284,7 @@ class _Worker:
                 self.memory.write(data + LAST, b"\1")
             self.memory.write(data + COMMAND, struct.pack("<I", self._commands))
         except OSError:
-            raise target.refusal(self.pid, errno.ESRCH) from None
+            raise traceable.refusal(self.pid, errno.ESRCH) from None
 
     def result(self, name: str, timeout: float = ANSWER) -> tuple[int, int]:
         """Return the result of the last call, and errno. Raises SessionError."""
@@ -294,7 +296,7 @@ class _Worker:
                     data = self.memory.read(self.base + DATA + RESULT, 12)
                     return struct.unpack("<qi", data)
             except OSError:
-                raise target.refusal(self.pid, errno.ESRCH) from None
+                raise traceable.refusal(self.pid, errno.ESRCH) from None
             if time.monotonic() > until:
                 raise SessionError(
                     f"pid {self.pid} did not finish {name} within {timeout:.0f} s; use gdb to see what it waits for"
@@ -356,9 +358,9 @@ class _Worker:
 
 def _fetch(pid: int, file: int) -> int:
     """Return a duplicate of a process's file descriptor, as pidfd_getfd(2) does. Raises OSError."""
-    process = libc.system_call(libc.PIDFD_OPEN, pid, 0)
+    process = libc.system_call("pidfd_open", pid, 0)
     try:
-        fetched = libc.system_call(libc.PIDFD_GETFD, process, file, 0)
+        fetched = libc.system_call("pidfd_getfd", process, file, 0)
     finally:
         os.close(process)
     os.set_inheritable(fetched, False)
@@ -374,7 +376,8 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
         name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
-        for present in target.libraries(target.mappings(worker.pid, _MEMFD)):  # loaded by an earlier attach
+        for present in address_space.libraries(address_space.mappings(worker.pid, _MEMFD)):
+            # An earlier attach may have loaded it.
             if present.path == f"/memfd:{name}" and (
                 symbol := elf.exports(worker.memory, present.base).get(entry)
             ):
@@ -404,7 +407,7 @@ def _fill(pid: int, number: int, data: bytes) -> None:
     try:
         file = _fetch(pid, number)
     except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
+        raise traceable.refusal(pid, error.errno or 0) from None
     try:
         fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails if it is not a memfd
         view = memoryview(data)
@@ -424,7 +427,7 @@ def _is_visible(pid: int, library: Path) -> bool:
         return (
             (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
             and not os.statvfs(there).f_flag & os.ST_NOEXEC
-            and users.can_read(target.user(pid), library)
+            and users.can_read(traceable.user(pid), library)
         )
     except OSError:
         return False

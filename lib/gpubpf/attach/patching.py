@@ -20,9 +20,9 @@ from functools import partial
 from itertools import pairwise
 
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, ptrace, target, target_files
+from gpubpf.process import address_space, fresh_thread, ptrace, target_files, traceable
+from gpubpf.process.address_space import Mapping, Memory
 from gpubpf.process.ptrace import NotStopped, TraceRefused
-from gpubpf.process.target import Mapping, Memory
 
 PATIENCE = 3.0  # seconds for finding a moment at which the code can be changed
 PASSING = 1.0  # seconds to wait for another tool that briefly traces the threads
@@ -69,8 +69,8 @@ def apply(pid: int, patches: Sequence[Patch]) -> float:
 
     Raises SessionError.
     """
-    with target.refusals(pid):
-        mapped = target.mappings(pid)
+    with traceable.refusals(pid):
+        mapped = address_space.mappings(pid)
         for patch in patches:
             _check_patch(pid, mapped, patch)
         with Memory(pid) as memory:

@@ -11,7 +11,7 @@ from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallProbes
 from gpubpf.calls.traced_processes import TracedProcesses
 from gpubpf.linux import libraries
-from gpubpf.linux.libraries import Names
+from gpubpf.linux.libraries import LibraryNames
 from gpubpf.session import joining
 from gpubpf.show import cli
 
@@ -33,7 +33,7 @@ class Attachments:
     ) -> None:
         self._processes, self._calls, self._kernels = processes, calls, kernels
         self._args, self._out, self._note = args, out, note
-        self._names = Names(*calls.api.libraries)
+        self._names = LibraryNames(*calls.api.libraries)
         self._comms: dict[int, str] = {}
         self.attached: set[int] = set()
         self.waiting: list[int] = []  # processes that have not mapped a library yet, as far as is known

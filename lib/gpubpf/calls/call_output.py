@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import call_lines, delay_text, kfd, records
 from gpubpf.calls.delays import Cause, RecentSpans
-from gpubpf.calls.statistics import KernelName
+from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 
@@ -30,7 +30,7 @@ class CallOutput:
     def __init__(
         self,
         api: Api,
-        name_of: Callable[[int, int], KernelName],
+        name_of: Callable[[int, int], NameOrAddress],
         comm: Callable[[int], str],
         owners: OwnerColumns,
         args: argparse.Namespace,

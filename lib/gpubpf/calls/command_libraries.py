@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
-from gpubpf.linux.libraries import Names
+from gpubpf.linux.libraries import LibraryNames
 from gpubpf.session import device
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def with_command_libraries(api: Api, command: Sequence[str], user: User | None) 
     the tool.
     """
     environment = {**os.environ, "HOME": user.home} if user else os.environ
-    found = find(command, environment, Names(*api.libraries))
+    found = find(command, environment, LibraryNames(*api.libraries))
     return replace(api, libraries=(*api.libraries, *found))
 
 
-def find(command: Sequence[str], environment: Mapping[str, str], names: Names) -> list[str]:
+def find(command: Sequence[str], environment: Mapping[str, str], names: LibraryNames) -> list[str]:
     """Return the paths of libraries with these names where the command's loader or its Python looks, each
     path once.
     """

@@ -30,8 +30,8 @@ from gpubpf.calls.api import Api
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
-from gpubpf.names import Name
-from gpubpf.process import target
+from gpubpf.names import KernelName
+from gpubpf.process import address_space
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,7 +123,7 @@ class KernelNames:
         """Return how many names did not fit into the ring."""
         return int(host.items("kernel_lost")["value"].sum())
 
-    def name(self, pid: int, handle: int) -> Name | None:
+    def name(self, pid: int, handle: int) -> KernelName | None:
         """Return the name of the kernel, or None if it is unknown."""
         found = self._mangled(pid, handle)
         return names.demangle(_LOCAL.sub("", found)) if found else None
@@ -182,8 +182,8 @@ class _Process:
     pid: int
     parent: int = 0
     program: tuple[int, int] | None = None
-    mapped: tuple[target.Mapping, ...] = ()
-    files: dict[tuple[str, int], _File | None] = field(default_factory=dict)
+    mapped: tuple[address_space.Mapping, ...] = ()
+    files: dict[tuple[str, int], _ElfFile | None] = field(default_factory=dict)
     others: set[tuple[str, int]] = field(default_factory=set)  # files without device code
     found: dict[int, str | None] = field(default_factory=dict)
 
@@ -195,7 +195,7 @@ class _Process:
         """Read the process's mappings and open new files. Raise OSError if it has ended; what is known stays."""
         with open(f"/proc/{self.pid}/stat", "rb") as stat:
             self.parent = int(stat.read().rpartition(b")")[2].split()[1])
-        mapped = tuple(m for m in target.mappings(self.pid) if m.file[1])
+        mapped = tuple(m for m in address_space.mappings(self.pid) if m.file[1])
         if mapped and mapped != self.mapped:
             self.mapped = mapped
             self.found.clear()
@@ -210,7 +210,7 @@ class _Process:
 
     def text(self, address: int) -> bytes:
         """Return the string at an address of the process."""
-        with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
+        with contextlib.suppress(OSError), address_space.Memory(self.pid) as memory:
             return memory.some(address, _LONGEST).partition(b"\0")[0]
         file, at = self._place(address)
         return file.text(at) if file else b""
@@ -235,7 +235,7 @@ class _Process:
         file, at = self._place(address)
         return file.registrations.get(at) if file is not None else None
 
-    def _place(self, address: int) -> tuple[_File | None, int]:
+    def _place(self, address: int) -> tuple[_ElfFile | None, int]:
         """Return the file that is mapped at an address, and the corresponding address in the file."""
         mapping = self._mapping(address)
         if mapping is None:
@@ -247,15 +247,15 @@ class _Process:
         offset = address - mapping.start + mapping.offset
         return file, -1 if (at := elf.address_of(file.loads, offset)) is None else at
 
-    def _mapping(self, address: int) -> target.Mapping | None:
+    def _mapping(self, address: int) -> address_space.Mapping | None:
         return next((m for m in self.mapped if m.start <= address < m.end), None)
 
-    def _file(self, m: target.Mapping) -> _File | None:
+    def _file(self, m: address_space.Mapping) -> _ElfFile | None:
         if m.file not in self.files:
             self.files[m.file] = self._open(m)
         return self.files[m.file]
 
-    def _open(self, m: target.Mapping) -> _File | None:
+    def _open(self, m: address_space.Mapping) -> _ElfFile | None:
         place = libraries.MappedCode(self.pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
         with contextlib.suppress(*_INVALID):
             opened = libraries.open_mapped(place)
@@ -270,15 +270,15 @@ class _Process:
         was launched.
         """
         for file, base in self._variables():
-            with contextlib.suppress(OSError), target.Memory(self.pid) as memory:
+            with contextlib.suppress(OSError), address_space.Memory(self.pid) as memory:
                 for at, name in file.symbols.handles.items():
                     if memory.some(base + at, 8) == struct.pack("<Q", handle & (1 << 64) - 1):
                         return name
         return None
 
-    def _variables(self) -> Iterable[tuple[_File, int]]:
+    def _variables(self) -> Iterable[tuple[_ElfFile, int]]:
         """Yield the files with such variables, each with its load bias."""
-        for library in target.libraries(self.mapped):
+        for library in address_space.libraries(self.mapped):
             file = self.files.get(library.mappings[0].file)
             if file is not None and file.has_kernels and file.symbols.handles and file.loads:
                 first = min(file.loads, key=lambda segment: segment.offset)
@@ -293,20 +293,20 @@ def _identity(pid: int) -> tuple[int, int] | None:
     return None
 
 
-_files: OrderedDict[libraries.Key, _File] = OrderedDict()
+_files: OrderedDict[libraries.Key, _ElfFile] = OrderedDict()
 
 
-def _file(key: libraries.Key, opened: int) -> _File:
-    """Return the cached _File of an open file. Raise OSError or ImageError."""
+def _file(key: libraries.Key, opened: int) -> _ElfFile:
+    """Return the cached _ElfFile of an open file. Raise OSError or ImageError."""
     if key not in _files:
-        _files[key] = _File(os.dup(opened))
+        _files[key] = _ElfFile(os.dup(opened))
         if len(_files) > _MOST_FILES:
             _files.popitem(last=False)
     _files.move_to_end(key)
     return _files[key]
 
 
-class _File:
+class _ElfFile:
     """A program or library, parsed lazily. Raise OSError or ImageError."""
 
     def __init__(self, opened: int) -> None:

@@ -174,7 +174,7 @@ class DispatchJoiner:
                     record["stream"] = f"{int(call['stream']):#x}"
             yield record
 
-    def kernel(self, process: int, kernel: int) -> names.Name | str:
+    def kernel(self, process: int, kernel: int) -> names.KernelName | str:
         """Return the name of a kernel, or "kernel N" if rocprofiler-sdk reported no name."""
         mangled = self._processes.processes[process].names.get(kernel)
         return names.demangle(mangled) if mangled else f"kernel {kernel}"
@@ -239,7 +239,7 @@ class KernelTimes:
         command: Sequence[str],
         environment: Mapping[str, str],
         uid: int,
-        wanted: Callable[[names.Name | str], bool] = lambda name: True,
+        wanted: Callable[[names.KernelName | str], bool] = lambda name: True,
         filtered: bool = False,
     ) -> None:
         self._processes = Dispatches(command, environment, uid)

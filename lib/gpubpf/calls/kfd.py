@@ -84,6 +84,8 @@ class DriverEvent:
 
 @dataclass(frozen=True)
 class _Line:
+    """A line of the driver's events: the number of the event, its time and process, and what the line says about it."""
+
     number: int
     ns: int
     pid: int

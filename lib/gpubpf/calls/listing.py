@@ -19,8 +19,8 @@ from gpubpf.calls.statistics import by_kernel
 from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
 from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
-from gpubpf.linux.libraries import Names
-from gpubpf.process import target, users
+from gpubpf.linux.libraries import LibraryNames
+from gpubpf.process import address_space, users
 from gpubpf.session import joining
 from gpubpf.show import cli, table
 
@@ -41,12 +41,12 @@ class ListedLibrary:
 
 
 @dataclass
-class ListedKernel:
+class RegisteredKernel:
     """A kernel that the code of `file` registers. If a command launched it, `file` is the name of the process
     that did.
     """
 
-    name: names.Name
+    name: names.KernelName
     file: str
     launches: int | None = None
     pid: int | None = None
@@ -58,7 +58,7 @@ class Listed:
     """What was found."""
 
     libraries: list[ListedLibrary] = field(default_factory=list)
-    kernels: list[ListedKernel] = field(default_factory=list)
+    kernels: list[RegisteredKernel] = field(default_factory=list)
 
 
 def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
@@ -70,10 +70,10 @@ def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
         status, found = _of_command(api, text, args)
     elif args.pid:
         for pid in args.pid:
-            _add_process(found, pid, Names(*api.libraries), wanted)
+            _add_process(found, pid, LibraryNames(*api.libraries), wanted)
     else:
         for path in args.files:
-            _add_file(found, path, Names(*api.libraries), wanted)
+            _add_file(found, path, LibraryNames(*api.libraries), wanted)
     if args.kernel:
         seen = [kernel.name.short for kernel in found.kernels]
         found.kernels = [k for k in found.kernels if names.matches(args.kernel, k.name.mangled)]
@@ -109,10 +109,10 @@ def _add_kernels(
 ) -> None:
     with contextlib.suppress(OSError, ImageError, ValueError):
         for name in names.demangle_all(kernel_names.registered(file)):
-            found.kernels.append(ListedKernel(name, path, None, pid, comm))
+            found.kernels.append(RegisteredKernel(name, path, None, pid, comm))
 
 
-def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[ApiFunction]) -> None:
+def _add_file(found: Listed, path: str, wanted_names: LibraryNames, wanted: Sequence[ApiFunction]) -> None:
     """Add a library, or a program and the libraries that it is likely to load. Raise Error if the file is
     neither.
     """
@@ -146,11 +146,11 @@ def _add_file(found: Listed, path: str, wanted_names: Names, wanted: Sequence[Ap
                     os.close(library_file)
 
 
-def _add_process(found: Listed, pid: int, wanted_names: Names, wanted: Sequence[ApiFunction]) -> None:
+def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Sequence[ApiFunction]) -> None:
     """Add the files that a process maps. Raise Error if its mappings cannot be read."""
     comm = joining.comm(pid)
     try:
-        mapped = {m.file: m for m in target.mappings(pid) if m.code and m.file[1]}
+        mapped = {m.file: m for m in address_space.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid}; run ps to list the processes") from None
     except OSError as error:
@@ -196,8 +196,8 @@ def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Lis
                 pass
         comms = calls.seen
         for row in by_kernel(calls.sums(), lambda pid: comms.get(pid, ""), kernels.name, api):
-            name = row.kernel or names.Name(row.name, row.name, row.name)
-            found.kernels.append(ListedKernel(name, row.comm, row.times.count, row.pid, row.comm))
+            name = row.kernel or names.KernelName(row.name, row.name, row.name)
+            found.kernels.append(RegisteredKernel(name, row.comm, row.times.count, row.pid, row.comm))
         # By file; there may be several kinds of programs on a file.
         refusals: dict[str, dict[str, str | None]] = {}
         for placed in calls.placed:

@@ -324,6 +324,6 @@ def _wait_for_programs() -> None:
     Programs run in RCU read-side critical sections, and MEMBARRIER_CMD_GLOBAL waits for these.
     """
     try:
-        libc.system_call(libc.MEMBARRIER, _GLOBAL, 0, 0)
+        libc.system_call("membarrier", _GLOBAL, 0, 0)
     except OSError:
         time.sleep(0.02)  # with nohz_full CPUs the kernel has no such barrier; programs take microseconds

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls import arrays
-from gpubpf.calls.statistics import KernelName
-from gpubpf.names import Name
+from gpubpf.calls.statistics import NameOrAddress
+from gpubpf.names import KernelName
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, ApiFunction
 
-    NameOf: TypeAlias = Callable[[int, int], KernelName]  # of a process and a handle
+    NameOf: TypeAlias = Callable[[int, int], NameOrAddress]  # of a process and a handle
 
 CHUNK = 1 << 13  # calls that are formatted together
 # By hipMemcpyKind, cudaMemcpyKind; the other kinds leave the direction to the runtime.
@@ -171,7 +171,7 @@ def _fields(
 
     def named(whose: tuple[int, int]) -> str:
         name = name_of(*whose)
-        return name.short if isinstance(name, Name) else name or f"{whose[1]:#x}"
+        return name.short if isinstance(name, KernelName) else name or f"{whose[1]:#x}"
 
     fields: dict[str, Any] = {}
     for name, values in columns.items():

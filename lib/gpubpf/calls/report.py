@@ -333,7 +333,7 @@ def _selected_sums(calls: CallProbes, args: argparse.Namespace) -> SelectedSums 
 
 
 def drop_views_without_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
-    """With --csv switch off the views that CSV has no table for, and say so."""
+    """Switch off, with --csv, the views that CSV has no table for, and say so."""
     views = {"--why": args.why, "--timeline": args.timeline, "the causes of --slow": args.slow}
     if args.csv and (dropped := [view for view in views if views[view]]):
         note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.calls.statistics import KernelName
-from gpubpf.names import Name
+from gpubpf.calls.statistics import NameOrAddress
+from gpubpf.names import KernelName
 
 _MOST_SEEN = 4096  # kernels that an error message can name
 
@@ -22,13 +22,13 @@ class KernelSelection:
         self.globs = globs
         self.seen: set[str] = set()  # names of launched kernels
 
-    def includes(self, name: KernelName) -> bool:
+    def includes(self, name: NameOrAddress) -> bool:
         """Return whether the kernel is selected. A string is the address of a kernel whose name is unknown."""
         return not self.globs or names.matches(
-            self.globs, name.mangled if isinstance(name, Name) else name or ""
+            self.globs, name.mangled if isinstance(name, KernelName) else name or ""
         )
 
-    def select(self, calls: Any, name_of: Callable[[int, int], KernelName]) -> Any:
+    def select(self, calls: Any, name_of: Callable[[int, int], NameOrAddress]) -> Any:
         """Return the sums or events that belong to selected kernels. Without globs return all, including
         calls without a kernel.
         """
@@ -40,7 +40,7 @@ class KernelSelection:
             name = (name_of(pid, handle) or f"{handle:#x}") if handle else None
             wanted[pid, handle] = name is not None and self.includes(name)
             if name is not None and len(self.seen) < _MOST_SEEN:
-                self.seen.add(name.short if isinstance(name, Name) else name)
+                self.seen.add(name.short if isinstance(name, KernelName) else name)
         return calls[np.fromiter((wanted[key] for key in keys), bool, len(keys))]
 
 
@@ -52,7 +52,7 @@ class LaunchSelection:
         self._sample = sample
         self._seen: dict[tuple[int, object], int] = {}
 
-    def select(self, events: Any, name_of: Callable[[int, int], KernelName]) -> Any:
+    def select(self, events: Any, name_of: Callable[[int, int], NameOrAddress]) -> Any:
         """Return the selected launches of `CallProbes.events`. Call this with all events, in their order."""
         wanted = np.zeros(len(events), bool)
         for at in np.flatnonzero(events["launch"]).tolist():

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf.calls import arrays
-from gpubpf.names import Name
+from gpubpf.names import KernelName
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
 
-KernelName = Name | str | None  # a name, the address of a kernel whose name is unknown, or no kernel
+NameOrAddress = KernelName | str | None  # a name, the address of a kernel whose name is unknown, or no kernel
 _KEY = ["tgid", "function", "kernel"]  # fields of the array of sums
 
 
@@ -70,7 +70,7 @@ class CallStatistics:
     pid: int
     comm: str
     name: str
-    kernel: Name | None = None
+    kernel: KernelName | None = None
     number: int = 0
     address: int = 0
     gpu: int = 0
@@ -133,7 +133,7 @@ def by_function(sums: Any, comm: Callable[[int], str], api: Api) -> list[CallSta
 
 
 def by_kernel(
-    sums: Any, comm: Callable[[int], str], name_of: Callable[[int, int], KernelName], api: Api
+    sums: Any, comm: Callable[[int], str], name_of: Callable[[int, int], NameOrAddress], api: Api
 ) -> list[CallStatistics]:
     """Return a row for each process and kernel, the one with most launches first.
 
@@ -146,10 +146,10 @@ def by_kernel(
         if not handle and function.group != "launch":
             continue
         name = name_of(pid, handle) if handle else f"[{function.name}]"
-        key = pid, name.mangled if isinstance(name, Name) else name or f"{handle:#x}"
+        key = pid, name.mangled if isinstance(name, KernelName) else name or f"{handle:#x}"
         row = found.get(key)
         if row is None:
-            named = name if isinstance(name, Name) else None
+            named = name if isinstance(name, KernelName) else None
             short = named.short if named else key[1]
             row = found[key] = CallStatistics(pid, comm(pid), short, named, address=handle)
         row.add(one)

@@ -12,7 +12,7 @@ from gpubpf.ebpf.maps import MapDefinition
 # Instruction classes (low three bits of the opcode).
 LD, LDX, ST, STX, ALU, JMP, JMP32, ALU64 = range(8)
 # Modes of memory instructions (opcode & 0xE0).
-IMM, MEM, MEMSX, ATOMIC = 0x00, 0x60, 0x80, 0xC0
+MEM, MEMSX, ATOMIC = 0x60, 0x80, 0xC0
 # Width in bytes of opcode & 0x18.
 WIDTH = {0x00: 4, 0x08: 2, 0x10: 1, 0x18: 8}
 # ALU operations (opcode & 0xF0).

@@ -41,13 +41,12 @@ from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError
-from gpubpf.process import libc
+from gpubpf.process import libc, privileges
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
 _PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer of _PERF_BYTES
 _PERF_BYTES = 1 << 18
-_CAPABILITIES = 1 << 39 | 1 << 21  # CAP_BPF, CAP_SYS_ADMIN
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: the result of a collective helper depends on the lanes that call it, so clang must not move the call.
 _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
@@ -180,12 +179,8 @@ def _import_bcc() -> Any:
 
 
 def capable() -> bool:
-    """Whether this process has CAP_BPF (or CAP_SYS_ADMIN)."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) & _CAPABILITIES)
-    return False
+    """Return whether this thread may load eBPF programs: it has CAP_BPF or CAP_SYS_ADMIN."""
+    return not privileges.effective().isdisjoint((privileges.BPF, privileges.SYS_ADMIN))
 
 
 def _diagnosis(source: ExpandedText, said: str) -> str:
@@ -329,9 +324,8 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     value_type = maps.type_of(leaf)
     value_size = lib.bpf_table_leaf_size_id(module, index)
     entries = lib.bpf_table_max_entries_id(module, index)
-    if (
-        kind == "ringbuf"
-    ):  # the kernel's ring buffers have no type: it is declared, or taken from the records that the program sends
+    if kind == "ringbuf":
+        # The kernel's ring buffers have no type: it is declared, or taken from the records that the program sends.
         if value_type == "<u4":
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
@@ -446,7 +440,7 @@ def spell_out_increments(text: str) -> str:
 
 @contextlib.contextmanager
 def _kernel_source() -> Iterator[None]:
-    """If bcc would not find kernel headers, point it to installed headers of another kernel release."""
+    """Point bcc to installed headers of another kernel release, if it would not find any."""
     release = platform.release()
     if (
         "BCC_KERNEL_SOURCE" in os.environ

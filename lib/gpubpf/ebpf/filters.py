@@ -28,12 +28,12 @@ def host_filter_bytes(cgroup: int | None, comm: str | None, tid: int | None) -> 
 
 
 def is_filter(definition: MapDefinition) -> bool:
-    """Whether a parameter is a `struct gpu_filter`."""
+    """Return whether a parameter is a `struct gpu_filter`."""
     return _fields(definition) == ["block", "thread"] and definition.value_size == _SIZE
 
 
 def is_host_filter(definition: MapDefinition) -> bool:
-    """Whether a parameter is a `struct gpu_host_filter`."""
+    """Return whether a parameter is a `struct gpu_host_filter`."""
     return _fields(definition) == _HOST_FILTER_FIELDS and definition.value_size == _SIZE
 
 

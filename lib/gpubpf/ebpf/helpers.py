@@ -75,8 +75,8 @@ class StandIn(Enum):
 class Use:
     """How programs of one side use a helper.
 
-    `lowering` names a function of `lower/ir.py` (see LOWERINGS there), `operand` what it is given; `maps` are the kinds of map
-    that the helper works on.
+    `lowering` names a function of `lower/helper_calls.py` (see LOWERINGS there), `operand` what it is given. `maps` are the kinds of
+    map that the helper works on.
     """
 
     lowering: str
@@ -114,7 +114,7 @@ class Helper:
         return found
 
     def register(self, kind: ArgumentKind) -> int:
-        """The register of the only argument of this kind."""
+        """Return the register of the only argument of this kind."""
         (register,) = self.registers[kind]
         return register
 
@@ -193,6 +193,8 @@ _TABLE = (
     Helper(114, "bpf_probe_read_user_str"),
     Helper(115, "bpf_probe_read_kernel_str"),
     Helper(158, "bpf_get_current_task_btf"),
+    Helper(173, "bpf_get_func_ip", (_CTX,)),
+    Helper(174, "bpf_get_attach_cookie", (_CTX,)),
     Helper(208, "bpf_ktime_get_tai_ns", real_time=True),
     # bpftime's.
     Helper(501, "gpu_puts", (_TEXT,), _ANY, Use("print"), stand_in=StandIn.PRINTK),
@@ -227,5 +229,5 @@ TAKE_CONTEXT = frozenset(helper.number for helper in _TABLE if ArgumentKind.CONT
 
 
 def number_of(name: str) -> int:
-    """The number of the helper that C text calls `name`."""
+    """Return the number of the helper that C text calls `name`."""
     return next(helper.number for helper in _TABLE if helper.name == name)

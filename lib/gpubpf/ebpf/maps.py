@@ -36,6 +36,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
+from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,8 +51,6 @@ SHAPED = {
     "site_array": "site",
 }
 DEVICE_KINDS = (*SHAPED, "param")  # host programs can use none of these, except copies of parameters
-MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
-_KERNEL_ARRAY, _KERNEL_PERF, _KERNEL_RINGBUF = 2, 4, 27  # enum bpf_map_type
 HEADER = 64
 RECORD_HEADER = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
 MAX_RECORD = 4096 - RECORD_HEADER
@@ -129,12 +128,12 @@ class MapDefinition:
         0 entries mean one for each possible CPU. The kernel's ring buffers have no value size, while `value_size` of this
         definition is the size of a record.
         """
-        if self.kernel_type == _KERNEL_RINGBUF:
-            return _KERNEL_RINGBUF, 0, 0, self.capacity, self.flags
-        if self.kernel_type == _KERNEL_PERF:
-            return _KERNEL_PERF, 4, 4, 0, self.flags
+        if self.kernel_type == bpf_syscall.RINGBUF:
+            return bpf_syscall.RINGBUF, 0, 0, self.capacity, self.flags
+        if self.kernel_type == bpf_syscall.PERF_EVENT_ARRAY:
+            return bpf_syscall.PERF_EVENT_ARRAY, 4, 4, 0, self.flags
         if self.kind == "shared_array":
-            return _KERNEL_ARRAY, 4, self.value_size, self.max_entries, self.flags | MMAPABLE
+            return bpf_syscall.ARRAY, 4, self.value_size, self.max_entries, self.flags | bpf_syscall.MMAPABLE
         return self.kernel_type, self.key_size, self.value_size, self.max_entries, self.flags
 
     @property
@@ -255,9 +254,8 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
             offset = (size + align - 1) // align * align
         alignment = max(alignment, align)
         name = str(member[0])
-        if name == "" and isinstance(
-            kind, dict
-        ):  # anonymous structure or union: its fields belong to the outer
+        if name == "" and isinstance(kind, dict):
+            # Anonymous structure or union: its fields belong to the outer.
             fields += [[field, inner_kind, offset + at] for field, inner_kind, at in kind["fields"]]
         elif not name.startswith("__pad_"):
             fields.append([name or f"_{number}", kind, offset])

@@ -3,7 +3,7 @@
 
     log = ExitLog(…)
     for _ in session.intervals(…, tick=lambda: log.take(session)):
-        for kernel, report in log.reports(anew):
+        for kernel, report in log.reports(since_last):
             …
 """
 
@@ -237,10 +237,10 @@ class ExitLog:
 
     # --- results ---
 
-    def reports(self, anew: bool) -> Iterator[tuple[KernelShape, ExitReport]]:
+    def reports(self, since_last: bool) -> Iterator[tuple[KernelShape, ExitReport]]:
         """Yield a report of each kernel and launch shape with exits, the one with the most waiting first.
 
-        `anew`: count only what is new since the last call.
+        `since_last`: count only what is new since the last call.
         """
         lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.shapes.launches))
         found = []
@@ -252,7 +252,7 @@ class ExitLog:
             report = ExitReport.of(exits, count, self._rate(kernel), late)
             if report.exits:
                 found.append((kernel, report))
-        if anew:
+        if since_last:
             self._before, self._reported = lateness, launches
             for kernel, old in list(self._exits.items()):
                 self._exits[kernel] = Exits(kernel.shape, seen=old.seen)
@@ -340,7 +340,7 @@ def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
 # --- records as text ---
 
 
-class Printer:
+class ExitPrinter:
     """Writes every exit as it comes: the `each` of an `ExitLog`.
 
     `form`: "json", "csv" or "text". Times in text count from the first exit.

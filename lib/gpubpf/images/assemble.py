@@ -1,6 +1,6 @@
 """Assemble PTX into a cubin with ptxas, or with nvJitLink if ptxas is missing, and read the resources that each kernel needs.
 
-The application's own ptxas options come with its PTX (fatbin.Image.options). Without them, a kernel that was
+The application's own ptxas options come with its PTX (FatbinImage.options). Without them, a kernel that was
 built for 32 registers would get as many as ptxas likes, and its large blocks would fail to launch. The options
 are as untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
 """
@@ -78,6 +78,8 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Assembled:
+    """An assembled module: what the device loads, and what its functions need."""
+
     cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
     functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
     ignored: tuple[str, ...] = ()  # options of the application that were not passed on
@@ -207,6 +209,8 @@ _AMOUNT = re.compile(r"(\d+) bytes (cumulative stack size|smem|cmem)")
 
 @dataclass(frozen=True)
 class Ptxas:
+    """The assembler as a program, which CUDA's toolkit has."""
+
     path: str
 
     @functools.cached_property

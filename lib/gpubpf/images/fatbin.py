@@ -62,7 +62,7 @@ class FileRange:
 
 
 @dataclass(frozen=True)
-class Image:
+class FatbinImage:
     """One form of one module.
 
     `payload` is read and decompressed when it is first used, and raises ImageError if that fails.
@@ -84,11 +84,6 @@ class Image:
     @property
     def arch(self) -> str:
         return f"sm_{self.sm}{self.suffix}"
-
-    @property
-    def capability(self) -> str:
-        """Return the compute capability as users write it: "7.5", "9.0a"."""
-        return f"{self.sm // 10}.{self.sm % 10}{self.suffix}"
 
     @cached_property
     def payload(self) -> bytes:
@@ -118,7 +113,7 @@ class Image:
         return (major, minor) <= cc
 
 
-def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
+def choose(images: Sequence[FatbinImage], cc: tuple[int, int]) -> FatbinImage | str:
     """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
     If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
@@ -137,26 +132,26 @@ def choose(images: Sequence[Image], cc: tuple[int, int]) -> Image | str:
     return "PTX for a device link" if ptx else SASS_ONLY
 
 
-def cubin_for(images: Iterable[Image], cc: tuple[int, int]) -> Image | None:
+def cubin_for(images: Iterable[FatbinImage], cc: tuple[int, int]) -> FatbinImage | None:
     """Return the cubin of one module that a driver chooses for a device of compute capability `cc`; None without one."""
     cubins = (i for i in images if i.kind == "elf" and not i.relocatable and i.runs_on(cc))
     return max(cubins, key=lambda image: (image.sm, image.suffix != ""), default=None)
 
 
-def modules(images: Sequence[Image]) -> tuple[tuple[Image, ...], ...]:
+def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
     """Group images by module, in the order of the file."""
-    groups: dict[int, list[Image]] = {}
+    groups: dict[int, list[FatbinImage]] = {}
     for image in images:
         groups.setdefault(image.module, []).append(image)
     return tuple(tuple(group) for group in groups.values())
 
 
-def renumbered(image: Image, first: int) -> Image:
+def renumbered(image: FatbinImage, first: int) -> FatbinImage:
     """Return the image with `first` added to its module number."""
     return replace(image, module=first + image.module)
 
 
-def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
+def images_of_file(path: str | os.PathLike[str]) -> tuple[FatbinImage, ...]:
     """Return the images in a file: an ELF executable, library or object, a fatbin, a cubin, or PTX.
 
     Raises ImageError for a file that cannot be read or is none of these. An ELF file without device code
@@ -178,12 +173,12 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[Image, ...]:
         raise ImageError(f"{os.fspath(path)}: {error}") from None
 
 
-def images_of_bytes(data: bytes) -> tuple[Image, ...]:
+def images_of_bytes(data: bytes) -> tuple[FatbinImage, ...]:
     """Return the images in bytes that a program gave to the driver (`cuModuleLoadData`, `cuLibraryLoadData`). Raises ImageError."""
     return _held(_images(HeldBytes(data)))
 
 
-def _held(images: Iterable[Image]) -> tuple[Image, ...]:
+def _held(images: Iterable[FatbinImage]) -> tuple[FatbinImage, ...]:
     """Read the bytes of images, so that they outlive the source, which will be closed."""
     return tuple(
         replace(i, stored=i.stored.read() if isinstance(i.stored, FileRange) else i.stored) for i in images
@@ -193,12 +188,12 @@ def _held(images: Iterable[Image]) -> tuple[Image, ...]:
 # --- which format -------------------------------------------------------------------------------------------
 
 
-def images_of(source: ByteSource) -> tuple[Image, ...]:
+def images_of(source: ByteSource) -> tuple[FatbinImage, ...]:
     """Return the images in `source` without reading their bytes. Raises ImageError."""
     return _images(source)
 
 
-def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
+def scan(source: ByteSource, start: int, end: int) -> Iterator[FatbinImage]:
     """Yield the images of everything between two offsets that looks like a fatbin (aligned to 8 bytes) or PTX text."""
     behind = at = start
     module = 0
@@ -220,7 +215,7 @@ def scan(source: ByteSource, start: int, end: int) -> Iterator[Image]:
         at += _CHUNK
 
 
-def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list[Image], int]:
+def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list[FatbinImage], int]:
     """Return PTX text up to a zero byte, with the comments before `.version`, and the offset of its end. Raises ImageError."""
     if _PTX_TARGET.search(source.read(at, min(256, limit - at))) is None:
         raise ImageError("it is not PTX; build it again")
@@ -235,7 +230,7 @@ def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list
     return [image] if image is not None else [], at + len(data)
 
 
-def pack(image: Image) -> bytes:
+def pack(image: FatbinImage) -> bytes:
     """Return a fatbin with only this PTX and its options."""
     text, options = image.payload, image.options.encode()
     header = _IMAGE.size + (8 + len(options) if options else 0)
@@ -253,7 +248,7 @@ def pack(image: Image) -> bytes:
     return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
 
 
-def _images(source: ByteSource) -> tuple[Image, ...]:
+def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     start = source.read(0, min(64, source.size))
     if start.startswith(b"\x7fELF"):
         file = Elf(source)
@@ -271,24 +266,26 @@ def _images(source: ByteSource) -> tuple[Image, ...]:
     raise ImageError("there is no CUDA code in it; name a program, a library, a fatbin, a cubin or PTX")
 
 
-def ptx_image(data: bytes, options: str = "", module: int = 0) -> Image | None:
+def ptx_image(data: bytes, options: str = "", module: int = 0) -> FatbinImage | None:
     """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not."""
     data = data.rstrip(b"\0")
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None or b"\0" in data:
         return None
     numbers = int(version[1]), int(version[2])
-    return Image("ptx", int(target[1]), target[2].decode(), numbers, options, 0, "", module, False, data)
+    return FatbinImage(
+        "ptx", int(target[1]), target[2].decode(), numbers, options, 0, "", module, False, data
+    )
 
 
-def _cubin(cubin: Elf, data: bytes) -> Image:
+def _cubin(cubin: Elf, data: bytes) -> FatbinImage:
     # Where e_flags has the architecture depends on the ABI version. Only fatbins have the suffix "a", cubins do not.
     sm = cubin.flags >> 8 & 0xFF if cubin.abi_version >= 8 else cubin.flags & 0xFF
     relocatable = cubin.type == elf.ET_REL
-    return Image("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
+    return FatbinImage("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
 
 
-def _images_of_elf(file: Elf) -> Iterator[Image]:
+def _images_of_elf(file: Elf) -> Iterator[FatbinImage]:
     module = 0
     if file.sections:
         for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
@@ -311,7 +308,9 @@ def _images_of_elf(file: Elf) -> Iterator[Image]:
 # --- fatbins ------------------------------------------------------------------------------------------------
 
 
-def _fatbins(source: ByteSource, offset: int, end: int, module: int, relocatable: bool) -> Iterator[Image]:
+def _fatbins(
+    source: ByteSource, offset: int, end: int, module: int, relocatable: bool
+) -> Iterator[FatbinImage]:
     """Yield the images of consecutive fatbins from `offset` on. Only zeros may lie between them. Raises ImageError."""
     count = 0
     while (offset := _following(source, offset, end)) < end:
@@ -338,7 +337,7 @@ def _following(source: ByteSource, offset: int, end: int) -> int:
 
 def _fatbin(
     source: ByteSource, offset: int, limit: int, module: int, relocatable: bool
-) -> tuple[list[Image], int]:
+) -> tuple[list[FatbinImage], int]:
     """Return the images of the fatbin at `offset` and the offset of its end, at most `limit`. Raises ImageError."""
     check_range(offset, _FATBIN.size, limit)
     magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
@@ -346,7 +345,7 @@ def _fatbin(
         raise ImageError("it is not a fatbin; build it again")
     position, end = offset + header_size, offset + header_size + size
     check_range(offset, end - offset, limit)
-    images: list[Image] = []
+    images: list[FatbinImage] = []
     while position < end:
         image, position = _image(source, position, end, module, relocatable)
         if image is not None:
@@ -356,7 +355,9 @@ def _fatbin(
     return images, end
 
 
-def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool) -> tuple[Image | None, int]:
+def _image(
+    source: ByteSource, at: int, end: int, module: int, relocatable: bool
+) -> tuple[FatbinImage | None, int]:
     """Return the image whose header is at `at` (None if it is neither PTX nor ELF), and where the next one begins."""
     check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
@@ -382,7 +383,7 @@ def _image(source: ByteSource, at: int, end: int, module: int, relocatable: bool
         if options_at + 8 > len(header):
             raise ImageError("the options of an image lie outside its header; build it again")
         options = _text(header, *struct.unpack_from("<II", header, options_at))
-    image = Image(
+    image = FatbinImage(
         kind,
         sm,
         suffix,
@@ -460,7 +461,7 @@ class CubinKernel:
 
 
 _EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
-_EIATTR_FRAME_SIZE, _EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE = 0x11, 0x17, 0x19
+_EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE = 0x17, 0x19
 _EIATTR_REGCOUNT, _EIATTR_KPARAM_INFO_V2 = 0x2F, 0x45
 _STO_CUDA_ENTRY = 0x10
 
@@ -483,7 +484,7 @@ def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
     return file, {section.name: section for section in file.sections}
 
 
-def ptx_of_cubin(image: Image) -> Image | None:
+def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
     """Return the PTX that a cubin was made of; None if the cubin does not contain it, or if it is damaged.
 
     With -lineinfo or -G, ptxas keeps the statements in a section, one per line. Several linked texts are returned as one. Cubins by

@@ -23,7 +23,7 @@ from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target, assemble, registers
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, module
 from gpubpf.ptx.inject import inject
@@ -97,7 +97,9 @@ def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Tar
     return instrument_module(images, attachments, target)
 
 
-def instrument_module(images: Sequence[Image], attachments: Sequence[Attachment], target: Target) -> Sidecar:
+def instrument_module(
+    images: Sequence[FatbinImage], attachments: Sequence[Attachment], target: Target
+) -> Sidecar:
     """Return the sidecar of a module, given the images that are forms of it. Raises nothing, as `instrument_image`."""
     chosen = choose(images, target)
     if isinstance(chosen, str):
@@ -135,14 +137,14 @@ def joined(data: bytes) -> bytes:
     return made.encode("utf-8", "surrogateescape")
 
 
-def _several(data: bytes) -> list[Image]:
+def _several(data: bytes) -> list[FatbinImage]:
     """Return the PTX texts that zero bytes separate; none if `data` is anything else, or a single text."""
     images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
     found = [image for image in images if image is not None]
     return found if len(found) == len(images) > 1 else []
 
 
-def choose(images: Sequence[Image], target: Target) -> Image | str:
+def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
     """Return the PTX of one module that the target's driver would take, or that its cubin was made of; else the reason."""
     if target.device == "sim":
         # The embedded device also runs PTX for a newer GPU: take the oldest.
@@ -152,7 +154,7 @@ def choose(images: Sequence[Image], target: Target) -> Image | str:
     return fatbin.choose(images, target.cc)
 
 
-def _instrument(text: str, chosen: Image, attachments: Sequence[Attachment], target: Target) -> Sidecar:
+def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment], target: Target) -> Sidecar:
     try:
         parsed = module.parse(text)
         entries = tuple(parsed.entries)
@@ -269,7 +271,7 @@ def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: s
     return Sidecar(refusals=dict.fromkeys(matched, reason), entries=tuple(entries))
 
 
-def _entries_of(images: Sequence[Image]) -> list[str]:
+def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
     """Return the kernels of a module in all images that can be read."""
     found: dict[str, None] = {}
     for image in images:
@@ -304,9 +306,8 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
             wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
         if wanted:
             kept.append(item)
-    target = tuple(
-        word for word in parsed.target if word != "debug"
-    )  # it wants the sections that were dropped
+    # With `debug`, ptxas requires the sections that were dropped.
+    target = tuple(word for word in parsed.target if word != "debug")
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 

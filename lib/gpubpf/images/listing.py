@@ -19,7 +19,7 @@ from gpubpf import names
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module
@@ -35,7 +35,7 @@ _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 # Takes a module of PTX and some of its kernels; returns the reasons of those that cannot be instrumented, by mangled name.
 Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
 # Takes an image and some of its kernels; returns the instrumented PTX, and the reasons of those that cannot be instrumented.
-Instrument = Callable[[Image, Sequence[str]], tuple[str, Mapping[str, str]]]
+Instrument = Callable[[FatbinImage, Sequence[str]], tuple[str, Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class ImageFile:
     """A file with images, under the name that the user knows, and which of its kernels were launched."""
 
     file: str
-    images: tuple[Image, ...]
+    images: tuple[FatbinImage, ...]
     launches: Mapping[str, int] | None = None  # by mangled name; None: nothing was run
     pid: int | None = None  # of the process that has mapped it, the first if several have the same name
     comm: str | None = None
 
 
 @dataclass(frozen=True)
-class ListedKernel:
+class ListedFileKernel:
     """One kernel of one file."""
 
-    name: names.Name
+    name: names.KernelName
     source: ImageFile
     ptx: tuple[str, ...]  # compute capabilities: "7.5"
     sass: tuple[str, ...]
@@ -90,12 +90,12 @@ def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[st
 
 def listed(
     sources: Iterable[ImageFile], target: Target, check: Check = check_injection
-) -> list[ListedKernel]:
+) -> list[ListedFileKernel]:
     """Return the kernels of each file, sorted by name. `target`: the device that they would run on.
 
     Damaged images are left out: other forms of the module may have the same kernels.
     """
-    found: list[ListedKernel] = []
+    found: list[ListedFileKernel] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
         for images in fatbin.modules(source.images):
@@ -119,10 +119,10 @@ class _Kernel:
     # One for each module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
 
-    def listed(self, name: names.Name, source: ImageFile, launches: int | None) -> ListedKernel:
+    def listed(self, name: names.KernelName, source: ImageFile, launches: int | None) -> ListedFileKernel:
         # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
-        return ListedKernel(
+        return ListedFileKernel(
             name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches
         )
 
@@ -131,7 +131,9 @@ def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(f"{sm // 10}.{sm % 10}{suffix}" for sm, suffix in sorted(archs))
 
 
-def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Target, check: Check) -> None:
+def _add_module(
+    kernels: dict[str, _Kernel], images: Sequence[FatbinImage], target: Target, check: Check
+) -> None:
     """Add the kernels of one module to `kernels`."""
     chosen = choose(images, target)
     reasons: dict[str, str | None] = {}
@@ -146,7 +148,7 @@ def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Ta
             kernel = kernels.setdefault(name, _Kernel())
             (kernel.sass if image.kind == "elf" else kernel.ptx).add((image.sm, image.suffix))
             reasons.setdefault(name, otherwise)
-    if isinstance(chosen, Image):
+    if isinstance(chosen, FatbinImage):
         try:
             parsed = module.parse(chosen.text)
             own = tuple(parsed.entries)
@@ -158,7 +160,7 @@ def _add_module(kernels: dict[str, _Kernel], images: Sequence[Image], target: Ta
         kernels[name].reasons.append(reason)
 
 
-def _entries(image: Image) -> list[str]:
+def _entries(image: FatbinImage) -> list[str]:
     """Return the kernels of a PTX image. If it cannot be parsed, return what looks like a kernel. Raises ImageError."""
     try:
         return list(module.parse(image.text).entries)
@@ -185,17 +187,17 @@ def sources_of_process(pid: int) -> list[ImageFile]:
     Code that the process compiled at run time (NVRTC, Triton) is not among them.
     """
     from gpubpf.images.mapped import MappedImages
-    from gpubpf.process import target
+    from gpubpf.process import traceable
 
-    known = target.status(pid)
+    known = traceable.status(pid)
     if not known:
         raise Error(f"there is no process {pid}; run ps to list the processes")
-    files: dict[str, list[Image]] = {}
+    files: dict[str, list[FatbinImage]] = {}
     try:
         for file, image in MappedImages(pid).images():
             files.setdefault(file, []).append(image)
     except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
+        raise traceable.refusal(pid, error.errno or 0) from None
     return [
         ImageFile(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
     ]
@@ -213,7 +215,7 @@ class Pipeline(Protocol):
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Check kernels with these programs, as a `Check` does."""
 
-    def instrumented_ptx(self, image: Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Instrument `kernels` with these programs, as an `Instrument` does."""
 
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
@@ -252,7 +254,7 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
     return status
 
 
-def csv_rows(kernels: Iterable[ListedKernel]) -> Iterator[str]:
+def csv_rows(kernels: Iterable[ListedFileKernel]) -> Iterator[str]:
     """Yield the table of ``--list`` as lines of CSV."""
     yield "kernel,demangled,mangled,file,ptx,sass,instrumentable,reason,launches\n"
     for kernel in kernels:
@@ -270,7 +272,7 @@ def csv_rows(kernels: Iterable[ListedKernel]) -> Iterator[str]:
         yield cli.csv_cells((*cells, can, kernel.reason or "", launches)) + "\n"
 
 
-def matching(kernels: Iterable[ListedKernel], patterns: Sequence[str]) -> list[ListedKernel]:
+def matching(kernels: Iterable[ListedFileKernel], patterns: Sequence[str]) -> list[ListedFileKernel]:
     """Return the kernels that match ``--kernel``. Raises Error if none does; the message names the kernels."""
     everything = list(kernels)
     chosen = [kernel for kernel in everything if not patterns or names.matches(patterns, kernel.name.mangled)]
@@ -288,7 +290,7 @@ def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> st
     return f"no kernel matches {' or '.join(map(repr, patterns))}; kernels seen: {shown or 'none'}"
 
 
-def rows(kernels: Sequence[ListedKernel], verbose: bool = False) -> list[str]:
+def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str]:
     """Return a table with a line per kernel. If there are several files, their names are headings."""
     launched = any(kernel.launches is not None for kernel in kernels)
     headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
@@ -319,7 +321,7 @@ def instrumented(
     target: Target,
     patterns: Sequence[str],
     instrument: Instrument,
-) -> Iterator[tuple[str, Image, str]]:
+) -> Iterator[tuple[str, FatbinImage, str]]:
     """Yield the file, the image and the instrumented PTX of each module in which a kernel matches, for ``--ptx``.
 
     Raises Error if no kernel matches, or if none that matches can be instrumented; then the message has a reason.
@@ -352,7 +354,7 @@ def instrumented(
     raise Error(no_match(patterns, (names.demangle(name).short for name in seen)))
 
 
-def _names_of(images: Sequence[Image]) -> list[str]:
+def _names_of(images: Sequence[FatbinImage]) -> list[str]:
     found: dict[str, None] = {}
     for image in images:
         try:

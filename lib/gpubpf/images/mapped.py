@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -30,23 +31,21 @@ from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
 from gpubpf.images.triton import TritonCache
-from gpubpf.process import target, target_files
+from gpubpf.process import address_space, target_files
 from gpubpf.ptx import flow, module
 from gpubpf.ptx.values import parameter_layout
 
 T = TypeVar("T")
 NOT_FOUND, AMBIGUOUS = "PTX not found", "ambiguous"
 MOST_FILES = 4096  # of one process
-LARGE = (
-    64 << 20
-)  # bytes: images of larger files are searched only if the file mentions the kernel outside of its images
+# In bytes. Images of larger files are searched only if the file mentions the kernel outside of its images.
+LARGE = 64 << 20
 TIMEOUT = 120.0  # seconds for reading a process's files
-READ_LIMIT = (
-    16 << 30
-)  # bytes read from all files to find one module: a sparse file may be larger than its disk
+# Bytes that are read from all files to find one module: a sparse file may be larger than its disk.
+READ_LIMIT = 16 << 30
 SEARCH_LIMIT = 4 << 30  # bytes searched in one process for images outside of their sections
 SLOW = 4 << 20  # bytes: kernel names of files with more images are cached
 MEMORY_LIMIT = 1 << 30  # bytes of a file that are read from a process's memory
@@ -65,14 +64,14 @@ class MappedImages:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._files: dict[tuple[tuple[str, int], str], _File] = {}  # by device and inode, path
+        self._files: dict[tuple[tuple[str, int], str], _FileImages] = {}  # by device and inode, path
         self._triton = TritonCache(pid)
         self._lock = threading.Lock()
         self._searched = 0  # bytes
         self._budget = _ReadBudget()
         self._timed_out = False  # reading its files does not end
 
-    def images(self) -> Iterator[tuple[str, Image]]:
+    def images(self) -> Iterator[tuple[str, FatbinImage]]:
         """Yield each image with the name that the process has for its file. Module numbers are unique in a file.
 
         Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot
@@ -165,7 +164,7 @@ class MappedImages:
         return fatbin.pack(usable[0]), reasons
 
     def _candidates(
-        self, files: Iterable[_File], found: Found, names: Sequence[str], target: Target
+        self, files: Iterable[_FileImages], found: Found, names: Sequence[str], target: Target
     ) -> Iterator[_Candidate]:
         for file in files:
             for number, images in enumerate(file.modules):
@@ -192,10 +191,10 @@ class MappedImages:
                             if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
 
-    def _refresh(self) -> list[_File]:
+    def _refresh(self) -> list[_FileImages]:
         """Return the files with device code that are mapped now. Raises OSError."""
-        mapped: dict[tuple[tuple[str, int], str], list[target.Mapping]] = {}
-        for mapping in target.mappings(self._pid):
+        mapped: dict[tuple[tuple[str, int], str], list[address_space.Mapping]] = {}
+        for mapping in address_space.mappings(self._pid):
             path = mapping.path
             if mapping.file[1] and path.startswith("/") and not path.startswith("/SYSV"):
                 mapped.setdefault((mapping.file, path), []).append(mapping)
@@ -230,7 +229,7 @@ class _ReadBudget:
 class _MappedFile:
     """A mapped file as an `elf.ByteSource`. It is opened when it is read; after `close` it is opened again if it is unchanged."""
 
-    def __init__(self, pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> None:
+    def __init__(self, pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> None:
         self._pid = pid
         self._budget = budget
         self.mappings = mappings  # its owner keeps them up to date
@@ -266,7 +265,7 @@ class _MappedFile:
     def __del__(self) -> None:
         self.close()
 
-    def held(self, image: Image) -> bytes | fatbin.FileRange:
+    def held(self, image: FatbinImage) -> bytes | fatbin.FileRange:
         """Return an image's bytes, or where they are, in a form that outlives the process."""
         self._open()
         return image.stored
@@ -309,18 +308,18 @@ class _MappedMemory:
 
     size = 1 << 47
 
-    def __init__(self, pid: int, mappings: list[target.Mapping]) -> None:
+    def __init__(self, pid: int, mappings: list[address_space.Mapping]) -> None:
         self._pid = pid
         self.mappings = mappings
         self.identity = ""
-        self._memory: target.Memory | None = None
+        self._memory: address_space.Memory | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         if not 0 <= size <= MEMORY_LIMIT:
             raise ImageError("it is larger than any image; restart the program")
         try:
             if self._memory is None:
-                self._memory = target.Memory(self._pid)
+                self._memory = address_space.Memory(self._pid)
             return self._memory.read(offset, size)
         except OSError:
             raise ImageError("the process's memory cannot be read; check that it runs and is yours") from None
@@ -330,13 +329,13 @@ class _MappedMemory:
             self._memory.close()
             self._memory = None
 
-    def held(self, image: Image) -> bytes | fatbin.FileRange:
+    def held(self, image: FatbinImage) -> bytes | fatbin.FileRange:
         return image.stored.read() if isinstance(image.stored, fatbin.FileRange) else image.stored
 
     def changed(self) -> bool:
         return False
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[FatbinImage]:
         """Yield the images of everything that looks like a fatbin."""
         number, left = 0, MEMORY_LIMIT
         spans: list[list[int]] = []
@@ -354,15 +353,14 @@ class _MappedMemory:
 
 
 @dataclass
-class _File:
+class _FileImages:
     """A mapped file with device code: its images by module, and the names of their kernels."""
 
     path: str
     source: _MappedFile | _MappedMemory
-    modules: tuple[tuple[Image, ...], ...] = ()
-    _names: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # by module number and the image's index in it
+    modules: tuple[tuple[FatbinImage, ...], ...] = ()
+    # By module number and the image's index in it.
+    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _kept: int | None = None  # how many of `_names` are in the cache
     _searched: bool = False  # the names of all modules that the device can run are known
 
@@ -381,7 +379,7 @@ class _File:
         """Return whether to search this file for a kernel. A large file is searched only if it mentions the kernel."""
         return not self.large or self._searched or self.mentions(name)
 
-    def names(self, module: int, image: Image) -> tuple[str, ...]:
+    def names(self, module: int, image: FatbinImage) -> tuple[str, ...]:
         """Return the kernels of an image; none if it is damaged."""
         self._load_names()
         key = f"{module}.{self.modules[module].index(image)}"
@@ -443,17 +441,17 @@ def _version() -> str:
     return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
 
 
-def _read(pid: int, mappings: list[target.Mapping], budget: _ReadBudget) -> _File:
+def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> _FileImages:
     """Read a mapped file. A file without device code has no modules."""
     path = mappings[0].path
     source = _MappedFile(pid, mappings, budget)
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
-        return _File(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
+        return _FileImages(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
     memory = _MappedMemory(pid, mappings)
     with contextlib.closing(memory):
-        return _File(path, memory, fatbin.modules(tuple(memory.images())))
+        return _FileImages(path, memory, fatbin.modules(tuple(memory.images())))
 
 
 def _is_fatbin(start: bytes) -> bool:
@@ -467,11 +465,11 @@ def _is_fatbin(start: bytes) -> bool:
 class _Candidate:
     """A module that fits. `ptx`: the image to instrument, or None if there is none, for `reason`."""
 
-    ptx: Image | None
+    ptx: FatbinImage | None
     reason: str = ""
 
 
-def _names(image: Image) -> Iterable[str]:
+def _names(image: FatbinImage) -> Iterable[str]:
     """Return the mangled names of an image's kernels; none if it is damaged."""
     try:
         data = image.read()
@@ -482,7 +480,7 @@ def _names(image: Image) -> Iterable[str]:
         return ()
 
 
-def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> str:
+def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target) -> str:
     """Return why a kernel that fits no module has no PTX: the reason for a kernel of the same name in the files."""
     reasons = []
     for file in files:
@@ -494,25 +492,27 @@ def _reason_without_ptx(files: Iterable[_File], name: str, target: Target) -> st
     return next((reason for reason in reasons if reason != fatbin.SASS_ONLY), (*reasons, NOT_FOUND)[0])
 
 
-def _taken_by_driver(images: Sequence[Image], target: Target) -> Image | None:
+def _taken_by_driver(images: Sequence[FatbinImage], target: Target) -> FatbinImage | None:
     """Return the image of a module that the target's driver takes; None if none suits. The embedded device takes only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
     chosen = choose(images, target)
-    return chosen if isinstance(chosen, Image) else None
+    return chosen if isinstance(chosen, FatbinImage) else None
 
 
 def _has_kernels(there: Iterable[str], found: Found, names: Iterable[str]) -> bool:
     return set(there) == set(names) if found.whole else set(there) >= set(names)
 
 
-def _candidate(images: Sequence[Image], running: Image, found: Found, target: Target) -> Iterator[_Candidate]:
+def _candidate(
+    images: Sequence[FatbinImage], running: FatbinImage, found: Found, target: Target
+) -> Iterator[_Candidate]:
     """Yield the candidate that a module is, if it may be the module `found`. `running`: the image that the driver took of it."""
     chosen = choose(images, target)
     try:
         if running.kind == "elf" and not _agrees(running.read(), found.kernels):
             return
-        there = _layouts(chosen, found.kernels) if isinstance(chosen, Image) else {}
+        there = _layouts(chosen, found.kernels) if isinstance(chosen, FatbinImage) else {}
     except (ImageError, PtxError) as error:
         yield _Candidate(None, str(error))
         return
@@ -566,7 +566,7 @@ class _Layout:
     shared: tuple[int, int]
     threads: int | None
 
-    def agrees(self, told: FoundKernel, image: Image) -> bool:
+    def agrees(self, told: FoundKernel, image: FatbinImage) -> bool:
         """Return whether the driver's kernel may have been compiled from this PTX."""
         least, most = self.shared
         return not (
@@ -580,7 +580,7 @@ class _Layout:
         )
 
 
-def _layouts(image: Image, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
+def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX has. Raises PtxError, ImageError."""
     parsed = module.parse(image.text)
     graph = flow.CallGraph(parsed)
@@ -607,18 +607,12 @@ def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[m
 
 
 def _threads(entry: module.Function) -> int | None:
-    """Return the most threads of a block; None if the kernel does not state it (PTX ISA 11.4)."""
-    for name in ("reqntid", "maxntid"):
-        for directive in entry.directives:
-            if directive.name == name:
-                total = 1
-                for number in re.findall(r"\d+", directive.text.partition(name)[2])[:3]:
-                    total *= int(number)
-                return total
-    return None
+    """Return the most threads of a block; None if the kernel does not state it."""
+    limit = entry.block_limit("reqntid") or entry.block_limit("maxntid")
+    return math.prod(limit) if limit is not None else None
 
 
-def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image]:
+def _without_duplicates(candidates: Sequence[FatbinImage], found: Found) -> list[FatbinImage]:
     """Return the candidates without duplicates: those with the same PTX for the launched kernels count as one.
 
     Several files of a program may contain the same instance of a template.
@@ -629,7 +623,7 @@ def _without_duplicates(candidates: Sequence[Image], found: Found) -> list[Image
     return list(different.values())
 
 
-def _trimmed(image: Image, found: Found) -> str:
+def _trimmed(image: FatbinImage, found: Found) -> str:
     try:
         parsed = module.parse(image.text)
         return module.render(trim(parsed, dict.fromkeys(kernel.name for kernel in found.kernels)))

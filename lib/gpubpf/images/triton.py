@@ -20,8 +20,8 @@ from pathlib import Path
 
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
-from gpubpf.images.fatbin import Image
-from gpubpf.process import target, target_files
+from gpubpf.images.fatbin import FatbinImage
+from gpubpf.process import address_space, target_files, traceable
 
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
@@ -47,7 +47,7 @@ class TritonCache:
         # By directory: when it was changed, and what is in it.
         self._known: dict[str, tuple[int, tuple[_Entry, ...]]] = {}
 
-    def ptx_of(self, cubin: bytes) -> Image | None:
+    def ptx_of(self, cubin: bytes) -> FatbinImage | None:
         """Return the PTX from which Triton made this cubin; None if the cache does not have it."""
         for entry in self._entries():
             if abs(entry.size - len(cubin)) <= _SLACK and entry.size >= _SLACK:
@@ -57,7 +57,7 @@ class TritonCache:
                     return ptx
         return None
 
-    def modules(self, names: Sequence[str]) -> Iterator[tuple[Image, Image]]:
+    def modules(self, names: Sequence[str]) -> Iterator[tuple[FatbinImage, FatbinImage]]:
         """Yield the cubin and the PTX of each compilation that may have the kernels `names`."""
         for entry in self._entries():
             # Older versions append what they specialized a kernel for to the kernel's name, not to the file's.
@@ -69,7 +69,7 @@ class TritonCache:
 
     def _entries(self) -> list[_Entry]:
         found: list[_Entry] = []
-        with contextlib.suppress(OSError, ValueError), target_files.acting_as(target.user(self._pid)):
+        with contextlib.suppress(OSError, ValueError), target_files.acting_as(traceable.user(self._pid)):
             for place in self._places():
                 with contextlib.suppress(OSError, ValueError):
                     cache = target_files.open_path(self._pid, place, os.O_RDONLY | os.O_DIRECTORY)
@@ -109,14 +109,14 @@ class TritonCache:
             self._known[path] = known
         return known[1]
 
-    def _ptx(self, entry: _Entry, cubin: bytes) -> Image | None:
+    def _ptx(self, entry: _Entry, cubin: bytes) -> FatbinImage | None:
         """Return the PTX of an entry with the options that ptxas had for the cubin. Raises ImageError."""
         return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_options(cubin))
 
     def _read(self, entry: _Entry, suffix: str) -> bytes:
         """Return the content of a file; nothing if it is too large or cannot be read."""
         try:
-            with target_files.acting_as(target.user(self._pid)):
+            with target_files.acting_as(traceable.user(self._pid)):
                 file = target_files.open_path(self._pid, os.path.join(entry.directory, entry.name + suffix))
             with open(file, "rb") as opened:
                 data = opened.read(LARGEST + 1)
@@ -141,7 +141,7 @@ class TritonCache:
             if home:
                 found[os.path.join(os.fsdecode(home), ".triton", "cache")] = None
         with contextlib.suppress(OSError):
-            for mapping in target.mappings(self._pid):
+            for mapping in address_space.mappings(self._pid):
                 if launcher := _LAUNCHER.match(mapping.path):
                     found[launcher[1]] = None
         return [place for place in found if place.startswith("/")]
@@ -149,7 +149,7 @@ class TritonCache:
 
 def _home(pid: int) -> str:
     """Return the home directory of the process's user, from the /etc/passwd that the process sees; "" if that has none."""
-    uid = str(target.user(pid).uid)
+    uid = str(traceable.user(pid).uid)
     with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
         for line in file.read(1 << 20).decode("utf-8", "surrogateescape").splitlines():
             fields = line.split(":")

@@ -244,9 +244,8 @@ def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]
             behind = view.waits.waited_for[run[1:]]
-            if (
-                ~np.isin(behind[behind >= 0], run)
-            ).any():  # they waited for other work, which a graph would not change
+            if (~np.isin(behind[behind >= 0], run)).any():
+                # They waited for other work, which a graph would not change.
                 continue
             took = int(ops.end[run].max() - ops.call[run[0]])
             busy = int((ops.end[run] - ops.start[run]).sum())

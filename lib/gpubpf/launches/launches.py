@@ -152,16 +152,12 @@ class Launches:
         self._cells: dict[tuple[int, Any], DeviceCells] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
-        self._passed: dict[
-            int, Integers
-        ] = {}  # by process: ids of launches that passed the host program's filter
+        # By process, the ids of launches that passed the host program's filter.
+        self._passed: dict[int, Integers] = {}
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
-        self._numbers = (
-            Numbering(),
-            Numbering(),
-            Numbering(),
-        )  # of queues, streams in a process, graphs
+        # The numbers of queues, of streams in a process, and of graphs.
+        self._numbers = (Numbering(), Numbering(), Numbering())
         # Streams and contexts, as (process, number), that may hold work from before attaching.
         self._unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
 
@@ -590,9 +586,8 @@ class _ColumnsBuilder:
         """
         result = np.full(len(ops), NEVER)
         position = np.arange(len(ops))
-        place = np.where(
-            ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position
-        )  # the place of the graph launch
+        # A graph's operations count at the place of the graph's launch.
+        place = np.where(ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position)
         order = np.lexsort((place, ops.queue))
         order = order[read[order]]
         for queue in dependencies.equal_runs(ops.queue[order]):

@@ -236,10 +236,8 @@ def explain(
         total["off-CPU, " + _reason(state, number)] += end - begin
     for begin, end, _, number in _within(calls, start_ns, end_ns):
         away = sum(max(0, min(end, e) - max(begin, b)) for b, e, _, _ in off)
-        if syscalls.name(number) not in (
-            "uprobe",
-            "uretprobe",
-        ):  # how probes enter the kernel: our own overhead
+        if syscalls.name(number) not in ("uprobe", "uretprobe"):
+            # These two are how probes enter the kernel: our own overhead.
             total[f"in {syscalls.name(number)}"] += end - begin - away
     return [(what, ns) for what, ns in total.most_common() if ns > 0]
 

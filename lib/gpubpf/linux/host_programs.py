@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import re
 import stat
 import struct
 import threading
@@ -29,8 +28,9 @@ from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
-from gpubpf.linux import bpf_syscall, uprobes
+from gpubpf.linux import uprobes
 from gpubpf.lower import context
+from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,7 @@ class Host:
         }
         self._used = sorted(used - set(self._shared))
         self._files: dict[str, int] = {}  # file descriptors of the maps that all processes share
-        self._rings: dict[str, bpf_syscall.Ring] = {}
+        self._rings: dict[str, bpf_syscall.BpfRingBuffer] = {}
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
@@ -276,7 +276,7 @@ class Host:
         """Return the new records of a ring buffer since the last call, of its `value_dtype`."""
         definition = self._program.maps[name]
         if name not in self._rings:
-            self._rings[name] = bpf_syscall.Ring(self._files[name], definition.capacity)
+            self._rings[name] = bpf_syscall.BpfRingBuffer(self._files[name], definition.capacity)
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
@@ -544,12 +544,7 @@ def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
 
 def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
     """Return the verifier's last message, with the C line that it is about."""
-    lines = [s for line in error.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")]
-    message = next(
-        (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
-        error.strerror or "no reason given",
-    )
-    at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)
+    message, at = error.reason()
     where = f"host program {function.name}"
     if at is not None and at < len(function.instructions):
         line = function.instructions[at].line

@@ -1,6 +1,6 @@
 """Find the files of a library: in the loader's cache, in running processes, and in processes that load one later.
 
-    names = Names("libamdhip64.so.[567]")
+    names = LibraryNames("libamdhip64.so.[567]")
     for file, mapped in running(names).items(): …   # what processes map, in any namespace
     mappings = Mappings()                           # what any process maps from now on
     for m in mappings.read([names]): …
@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError
-from gpubpf.process import libc, target, target_files
+from gpubpf.process import address_space, libc, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
-    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
-    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib", "/opt/rocm/lib"),
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib"),
+    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"),
+    *("/opt/rocm/lib", "/opt/rocm/lib64"),
 )
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
@@ -39,7 +40,7 @@ _HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
 _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
 
 
-class Names:
+class LibraryNames:
     """A pattern for the file names of a library.
 
     `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match the file names that Python
@@ -102,19 +103,19 @@ class Key:
     modified_ns: int = 0
 
 
-def files(names: Names) -> list[str]:
-    """Return the paths of the matching files that the dynamic linker would find, each once."""
+def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
+    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to look in."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
     with contextlib.suppress(OSError):
         data = _CACHE.read_bytes()
         found += (p for m in re.findall(rb"/[^\0]+\.so[^\0/]*", data) if names.match(p := os.fsdecode(m)))
-    for directory in (*_DIRECTORIES, *sorted(map(str, Path("/opt").glob("rocm-*/lib")))):
+    for directory in (*_DIRECTORIES, *map(str, (*sorted(Path("/opt").glob("rocm-*/lib*")), *also))):
         with contextlib.suppress(OSError):
             found += (f"{directory}/{entry}" for entry in os.listdir(directory) if names.match(entry))
     return list(dict.fromkeys(map(os.path.realpath, found)))
 
 
-def running(names: Names) -> dict[tuple[str, int], list[MappedCode]]:
+def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:
     """Return where running processes map the code of matching libraries, by (device, inode) of the file."""
     found: dict[tuple[str, int], list[MappedCode]] = {}
     for entry in os.listdir("/proc"):
@@ -125,12 +126,12 @@ def running(names: Names) -> dict[tuple[str, int], list[MappedCode]]:
     return found
 
 
-def mapped(pid: int, names: Names) -> Iterator[MappedCode]:
+def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
     """Yield where one process maps the code of matching libraries. Raises OSError."""
     data = Path(f"/proc/{pid}/maps").read_bytes()
     if not any(hint in data for hint in names.hints):
         return
-    for m in target.mappings(pid, re.compile(r"/")):
+    for m in address_space.mappings(pid, re.compile(r"/")):
         if m.code and names.match(m.path):
             yield MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
 
@@ -223,7 +224,7 @@ class Mappings:
         self._areas.clear()
         self._files.clear()
 
-    def read(self, names: Iterable[Names]) -> list[MappedCode]:
+    def read(self, names: Iterable[LibraryNames]) -> list[MappedCode]:
         """Return the new mappings of matching libraries."""
         wanted = tuple(names)
         hints = {hint for n in wanted for hint in n.hints}
@@ -267,7 +268,7 @@ class Mappings:
 def _open(cpu: int) -> int:
     attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
     buffer = ctypes.create_string_buffer(attributes, 112)
-    return libc.system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
+    return libc.system_call("perf_event_open", ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
 
 
 def _online() -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from gpubpf.errors import Error
-from gpubpf.linux import bpf_syscall
+from gpubpf.process import bpf_syscall
 
 RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in bytes, by field
 

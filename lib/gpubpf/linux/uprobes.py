@@ -25,13 +25,15 @@ from dataclasses import dataclass, replace
 from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
+from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import Error, UsageError
-from gpubpf.linux import bpf_syscall, libraries
-from gpubpf.linux.libraries import MappedCode, Mappings, Names
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
+from gpubpf.process import bpf_syscall
 
 METHODS = ("session", "multi", "event")  # the best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
-_FUNC_IP, _COOKIE = 173, 174  # helpers
+_FUNC_IP, _COOKIE = number_of("bpf_get_func_ip"), number_of("bpf_get_attach_cookie")
 _IP = 128  # of struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
@@ -65,7 +67,7 @@ def table(
 ) -> Table:
     """Return a table. Functions in a sequence are numbered by position. Raises UsageError."""
     patterns = (library,) if isinstance(library, str) else tuple(library)
-    Names(*patterns)
+    LibraryNames(*patterns)
     if isinstance(functions, str) or not functions:
         raise UsageError(f"{function} is attached to no function; pass a list of function names")
     numbered = (
@@ -96,7 +98,7 @@ class ProbedFile:
 class _Group:
     """Functions with a program at their entry, one at their return, or both."""
 
-    names: Names
+    names: LibraryNames
     functions: tuple[tuple[str, int], ...]
     at_entry: str | None
     at_return: str | None
@@ -114,7 +116,7 @@ def _groups(tables: Sequence[Table]) -> list[_Group]:
                 break
         else:
             at_entry, at_return = (None, t.function) if t.returns else (t.function, None)
-            found.append(_Group(Names(*t.libraries), t.functions, at_entry, at_return, t.optional))
+            found.append(_Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional))
     return found
 
 

@@ -1,5 +1,1 @@
 """Lowering of verified programs to PTX and to machine code: one lowering (`ir.py`), and a table for each back end."""
-
-from gpubpf.lower.fragment import Argument, Fragment
-
-__all__ = ["Argument", "Fragment"]

@@ -7,23 +7,19 @@ found out which memory each instruction accesses (`Checked`).
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
-from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
-from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
+from gpubpf.ebpf.maps import BLOCKS
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
-from gpubpf.verify import Checked, CheckedAccess, CheckedCall
-from gpubpf.verify.values import Chain, value_alignment
+from gpubpf.lower.helper_calls import HelperCalls
+from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
-KEEP_LOOP = "llvm.loop.unroll.disable"
-AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,12 @@ class LoweredModule:
 
 
 def lower(program: Program, checked: Checked, backend: Backend) -> LoweredModule:
+    """Lower a verified program for a back end."""
     return _Lowering(program, checked, backend).run()
 
 
-def format_number(text: str) -> int:
-    """Return the number that stands for a printed text in the print ring buffer."""
-    return zlib.crc32(text.encode())
-
-
-class _Lowering:
-    def __init__(self, program: Program, checked: Checked, backend: Backend) -> None:
-        self.program, self.checked, self.backend = program, checked, backend
-        self.code = checked.function.instructions
-        self.body: list[str] = []
-        self.count = 0
-        self.loop_count = 0
-        self.arguments: dict[str, Argument] = {}
-        self.declared: set[str] = set()
-        self.functions: dict[str, str] = {}  # internal functions for maps, by name
-        self.formats: dict[int, str] = {}
-        chains = {chain for chain, _ in checked.reached}
-        self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
-        self.depth = 1 + max((len(chain) for chain in chains), default=0)
+class _Lowering(HelperCalls):
+    """Lowers one verified program to the text of an LLVM IR function."""
 
     def run(self) -> LoweredModule:
         first = self.elect() if self.checked.function.point in ("block_begin", "block_end") else None
@@ -113,80 +93,6 @@ class _Lowering:
         self.emit("ret void")
         return "elect"
 
-    # Emission
-
-    def emit(self, line: str) -> None:
-        self.body.append("  " + line)
-
-    def label(self, name: str) -> None:
-        self.body.append(f"{name}:")
-
-    def value(self, expression: str) -> str:
-        self.count += 1
-        name = f"%v{self.count}"
-        self.emit(f"{name} = {expression}")
-        return name
-
-    def fresh(self, stem: str) -> str:
-        self.count += 1
-        return f"{stem}{self.count}"
-
-    def block(self, chain: Chain, pc: int) -> str:
-        return f"b{self.chains[chain]}_{pc}"
-
-    def go(self, pc: int) -> None:
-        self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
-
-    def back(self, target: int) -> str:
-        """Return the metadata of a jump back, which keeps LLVM from unrolling the loop: a probe should be small, and clang has
-        already unrolled what the C text asks for."""
-        if target > self.pc:
-            return ""
-        self.loop_count += 1
-        return f", !llvm.loop !{2 * self.loop_count}"
-
-    def loops(self) -> list[str]:
-        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.loop_count) + [
-            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.loop_count + 2, 2)
-        ]
-
-    def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
-        if name not in self.arguments:
-            self.arguments[name] = Argument(name, type_, kind, **more)  # type: ignore[arg-type]
-        return f"%{name}"
-
-    def special(self, name: str) -> str:
-        """Return something that only the back end knows, as i64. `membar` has no result."""
-        if self.backend.calls[name][1] == "void":
-            self.emit(self.call(name))
-            return "0"
-        result = self.value(self.call(name))
-        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
-
-    def special32(self, name: str) -> str:
-        return self.value(self.call(name))
-
-    def call(self, name: str, *arguments: str) -> str:
-        symbol, kind = self.backend.calls[name]
-        if not symbol.startswith("asm "):
-            kinds = ", ".join(argument.split()[0] for argument in arguments)
-            self.declared.add(f"declare {kind} @{symbol}({kinds})")
-            symbol = f"@{symbol}"
-        return f"call {kind} {symbol}({', '.join(arguments)})"
-
-    def collective(self, name: str, *arguments: str) -> str:
-        """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
-        result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
-        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
-
-    def function(self, name: str, text: str) -> str:
-        """Define an internal function, once; it is always inlined. `text` may have declarations. Return its name."""
-        if name not in self.functions:
-            lines = text.split("\n")
-            self.declared.update(line for line in lines if line.startswith("declare "))
-            self.functions[name] = "\n".join(line for line in lines if not line.startswith("declare "))
-        return f"@{name}"
-
     def known_bases(self) -> list[str]:
         """Tell LLVM that no map is at address 0, so that a lookup that cannot fail needs no test."""
         bases = [a.name for a in self.arguments.values() if a.kind == "map_base"]
@@ -218,59 +124,6 @@ class _Lowering:
                 f"  call void @llvm.assume(i1 %is_{name})",
             )
         ]
-
-    def map(self, name: str) -> MapDefinition:
-        return internal(name) or self.program.maps[name]
-
-    def base(self, name: str) -> str:
-        return self.argument("map_base", f"map_{name}", map=name)
-
-    # Registers and memory
-
-    def slot(self, register: int) -> str:
-        return f"%r{register}" if register < 6 else f"%r{register}.{self.chains[self.chain]}"
-
-    def get(self, register: int) -> str:
-        if register == 10:
-            return str(STACK_SIZE * (len(self.chain) + 1))
-        return self.value(f"load i64, ptr {self.slot(register)}")
-
-    def put(self, register: int, value: str) -> None:
-        self.emit(f"store i64 {value}, ptr {self.slot(register)}")
-
-    def operand(self, i: Instruction) -> str:
-        return self.get(i.src) if i.opcode & 0x08 else str(i.imm)
-
-    def low(self, value: str, bits: int = 32) -> str:
-        return self.value(f"trunc i64 {value} to i{bits}")
-
-    def wide(self, value: str, bits: int = 32) -> str:
-        return value if bits == 64 else self.value(f"zext i{bits} {value} to i64")
-
-    def stack(self, offset: str) -> str:
-        return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
-
-    def memory(self, base: str, offset: int | str = 0) -> str:
-        pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")
-        return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
-
-    def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
-        """Return (pointer type, pointer) of what a helper's argument points to."""
-        address = self.get(register)
-        if call.pointers[register] == "stack":
-            return "ptr", self.stack(address)
-        return self.backend.pointer, self.memory(address)
-
-    def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
-        """Emit a copy of `size` bytes. `alignment`: of the destination."""
-        for at, width in storage.chunks(size):
-            kind = f"i{8 * width}"
-            a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
-            value = self.value(
-                f"load {kind}, {source[0]} {a}, align {1 if source[0] == 'ptr' else min(width, 8)}"
-            )
-            c = self.value(f"getelementptr i8, {to[0]} {to[1]}, i64 {at}")
-            self.emit(f"store {kind} {value}, {to[0]} {c}, align {_aligned(alignment, at, width)}")
 
     # Instructions
 
@@ -518,275 +371,6 @@ class _Lowering:
             f" label %{self.block(self.chain, self.pc + 1)}{self.back(target)}"
         )
 
-    # Threads
-
-    def number(self, unit: str, kind: str) -> str:
-        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
-
-        def get(name: str) -> str:
-            return self.special(name) if kind == "i64" else self.special32(name)
-
-        def op(name: str, x: str, y: str) -> str:
-            return self.value(f"{name} {kind} {x}, {y}")
-
-        def number(index: str, size: str) -> str:
-            row = op("add", op("mul", get(f"{index}.z"), get(f"{size}.y")), get(f"{index}.y"))
-            return op("add", op("mul", row, get(f"{size}.x")), get(f"{index}.x"))
-
-        block = number("ctaid", "nctaid")
-        if unit == "block":
-            return block
-        of_block = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
-        in_block = number("tid", "ntid")
-        if unit == "warp":
-            of_block = op("lshr", op("add", of_block, "31"), "5")
-            in_block = op("lshr", in_block, "5")
-        return op("add", op("mul", block, of_block), in_block)
-
-    # Helpers
-
-    def helper(self, call: CheckedCall) -> str:
-        """Emit a call of a helper, as the table of helpers says, and return its result."""
-        helper = HELPERS[call.helper]
-        use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
-        assert use is not None
-        return LOWERINGS[use.lowering](self, call, use.operand)
-
-    def index(self, call: CheckedCall, operand: str) -> str:
-        for register, axis in zip(HELPERS[call.helper].registers[ArgumentKind.RESULT], AXES, strict=True):
-            value = self.special(f"{operand}.{axis}")
-            kind, pointer = self.source(register, call)
-            self.emit(f"store i64 {value}, {kind} {pointer}, align {1 if kind == 'ptr' else 8}")
-        return "0"
-
-    def lookup(self, call: CheckedCall, operand: str) -> str:
-        definition = self.map(call.map)
-        if definition.kind == "param":
-            return str(1 << 62)  # never used as an address: every access names its parameter
-        if definition.kind == "hash":
-            return self.hash_call("find", call, definition)
-        return self.element(call, definition)
-
-    def element(self, call: CheckedCall, definition: MapDefinition) -> str:
-        """Return the address of an array element, or 0."""
-        kind, pointer = self.source(2, call)
-        key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
-        inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
-        base = self.base(definition.name)
-        if SHAPED.get(definition.kind, "instance") == "instance":
-            address = self.at(base, key, definition.stride)
-            return self.value(f"select i1 {inside}, i64 {address}, i64 0")
-        capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
-        if definition.kind == "site_array":
-            return self.at(base, self.of_site(key, capacity), definition.value_size)
-        # A unit beyond the capacity gets the element after the last one. This needs no branch, and stays inside of the map.
-        unit = self.number(SHAPED[definition.kind], "i32")
-        room = self.low(capacity)
-        fits = self.value(f"icmp ult i32 {unit}, {room}")
-        if definition.max_entries == 1:
-            index = self.wide(self.value(f"select i1 {fits}, i32 {unit}, i32 {room}"))
-        else:
-            row = self.value(f"mul i64 {self.wide(key)}, {capacity}")
-            own = self.value(f"add i64 {row}, {self.wide(unit)}")
-            last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
-            index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
-        offset = self.value(f"mul i64 {index}, {definition.value_size}")
-        address = self.value(f"add nuw i64 {base}, {offset}")
-        return self.value(f"select i1 {inside}, i64 {address}, i64 0")
-
-    def at(self, base: str, index: str, size: int) -> str:
-        """Return the address of element `index`, an i32. No map is at address 0 or wraps around."""
-        if "element" in self.backend.calls:
-            address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
-            self.declared.add("declare void @llvm.assume(i1)")
-            self.emit(f"call void @llvm.assume(i1 {self.value(f'icmp ne i64 {address}, 0')})")
-            return address
-        offset = self.value(f"mul i64 {self.wide(index)}, {size}")
-        return self.value(f"add nuw i64 {base}, {offset}")
-
-    def of_site(self, site: str, capacity: str) -> str:
-        """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
-        sites = self.low(capacity)
-        mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
-        shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
-        row = self.value(f"mul i32 {shard}, {sites}")
-        own = self.value(f"add i32 {row}, {site}")
-        last = self.value(f"mul i32 {self.value(f'add i32 {mask}, 1')}, {sites}")
-        inside = self.value(f"icmp ult i32 {site}, {sites}")
-        return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
-
-    def update(self, call: CheckedCall, operand: str) -> str:
-        definition = self.map(call.map)
-        if definition.kind == "hash":
-            return self.hash_call(("update", "insert", "replace")[call.flags], call, definition)
-        address = self.element(call, definition)
-        there = self.value(f"icmp ne i64 {address}, 0")
-        if call.flags == 1:  # BPF_NOEXIST: elements of an array always exist
-            return self.value(f"select i1 {there}, i64 -17, i64 -7")
-        write, done = self.fresh("write"), self.fresh("done")
-        self.emit(f"br i1 {there}, label %{write}, label %{done}")
-        self.label(write)
-        self.copy(
-            (self.backend.pointer, self.memory(address)),
-            self.source(3, call),
-            definition.value_size,
-            value_alignment(definition),
-        )
-        self.emit(f"br label %{done}")
-        self.label(done)
-        return self.value(f"select i1 {there}, i64 0, i64 -7")
-
-    def delete(self, call: CheckedCall, operand: str) -> str:
-        return self.hash_call("delete", call, self.map(call.map))
-
-    def hash_call(self, operation: str, call: CheckedCall, definition: MapDefinition) -> str:
-        words = []
-        kind, pointer = self.source(2, call)
-        for at, width in storage.chunks(definition.key_size):
-            place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
-            part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
-            words.append(f"i{8 * width} {part}")
-        arguments = [f"i64 {self.base(definition.name)}", *words]
-        if operation in ("update", "insert", "replace"):
-            kind, pointer = self.source(3, call)
-            for at, width in storage.chunks(definition.value_size):
-                place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
-                part = self.value(f"load i{8 * width}, {kind} {place}, align {1 if kind == 'ptr' else width}")
-                arguments.append(f"i{8 * width} {part}")
-        name = f"hash_{operation}_{definition.name}"
-        text = storage.hash_function(name, operation, definition, self.backend)
-        return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
-
-    def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
-        """Reserve a record and return (address of its header or 0, its mark)."""
-        name = f"ring_{definition.name}"
-        text = storage.ring_function(name, definition, self.backend)
-        base, sm = self.base(definition.name), self.special32("sm")
-        pair = self.value(f"call {{ i64, i32 }} {self.function(name, text)}(i64 {base}, i32 {sm})")
-        return (
-            self.value(f"extractvalue {{ i64, i32 }} {pair}, 0"),
-            self.value(f"extractvalue {{ i64, i32 }} {pair}, 1"),
-        )
-
-    def commit(self, header: str, size: int, mark: str) -> None:
-        """Store mark and size at once, after the payload also in the order that the host sees."""
-        pointer = self.memory(header)
-        word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
-        self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
-
-    def record(self, definition: MapDefinition, size: int, fill: Callable[[str], None]) -> str:
-        header, mark = self.reserve_room(definition)
-        there = self.value(f"icmp ne i64 {header}, 0")
-        write, done = self.fresh("write"), self.fresh("done")
-        self.emit(f"br i1 {there}, label %{write}, label %{done}")
-        self.label(write)
-        fill(self.memory(header, 8))
-        self.commit(header, size, mark)
-        self.emit(f"br label %{done}")
-        self.label(done)
-        return self.value(f"select i1 {there}, i64 0, i64 -11")
-
-    def output(self, call: CheckedCall, operand: str) -> str:
-        source = self.source(HELPERS[call.helper].register(ArgumentKind.RECORD), call)
-
-        def fill(payload: str) -> None:
-            self.copy((self.backend.pointer, payload), source, call.size, 8)
-
-        return self.record(self.map(call.map), call.size, fill)
-
-    def reserve(self, call: CheckedCall, operand: str) -> str:
-        header, mark = self.reserve_room(self.map(call.map))
-        there = self.value(f"icmp ne i64 {header}, 0")
-        write, done = self.fresh("write"), self.fresh("done")
-        self.emit(f"br i1 {there}, label %{write}, label %{done}")
-        self.label(write)
-        # The size field keeps the mark until the record is submitted.
-        pointer = self.memory(header, 4)
-        self.emit(f"store i32 {mark}, {self.backend.pointer} {pointer}, align 4")
-        self.emit(f"br label %{done}")
-        self.label(done)
-        payload = self.value(f"add i64 {header}, 8")
-        return self.value(f"select i1 {there}, i64 {payload}, i64 0")
-
-    def submit(self, call: CheckedCall, operand: str, state: int = 0) -> str:
-        payload = self.get(1)
-        header = self.value(f"add i64 {payload}, -8")
-        pointer = self.memory(header, 4)
-        mark = self.value(f"load i32, {self.backend.pointer} {pointer}, align 4")
-        self.commit(header, call.size | state, mark)
-        return "0"
-
-    def discard(self, call: CheckedCall, operand: str) -> str:
-        return self.submit(call, operand, DISCARDED)
-
-    def print(self, call: CheckedCall, operand: str) -> str:
-        number = format_number(call.text)
-        self.formats[number] = call.text
-        conversions = call.text.replace("%%", "").count("%")
-        printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())[:conversions]
-        values = [self.get(register) for register in printed]
-        values += ["0"] * (PRINT_ARGUMENTS - len(values))
-
-        def fill(payload: str) -> None:
-            for at, value in enumerate([str(number), *values]):
-                place = self.value(f"getelementptr i8, {self.backend.pointer} {payload}, i64 {8 * at}")
-                self.emit(f"store i64 {value}, {self.backend.pointer} {place}, align 8")
-
-        definition = self.map(PRINTS)
-        return self.record(definition, definition.value_size, fill)
-
-    def agent_function(self, call: CheckedCall, operand: str) -> str:
-        """Call the C function of the agent that replaces a helper of the kernel, with the same arguments. Return its result."""
-        arguments = []
-        for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
-            if argument.kind is ArgumentKind.BUFFER:
-                arguments.append(" ".join(self.source(register, call)))
-            else:
-                value = str(call.size) if argument.kind is ArgumentKind.SIZE else self.get(register)
-                arguments.append(f"i64 {value}")
-        address = self.argument("helper", f"helper_{call.helper}", offset=call.helper)
-        function = self.value(f"inttoptr i64 {address} to ptr")
-        return self.value(f"call i64 {function}({', '.join(arguments)})")
-
-    def maximum(self, call: CheckedCall, operand: str) -> str:
-        helper = HELPERS[call.helper]
-        pointer = self.memory(self.get(helper.register(ArgumentKind.CELL)))
-        value = self.get(helper.register(ArgumentKind.NUMBER))
-        return self.value(
-            f"atomicrmw umax {self.backend.pointer} {pointer}, i64 {value} {self.backend.scope} monotonic"
-        )
-
-    def logarithm(self, call: CheckedCall, operand: str) -> str:
-        self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
-        some = self.value(f"or i64 {self.get(1)}, 1")
-        return self.value(f"xor i64 63, {self.value(f'call i64 @llvm.ctlz.i64(i64 {some}, i1 true)')}")
-
-    def popcount(self, call: CheckedCall, operand: str) -> str:
-        self.declared.add("declare i64 @llvm.ctpop.i64(i64)")
-        return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
-
-    def first(self, call: CheckedCall, operand: str) -> str:
-        """Compare the lane's number, not a mask: then ptxas knows that only one lane goes on, and does not reduce over lanes before
-        each atomic operation."""
-        self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
-        lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
-        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
-        return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
-
-    def warp(self, call: CheckedCall, operand: str) -> str:
-        row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
-        row = self.value(f"add i64 {row}, {self.special('tid.y')}")
-        row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
-        thread = self.value(f"add i64 {row}, {self.special('tid.x')}")
-        return self.value(f"lshr i64 {thread}, 5")
-
-
-def _aligned(alignment: int, at: int, width: int) -> int:
-    """Return the alignment of byte `at` of an object that is aligned to `alignment`."""
-    while alignment > 1 and at % alignment:
-        alignment //= 2
-    return max(alignment, 1)
-
 
 # Context fields that fit into 32 bits, by point.
 _NARROW = {"access": ("site", "width", "space", "kind", "active", "effect")}
@@ -802,34 +386,4 @@ _CONDITIONS = {
     b.JSGE: "sge",
     b.JSLT: "slt",
     b.JSLE: "sle",
-}
-
-# How helpers are lowered: by the names in the table of helpers, given the call and the operand there.
-LOWERINGS: Mapping[str, Callable[[_Lowering, CheckedCall, str], str]] = {
-    "lookup": _Lowering.lookup,
-    "update": _Lowering.update,
-    "delete": _Lowering.delete,
-    "print": _Lowering.print,
-    "output": _Lowering.output,
-    "reserve": _Lowering.reserve,
-    "submit": _Lowering.submit,
-    "discard": _Lowering.discard,
-    "function": _Lowering.agent_function,
-    "constant": lambda lowering, call, operand: operand,
-    "argument": lambda lowering, call, operand: lowering.argument(operand, operand),
-    "special": lambda lowering, call, operand: lowering.special(operand),
-    "index": _Lowering.index,
-    "lanes": lambda lowering, call, operand: lowering.collective(
-        operand,
-        *(f"i64 {lowering.get(register)}" for register, _ in enumerate(HELPERS[call.helper].arguments, 1)),
-    ),
-    "shuffle": lambda lowering, call, operand: lowering.collective(
-        "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
-    ),
-    "warp": _Lowering.warp,
-    "thread": lambda lowering, call, operand: lowering.number("thread", "i64"),
-    "maximum": _Lowering.maximum,
-    "logarithm": _Lowering.logarithm,
-    "popcount": _Lowering.popcount,
-    "first": _Lowering.first,
 }

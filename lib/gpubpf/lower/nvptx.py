@@ -8,9 +8,10 @@ from typing import Any
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
+from gpubpf.lower.emitter import AXES, KEEP_LOOP
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.ir import AXES, ENTRY, KEEP_LOOP, LoweredModule
-from gpubpf.verify import Checked
+from gpubpf.lower.ir import ENTRY, LoweredModule
+from gpubpf.verify.values import Checked
 
 _SREG = "llvm.nvvm.read.ptx.sreg."
 
@@ -32,10 +33,8 @@ NVPTX = Backend(
             for axis in AXES
         },
         "lane": (f"{_SREG}laneid", "i32"),
-        "this_lane": (
-            'asm "mov.u32 $0, %laneid;", "=r"',
-            "i32",
-        ),  # not the intrinsic, which LLVM compares as 64 bits
+        # This is not the intrinsic, which LLVM compares as 64 bits.
+        "this_lane": ('asm "mov.u32 $0, %laneid;", "=r"', "i32"),
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
         # LLVM would do these with 64-bit instructions, because it does not know that they cost more.

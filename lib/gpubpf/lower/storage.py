@@ -124,7 +124,7 @@ def _lines(template: str) -> tuple[str, ...]:
 
 
 def _expanded(lines: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """The lines, without comments, with the sections that the values select."""
+    """Return the lines without comments, with the sections that the values select."""
     result: list[str] = []
     rest = iter(lines)
     for line in rest:

@@ -7,8 +7,9 @@ from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower import context, ir
 from gpubpf.lower.backend import Backend
+from gpubpf.lower.fragment import Argument
 from gpubpf.lower.native import Given, Native
-from gpubpf.verify import check
+from gpubpf.verify.rules import check
 
 X86 = Backend(
     triple="x86_64-unknown-linux-gnu",
@@ -48,7 +49,7 @@ def lower(program: Program, function: BpfFunction) -> Native:
     return Native(function.name, _machine_code(function.name, text), tuple(values))
 
 
-def _loaded(argument: ir.Argument, slot: int) -> tuple[list[str], str]:
+def _loaded(argument: Argument, slot: int) -> tuple[list[str], str]:
     """Return the LLVM IR that reads an argument from slot `slot` of %values, and the typed value to pass."""
     name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
     lines = [
@@ -68,7 +69,7 @@ def _loaded(argument: ir.Argument, slot: int) -> tuple[list[str], str]:
     return [*lines, f"  %{name}.wide = zext {part} %{name}.part to {kind}"], f"{kind} %{name}.wide"
 
 
-def _given(argument: ir.Argument, point: str) -> Given:
+def _given(argument: Argument, point: str) -> Given:
     if argument.kind == "launch":
         return Given("context", 0)
     if argument.kind == "context":

@@ -1,6 +1,6 @@
 """Decode the records of memory accesses into columns, and pass them to sinks: text, Parquet files, heatmaps.
 
-    log = AccessLog(timed=False, keep_until_end=False, sinks=[access_text.Printer(out, "text")])
+    log = AccessLog(timed=False, keep_until_end=False, sinks=[access_text.AccessPrinter(out, "text")])
     for _ in session.intervals(…, tick=lambda: log.take(session, session.logs())):
         …
 

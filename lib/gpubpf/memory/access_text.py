@@ -25,7 +25,7 @@ WHERE_WIDTH = 11  # characters of the column WHERE
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
 
 
-class Printer:
+class AccessPrinter:
     """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times."""
 
     def __init__(

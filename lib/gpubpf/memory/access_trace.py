@@ -110,7 +110,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.images import listing
     from gpubpf.memory import parquet
     from gpubpf.session import tracing
-    from gpubpf.session.session import Follow
+    from gpubpf.session.measurement import Follow
 
     virtual = tracing.virtual(args)
     timed = bool(args.timestamps or args.heatmap or virtual)
@@ -125,7 +125,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     owners = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.Printer(out, form, args.timestamps, owners))
+        sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners))
     heatmaps = AddressHeatmaps()
     if args.heatmap:
         sinks.append(heatmaps)

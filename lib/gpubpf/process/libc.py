@@ -1,23 +1,14 @@
 """The C library of this process, and system calls that Python has no function for.
 
-This is the only place that binds the C library with ctypes. System call numbers are those of x86-64 and of the generic table
-(include/uapi/asm-generic/unistd.h), which arm64 uses.
+This is the only place that binds the C library with ctypes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
 
-_X86_64 = platform.machine() == "x86_64"
-
-BPF, PERF_EVENT_OPEN, MEMBARRIER = (321, 298, 324) if _X86_64 else (280, 241, 283)
-CAPGET, CAPSET, SETRESUID, SETRESGID, SETGROUPS = (
-    (125, 126, 117, 119, 116) if _X86_64 else (90, 91, 147, 149, 159)
-)
-# Newer system calls have the same number on every architecture.
-FSOPEN, FSCONFIG, FSMOUNT, PIDFD_OPEN, OPENAT2, PIDFD_GETFD = 430, 431, 432, 434, 437, 438
+from gpubpf.process import syscalls
 
 _ARENA_MAX = -8  # M_ARENA_MAX, malloc.h
 BPF_ATTRIBUTES = 144  # bytes of union bpf_attr that `bpf` passes; the kernel requires unused bytes to be 0
@@ -33,9 +24,9 @@ def last_error(path: str | None = None) -> OSError:
     return OSError(code, os.strerror(code)) if path is None else OSError(code, os.strerror(code), path)
 
 
-def system_call(number: int, *arguments: int) -> int:
-    """Make a system call and return its result. Addresses are passed as integers. Raises OSError."""
-    result = int(library.syscall(ctypes.c_long(number), *(ctypes.c_long(a) for a in arguments)))
+def system_call(name: str, *arguments: int) -> int:
+    """Make a system call, named as in `syscalls`, and return its result. Addresses are passed as integers. Raises OSError."""
+    result = int(library.syscall(*(ctypes.c_long(a) for a in (syscalls.number(name), *arguments))))
     if result < 0:
         raise last_error()
     return result
@@ -49,7 +40,7 @@ def bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> tuple[
     """
     if isinstance(attributes, bytes):
         attributes = bpf_attributes(attributes)
-    result = system_call(BPF, command, ctypes.addressof(attributes), len(attributes))
+    result = system_call("bpf", command, ctypes.addressof(attributes), len(attributes))
     return result, attributes.raw
 
 

@@ -67,7 +67,7 @@ def effective() -> frozenset[int]:
 def _get() -> tuple[int, ...]:
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(24)
-    system_call(libc.CAPGET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call("capget", ctypes.addressof(header), ctypes.addressof(data))
     return struct.unpack("<6I", data.raw)
 
 
@@ -80,12 +80,11 @@ def _limit(kept: Iterable[int]) -> None:
             _prctl(_BOUNDING_DROP, n)  # fails without CAP_SETPCAP, but then there is nothing to drop
     values = _get()
     masks = (bits & 0xFFFFFFFF, bits >> 32)
-    limited = [
-        word & masks[i // 3] if i % 3 < 2 else 0 for i, word in enumerate(values)
-    ]  # effective, permitted; nothing inheritable
+    # The words are the effective, permitted and inheritable sets. Nothing is inheritable.
+    limited = [word & masks[i // 3] if i % 3 < 2 else 0 for i, word in enumerate(values)]
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
-    system_call(libc.CAPSET, ctypes.addressof(header), ctypes.addressof(data))
+    system_call("capset", ctypes.addressof(header), ctypes.addressof(data))
 
 
 class Privileges:
@@ -157,9 +156,9 @@ def _become_unused_user() -> bool:
     else:
         return False
     try:
-        system_call(libc.SETGROUPS, 0, 0)
-        system_call(libc.SETRESGID, user, user, user)
-        system_call(libc.SETRESUID, user, user, user)
+        system_call("setgroups", 0, 0)
+        system_call("setresgid", user, user, user)
+        system_call("setresuid", user, user, user)
     except OSError:  # the user namespace has no such ID, or it is not allowed
         return False
     return True

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubpf.process import libc
+from gpubpf.process import libc, syscalls
 
 _libc = libc.library_with_gil
 _ptrace = _libc.ptrace
@@ -56,17 +56,14 @@ RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLO
 NO_SYSCALL = (1 << 64) - 1
 
 # signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect: they have already had effect.
-_NOT_RESTARTED = frozenset(
-    {
-        0, 1, 19, 20,  # read, write, readv, writev
-        43, 44, 45, 46, 47, 288, 299, 307,  # sockets with a timeout: accept, sendto, recvfrom, …
-        232, 281, 441,  # epoll_wait, epoll_pwait, epoll_pwait2
-        65, 220,  # semop, semtimedop
-        69, 70,  # msgsnd, msgrcv
-        128,  # rt_sigtimedwait
-        208, 333, 426,  # io_getevents, io_pgetevents, io_uring_enter
-    }
-)  # fmt: skip
+_NOT_RESTARTED = syscalls.numbers("""
+    read write readv writev
+    accept sendto recvfrom sendmsg recvmsg accept4 recvmmsg sendmmsg
+    epoll_wait epoll_pwait epoll_pwait2
+    semop semtimedop msgsnd msgrcv
+    rt_sigtimedwait
+    io_getevents io_pgetevents io_uring_enter
+""")
 
 
 class Registers(ctypes.Structure):
@@ -116,6 +113,8 @@ def hide_stop(registers: Registers) -> Registers:
 
 
 class _Iovec(ctypes.Structure):
+    """struct iovec."""
+
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
@@ -377,8 +376,8 @@ class NotStopped(Exception):
     """A thread could not be stopped in time. All threads continue."""
 
 
-# clone, fork, vfork, clone3: a child may run in the same memory meanwhile.
-_CREATES_PROCESSES = frozenset({56, 57, 58, 435})
+# A child may run in the same memory meanwhile.
+_CREATES_PROCESSES = syscalls.numbers("clone fork vfork clone3")
 
 
 @contextlib.contextmanager

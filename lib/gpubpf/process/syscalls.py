@@ -1,5 +1,9 @@
 """Names and numbers of the system calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl)."""
 
+from __future__ import annotations
+
+import platform
+
 _FROM_0 = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
 ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmget shmat shmctl
@@ -42,8 +46,30 @@ open_tree_attr
 NAMES = dict(enumerate(_FROM_0)) | {335: "uretprobe", 336: "uprobe"} | dict(enumerate(_FROM_424, 424))
 
 NUMBERS = {name: number for number, name in NAMES.items()}
+# Calls that the tools make on other architectures, too. Calls from 424 on have the same number everywhere.
+_GENERIC = {  # include/uapi/asm-generic/unistd.h, which arm64 uses
+    "capget": 90,
+    "capset": 91,
+    "setresuid": 147,
+    "setresgid": 149,
+    "setgroups": 159,
+    "perf_event_open": 241,
+    "bpf": 280,
+    "membarrier": 283,
+}
+_HERE = NUMBERS if platform.machine() == "x86_64" else NUMBERS | _GENERIC
 
 
 def name(number: int) -> str:
     """Return the name of a system call; `syscall N` if this table does not have it."""
     return NAMES.get(number, f"syscall {number}")
+
+
+def number(name: str) -> int:
+    """Return the number of a system call on this machine's architecture."""
+    return _HERE[name]
+
+
+def numbers(names: str) -> frozenset[int]:
+    """Return the x86-64 numbers of several system calls, which are separated by white space."""
+    return frozenset(NUMBERS[name] for name in names.split())

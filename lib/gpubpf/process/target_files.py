@@ -31,9 +31,7 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
         how = ctypes.create_string_buffer(struct.pack("<QQQ", kind, 0, _NO_MAGIC_LINKS | _IN_ROOT), 24)
         name = ctypes.create_string_buffer(os.fsencode(path))
         try:
-            made = libc.system_call(
-                libc.OPENAT2, root, ctypes.addressof(name), ctypes.addressof(how), len(how)
-            )
+            made = libc.system_call("openat2", root, ctypes.addressof(name), ctypes.addressof(how), len(how))
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
     finally:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .module import Address, Immediate, Instruction, Name, Not, Operand, type_size
+from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _is_predicate(name: str) -> bool:
 
 
 def accesses(
-    instruction: Instruction, is_predicate: Callable[[str], bool] = _is_predicate
+    instruction: PtxInstruction, is_predicate: Callable[[str], bool] = _is_predicate
 ) -> tuple[Access, ...]:
     """Return the accesses of one execution with a true predicate, the source of a copy first. Empty if none can be probed.
 
@@ -80,7 +80,7 @@ def accesses(
     return _read(instruction, is_predicate) or ()
 
 
-def unprobed(instruction: Instruction) -> str | None:
+def unprobed(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose accesses cannot be probed, because their form or address is unknown; else None."""
     full = ".".join((instruction.opcode, *instruction.modifiers))
     for name in _UNPROBED:
@@ -95,7 +95,7 @@ def _named(full: str, name: str) -> bool:
     return full == name or full.startswith(name + ".")
 
 
-def _read(instruction: Instruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
+def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
     """Return the accesses of an instruction; None for an unknown form."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     addresses = [o for o in instruction.operands if isinstance(o, Address)]
@@ -123,7 +123,7 @@ def _read(instruction: Instruction, is_predicate: Callable[[str], bool]) -> tupl
 
 
 def _copy(
-    instruction: Instruction, addresses: list[Address], is_predicate: Callable[[str], bool]
+    instruction: PtxInstruction, addresses: list[Address], is_predicate: Callable[[str], bool]
 ) -> tuple[Access, ...] | None:
     """Return the accesses of cp.async, cp.async.bulk, cp.reduce.async.bulk: `[destination], [source], size` and more."""
     modifiers, operands = instruction.modifiers, instruction.operands
@@ -138,9 +138,8 @@ def _copy(
     written = Access("async", spaces[0], width, addresses[0], size, reads=reduces, writes=True)
     unless: Name | Not | None = None
     rest = operands[3 : len(operands) - ("L2::cache_hint" in modifiers)]
-    if (
-        rest and "bulk" not in modifiers
-    ):  # how many bytes of the source are read, or a predicate that says none
+    if rest and "bulk" not in modifiers:
+        # The next operand is the number of bytes that are read, or a predicate: if true, none are.
         if isinstance(rest[0], Not) or (isinstance(rest[0], Name) and is_predicate(rest[0].name)):
             unless = rest[0]
         else:
@@ -148,7 +147,7 @@ def _copy(
     return *_some(Access("async", spaces[1], width, addresses[1], size, unless)), *_some(written)
 
 
-def _matrix(instruction: Instruction, address: Address) -> tuple[Access, ...] | None:
+def _matrix(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] | None:
     """Return the access of ldmatrix or stmatrix. Each address is that of a row of 16 bytes; a matrix has 8 or 16 rows."""
     count = next((int(m[1:]) for m in instruction.modifiers if m in ("x1", "x2", "x4")), None)
     if count is None:

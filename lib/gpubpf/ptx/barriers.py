@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .flow import names
-from .module import Instruction, Operand
+from .module import Operand, PtxInstruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Barrier:
     results: frozenset[str] = frozenset()
 
 
-def barrier(instruction: Instruction) -> Barrier | None:
+def barrier(instruction: PtxInstruction) -> Barrier | None:
     """Return the barrier of an instruction; None for any other instruction, `bar.warp.sync` included."""
     if instruction.opcode not in ("bar", "barrier"):
         return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from gpubpf.ebpf.bytecode import WORK
+
 from .access import Access, accesses
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
-from .flow import LEAVING, SYSTEM_FUNCTIONS, WORK, Flow, callee, counted
+from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee, counted
 from .module import (
     Address,
     Close,
@@ -16,13 +18,13 @@ from .module import (
     Function,
     Group,
     Immediate,
-    Instruction,
     Label,
     Name,
     Not,
     Open,
     Operand,
     Pair,
+    PtxInstruction,
     Statement,
     Variable,
     Vector,
@@ -57,7 +59,7 @@ class Body:
         variant: int,
         placements: tuple[Placement, ...],
     ) -> None:
-        """`variant`: of this function, or of those that a kernel calls (see `InjectionPlan`). `sites` and `variables` are added to."""
+        """Prepare one variant of a function (see `InjectionPlan`). Sites and variables that it needs are added to the tables."""
         self.plan = plan
         self.site_table = sites
         self.variables = variables
@@ -110,7 +112,9 @@ class Body:
         body = self.flow.body
         self._plan_counts()
         self._plan_exits()
-        start = next((i for i, s in enumerate(body) if isinstance(s, Instruction | Label | Open)), len(body))
+        start = next(
+            (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
+        )
         out: list[Statement] = []
         for index in range(len(body) + 1):
             if index == start:
@@ -119,7 +123,7 @@ class Body:
                 break
             if index not in self.unreachable:
                 added = self.before.get(index, []) + self._emit(index)
-                if added and out and _for_the_next(out[-1]) and isinstance(body[index], Instruction):
+                if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
                     added.insert(len(added) - 1, out.pop())
                 out += added
             for label, path, source in self.copies.get(index, ()):
@@ -147,7 +151,7 @@ class Body:
             total["blocks"] = int(block.entered)
             for index in block.instructions:
                 instruction = self.flow.body[index]
-                assert isinstance(instruction, Instruction)
+                assert isinstance(instruction, PtxInstruction)
                 for kind in counted(instruction):
                     if instruction.predicate is None:
                         total[kind] += 1
@@ -181,7 +185,7 @@ class Body:
         sources: dict[int, dict[int, None]] = {}
         for index, targets in self.flow.targets.items():
             instruction = body[index]
-            assert isinstance(instruction, Instruction)
+            assert isinstance(instruction, PtxInstruction)
             if index in self.loop_exits or index in self.unreachable:
                 continue
             source = self.flow.table(index) if instruction.opcode == "brx" else index
@@ -193,7 +197,7 @@ class Body:
             if path is None:
                 continue
             last = body[path[-1]]
-            assert isinstance(last, Instruction)
+            assert isinstance(last, PtxInstruction)
             if last.opcode not in self.probed_opcodes:
                 continue
             falls = self._falls_into(label)
@@ -247,7 +251,7 @@ class Body:
         for number, block in enumerate(self.flow.blocks):
             index = block.instructions[-1]
             instruction = body[index]
-            assert isinstance(instruction, Instruction)
+            assert isinstance(instruction, PtxInstruction)
             cycle = self.flow.cycles.get(number)
             if cycle is None or instruction.predicate is None or "uni" in instruction.modifiers:
                 continue
@@ -283,7 +287,7 @@ class Body:
 
     def _synchronizes(self, index: int) -> bool:
         statement = self.flow.body[index]
-        assert isinstance(statement, Instruction)
+        assert isinstance(statement, PtxInstruction)
         if statement.opcode == "call":
             return callee(statement) not in SYSTEM_FUNCTIONS
         return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
@@ -302,11 +306,11 @@ class Body:
     def _leave_loop(self, index: int) -> list[Statement]:
         """Return what replaces a branch of `_plan_loop_exits`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.body[index]
-        assert isinstance(branch, Instruction)
+        assert isinstance(branch, PtxInstruction)
         path, taken = self.loop_exits[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # threads that stay skip the probe
-        around = Instruction("bra", (), (Name(stay),), branch.predicate, negated)
+        around = PtxInstruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
         for step in path:
@@ -326,7 +330,7 @@ class Body:
 
     def _opcode(self, index: int) -> str:
         statement = self.flow.body[index]
-        assert isinstance(statement, Instruction)
+        assert isinstance(statement, PtxInstruction)
         return statement.opcode
 
     def _falls_into(self, label: int) -> bool:
@@ -335,7 +339,7 @@ class Body:
             statement = self.flow.body[index]
             if index in self.loop_exits:
                 return self.loop_exits[index][1]
-            if isinstance(statement, Instruction):
+            if isinstance(statement, PtxInstruction):
                 return statement.predicate is not None or statement.opcode not in (
                     "bra", "brx", "ret", "exit", "trap",
                 )  # fmt: skip
@@ -352,7 +356,7 @@ class Body:
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
         """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
         instruction = self.flow.body[index]
-        assert isinstance(instruction, Instruction)
+        assert isinstance(instruction, PtxInstruction)
         returns = instruction.opcode == "ret" and not self.entry
         if instruction.opcode in self.probed_opcodes:
             if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
@@ -406,7 +410,7 @@ class Body:
             )
         return found
 
-    def _accesses(self, index: int, instruction: Instruction) -> list[Statement]:
+    def _accesses(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
         for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
@@ -484,7 +488,7 @@ class Body:
         declared = self._declaration(index, name)
         return declared.type if declared is not None and declared.space == "reg" else ""
 
-    def _barrier(self, index: int, instruction: Instruction) -> list[Statement]:
+    def _barrier(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return a barrier with the `barrier_arrive` programs before it and the `barrier_leave` programs after it."""
         known = barrier(instruction)
         arrives = self.at_arrive if known is not None and known.arrives else ()
@@ -518,7 +522,7 @@ class Body:
         return out
 
     def _at_barrier(
-        self, index: int, instruction: Instruction, known: Barrier, placements: tuple[Placement, ...]
+        self, index: int, instruction: PtxInstruction, known: Barrier, placements: tuple[Placement, ...]
     ) -> Directive:
         """Return the programs of one point of a barrier."""
         point = placements[0].point
@@ -555,7 +559,7 @@ class Body:
             return [Directive(statement.name, listed)]
         if index in self.loop_exits:
             return self._leave_loop(index)
-        if not isinstance(statement, Instruction):
+        if not isinstance(statement, PtxInstruction):
             return [statement]
         if statement.opcode in LEAVING:
             return self._leave(index)
@@ -574,7 +578,7 @@ class Body:
     def _plain(self, index: int) -> list[Statement]:
         """Return an instruction that accesses module variables through the table."""
         instruction = self.flow.body[index]
-        assert isinstance(instruction, Instruction)
+        assert isinstance(instruction, PtxInstruction)
         loads: list[Statement] = []
         operands = tuple(self._operand(o, loads) for o in instruction.operands)
         return [
@@ -624,7 +628,7 @@ class Body:
 
     # calls
 
-    def _call(self, index: int, call: Instruction) -> list[Statement]:
+    def _call(self, index: int, call: PtxInstruction) -> list[Statement]:
         """Return a call with the hidden arguments and results of the called function."""
         name = callee(call)
         assert name is not None
@@ -710,7 +714,7 @@ def _for_the_next(statement: Statement) -> bool:
     )
 
 
-def _modifiers(instruction: Instruction) -> tuple[str, ...]:
+def _modifiers(instruction: PtxInstruction) -> tuple[str, ...]:
     """Return the modifiers with `.const` replaced: the copy accesses the application's constants in global memory.
 
     Constants do not change while a kernel runs, hence `.nc`, unless the load has a caching modifier.

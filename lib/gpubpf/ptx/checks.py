@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .flow import SYSTEM_FUNCTIONS, CallGraph, initializer_names
-from .module import Function, Instruction, Module, Variable
+from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, LaunchBlock, Refusal, align, parameter_layout
 
 _OPAQUE = ("texref", "surfref", "samplerref")
@@ -54,7 +54,7 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
         if isinstance(statement, Variable):
             _check_name(statement.name)
         if (
-            isinstance(statement, Instruction)
+            isinstance(statement, PtxInstruction)
             and statement.opcode == "isspacep"
             and "const" in statement.modifiers
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .module import Directive, Instruction, Statement, Variable
+from .module import Directive, PtxInstruction, Statement, Variable
 
 RETURNED = "gpubpf_returned"  # the result of a function that had no result
 
@@ -24,7 +24,7 @@ def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
     ours = False
     for statement in statements:
         mine = isinstance(statement, Directive) and not statement.name
-        if mine != ours and isinstance(statement, Directive | Instruction):
+        if mine != ours and isinstance(statement, Directive | PtxInstruction):
             yield Directive("gpubpf", "//gpubpf{" if mine else "//gpubpf}")
             ours = mine
         yield statement
@@ -54,18 +54,18 @@ def add(kind: str, amount: int) -> str:
     return f"add.s64 {accumulator(kind)}, {accumulator(kind)}, {amount};"
 
 
-def guard(instruction: Instruction) -> str:
+def guard(instruction: PtxInstruction) -> str:
     """Return the instruction's predicate as text before another instruction: `@!%p1 `; "" without one."""
     if instruction.predicate is None:
         return ""
     return f"@{'!' if instruction.negated else ''}{instruction.predicate} "
 
 
-def around(instruction: Instruction, label: str) -> str:
+def around(instruction: PtxInstruction, label: str) -> str:
     """Return a branch to `label` for the lanes that do not execute the instruction."""
     return f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {label};"
 
 
-def opcode_of(instruction: Instruction) -> str:
+def opcode_of(instruction: PtxInstruction) -> str:
     """Return the opcode with its modifiers: `ld.global.f32`."""
     return ".".join((instruction.opcode, *instruction.modifiers))

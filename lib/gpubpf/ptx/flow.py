@@ -25,7 +25,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gpubpf.ebpf.bytecode import WORK as WORK
 from gpubpf.errors import PtxError
 
 from .module import (
@@ -35,7 +34,6 @@ from .module import (
     Generic,
     Group,
     Initializer,
-    Instruction,
     Label,
     Masked,
     Module,
@@ -44,6 +42,7 @@ from .module import (
     Open,
     Operand,
     Pair,
+    PtxInstruction,
     Statement,
     Variable,
     Vector,
@@ -71,7 +70,7 @@ OPCODES = frozenset(
 )
 
 
-def counted(instruction: Instruction) -> tuple[str, ...]:
+def counted(instruction: PtxInstruction) -> tuple[str, ...]:
     """Return the kinds of work, besides instructions, that one execution with a true predicate counts as."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     first = modifiers[0] if modifiers else ""
@@ -107,7 +106,7 @@ def counted(instruction: Instruction) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BasicBlock:
     """A basic block, or the part of one that follows a call which may not return.
 
     `instructions` are indices of statements. `entered` is False for such a part.
@@ -138,10 +137,10 @@ class Flow:
         self.leaders = frozenset(label for labels in self.targets.values() for label in labels)
         self.blocks, self.falls_off = self._split(may_not_return)
 
-    def instructions(self) -> Iterator[tuple[int, Instruction]]:
+    def instructions(self) -> Iterator[tuple[int, PtxInstruction]]:
         """Yield the index and the instruction of each statement that is one."""
         for index, statement in enumerate(self.body):
-            if isinstance(statement, Instruction):
+            if isinstance(statement, PtxInstruction):
                 yield index, statement
 
     def _read_scopes(self) -> None:
@@ -181,7 +180,7 @@ class Flow:
     def table(self, index: int) -> int:
         """Return the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""
         branch = self.body[index]
-        assert isinstance(branch, Instruction)
+        assert isinstance(branch, PtxInstruction)
         last = branch.operands[-1] if branch.operands else None
         if isinstance(last, Name):
             found = self.label(index, last.name)
@@ -193,7 +192,7 @@ class Flow:
                     break
         raise PtxError(f"PTX line {branch.line}: brx without a list of targets")
 
-    def _targets(self, index: int, instruction: Instruction) -> Iterator[int]:
+    def _targets(self, index: int, instruction: PtxInstruction) -> Iterator[int]:
         if instruction.opcode == "bra":
             target = instruction.operands[0] if instruction.operands else None
             if not isinstance(target, Name):
@@ -206,7 +205,7 @@ class Flow:
             for name in directive.names:
                 yield self.label(listed, name)
 
-    def _split(self, may_not_return: Callable[[str], bool]) -> tuple[tuple[Block, ...], bool]:
+    def _split(self, may_not_return: Callable[[str], bool]) -> tuple[tuple[BasicBlock, ...], bool]:
         parts: list[tuple[list[int], bool]] = []
         current: list[int] = []
         entered = True
@@ -226,7 +225,7 @@ class Flow:
             if isinstance(statement, Label) and index in self.leaders:
                 finish(True)
                 pending.append(index)
-            elif isinstance(statement, Instruction):
+            elif isinstance(statement, PtxInstruction):
                 for label in pending:
                     first_of[label] = len(parts)
                 pending.clear()
@@ -241,14 +240,14 @@ class Flow:
         falls_off = open_end or not parts
         for number, (indices, was_entered) in enumerate(parts):
             last = self.body[indices[-1]]
-            assert isinstance(last, Instruction)
+            assert isinstance(last, PtxInstruction)
             successors = [first_of[t] for t in self.targets[indices[-1]] if t in first_of]
             if last.opcode not in ENDING or last.predicate is not None:
                 if number + 1 < len(parts):
                     successors.append(number + 1)
                 else:
                     falls_off = True
-            blocks.append(Block(tuple(indices), was_entered, tuple(dict.fromkeys(successors))))
+            blocks.append(BasicBlock(tuple(indices), was_entered, tuple(dict.fromkeys(successors))))
         return tuple(blocks), falls_off
 
     @functools.cached_property
@@ -287,9 +286,8 @@ class Flow:
                 predecessors.setdefault(successor, []).append(number)
         found: dict[int, int] = {}
         placed: set[int] = set()
-        for root in reversed(
-            order
-        ):  # Kosaraju's algorithm: follow edges backwards, in reverse order of completion
+        for root in reversed(order):
+            # Kosaraju's algorithm: follow edges backwards, in reverse order of completion.
             members, todo_back = [], [root]
             while todo_back:
                 number = todo_back.pop()
@@ -312,7 +310,7 @@ class Flow:
         plain = 0
         while position < len(self.body) and len(found) < 4 * limit + 4:
             statement = self.body[position]
-            if isinstance(statement, Instruction):
+            if isinstance(statement, PtxInstruction):
                 found.append(position)
                 if statement.predicate is not None:
                     return None
@@ -339,7 +337,7 @@ _PLAIN = frozenset(
 )
 
 
-def callee(call: Instruction) -> str | None:
+def callee(call: PtxInstruction) -> str | None:
     """Return the name that a `call` calls: a function, or a register with its address; None without one."""
     for operand in call.operands:
         if isinstance(operand, Name):
@@ -401,7 +399,7 @@ def references(function: Function, module: Module) -> References:
     local = {v.name for v in (*function.parameters, *function.returns)}
     local.update(s.name for s in body if isinstance(s, Variable) and s.count is None)
     for statement in body:
-        if not isinstance(statement, Instruction):
+        if not isinstance(statement, PtxInstruction):
             continue
         if statement.opcode not in OPCODES:
             unknown.add(".".join((statement.opcode, *statement.modifiers)))
@@ -427,14 +425,10 @@ class CallGraph:
     def __init__(self, module: Module) -> None:
         self.module = module
         self._references: dict[str, References] = {}
-        self.aliases: dict[str, str] = {}
-        for item in module.items:
-            if isinstance(item, Directive) and item.name == "alias" and len(item.names) == 2:
-                self.aliases[item.names[0]] = item.names[1]
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
-        return self.aliases.get(name, name)
+        return self.module.aliases.get(name, name)
 
     def of(self, name: str) -> References:
         """Return the names that a function uses. Raises PtxError."""
@@ -460,7 +454,7 @@ class CallGraph:
         every = set(functions)
         for name in every:
             body = self.module.functions[name].body or ()
-            if any(isinstance(s, Instruction) and s.opcode == "exit" for s in body):
+            if any(isinstance(s, PtxInstruction) and s.opcode == "exit" for s in body):
                 found.add(name)
         return self.callers(every, found)
 
@@ -498,7 +492,9 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
     # Everything in a called function counts, since the call may be in a loop.
     for name in reached - {kernel.name}:
         function = graph.module.functions[name]
-        if any(_looks(function, i) for i, s in enumerate(function.body or ()) if isinstance(s, Instruction)):
+        if any(
+            _looks(function, i) for i, s in enumerate(function.body or ()) if isinstance(s, PtxInstruction)
+        ):
             return True
     return False
 
@@ -506,7 +502,7 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
 def _looks(function: Function, index: int) -> bool:
     """Return whether an instruction may see what another block wrote since its last execution."""
     instruction = (function.body or ())[index]
-    assert isinstance(instruction, Instruction)
+    assert isinstance(instruction, PtxInstruction)
     opcode, modifiers = instruction.opcode, set(instruction.modifiers)
     if opcode in ("nanosleep", "multimem"):
         return True
@@ -522,6 +518,6 @@ def _looks(function: Function, index: int) -> bool:
     used = sum(
         not results.isdisjoint(names(s.operands)) or (s.predicate in results)
         for s in function.body or ()
-        if isinstance(s, Instruction)
+        if isinstance(s, PtxInstruction)
     )
     return used > 1

@@ -31,39 +31,12 @@ from collections.abc import Mapping, Sequence
 
 from gpubpf.errors import PtxError
 
-from .body import MAX_EXIT_COPIES
 from .checks import check_kernel
 from .flow import CallGraph
 from .module import Module
 from .plan import InjectionPlan
 from .sidecar import SidecarModule
-from .values import (
-    TABLE,
-    Injected,
-    InjectedKernel,
-    InjectedVariable,
-    LaunchBlock,
-    Placement,
-    Refusal,
-    Site,
-    launch_block,
-    parameter_layout,
-)
-
-__all__ = [
-    "MAX_EXIT_COPIES",
-    "TABLE",
-    "Injected",
-    "InjectedKernel",
-    "InjectedVariable",
-    "LaunchBlock",
-    "Placement",
-    "Refusal",
-    "Site",
-    "inject",
-    "launch_block",
-    "parameter_layout",
-]
+from .values import Injected, InjectedKernel, Placement, Refusal, launch_block
 
 
 def inject(

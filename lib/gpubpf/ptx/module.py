@@ -10,6 +10,7 @@ Statements are values; a pass builds new ones (`dataclasses.replace`) and never 
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,9 +30,8 @@ class Name:
     offset: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}+{self.offset}" if self.offset else self.name
-        )  # `a+-4`: ptxas does not accept `a-4`
+        # A negative offset gives `a+-4`: ptxas does not accept `a-4`.
+        return f"{self.name}+{self.offset}" if self.offset else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ Operand = Name | Not | Immediate | Address | Vector | Pair | Group
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class PtxInstruction:
     """`@!%p1 ld.global.f32 %f1, [%rd1+4];`: opcode `ld`, modifiers `("global", "f32")`."""
 
     opcode: str
@@ -149,6 +149,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Label:
+    """A label: `name:`."""
+
     name: str
     line: int = 0
 
@@ -168,6 +170,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
+    """`}`: the end of a nested scope."""
+
     line: int = 0
 
     def __str__(self) -> str:
@@ -299,7 +303,7 @@ def render_initializer(value: Initializer) -> str:
     return str(value)
 
 
-Statement = Instruction | Label | Open | Close | Directive | Variable
+Statement = PtxInstruction | Label | Open | Close | Directive | Variable
 
 # --- functions and modules -------------------------------------------------------------------------
 
@@ -328,6 +332,15 @@ class Function:
             text, start, end, _ = self._source
             return text.find(name, start, end) >= 0
         return any(name in str(s) for s in self.statements or ())
+
+    def block_limit(self, name: str) -> tuple[int, int, int] | None:
+        """Return the block's dimensions that a kernel states with `.reqntid` or `.maxntid`, or None (PTX ISA 11.4)."""
+        for directive in self.directives:
+            if directive.name == name:
+                numbers = re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)
+                x, y, z = ([parse_integer(number) for number in numbers] + [1, 1, 1])[:3]
+                return x, y, z
+        return None
 
     @functools.cached_property
     def body(self) -> tuple[Statement, ...] | None:
@@ -383,6 +396,12 @@ class Module:
             if isinstance(item, Variable) and (item.name not in found or "extern" not in item.linkage):
                 found[item.name] = item
         return found
+
+    @functools.cached_property
+    def aliases(self) -> dict[str, str]:
+        """The function that each `.alias` stands for, by the alias."""
+        found = (item.names for item in self.items if isinstance(item, Directive) and item.name == "alias")
+        return {names[0]: names[1] for names in found if len(names) == 2}
 
     @property
     def entries(self) -> dict[str, Function]:
@@ -577,6 +596,8 @@ def _parameters(lexer: Lexer) -> tuple[Variable, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """What the variables of one declaration share."""
+
     space: str
     type: str
     vector: int
@@ -866,7 +887,7 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
             raise PtxError(f"PTX line {token.line}: unexpected {token.text!r}")
 
 
-def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> Instruction:
+def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> PtxInstruction:
     opcode, _, component = first.text.partition(".")  # an opcode such as `set.r…` may look like a component
     modifiers = [component] if component else []
     while (token := lexer.peek()) is not None and token.kind == "dotted":
@@ -876,7 +897,7 @@ def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: boo
         if operands:
             lexer.expect(",")
         operands.append(_operand(lexer))
-    return Instruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
+    return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
 
 
 def _operand(lexer: Lexer) -> Operand:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubpf import names
-from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error
 
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
-from .flow import WORK, CallGraph
-from .module import Address, Function, Instruction, Module
+from .flow import CallGraph
+from .module import Address, Function, Module, PtxInstruction
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
 
@@ -49,9 +49,8 @@ class Contents:
 
     exits: bool = False
     barriers: frozenset[str] = frozenset()  # points
-    accesses: Mapping[Access, int] = dataclasses.field(
-        default_factory=dict
-    )  # accesses without operands → places
+    # How many places have an access, by the access without its operands.
+    accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
 
 
@@ -61,7 +60,7 @@ class InjectionPlan:
     A function holds the probes of the kernel that it runs in. Kernels may have different programs, so a function is copied once for
     each distinct set of programs: each copy is a *variant*, numbered as the set is in `variants`. Variant 0 holds no program.
 
-    work      the kinds of work that are counted, some of `flow.WORK`
+    work      the kinds of work that are counted, some of `bytecode.WORK`
     leaving   functions whose threads may leave the kernel
     programs  fragments that become functions of their own, by the function's name
     filler    makes the text of probes
@@ -197,7 +196,7 @@ class InjectionPlan:
             found: Counter[Access] = Counter()
             missed: Counter[str] = Counter()
             for statement in self.module.functions[name].body or ():
-                if not isinstance(statement, Instruction):
+                if not isinstance(statement, PtxInstruction):
                     continue
                 exits = exits or statement.opcode == "exit"
                 if (known := barrier(statement)) is not None:

@@ -26,7 +26,7 @@ WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 @dataclass(frozen=True)
 class Placement:
-    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work that is counted for it (one of `flow.WORK`).
+    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work that is counted for it (one of `bytecode.WORK`).
 
     At `access`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses; () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.

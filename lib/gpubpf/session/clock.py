@@ -183,9 +183,8 @@ class SmClock:
         firsts, lasts = np.append(0, new), np.append(new, len(gpu)) - 1
         high_at = (cycles[lasts] - origin_cycles).astype(np.float64)
         low_at = (cycles[firsts] - origin_cycles).astype(np.float64)
-        slack = (
-            self._apart + self.tick / 128
-        )  # room for a small change of the frequency that does not show yet
+        # Room for a small change of the frequency that does not show yet.
+        slack = self._apart + self.tick / 128
         low = (gpu[firsts] - origin_gpu).astype(np.float64) - slack
         high = (gpu[lasts] - origin_gpu).astype(np.float64) + self.tick + slack
         made = []
@@ -369,9 +368,8 @@ class _Segment:
             found = _Piece.of(at, low_at[chosen], low[chosen] - slack, high[chosen] + slack, self._rate)
             if found is not None:
                 return found
-            slack = (
-                2 * slack + 1.0
-            )  # the rate changed slowly, without a contradiction: widen the bounds until a line fits
+            # The rate changed slowly, without a contradiction: widen the bounds until a line fits.
+            slack = 2 * slack + 1.0
 
     def bounds(self, x: Reals) -> tuple[Reals, Reals]:
         """Return the least and largest y at each `x`; outside the pieces they follow from the possible slopes."""

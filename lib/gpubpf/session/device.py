@@ -1,4 +1,4 @@
-"""Which device a command runs on: a GPU, or the embedded device where there is none."""
+"""Choose the device that a command runs on: a GPU, or the embedded device if there is no GPU."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def ask_driver() -> tuple[int, int] | str:
 
 
 def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.environ) -> Device:
-    """The device for "auto", "gpu" or "sim". Raises SessionError where it cannot be had."""
+    """Return the device for "auto", "gpu" or "sim". Raises SessionError if it cannot be used."""
     missing = ""
     if wanted != "sim":
         if isinstance(answer := ask_driver(), tuple):
@@ -108,7 +108,7 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
 
 
 def cupti_libraries() -> list[str]:
-    """Where CUPTI's library may be, likeliest first: beside this Python's packages, in a toolkit, by its bare name."""
+    """Return where CUPTI's library may be, likeliest first: beside this Python's packages, in a toolkit, by its bare name."""
     places = [Path(place) for place in sys.path if place]
     found = [str(file) for place in places for file in sorted(place.glob("nvidia/*/lib/libcupti.so.*"))]
     for toolkit in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
@@ -120,7 +120,7 @@ def cupti_libraries() -> list[str]:
 
 
 def compute_capability(device: Device, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """(major, minor) of the first GPU; of the embedded device what CUDASIM_CC says, as there. Raises SessionError."""
+    """Return (major, minor) of the first GPU, or for the embedded device what CUDASIM_CC says. Raises SessionError."""
     if device.kind == "sim":
         major, _, minor = environment.get("CUDASIM_CC", "").partition(".")
         return (int(major), int(minor or 0)) if major.isdigit() and (minor or "0").isdigit() else (9, 0)

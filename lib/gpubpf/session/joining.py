@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import AttachStatus
 from gpubpf.errors import SessionError
-from gpubpf.process import target
+from gpubpf.process import address_space, traceable
 from gpubpf.session.device import Device
 
 if TYPE_CHECKING:
@@ -97,16 +97,16 @@ class Joining:
     def _is_attached(self, pid: int) -> bool:
         """Return whether the process is traced already. It is not if it has just executed another program."""
         known = any(p.pid == pid and not p.disconnected for p in self._measurement.active())
-        return known and not target.executed_another_program(pid)
+        return known and not address_space.executed_another_program(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
         except OSError:  # no such process, or the id of a thread
             try:
-                target.check_traceable(pid)
+                traceable.check_traceable(pid)
             except SessionError as error:
-                raise Missed(FORBIDDEN if target.status(pid) else ENDED, str(error)) from None
+                raise Missed(FORBIDDEN if traceable.status(pid) else ENDED, str(error)) from None
             raise Missed(ENDED, f"pid {pid} has ended; there is nothing left to trace") from None
         try:
             began = time.monotonic()
@@ -114,7 +114,7 @@ class Joining:
                 try:
                     self._check_device(pid)
                     code = self._attach(pid, ended, starting)
-                except target.RefusedForNow:
+                except traceable.RefusedForNow:
                     if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
                 else:
@@ -127,7 +127,7 @@ class Joining:
                 raise _refused(pid, code)
         except SessionError as error:
             # `ProcessEnded` also when it executed another program.
-            if isinstance(error, target.ProcessEnded) or has_ended(ended):
+            if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
                 raise Missed(
                     ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
                 ) from None
@@ -184,13 +184,13 @@ def _no_driver(pid: int) -> Missed:
 
 def device_of(pid: int) -> Device:
     """Return the device that a running process uses, according to the driver that it has loaded. Raises SessionError."""
-    target.check_traceable(pid)
+    traceable.check_traceable(pid)
     try:
-        drivers = target.libraries(target.mappings(pid, _DRIVER))
-        exports = [target.exports(pid, library) for library in drivers]
+        drivers = address_space.libraries(address_space.mappings(pid, _DRIVER))
+        exports = [address_space.exports(pid, library) for library in drivers]
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError as error:
-        raise target.refusal(pid, error.errno or 0) from None
+        raise traceable.refusal(pid, error.errno or 0) from None
     if not drivers:
         raise _no_driver(pid)
     if not any("cudasim_untimed" in found for found in exports):
@@ -200,8 +200,8 @@ def device_of(pid: int) -> Device:
 
 def _owner(pid: int) -> str:
     """Return the name of the tool that traces the process, as its agent knows it. Untrusted text, so only for messages."""
-    with contextlib.suppress(OSError), target.Memory(pid) as memory:
-        for library in target.libraries(target.mappings(pid, target.AGENT)):
+    with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
+        for library in address_space.libraries(address_space.mappings(pid, address_space.AGENT)):
             if symbol := elf.exports(memory, library.base).get("gpubpf_owner"):
                 text = memory.some(symbol.address, OWNER_BYTES).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
@@ -235,13 +235,13 @@ def _children(pid: int) -> set[int]:
 
 def _drivers(pid: int) -> set[int]:
     with contextlib.suppress(OSError):
-        return {library.base for library in target.libraries(target.mappings(pid, _DRIVER))}
+        return {library.base for library in address_space.libraries(address_space.mappings(pid, _DRIVER))}
     return set()
 
 
 def _attach_failure(pid: int) -> str:
     """Return the reason for a process that ptrace or /proc refused."""
-    return TRACED if int(target.status(pid).get("TracerPid", 0)) else FORBIDDEN
+    return TRACED if int(traceable.status(pid).get("TracerPid", 0)) else FORBIDDEN
 
 
 def has_ended(pidfd: int) -> bool:

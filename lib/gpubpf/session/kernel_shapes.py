@@ -29,9 +29,8 @@ MOST_SHAPES = 4096
 MOST_LAUNCHES = 1 << 20  # launches that are remembered, because their records may still come
 MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
 READINGS = 4096  # of clocks, for each GPU
-COUNT = (
-    1 << 40
-) - 1  # the low bits of a launch's number count within its process; the process's number is above
+# The low bits of a launch's number count within its process; the process's number is above.
+COUNT = (1 << 40) - 1
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,8 @@ class KernelShapes:
         self._lost: dict[int, int] = {}
         self._unnamed: dict[int, Any] = {}  # by process: records whose kernel name or GPU is not known yet
         self._brackets: dict[tuple[int, int], list[Bracket]] = {}
-        self._clocks: dict[
-            tuple[int, int], tuple[int, GpuClock]
-        ] = {}  # with the number of brackets it was made of
+        # Each with the number of brackets that it was made of.
+        self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}
 
     @property
     def lost(self) -> int:
@@ -137,9 +135,8 @@ class KernelShapes:
         launch &= records["kernel"]["reason"] == operation_log.INSTRUMENTED
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
-        if (
-            log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED
-        ):  # too many: they will never get a name
+        if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:
+            # If there are too many, they will never get a name.
             return records
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from gpubpf import elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
-from gpubpf.process import target, target_files
+from gpubpf.linux import libraries
+from gpubpf.process import target_files, traceable
 from gpubpf.session import device
 from gpubpf.session.joining import TRACED
 from gpubpf.session.workers import DaemonThreadPool
@@ -54,11 +55,7 @@ MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one pr
 
 REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before attaching are missing
 JOINS = 8  # processes that are attached to at the same time
-_LIBRARY_FOLDERS = (
-    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"),
-    *("/usr/local/cuda/compat", "/run/opengl-driver/lib", str(device.LIBRARIES)),
-)
-_CACHED = re.compile(rb"/[^\0]*/libcuda\.so[^\0/]*")
+_DRIVER = libraries.LibraryNames("libcuda.so")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
@@ -97,7 +94,7 @@ class MachineWatcher:
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
         self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
         try:
-            placed = [self._probe_driver(path) for path in _driver_files()]
+            placed = [self._probe_driver(path) for path in libraries.files(_DRIVER, also=[device.LIBRARIES])]
             self._probes_since = time.clock_gettime(time.CLOCK_BOOTTIME)
             wait(self._scan_processes(True, late=False), FIRST_JOINS_WAIT)
             if not any(placed) and not self._probed_files:
@@ -185,7 +182,7 @@ class MachineWatcher:
                 and (late or _started(pid) <= self._probes_since)
                 and self._hold_helper.claim(pid, seen)
             ):
-                comm = target.status(pid).get("Name", "")
+                comm = traceable.status(pid).get("Name", "")
                 joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 
@@ -234,16 +231,6 @@ def _drivers(pid: int) -> dict[_FileId, str]:
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
             found.setdefault((place, int(inode)), f"/proc/{pid}/map_files/{where.decode()}")
     return found
-
-
-def _driver_files() -> Iterable[str]:
-    """Return the paths of driver files in the loader's cache and in the usual folders, without duplicates."""
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        found += map(os.fsdecode, _CACHED.findall(Path("/etc/ld.so.cache").read_bytes()))
-    for place in _LIBRARY_FOLDERS:
-        found += map(str, Path(place).glob("libcuda.so*"))
-    return dict.fromkeys(os.path.realpath(path) for path in found)
 
 
 def _started(pid: int) -> float:

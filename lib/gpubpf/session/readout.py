@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.ebpf.maps import MapDefinition
-    from gpubpf.ptx.inject import Site
+    from gpubpf.ptx.values import Site
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 

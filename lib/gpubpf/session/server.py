@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Message
-from gpubpf.process import target
+from gpubpf.process import address_space
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class Server:
                 f"{process.label} closed all its file descriptors, the agent's too; its later launches were not seen"
             )
         elif (
-            self._measurement.targets.pids and process.hooked and target.executed_another_program(process.pid)
+            self._measurement.targets.pids
+            and process.hooked
+            and address_space.executed_another_program(process.pid)
         ):
             self._measurement.note(
                 f"{process.label} executed another program; that program's launches are not traced"

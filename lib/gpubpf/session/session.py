@@ -30,14 +30,12 @@ from gpubpf.process import libc, privileges
 from gpubpf.session import joining, readout, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
-from gpubpf.session.measurement import Follow, Listener, Measurement, Plan, Targets
+from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 
-__all__ = ["Follow", "Listener", "Plan", "Session", "SidecarBuilder", "Targets"]
-
 if TYPE_CHECKING:
-    from gpubpf.ptx.inject import Site
+    from gpubpf.ptx.values import Site
     from gpubpf.session.machine import MachineWatcher
     from gpubpf.session.results import (
         Instance,

@@ -34,9 +34,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     for kernel in counted:
         for reason, n in kernel.not_instrumented.items():
             reasons[reason] = reasons.get(reason, 0) + n
-    unnamed_matched = (
-        unnamed if measurement.agent_config.match_all else 0
-    )  # all kernels are traced, so these too
+    # If all kernels are traced, so are these.
+    unnamed_matched = unnamed if measurement.agent_config.match_all else 0
     if unnamed_matched:
         reasons[UNKNOWN] = unnamed_matched
     record: dict[str, Any] = {

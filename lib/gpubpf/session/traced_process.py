@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpubpf.images.instrument import Sidecar
     from gpubpf.images.mapped import MappedImages
     from gpubpf.linux.host_programs import HostProcess
-    from gpubpf.ptx.inject import Site
+    from gpubpf.ptx.values import Site
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 

@@ -190,7 +190,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     pids = session.pids()
     sources = []
     for comm in dict.fromkeys([*loaded, *launches]):
-        images: list[fatbin.Image] = []
+        images: list[fatbin.FatbinImage] = []
         for data in loaded.get(comm, {}).values():
             first = max((image.module for image in images), default=-1) + 1
             with contextlib.suppress(Error):

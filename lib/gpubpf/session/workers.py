@@ -24,7 +24,7 @@ from gpubpf.errors import Error
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.instrument import Sidecar
-    from gpubpf.ptx.inject import LaunchBlock
+    from gpubpf.ptx.values import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
 

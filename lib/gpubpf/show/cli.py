@@ -78,9 +78,8 @@ __all__ = [
 @contextmanager
 def errors(tool: str) -> Iterator[None]:
     """Turn errors into one line and an exit status, here and nowhere else. A traceback that gets out is a bug of the tool."""
-    quiet = (
-        interrupt.ends()
-    )  # again: a module that is loaded later may turn KeyboardInterrupt into any exception
+    # Again: a module that is loaded later may turn KeyboardInterrupt into any exception.
+    quiet = interrupt.ends()
     try:
         yield
     except Error as error:

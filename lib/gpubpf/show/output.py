@@ -122,7 +122,7 @@ def _batches(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _write_all(file: Any, view: memoryview) -> None:
-    """Raises OSError."""
+    """Write all of `view`. Raises OSError."""
     while view:
         written = file.write(view)
         if written is None:  # a non-blocking terminal or pipe that is full

@@ -57,10 +57,10 @@ class ThreadCounts:
 
 
 class Reader:
-    """Reads the map `tallies`. The device never resets its counts; with `anew` a read returns what was added since the last one."""
+    """Reads the map `tallies`, which the device never resets. `since_last`: a read returns what was added since the last one."""
 
-    def __init__(self, block: Ranges, thread: Ranges, anew: bool) -> None:
-        self._block, self._thread, self._anew = block, thread, anew
+    def __init__(self, block: Ranges, thread: Ranges, since_last: bool) -> None:
+        self._block, self._thread, self._since_last = block, thread, since_last
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
 
     def read(self, session: Session) -> list[ThreadCounts]:
@@ -69,7 +69,7 @@ class Reader:
         for instance in session.instances("tallies"):
             key = (instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim)
             launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
-            if self._anew:
+            if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
                 self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work

@@ -5,9 +5,7 @@ from __future__ import annotations
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.verify import kernel
 from gpubpf.verify.rules import check
-from gpubpf.verify.values import Checked, CheckedAccess, CheckedCall
-
-__all__ = ["Checked", "CheckedAccess", "CheckedCall", "check", "verify"]
+from gpubpf.verify.values import Checked
 
 
 def verify(program: Program, function: BpfFunction) -> tuple[Checked, str | None]:

@@ -141,7 +141,7 @@ class HelperCall:
             raise self.reject(f"{self.name} of {self.size} bytes", f"pass a size of {bounds} bytes")
 
     def _record_size(self, register: int, argument: HelperArgument) -> None:
-        """All records of a ring buffer have one size, so that it has one stride."""
+        """Check the size of a record: all records of a ring buffer have one size, so that it has one stride."""
         assert self.map is not None
         size = self._constant(register, "size")
         if not argument.least <= size <= argument.most:

@@ -7,14 +7,10 @@ by loads and stores (`helpers.StandIn`).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import platform
-import re
-import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
@@ -22,13 +18,11 @@ from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.process.libc import bpf
+from gpubpf.process import bpf_syscall
+from gpubpf.process.bpf_syscall import Rejected
 from gpubpf.verify.values import Checked, place_of
 
-_MAP_CREATE, _PROG_LOAD = 0, 5
-_TRACEPOINT = 5
 _CONTEXT_SHIFT = 8
-_LOG = 1 << 20
 _PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
 _PERF_OUTPUT = number_of("bpf_perf_event_output")
 
@@ -43,12 +37,13 @@ def check(program: Program, checked: Checked) -> str | None:
         fds: dict[str, int] = {}
         try:
             for name in sorted({i.map for i in code if i.map is not None}):
-                fds[name] = stack.enter_context(_map(program.maps[name], _is_perf(checked, name)))
-            _load(encode(code, fds), b"")
+                fds[name] = _create_map(program.maps[name], _is_perf(checked, name))
+                stack.callback(os.close, fds[name])
+            os.close(bpf_syscall.load_program(bpf_syscall.TRACEPOINT, encode(code, fds)))
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.ENOMEM):
                 return None
-            raise VerifyError(_message(program, checked, _log_of(encode(code, fds)), origin, error)) from None
+            raise VerifyError(_message(program, checked, origin, error)) from None
     return platform.release()
 
 
@@ -65,9 +60,8 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
-    moved = {
-        pc for pc, at in context.items() if at != code[pc].offset
-    }  # the kernel accepts only the unchanged address
+    # The kernel accepts only the unchanged address.
+    moved = {pc for pc, at in context.items() if at != code[pc].offset}
     unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
     made: list[Instruction] = []
     origin: list[int] = []
@@ -147,56 +141,24 @@ def _is_perf(checked: Checked, name: str) -> bool:
     return any(call.helper == _PERF_OUTPUT and call.map == name for call in checked.calls.values())
 
 
-@contextmanager
-def _map(definition: MapDefinition, perf: bool) -> Iterator[int]:
+def _create_map(definition: MapDefinition, perf: bool) -> int:
     """Create a kernel map with the sizes that the verifier checks, in as little memory as possible."""
     key, value, entries = definition.key_size, definition.value_size, min(definition.max_entries, 1024)
-    kind, flags = 2, 0
+    kind, flags = bpf_syscall.ARRAY, 0
     if definition.kind == "hash":
-        kind, flags = 1, 1  # BPF_F_NO_PREALLOC
+        kind, flags = bpf_syscall.HASH, bpf_syscall.NO_PREALLOC
+    elif definition.kind == "ringbuf" and perf:
+        kind, key, value, entries = bpf_syscall.PERF_EVENT_ARRAY, 4, 4, 1
     elif definition.kind == "ringbuf":
-        kind, key, value, entries = (4, 4, 4, 1) if perf else (27, 0, 0, 4096)
-    fd = bpf(_MAP_CREATE, struct.pack("<5I", kind, key, value, max(entries, 1), flags))[0]
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        kind, key, value, entries = bpf_syscall.RINGBUF, 0, 0, 4096
+    return bpf_syscall.create_map(kind, key, value, max(entries, 1), flags)
 
 
-def _load(code: bytes, log: bytes | ctypes.Array[ctypes.c_char]) -> None:
-    instructions = ctypes.create_string_buffer(code, len(code))
-    license_ = ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack(
-        "<2I2Q2IQ",
-        _TRACEPOINT,
-        len(code) // 8,
-        ctypes.addressof(instructions),
-        ctypes.addressof(license_),
-        1 if log else 0,
-        len(log),
-        ctypes.addressof(log) if isinstance(log, ctypes.Array) else 0,
-    )
-    os.close(bpf(_PROG_LOAD, attributes)[0])
-
-
-def _log_of(code: bytes) -> str:
-    log = ctypes.create_string_buffer(_LOG)
-    try:
-        _load(code, log)
-    except OSError:
-        return log.value.decode("utf-8", "replace")
-    return ""
-
-
-def _message(program: Program, checked: Checked, log: str, origin: list[int], error: OSError) -> str:
-    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("processed ")]
-    said = next(
-        (line.strip() for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
-        lines[-1].strip() if lines else (error.strerror or str(error)),
-    )
-    at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)
-    name = checked.function.name
+def _message(program: Program, checked: Checked, origin: list[int], error: OSError) -> str:
+    rejected = error if isinstance(error, Rejected) else Rejected(error, "")
+    said, at = rejected.reason()
     if at is None or at >= len(origin):
-        return f"device program {name}: the kernel's verifier says: {said}; correct the C text"
-    where = place_of(program, checked.function, origin[at])
+        where = f"device program {checked.function.name}"
+    else:
+        where = place_of(program, checked.function, origin[at])
     return f"{where}: the kernel's verifier says: {said}; correct the C text"

@@ -63,7 +63,7 @@ class Range(NamedTuple):
         )
 
     def multiple_of(self, size: int) -> bool:
-        """Whether the value is a multiple of `size`, a power of two."""
+        """Return whether the value is a multiple of `size`, a power of two."""
         return (self.bits | self.unknown) & (size - 1) == 0
 
 
@@ -106,7 +106,7 @@ def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Ra
 
 
 def _make(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range:
-    """Like `_settle`, for facts that cannot contradict."""
+    """Do the same as `_settle`, for facts that cannot contradict."""
     return _settle(lo, hi, slo, shi, bits & ~unknown & U64, unknown & U64) or ANY
 
 
@@ -331,7 +331,7 @@ def _refine_set(a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
 
 
 def refine32(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
-    """Like `refine`, for a comparison of the low 32 bits."""
+    """Do the same as `refine` for a comparison of the low 32 bits."""
     is_signed = op in (JSGT, JSGE, JSLT, JSLE)
     limit = U32 >> 1 if is_signed else U32
     if a.hi <= limit and b.hi <= limit:

@@ -30,6 +30,8 @@ def check(program: Program, function: BpfFunction) -> Checked:
 
 
 class _Checker(AbstractMachine):
+    """Walks all paths of one program on the abstract machine, and applies the rules to each instruction."""
+
     def __init__(self, program: Program, function: BpfFunction) -> None:
         super().__init__(program, function)
         self.code = function.instructions
@@ -117,9 +119,8 @@ class _Checker(AbstractMachine):
         for frame, stack in enumerate(state.stacks):
             kept = matters if frame == len(state.stacks) - 1 else 0
             for at, (value, k, n) in stack.items():
-                known = (
-                    value.range.constant is not None and at >= self.spills
-                )  # a helper may need a constant there
+                # A helper may need a constant there.
+                known = value.range.constant is not None and at >= self.spills
                 if value.kind == "number" and not known and not kept & flow.stack_bytes(at, 1):
                     stack[at] = (NUMBER, k, n)
 

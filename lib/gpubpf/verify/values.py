@@ -12,9 +12,8 @@ from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.verify.ranges import ANY, Range
 
-Chain = tuple[
-    int, ...
-]  # the calls (instruction numbers) that lead into a subprogram; () is the program itself
+# The calls (instruction numbers) that lead into a subprogram; () is the program itself.
+Chain = tuple[int, ...]
 CodePlace = tuple[Chain, int]
 
 

@@ -83,7 +83,7 @@ def _kernel() -> dict[str, str]:
 
 def _bpf() -> str:
     """Whether bpf(2) makes a map here, or why not."""
-    from gpubpf.linux import bpf_syscall
+    from gpubpf.process import bpf_syscall
 
     try:
         os.close(bpf_syscall.create_map(2, 4, 8, 1, 0, "question"))  # ARRAY

@@ -35,14 +35,14 @@ def _register(driver: Driver, file: int, size: int) -> Answer:
 )
 def host_register() -> Answer:
     sys.path.append(str(Path(__file__).resolve().parents[3] / "lib"))
-    from gpubpf.linux import bpf_syscall
+    from gpubpf.process import bpf_syscall
 
     driver = Driver().open()
     file = os.memfd_create("question")
     os.ftruncate(file, 1 << 16)
     found = {"memfd": _register(driver, file, 1 << 16)}
     try:
-        array = bpf_syscall.create_map(2, 4, 8, 8192, 1 << 10, "question")  # ARRAY, BPF_F_MMAPABLE
+        array = bpf_syscall.create_map(bpf_syscall.ARRAY, 4, 8, 8192, bpf_syscall.MMAPABLE, "question")
         found["BPF array"] = _register(driver, array, 1 << 16)
         value = bpf_syscall.lookup(array, struct.pack("<I", 1), 8)
         found["BPF array"]["bpf(2) reads"] = struct.unpack("<Q", value)[0] if value else None

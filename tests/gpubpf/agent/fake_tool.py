@@ -18,9 +18,11 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar, SidecarKernel
-from gpubpf.ptx.inject import LaunchBlock
+from gpubpf.ptx.values import LaunchBlock
 from gpubpf.session.device import Device
-from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
+from gpubpf.session.measurement import Listener, Plan, Targets
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 

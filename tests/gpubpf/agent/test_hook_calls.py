@@ -14,7 +14,9 @@ from gpubpf.agent.protocol import HookCalls
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import device
 from gpubpf.session.device import Device
-from gpubpf.session.session import Plan, Session, SidecarBuilder, Targets
+from gpubpf.session.measurement import Plan, Targets
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 HEADERS = [*sorted(Path("/usr/local").glob("cuda*/include"))]
 LOADS, PERIOD = 24, 64

@@ -26,7 +26,7 @@ import pytest
 from gpubpf import agent, elf
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, ptrace, target
+from gpubpf.process import address_space, fresh_thread, ptrace, traceable
 from gpubpf.session import device, server
 
 HERE = Path(__file__).parent
@@ -101,7 +101,7 @@ def places(pid: int) -> tuple[int, int, int]:
     return (
         len(os.listdir(f"/proc/{pid}/task")),
         len(os.listdir(f"/proc/{pid}/fd")),
-        len(target.mappings(pid)),
+        len(address_space.mappings(pid)),
     )
 
 
@@ -192,7 +192,7 @@ def test_what_a_signal_interrupted_is_left_alone(built: Path, monkeypatch: pytes
         with pytest.raises(SessionError, match="no thread that can be interrupted safely; try again"):
             put(process.pid, built / "library.so")
         assert process.poll() is None
-        assert target.status(process.pid)["TracerPid"] == "0"
+        assert traceable.status(process.pid)["TracerPid"] == "0"
 
 
 def test_what_dlopen_says(built: Path, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_an_ordinary_user_and_its_own_process(built: Path) -> None:
 )
 def test_what_yama_forbids(built: Path, monkeypatch: pytest.MonkeyPatch, scope: int, said: str) -> None:
     """A real refusal; the scope is what a kernel with Yama would say."""
-    monkeypatch.setattr(target, "_number", lambda path: scope)
+    monkeypatch.setattr(traceable, "_number", lambda path: scope)
 
     def work() -> None:
         with running(built / "kinds", "dumpable") as process:
@@ -509,7 +509,7 @@ def test_another_users_process_that_cannot_read_the_library(built: Path) -> None
         time.sleep(0.1)
         assert put(process.pid, private) == 3
         assert put(process.pid, private, "12345") == 5
-        maps = [m for m in target.mappings(process.pid) if "private.so" in m.path and m.code]
+        maps = [m for m in address_space.mappings(process.pid) if "private.so" in m.path and m.code]
         assert len(maps) == 1 and maps[0].path.startswith("/memfd:")
         assert settled(process.pid, 1)[:2] == (1, 3)
 
@@ -567,8 +567,10 @@ def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) ->
 
 
 def code_of(pid: int, name: str) -> int:
-    with target.Memory(pid) as memory:
-        library = next(x for x in target.libraries(target.mappings(pid)) if x.name == "libcode.so")
+    with address_space.Memory(pid) as memory:
+        library = next(
+            x for x in address_space.libraries(address_space.mappings(pid)) if x.name == "libcode.so"
+        )
         return elf.exports(memory, library.base)[name].address
 
 
@@ -577,8 +579,8 @@ ONE, TWO = b"\xb8\1\0\0\0", b"\xb8\2\0\0\0"
 
 def changed(pid: int, patch: patching.Patch) -> float:
     """As `patching.apply`, of code that is not as its file has it."""
-    with target.Memory(pid) as memory:
-        return patching._apply(pid, memory, target.mappings(pid), [patch])
+    with address_space.Memory(pid) as memory:
+        return patching._apply(pid, memory, address_space.mappings(pid), [patch])
 
 
 def test_code_changes_while_a_hundred_threads_run_it(built: Path) -> None:
@@ -604,7 +606,7 @@ def test_code_in_which_a_thread_is_does_not_change(
     """It runs there, or came from there into a signal handler that is still under way."""
     with running(built / "patched", 1, kind) as process:
         at = code_of(process.pid, "inside")
-        with target.Memory(process.pid) as memory:
+        with address_space.Memory(process.pid) as memory:
             old = memory.read(at, 7)
             patches = [
                 patching.Patch(at, old, old[::-1]),
@@ -646,7 +648,7 @@ def test_code_changes_once_another_tracer_has_passed(built: Path, monkeypatch: p
         try:
             assert there.wait(60)
             monkeypatch.setattr(patching, "PASSING", 0.0)
-            with pytest.raises(target.AlreadyTraced, match="is already traced by"):
+            with pytest.raises(traceable.AlreadyTraced, match="is already traced by"):
                 patching.apply(process.pid, [patch])
             monkeypatch.setattr(patching, "PASSING", 60.0)
             monkeypatch.setattr(patching, "PATIENCE", 60.0)
@@ -662,8 +664,8 @@ def test_code_changes_once_another_tracer_has_passed(built: Path, monkeypatch: p
 @pytest.mark.skipif(os.geteuid() != 0, reason="another reason is found for an ordinary user")
 def test_a_tracer_that_has_left_is_worth_another_try(built: Path) -> None:
     with running(built / "stress", built / "loaded.so", "pause") as process:
-        error = target.refusal(process.pid, errno.EPERM)
-        assert isinstance(error, target.RefusedForNow) and not isinstance(error, target.AlreadyTraced)
+        error = traceable.refusal(process.pid, errno.EPERM)
+        assert isinstance(error, traceable.RefusedForNow) and not isinstance(error, traceable.AlreadyTraced)
         assert "cannot be traced (Operation not permitted)" in str(error)
         process.communicate("\n", timeout=60)
 
@@ -697,10 +699,10 @@ def test_only_code_that_is_what_it_should_be_changes(built: Path) -> None:
             patching.apply(process.pid, [patching.Patch(at, TWO, ONE)])
         with pytest.raises(SessionError, match="is not what its agent reported"):
             changed(process.pid, patching.Patch(at, TWO, ONE))
-        stack = next(m for m in target.mappings(process.pid) if m.path == "[stack]")
+        stack = next(m for m in address_space.mappings(process.pid) if m.path == "[stack]")
         with pytest.raises(SessionError, match="a patch outside the code of a mapped file"):
             patching.apply(process.pid, [patching.Patch(stack.start, ONE, TWO)])
-        with target.Memory(process.pid) as memory:
+        with address_space.Memory(process.pid) as memory:
             memory.write(at, b"\xcc")  # somebody's breakpoint
             with pytest.raises(SessionError, match="another tool has already patched"):
                 patching.apply(process.pid, [patching.Patch(at, b"\xcc" + ONE[1:], TWO)])
@@ -800,8 +802,8 @@ def counted(records: list[dict[str, Any]]) -> dict[str, int]:
 def changed_bytes(pid: int) -> int:
     """Of the code of the driver and of the C library, but for breakpoints: who watches the machine has the kernel set some."""
     count = 0
-    with target.Memory(pid) as memory:
-        for m in target.mappings(pid):
+    with address_space.Memory(pid) as memory:
+        for m in address_space.mappings(pid):
             if m.code and re.search(r"/lib(cuda|c)\.so", m.path):
                 with open(m.path, "rb") as file:
                     expected = os.pread(file.fileno(), m.end - m.start, m.offset)
@@ -878,13 +880,15 @@ def test_a_pipe_where_a_library_was_keeps_nobody_waiting(built: Path) -> None:
     """Who may not open what is mapped goes by its name, where something else may lie by now."""
     pipe = built / "libgone.so"
     os.mkfifo(pipe)
-    mapping = target.Mapping(0x1000, 0x2000, "r-xp", 0, target.mappings(os.getpid())[0].file, str(pipe))
+    mapping = address_space.Mapping(
+        0x1000, 0x2000, "r-xp", 0, address_space.mappings(os.getpid())[0].file, str(pipe)
+    )
     patch = patching.Patch(0x1000, bytes(5), bytes(5))
     with running(built / "kinds", "pause") as process:
         opening = [
             threading.Thread(target=patching._in_file, args=(process.pid, mapping, patch), daemon=True),
             threading.Thread(
-                target=_look_at, args=(process.pid, target.Library(0x1000, (mapping,))), daemon=True
+                target=_look_at, args=(process.pid, address_space.Library(0x1000, (mapping,))), daemon=True
             ),
         ]
         for thread in opening:
@@ -893,8 +897,8 @@ def test_a_pipe_where_a_library_was_keeps_nobody_waiting(built: Path) -> None:
             assert not thread.is_alive()
 
 
-def _look_at(pid: int, library: target.Library) -> None:
-    with target.library_file(pid, library) as (identity, _, _):
+def _look_at(pid: int, library: address_space.Library) -> None:
+    with address_space.library_file(pid, library) as (identity, _, _):
         assert identity is None
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
-from gpubpf.process import target
+from gpubpf.process import address_space, traceable
 from gpubpf.program import BPF
 from gpubpf.session import device
 from gpubpf.show import cli
@@ -130,8 +130,8 @@ class State:
 
 def state(pid: int) -> State:
     changed = 0
-    mapped = target.mappings(pid)
-    with target.Memory(pid) as memory:
+    mapped = address_space.mappings(pid)
+    with address_space.Memory(pid) as memory:
         for m in mapped:
             if m.code and pid != os.getpid() and re.search(r"/lib(cuda|c)\.so", m.path):
                 with open(m.path, "rb") as file:
@@ -139,7 +139,7 @@ def state(pid: int) -> State:
                 held = memory.read(m.start, len(expected))
                 changed += sum(a != b != 0xCC for a, b in zip(expected, held, strict=True)) if held != expected else 0  # fmt: skip
     return State(
-        int(target.status(pid)["VmRSS"].split()[0]),
+        int(traceable.status(pid)["VmRSS"].split()[0]),
         len(os.listdir(f"/proc/{pid}/fd")),
         len(os.listdir(f"/proc/{pid}/task")),
         len(mapped),

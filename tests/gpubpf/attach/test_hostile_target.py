@@ -22,7 +22,7 @@ import pytest
 from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
-from gpubpf.process import target
+from gpubpf.process import traceable
 from gpubpf.session import device
 from gpubpf.show import cli
 
@@ -179,7 +179,7 @@ def test_a_debugger_is_there(hostile: Path) -> None:
         )
         try:
             until = time.monotonic() + 60
-            while target.status(process.pid)["TracerPid"] == "0" and time.monotonic() < until:
+            while traceable.status(process.pid)["TracerPid"] == "0" and time.monotonic() < until:
                 time.sleep(0.05)
             done, _ = measure(process.pid, "-d", "0.3")
         finally:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
-from gpubpf.process import target
+from gpubpf.process import address_space, traceable
 from gpubpf.session import device
 
 HERE = Path(__file__).parent
@@ -96,10 +96,10 @@ def left(pid: int) -> list[str]:
             found += [f"thread {name}"] * name.startswith("gpubpf")
     for number in os.listdir(f"/proc/{pid}/fd"):
         found += [f"file {number}"] * (int(number) > 2)
-    for mapping in target.mappings(pid):
+    for mapping in address_space.mappings(pid):
         found += [f"mapping {mapping.path}"] * mapping.path.startswith("/memfd:gpubpf")
-    with target.Memory(pid) as memory:
-        for m in target.mappings(pid):
+    with address_space.Memory(pid) as memory:
+        for m in address_space.mappings(pid):
             if m.code and Path(m.path).name.startswith(("libcuda.so", "libc.so")):
                 with open(m.path, "rb") as file:
                     expected = os.pread(file.fileno(), m.end - m.start, m.offset)
@@ -163,7 +163,7 @@ def test_the_second_is_told_who_was_first(started: Started) -> None:
 
 def test_the_end_of_an_attachment_takes_no_signal_handler_with_it(started: Started) -> None:
     assert settled(started.pid) == []
-    caught = int(target.status(started.pid)["SigCgt"], 16)
+    caught = int(traceable.status(started.pid)["SigCgt"], 16)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT):
         assert not caught >> (number - 1) & 1
     started.end()
@@ -218,10 +218,10 @@ def endless_program(*command: str | Path) -> Iterator[Endless]:
 
 def changed_functions(pid: int) -> set[str]:
     """Those of the driver whose code is not its file's."""
-    code = [m for m in target.mappings(pid) if m.code and Path(m.path).name.startswith("libcuda.so")]
+    code = [m for m in address_space.mappings(pid) if m.code and Path(m.path).name.startswith("libcuda.so")]
     changed = []  # in the file; the embedded device's code lies in memory as there
     for m in code:
-        with target.Memory(pid) as memory, open(m.path, "rb") as file:
+        with address_space.Memory(pid) as memory, open(m.path, "rb") as file:
             expected = os.pread(file.fileno(), m.end - m.start, m.offset)
             held = memory.read(m.start, len(expected))
         # A breakpoint that the kernel set for another tracer, which may watch the whole machine, is not ours.

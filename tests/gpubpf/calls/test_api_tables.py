@@ -21,7 +21,7 @@ from gpubpf.calls import arrays, cuda, hip
 from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, parse_functions
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
-from gpubpf.linux import bpf_syscall
+from gpubpf.process import bpf_syscall
 from gpubpf.session.device import LIBRARIES
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf

@@ -11,7 +11,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.calls import call_lines, records
 from gpubpf.calls.api import Api, ApiFunction
-from gpubpf.calls.statistics import KernelName
+from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.show import cli
 
 FUNCTIONS = (
@@ -31,11 +31,11 @@ EVENT = np.dtype(
         *((name, "u1") for name in ("failed", "launch", "after", "zero")), ("comm", "i1", 16),
     ]
 )  # fmt: skip
-KERNELS: list[KernelName] = [names.demangle("_Z5saxpyPfS_"), 'say "%s", twice', "a\x1b[1mb", None]
+KERNELS: list[NameOrAddress] = [names.demangle("_Z5saxpyPfS_"), 'say "%s", twice', "a\x1b[1mb", None]
 COMMS = [b"app", b'a,"b"', b"100%d", b"\xff\x1b[1m", b"a\0rest"]
 
 
-def name_of(pid: int, handle: int) -> KernelName:
+def name_of(pid: int, handle: int) -> NameOrAddress:
     return KERNELS[handle % len(KERNELS)]
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpubpf.calls import command_libraries, hip
-from gpubpf.linux.libraries import Names
+from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process.users import User
 
-NAMES = Names(*hip.API.libraries)
+NAMES = LibraryNames(*hip.API.libraries)
 LIBRARY = "libamdhip64.so.6"
 
 

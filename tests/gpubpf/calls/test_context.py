@@ -24,7 +24,8 @@ from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.context import ContextProbes
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import Error, VerifyError
-from gpubpf.linux import bpf_syscall, btf
+from gpubpf.linux import btf
+from gpubpf.process import bpf_syscall
 from gpubpf_host import needs_bpf
 
 MS = 1_000_000

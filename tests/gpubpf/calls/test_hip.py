@@ -13,11 +13,11 @@ from gpubpf.calls import arrays
 from gpubpf.calls.hip import API
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.linux import libraries
-from gpubpf.linux.libraries import Names
+from gpubpf.linux.libraries import LibraryNames
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).parent
-FOUND = libraries.files(Names("libamdhip64.so.5"))
+FOUND = libraries.files(LibraryNames("libamdhip64.so.5"))
 
 pytestmark = [needs_bpf, pytest.mark.skipif(not FOUND, reason="needs libamdhip64-5")]
 

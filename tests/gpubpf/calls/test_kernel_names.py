@@ -22,10 +22,10 @@ import gpubpf_hip
 from cudasim import launcher
 from gpubpf.calls import cuda, hip
 from gpubpf.calls.api import Api
-from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _File
+from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _ElfFile
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
-from gpubpf.linux import bpf_syscall
+from gpubpf.process import bpf_syscall
 from gpubpf.session.device import LIBRARIES
 from gpubpf_host import needs_bpf
 
@@ -540,7 +540,7 @@ def test_files_that_lie(place: Path, made: Path) -> None:
         path = place / f"lies{number}"
         path.write_bytes(case)
         with path.open("rb") as file, contextlib.suppress(ImageError, OSError):
-            one = _File(os.dup(file.fileno()))
+            one = _ElfFile(os.dup(file.fileno()))
             assert one.symbols.name(0x12345678) is None
             assert 0x12345678 not in one.registrations
             assert one.has_kernels in (False, True)

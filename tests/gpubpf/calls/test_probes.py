@@ -22,7 +22,8 @@ from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.calls.rocprofiler import dispatches
 from gpubpf.ebpf import headers
-from gpubpf.linux import bpf_syscall, uprobes
+from gpubpf.linux import uprobes
+from gpubpf.process import bpf_syscall
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
 

@@ -20,6 +20,7 @@ from gpubpf.calls import kernel_times, rocprofiler
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.rocprofiler import dispatches as reader
 from gpubpf.calls.rocprofiler.dispatches import Dispatches
+from gpubpf.linux import libraries
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
 
@@ -150,8 +151,7 @@ def test_why_there_are_none(rocm, tmp_path):
 
 
 def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
-    monkeypatch.setattr(rocprofiler, "_DIRECTORIES", ())
-    monkeypatch.setattr(rocprofiler, "_CACHE", tmp_path / "none")
+    monkeypatch.setattr(libraries, "files", lambda names: [])
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
         ([], found, "only on a COMMAND"),

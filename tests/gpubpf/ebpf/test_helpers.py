@@ -18,7 +18,7 @@ from gpubpf.ebpf.helpers import (
     StandIn,
     number_of,
 )
-from gpubpf.lower.ir import LOWERINGS
+from gpubpf.lower.helper_calls import LOWERINGS
 from gpubpf.lower.nvptx import NVPTX
 from gpubpf.verify import calls
 
@@ -113,6 +113,8 @@ def test_the_agent_has_the_functions_that_native_programs_call():
 
 def test_selections_of_the_table():
     assert sorted(_names([HELPERS[n] for n in TAKE_CONTEXT])) == [
+        "bpf_get_attach_cookie",
+        "bpf_get_func_ip",
         "bpf_get_stack",
         "bpf_get_stackid",
         "bpf_perf_event_output",

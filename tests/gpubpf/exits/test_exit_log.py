@@ -12,7 +12,7 @@ import pytest
 
 from gpubpf.exits import exit_log
 from gpubpf.exits.exit_log import ExitLog
-from gpubpf.ptx.inject import Site
+from gpubpf.ptx.values import Site
 from gpubpf.session import kernel_shapes, operation_log
 from gpubpf.session.kernel_shapes import KernelShape, site_names
 from gpubpf.session.results import ProcessLog, RingRecords
@@ -64,13 +64,13 @@ def test_records_may_come_before_their_launch_and_in_parts() -> None:
     times = 1000 + 40 * (thread == 31)
     found.take(session([], [ring(5, thread[:50], times[:50])]))
     found.take(session([], [ring(5, thread[50:], times[50:])]))
-    assert not list(found.reports(anew=False))
+    assert not list(found.reports(since_last=False))
     found.take(session([log(5)], []))
-    ((place, report),) = found.reports(anew=True)
+    ((place, report),) = found.reports(since_last=True)
     assert (place.grid, place.block_dim, place.mangled) == ((2, 1, 1), (64, 1, 1), "_Z5scalePf")
     assert (report.launches, report.exits, report.complete, report.lanes[31].late.max) == (1, 128, 1, 40)
     found.take(session([log(6)], [ring(6, thread, thread * 0)]))
-    ((_, report),) = found.reports(anew=True)
+    ((_, report),) = found.reports(since_last=True)
     assert (report.launches, report.lanes[31].late.max) == (1, 0)
 
 
@@ -79,10 +79,10 @@ def test_names_and_gpus_may_come_later_than_the_log() -> None:
     found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
     early = dataclasses.replace(log(5), names={}, gpus={})
     found.take(session([early], [ring(5, thread, thread)]))
-    assert not list(found.reports(anew=False))
+    assert not list(found.reports(since_last=False))
     nothing = dataclasses.replace(early, records=early.records[:0], names={0: "_Z5scalePf"}, gpus={0: 1})
     found.take(session([nothing], []))
-    ((place, report),) = found.reports(anew=False)
+    ((place, report),) = found.reports(since_last=False)
     assert (place.mangled, place.gpu, report.exits, report.complete) == ("_Z5scalePf", 1, 128, 1)
 
 
@@ -93,7 +93,7 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
         made = dataclasses.replace(log(number), names={0: name}, process=number)
         mine = dataclasses.replace(ring(number, thread, thread), process=number)
         found.take(session([made], [mine]))
-    titles = sorted(found.title(place, False) for place, _ in found.reports(anew=False))
+    titles = sorted(found.title(place, False) for place, _ in found.reports(since_last=False))
     assert titles == ["scale", "void twin<3, int>(int*)", "void twin<4, int>(int*)"]
 
 
@@ -106,9 +106,9 @@ def test_what_cannot_be_told_is_counted() -> None:
         ring(5, np.append(thread[:100], [4_000_000_000]), np.append(thread[:100] * 0, 5)),
     ]
     found.take(session([log(5, fault=True)], rings))
-    assert not list(found.reports(anew=False))
+    assert not list(found.reports(since_last=False))
     found.take(session([], [], stopped=True))
-    ((_, report),) = found.reports(anew=False)
+    ((_, report),) = found.reports(since_last=False)
     assert report.exits == 96 and report.complete == 0  # three complete warps
     losses = found.losses(session([], []))
     assert losses["records_unknown"] == 128 and losses["faults"] == [PID]
@@ -123,7 +123,7 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
     """Data from the traced process is untrusted."""
     random = np.random.default_rng(5)
     out = cli.Output(str(tmp_path / "out"))
-    found = ExitLog(True, EVERY, EVERY, heats, exit_log.Printer(out, "json" if heats else "text"))
+    found = ExitLog(True, EVERY, EVERY, heats, exit_log.ExitPrinter(out, "json" if heats else "text"))
     for turn in range(30):
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 200), RECORD).copy()
         junk["launch"] = random.integers(4, 7, 200)
@@ -131,9 +131,9 @@ def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
         virtual = turn < 15
         logs = [log(5, 6, brackets=1, virtual=virtual)]
         found.take(session(logs, [RingRecords(PID, "app", 0, 0, junk, {})]))
-        list(found.reports(anew=False))
+        list(found.reports(since_last=False))
     found.take(session([], [], stopped=True))
-    list(found.reports(anew=True))
+    list(found.reports(since_last=True))
     assert found.unknown > 0 and (tmp_path / "out").read_text().count("scale") > 100
 
 
@@ -143,7 +143,7 @@ def test_launches_that_never_become_whole_are_not_kept_for_ever(monkeypatch: pyt
     numbers = list(range(1, 11))
     found.take(session([log(*numbers)], [ring(n, np.arange(64), np.arange(64)) for n in (*numbers, 99)]))
     assert len(found._pending) == 3
-    ((_, report),) = found.reports(anew=False)
+    ((_, report),) = found.reports(since_last=False)
     assert report.exits == 8 * 64
 
 
@@ -171,7 +171,7 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
     records = ring(5 + (PID << 40), np.array([0, 65, 383]), np.array([7, 8, 90])).records
     records["site"], records["sm"] = [0, 12, 3], [131, 0, 5]
     out = cli.Output(str(tmp_path / "out"))
-    write = exit_log.Printer(out, form)
+    write = exit_log.ExitPrinter(out, form)
     for part in (records[:2], records[2:]):
         write(place, part, part["time"].astype(np.int64) + 10**15)
     lines = (tmp_path / "out").read_text().splitlines()
@@ -210,7 +210,7 @@ def test_what_a_log_makes_up_takes_no_memory(monkeypatch: pytest.MonkeyPatch) ->
     nameless.records["kernel"]["slot"] = 2**32 - 1
     exits = [ring(n, np.arange(64), np.arange(64)) for n in (5, *range(10, 20))]
     found.take(session([huge, shapes, nameless], exits, stopped=True))
-    assert [place.grid[0] for place, _ in found.reports(anew=False)] == [1, 2, 3]
+    assert [place.grid[0] for place, _ in found.reports(since_last=False)] == [1, 2, 3]
     assert found.unknown == 64 * 8 and not found.shapes._unnamed
     many = log(1, brackets=2 * kernel_shapes.READINGS)
     found.take(session([many], []))

@@ -185,10 +185,10 @@ def test_what_is_not_linked_is_no_whole_module(build) -> None:
     assert reasons == ["SASS only", "PTX for a device link"]
 
 
-def ptx(arch: str, relocatable: bool = False) -> fatbin.Image:
+def ptx(arch: str, relocatable: bool = False) -> fatbin.FatbinImage:
     suffix = arch[-1] if arch[-1] in "af" else ""
     number = int(arch[3:].rstrip("af"))
-    return fatbin.Image("ptx", number, suffix, (9, 0), "", 0, "", 0, relocatable, b"")
+    return fatbin.FatbinImage("ptx", number, suffix, (9, 0), "", 0, "", 0, relocatable, b"")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from gpubpf.errors import AssembleError
 from gpubpf.images import instrument
 from gpubpf.images.assemble import Assembled, Target, assemble
-from gpubpf.images.fatbin import Image
+from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment
 from gpubpf_fragments import TIME
 
@@ -26,8 +26,8 @@ PTX = b""".version 8.3
 """
 
 
-def _image() -> Image:
-    return Image("ptx", 80, "", (8, 3), "", 0, "", 0, False, PTX)
+def _image() -> FatbinImage:
+    return FatbinImage("ptx", 80, "", (8, 3), "", 0, "", 0, False, PTX)
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ consume:
 HOPPER = Target("gpu", (9, 0))
 
 
-def specialised(bound: str) -> tuple[str, Image]:
+def specialised(bound: str) -> tuple[str, FatbinImage]:
     text = SPECIALISED.replace(b"BOUND", bound.encode())
-    return text.decode(), Image("ptx", 90, "a", (8, 3), "", 0, "", 0, False, text)
+    return text.decode(), FatbinImage("ptx", 90, "a", (8, 3), "", 0, "", 0, False, text)
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")

@@ -16,6 +16,7 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.images import fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.ptx import inject, module
+from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
 
 NVCC = shutil.which("nvcc")
@@ -40,14 +41,14 @@ CALL = "{ .reg .b64 %t; mov.u64 %t, 0; callprototype: .callprototype _ (); call 
 
 def ptx_image(
     arch: str = "sm_75", name: str = "_Z5scalePfi", body: str = "", declarations: str = "", **more
-) -> fatbin.Image:
+) -> fatbin.FatbinImage:
     text = PTX.format(arch=arch, name=name, body=body, declarations=declarations)
     image = fatbin.ptx_image(text.encode(), module=more.pop("module", 0))
     assert image is not None
     return image
 
 
-def reasons(*images: fatbin.Image, target: Target = GPU) -> dict[str, str | None]:
+def reasons(*images: fatbin.FatbinImage, target: Target = GPU) -> dict[str, str | None]:
     return {k.name.short: k.reason for k in listing.listed([listing.ImageFile("app", images)], target)}
 
 
@@ -142,8 +143,10 @@ class Pipeline:
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         return listing.check_injection(parsed, kernels)
 
-    def instrumented_ptx(self, image: fatbin.Image, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-        placements = [inject.Placement(listing.NOTHING, "exit")]
+    def instrumented_ptx(
+        self, image: fatbin.FatbinImage, kernels: Sequence[str]
+    ) -> tuple[str, Mapping[str, str]]:
+        placements = [Placement(listing.NOTHING, "exit")]
         done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
         return done.text, done.refusals
 

@@ -21,7 +21,7 @@ from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
-from gpubpf.process import target, target_files
+from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module
 from gpubpf.ptx.values import parameter_layout
 from gpubpf_hold import holding
@@ -138,7 +138,7 @@ def _told(entry: module.Function, sm: int) -> FoundKernel:
 
 def found_in(
     process: subprocess.Popen[str], found: Found, of: Target
-) -> tuple[fatbin.Image | None, set[str]]:
+) -> tuple[fatbin.FatbinImage | None, set[str]]:
     data, reasons = MappedImages(process.pid).find(found, of)
     if data is None:
         return None, set(reasons.values())
@@ -201,7 +201,7 @@ def test_threads_and_ptx_version_of_what_was_compiled(at: Path, build: Callable[
     with holding(at / "hold", library) as process:
         told = loaded(library, SIM, "bounded")
 
-        def changed(**values: int) -> fatbin.Image | None:
+        def changed(**values: int) -> fatbin.FatbinImage | None:
             kernels = tuple(dataclasses.replace(k, **values) for k in told.kernels)
             return found_in(process, dataclasses.replace(told, kernels=kernels), SIM)[0]
 
@@ -489,8 +489,8 @@ def test_a_large_library_is_looked_into_where_it_names_the_kernel(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     os.chmod(tmp_path, 0o700)
     read: list[str] = []
-    original = fatbin.Image.read
-    monkeypatch.setattr(fatbin.Image, "read", lambda image: read.append(image.arch) or original(image))
+    original = fatbin.FatbinImage.read
+    monkeypatch.setattr(fatbin.FatbinImage, "read", lambda image: read.append(image.arch) or original(image))
     with holding(at / "hold", library) as process:
         nowhere = FoundKernel("_Z7nowherev", ())
         assert found_in(process, Found(1, 90, 0, False, (), (nowhere,)), GPU) == (None, {NOT_FOUND})
@@ -514,4 +514,4 @@ def test_mappings_are_only_read(at: Path, build: Callable[..., Path]) -> None:
         seen.find(loaded(library, GPU, "bounded"), GPU)
         assert len(list(seen.images())) == 5
         assert len(os.listdir("/proc/self/fd")) <= before
-        assert target.mappings(process.pid)
+        assert address_space.mappings(process.pid)

@@ -17,8 +17,7 @@ import pytest
 from gpubpf.errors import Error
 from gpubpf.launches import off_cpu
 from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
-from gpubpf.linux import bpf_syscall
-from gpubpf.process import syscalls
+from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
 from gpubpf_host import ROOTLESS, needs_bpf, stub
 

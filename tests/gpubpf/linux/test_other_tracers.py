@@ -36,9 +36,8 @@ from gpubpf.ebpf.bytecode import (
     STX,
     Instruction,
 )
-from gpubpf.linux import bpf_syscall
 from gpubpf.linux.host_programs import Host
-from gpubpf.process import target
+from gpubpf.process import address_space, bpf_syscall
 from gpubpf.program import BPF
 from gpubpf.session import device
 
@@ -107,13 +106,15 @@ class Uprobes:
     """What any tracer would set: a program at the beginning of functions of the driver."""
 
     def __init__(self, *functions: str) -> None:
-        with target.Memory(os.getpid()) as memory:
+        with address_space.Memory(os.getpid()) as memory:
             import ctypes
 
             ctypes.CDLL(str(DRIVER))
             inode = DRIVER.stat().st_ino
             library = next(
-                x for x in target.libraries(target.mappings(os.getpid())) if x.mappings[0].file[1] == inode
+                x
+                for x in address_space.libraries(address_space.mappings(os.getpid()))
+                if x.mappings[0].file[1] == inode
             )
             symbols = elf.exports(memory, library.base)
             self.count = bpf_syscall.create_map(bpf_syscall.ARRAY, 4, 8, 1)
@@ -229,8 +230,8 @@ def changed_bytes(pid: int) -> list[tuple[int, int, int]]:
     with open(DRIVER, "rb") as file:
         driver = elf.LoadedFile(file.fileno())
         init = driver.offset(elf.exports(driver)["cuInit"].address)
-    with target.Memory(pid) as memory:
-        for m in target.mappings(pid):
+    with address_space.Memory(pid) as memory:
+        for m in address_space.mappings(pid):
             if m.code and re.search(r"/libcuda\.so", m.path):
                 with open(m.path, "rb") as file:
                     expected = os.pread(file.fileno(), m.end - m.start, m.offset)

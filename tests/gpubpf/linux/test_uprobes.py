@@ -20,10 +20,11 @@ import pytest
 import prebuild
 from gpubpf import elf
 from gpubpf.errors import UsageError
-from gpubpf.linux import bpf_syscall, libraries, uprobes
+from gpubpf.linux import libraries, uprobes
 from gpubpf.linux.host_programs import Host
-from gpubpf.linux.libraries import MappedCode, Names
+from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.lower import programs
+from gpubpf.process import bpf_syscall
 from gpubpf.program import BPF
 from gpubpf_host import needs_bpf
 
@@ -380,10 +381,10 @@ def test_never_where_a_hook_is(built: Path, notes: list[str]) -> None:
     """A process with a jump over the first instruction of one function, and behind the first one of another."""
     library = built / "libsnoop.so.2.1"
     with Calls(built, library) as calls:
-        (mapped,) = libraries.mapped(calls.pid, Names(str(library)))
-        from gpubpf.process import target
+        (mapped,) = libraries.mapped(calls.pid, LibraryNames(str(library)))
+        from gpubpf.process import address_space
 
-        with open(library, "rb") as file, target.Memory(calls.pid) as memory:
+        with open(library, "rb") as file, address_space.Memory(calls.pid) as memory:
             loaded = elf.LoadedFile(file.fileno())
             symbols = elf.exports(loaded)
 
@@ -459,7 +460,7 @@ def test_prebuilt_needs_no_bcc(
     ],
 )
 def test_names(pattern: str, path: str, matches: bool) -> None:
-    assert Names(pattern).match(path) is matches
+    assert LibraryNames(pattern).match(path) is matches
 
 
 def test_what_makes_no_sense_is_said() -> None:

@@ -21,8 +21,8 @@ from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error
 from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
-from gpubpf.memory.access_text import Printer
-from gpubpf.ptx.inject import Site
+from gpubpf.memory.access_text import AccessPrinter
+from gpubpf.ptx.values import Site
 from gpubpf.session import operation_log
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.results import ProcessLog, RingRecords
@@ -213,7 +213,7 @@ def test_times_are_the_host_s_or_none(brackets: int) -> None:
 @pytest.mark.parametrize("timed", [False, True])
 def test_lines(form: str, timed: bool, tmp_path: Path) -> None:
     out = cli.Output(str(tmp_path / "out"))
-    found = AccessLog(timed, False, [Printer(out, form, timed)], host_times=timed)
+    found = AccessLog(timed, False, [AccessPrinter(out, form, timed)], host_times=timed)
     made = some(5, [0, 65, 383], TIMED if timed else RECORD)
     made["site"] = [1, 0, 9]
     made["how"][1], made["address"][1] = 1, 0x40
@@ -260,7 +260,9 @@ def test_garbage_does_no_harm(form: str, tmp_path: Path) -> None:
     out = cli.Output(str(tmp_path / "out"))
     heatmaps = access_trace.AddressHeatmaps()
     with parquet.Writer(str(tmp_path / "a.parquet"), True, rows=1000) as file:
-        found = AccessLog(True, form == "csv", [Printer(out, form, True), heatmaps, file], host_times=True)
+        found = AccessLog(
+            True, form == "csv", [AccessPrinter(out, form, True), heatmaps, file], host_times=True
+        )
         for turn in range(20):
             junk = np.frombuffer(random.bytes(TIMED.itemsize * 200), TIMED).copy()
             junk["launch"][::2] = random.integers(4, 7, 100)

@@ -318,7 +318,7 @@ def test_a_program_and_its_memory(
     app: Path, hostile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from gpubpf.program import BPF
-    from gpubpf.session.session import Follow
+    from gpubpf.session.measurement import Follow
     from gpubpf_bcc import compiled
 
     compiled(TEXT)

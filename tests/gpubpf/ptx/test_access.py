@@ -9,7 +9,7 @@ import pytest
 
 from gpubpf.ptx.access import Access, accesses, unprobed
 from gpubpf.ptx.flow import counted
-from gpubpf.ptx.module import Instruction, parse, render
+from gpubpf.ptx.module import PtxInstruction, parse, render
 from gpubpf_sass import need
 
 # An instruction = what it accesses, as `kind space width [address]`, source first; `#` is a size that is not a number, `unless` a
@@ -250,8 +250,10 @@ ret;
 """
 
 
-def parsed(sm: str, text: str) -> Instruction:
-    (found, _) = (s for s in parse(module(sm, text)).functions["k"].body or () if isinstance(s, Instruction))
+def parsed(sm: str, text: str) -> PtxInstruction:
+    (found, _) = (
+        s for s in parse(module(sm, text)).functions["k"].body or () if isinstance(s, PtxInstruction)
+    )
     return found
 
 

@@ -14,9 +14,10 @@ import pytest
 from gpubpf.ebpf.bytecode import ADD
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import nvptx
-from gpubpf.ptx.inject import Placement, inject
+from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import parse
-from gpubpf.verify import check
+from gpubpf.ptx.values import Placement
+from gpubpf.verify.rules import check
 from gpubpf_asm import alu, call, leave, load_map, mov, movi, program, store
 from gpubpf_fragments import TIME, Fragment, tally
 from gpubpf_sass import assembled, sass

@@ -6,7 +6,7 @@ import pytest
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import CallGraph, Flow, counted, may_wait, references
-from gpubpf.ptx.module import Instruction, Module, parse
+from gpubpf.ptx.module import Module, PtxInstruction, parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 
@@ -20,8 +20,8 @@ def flow(body: str) -> Flow:
     return Flow(module(body).functions["k"].body or ())
 
 
-def instruction(text: str) -> Instruction:
-    found = [s for s in module(text).functions["k"].body or () if isinstance(s, Instruction)]
+def instruction(text: str) -> PtxInstruction:
+    found = [s for s in module(text).functions["k"].body or () if isinstance(s, PtxInstruction)]
     return found[0]
 
 

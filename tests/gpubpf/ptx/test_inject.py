@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.ebpf.bytecode import DEVICE_POINTS
-from gpubpf.ptx import inject as injection
-from gpubpf.ptx.flow import LEAVING, WORK
-from gpubpf.ptx.inject import Injected, LaunchBlock, Placement, inject, launch_block
-from gpubpf.ptx.module import Instruction, Module, parse, render
+from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
+from gpubpf.ptx.body import MAX_EXIT_COPIES
+from gpubpf.ptx.flow import LEAVING
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.module import Module, PtxInstruction, parse, render
+from gpubpf.ptx.values import TABLE, Injected, LaunchBlock, Placement, launch_block
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables
@@ -112,7 +113,7 @@ def test_every_exit_has_a_probe_of_its_own(corpus: dict[str, Module], edges: Mod
             seen: list[str] = []
             probed = False
             for statement in statements(injected.text, name):
-                if not isinstance(statement, Instruction):
+                if not isinstance(statement, PtxInstruction):
                     continue
                 if statement.opcode == "mov" and str(statement.operands[0]) == "%gpubpf_site":
                     seen.append(str(statement.operands[1]))
@@ -159,8 +160,8 @@ def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch
     )
     injected = everywhere(parse(text), Placement(TIME, "exit"))
     kernel = injected.kernels["k"]
-    assert len(kernel.sites) == injection.MAX_EXIT_COPIES + 1
-    assert kernel.shared_exits == 500 - injection.MAX_EXIT_COPIES
+    assert len(kernel.sites) == MAX_EXIT_COPIES + 1
+    assert kernel.shared_exits == 500 - MAX_EXIT_COPIES
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def compare(module: Module, kernel: str, number: int) -> None:
         other.bytes, other.top = dict(before), top
         mine = place_variables(copy, other)
         for variable in injected.variables:
-            other.write(mine[injection.TABLE] + 8 * variable.index, 8, variables[variable.name])
+            other.write(mine[TABLE] + 8 * variable.index, 8, variables[variable.name])
         tallies = other.allocate(4096)
         layout = injected.kernels[kernel]
         block = bytearray(layout.block.size)
@@ -402,7 +403,7 @@ def test_variables_are_reached_through_the_table(corpus: dict[str, Module]) -> N
     by_name = {v.name: v for v in injected.variables}
     copy = parse(injected.text)
     assert [v.index for v in injected.variables] == list(range(len(injected.variables)))
-    assert f".visible .const .align 8 .b64 {injection.TABLE}[{len(by_name)}];" in injected.text
+    assert f".visible .const .align 8 .b64 {TABLE}[{len(by_name)}];" in injected.text
     for name in (
         "counter",
         "weights",
@@ -439,7 +440,7 @@ ld.param.u64 %rd1, [p]; mov.u64 %rd2, _ZZ1kE5names; ld.global.u64 %rd3, [%rd2]; 
 mov.u64 %rd4, _ZZ1kE4seen; st.global.u64 [%rd1], %rd4; ret; }}"""
     injected = everywhere(parse(text), Placement(TALLY, "exit"))
     assert {v.name: v.copied for v in injected.variables} == {"_ZZ1kE5names": True, "_ZZ1kE4seen": False}
-    assert set(parse(injected.text).variables) == {injection.TABLE, "$str", "_ZZ1kE5names"}
+    assert set(parse(injected.text).variables) == {TABLE, "$str", "_ZZ1kE5names"}
     assembled(injected.text, "sm_75", tmp_path)
 
 

@@ -158,8 +158,9 @@ class Device:
 
 
 def main(path: str) -> None:
-    from gpubpf.ptx.inject import TABLE, Placement, inject
+    from gpubpf.ptx.inject import inject
     from gpubpf.ptx.module import Function, parse, render
+    from gpubpf.ptx.values import TABLE, Placement
     from gpubpf_fragments import tally
 
     device = Device()

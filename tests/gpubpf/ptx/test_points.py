@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from engine_device import Array, Device, compile_cuda, nvcc
-from gpubpf.lower import Argument, Fragment
+from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
-from gpubpf.ptx.inject import TABLE, Injected, Placement, Site, inject
+from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import parse, render
+from gpubpf.ptx.values import TABLE, Injected, Placement, Site
 from gpubpf_fragments import ROOM, log, tally
 from gpubpf_sass import assembled
 

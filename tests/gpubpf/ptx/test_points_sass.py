@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.lower import Argument, Fragment
-from gpubpf.ptx.inject import Placement, inject
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import parse, render
+from gpubpf.ptx.values import Placement
 from gpubpf_sass import assembled, registers, sass
 
 _spec = importlib.util.spec_from_file_location("forms", Path(__file__).parent / "test_access.py")

@@ -75,7 +75,7 @@ def program(point: str) -> Any:
     """The PTX of a program that puts {launch, site, thread} into the ring; at entry, 1000 for the site."""
     from gpubpf.ebpf.bytecode import ADD
     from gpubpf.lower import nvptx
-    from gpubpf.verify import check
+    from gpubpf.verify.rules import check
     from gpubpf_asm import alu, call, leave, load, load_map, mov, movi, store
     from gpubpf_asm import program as assembled
 
@@ -98,8 +98,9 @@ def program(point: str) -> Any:
 def main() -> None:
     from test_inject_runs import Device
 
-    from gpubpf.ptx.inject import Placement, inject
+    from gpubpf.ptx.inject import inject
     from gpubpf.ptx.module import parse
+    from gpubpf.ptx.values import Placement
     from gpubpf.session.rings import RingReader
     from gpubpf_ring import control, place_of
 

@@ -14,8 +14,9 @@ import pytest
 import gpubpf_cuda
 from gpubpf.program import BPF
 from gpubpf.session import operation_log
+from gpubpf.session.measurement import Follow
 from gpubpf.session.results import Reading
-from gpubpf.session.session import Follow, Session
+from gpubpf.session.session import Session
 from gpubpf_bcc import compiled
 
 CUDA = r"""

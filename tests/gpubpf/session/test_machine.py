@@ -26,14 +26,14 @@ from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
-from gpubpf.linux import bpf_syscall
-from gpubpf.process import fresh_thread, ptrace, target
+from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
 from gpubpf.session.joining import TRACED
 from gpubpf.session.machine import REACHED_LATE, MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
-from gpubpf.session.session import Session, SidecarBuilder
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 HERE = Path(__file__).parents[1] / "attach"
 HEADERS = [
@@ -387,8 +387,8 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     time.sleep(0.1)
 
     def park(tid: int) -> int:
-        with target.Memory(process.pid) as memory:
-            code = ProcessCode(process.pid, memory, target.mappings(process.pid))
+        with address_space.Memory(process.pid) as memory:
+            code = ProcessCode(process.pid, memory, address_space.mappings(process.pid))
             thread = ptrace.TracedThread(process.pid, tid)
             thread.interrupt()
             if not thread.wait(time.monotonic() + 1):

@@ -18,8 +18,10 @@ from gpubpf.images.instrument import Sidecar
 from gpubpf.session import operation_log
 from gpubpf.session.device import choose
 from gpubpf.session.log_file import LogFile
+from gpubpf.session.measurement import Follow, Plan, Targets
 from gpubpf.session.operation_log import OpLog
-from gpubpf.session.session import Follow, Plan, Session, SidecarBuilder, Targets
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 
 def file_of(capacity: int, seal: bool = True) -> int:

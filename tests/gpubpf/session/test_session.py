@@ -30,9 +30,9 @@ from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar
 from gpubpf.memory.allocations import Allocations
-from gpubpf.ptx.inject import InjectedVariable, LaunchBlock
+from gpubpf.ptx.values import InjectedVariable, LaunchBlock
 from gpubpf.session import device, tracing
-from gpubpf.session.session import Follow
+from gpubpf.session.measurement import Follow
 
 HERE = Path(__file__).parents[1] / "agent"
 sys.path.insert(0, str(HERE))

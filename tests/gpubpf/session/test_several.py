@@ -25,7 +25,9 @@ from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import device, joining
 from gpubpf.session.machine import REACHED_LATE
-from gpubpf.session.session import Listener, Plan, Session, SidecarBuilder, Targets
+from gpubpf.session.measurement import Listener, Plan, Targets
+from gpubpf.session.session import Session
+from gpubpf.session.workers import SidecarBuilder
 
 HERE = Path(__file__).parents[1] / "attach"
 TOOLS = Path(__file__).parents[3] / "tools"

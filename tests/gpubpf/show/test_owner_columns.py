@@ -41,8 +41,8 @@ def test_what_is_the_same_everywhere_has_no_column(owners: list[Owner], columns:
 @pytest.mark.parametrize("form", ["exits", "accesses"])
 def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: str, tmp_path: Path) -> None:
     out, whose = cli.Output(str(tmp_path / "out")), OwnerColumns()
-    write = exit_log.Printer(out, "text", whose)
-    put = access_text.Printer(out, "text", False, whose)
+    write = exit_log.ExitPrinter(out, "text", whose)
+    put = access_text.AccessPrinter(out, "text", False, whose)
     for owner in (ONE, SECOND, OTHER, ONE):
         place = KernelShape(*owner, "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
         if form == "exits":

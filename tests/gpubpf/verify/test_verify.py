@@ -12,6 +12,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
+from gpubpf.process import bpf_syscall
 from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.flow import loop_exits
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
@@ -530,7 +531,7 @@ def test_without_the_right_to_ask(monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(kernel, "bpf", refuse)
+    monkeypatch.setattr(bpf_syscall, "bpf", refuse)
     made, function = program([*lookup("out"), *END])
     assert kernel.check(made, check(made, function)) is None
 

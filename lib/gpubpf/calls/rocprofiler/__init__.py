@@ -14,17 +14,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpubpf.linux import libraries
+
 LIBRARY = Path(__file__).parent / "lib" / "libgpubpf-rocprofiler.so"
 _SDK = "librocprofiler-sdk.so"
-_CACHE = Path("/etc/ld.so.cache")
-_DIRECTORIES = (
-    "/opt/rocm*/lib",
-    "/opt/rocm*/lib64",
-    "/usr/local/lib",
-    "/usr/lib64",
-    "/usr/lib/*-linux-gnu",
-    "/usr/lib",
-)
 # Variables that load another profiler.
 OTHERS = ("ROCP_TOOL_LIBRARIES", "ROCPROFILER_REGISTER_LIBRARY", "ROCPROFILER_REGISTER_FORCE_LOAD")
 
@@ -32,15 +25,12 @@ OTHERS = ("ROCP_TOOL_LIBRARIES", "ROCPROFILER_REGISTER_LIBRARY", "ROCPROFILER_RE
 def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command may find rocprofiler-sdk.
 
-    Look where the loader looks, in ROCm's usual folders, and in the Python packages of the command's
+    Look where the loader looks, in the usual folders, and in the Python packages of the command's
     environment.
     """
-    try:
-        if f"/{_SDK}".encode() in _CACHE.read_bytes():
-            return True
-    except OSError:
-        pass
-    places = [*environment.get("LD_LIBRARY_PATH", "").split(":"), *_DIRECTORIES]
+    if libraries.files(libraries.LibraryNames(_SDK)):
+        return True
+    places = environment.get("LD_LIBRARY_PATH", "").split(":")
     places += [
         f"{glob.escape(environment[name])}/lib" for name in ("ROCM_PATH", "HIP_PATH") if environment.get(name)
     ]

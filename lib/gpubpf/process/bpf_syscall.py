@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,12 +27,14 @@ from gpubpf.process.libc import bpf, system_call
 if TYPE_CHECKING:
     import numpy as np
 
-MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
 _OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_LOOKUP_BATCH, _LINK_CREATE, _ENABLE_STATISTICS = 15, 17, 24, 28, 32
 UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
 _MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
 KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
-HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH = 1, 2, 5, 6, 10  # enum bpf_map_type
+# enum bpf_map_type
+HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, RINGBUF = 1, 2, 4, 5, 6, 10, 27
+NO_PREALLOC, MMAPABLE = 1 << 0, 1 << 10  # BPF_F_NO_PREALLOC, BPF_F_MMAPABLE: flags of a map
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
@@ -49,6 +52,18 @@ class Rejected(OSError):
         super().__init__(error.errno, error.strerror)
         self.log = log
 
+    def reason(self) -> tuple[str, int | None]:
+        """Return the verifier's last message, and the number of the instruction that it is about, if the log says."""
+        lines = [
+            s for line in self.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")
+        ]
+        message = next(
+            (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
+            lines[-1] if lines else self.strerror or "no reason given",
+        )
+        at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)
+        return message, at
+
 
 # --- maps ---
 
@@ -64,27 +79,27 @@ def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, na
     after 15 characters."""
     label = "".join(c for c in name if c.isascii() and (c.isalnum() or c in "_."))[:15].encode()
     attributes = struct.pack("<7I16s", kind, key, value, entries or possible_cpus(), flags, 0, 0, label)
-    return bpf(MAP_CREATE, attributes)[0]
+    return bpf(_MAP_CREATE, attributes)[0]
 
 
 def update(file: int, key: bytes, value: bytes, existing: bool = False) -> None:
     """Set an element of a map. `existing`: raise FileNotFoundError if the map has no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     flags = _EXISTS if existing else 0
-    bpf(MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
+    bpf(_MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
 
 
 def delete(file: int, key: bytes) -> None:
     """Delete an element of a map. Raises FileNotFoundError if the map has no such element."""
     k = ctypes.create_string_buffer(key, len(key))
-    bpf(MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
+    bpf(_MAP_DELETE, struct.pack("<I4xQ", file, ctypes.addressof(k)))
 
 
 def lookup(file: int, key: bytes, size: int) -> bytes | None:
     """Return an element's value, of `size` bytes (for a per-CPU map: of all CPUs); None if the map has no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
     try:
-        bpf(MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
+        bpf(_MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
     except FileNotFoundError:
         return None
     return v.raw
@@ -290,7 +305,7 @@ def _attach(program: int, kind: int, config: int, config1: int, config2: int) ->
     attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
     # The kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
-    event = system_call(libc.PERF_EVENT_OPEN, ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
+    event = system_call("perf_event_open", ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)
         fcntl.ioctl(event, _PERF_ENABLE, 0)
@@ -314,9 +329,9 @@ def tracefs() -> Iterator[Path]:
     name = ctypes.create_string_buffer(b"tracefs")
     files: list[int] = []
     try:
-        files.append(system_call(libc.FSOPEN, ctypes.addressof(name), 1))
-        system_call(libc.FSCONFIG, files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
-        files.append(system_call(libc.FSMOUNT, files[0], 1, 0))
+        files.append(system_call("fsopen", ctypes.addressof(name), 1))
+        system_call("fsconfig", files[0], 6, 0, 0, 0)  # FSCONFIG_CMD_CREATE
+        files.append(system_call("fsmount", files[0], 1, 0))
     except OSError as error:
         for file in files:
             os.close(file)
@@ -378,7 +393,7 @@ def close_all(files: Sequence[int]) -> None:
 # --- ring buffers ---
 
 
-class Ring:
+class BpfRingBuffer:
     """A reader for a BPF_MAP_TYPE_RINGBUF that reads many records at once (kernel: Documentation/bpf/ringbuf.rst).
 
     The kernel maps two pages, with the consumer and the producer position, and then the data twice in a row, so that every record is

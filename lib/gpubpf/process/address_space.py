@@ -1,4 +1,4 @@
-"""A running process: its memory and mappings, the functions of its libraries, and the reasons why it cannot be traced.
+"""The address space of a running process: its mappings, its memory, and the libraries in it.
 
 Libraries are read through the process, not by their paths. That also works for deleted files, in containers, and for other users.
 All data from the process is untrusted.
@@ -16,15 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from gpubpf import elf
-from gpubpf.errors import SessionError
 from gpubpf.process import target_files
-from gpubpf.process.ptrace import ThreadEnded, TraceRefused
-from gpubpf.process.users import User
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+)\s*(.*)")
 AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # path of the mapped file
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
-_STRICT_SECCOMP = 1
 
 
 @dataclass(frozen=True)
@@ -196,150 +191,3 @@ def exports(pid: int, library: Library) -> frozenset[str]:
         if identity not in _exported:
             _exported[identity] = frozenset(elf.exports(source, base))
         return _exported[identity]
-
-
-# --- the process's state, and reasons why it cannot be traced ---
-
-
-class RefusedForNow(SessionError):
-    """The kernel refused to trace a process, and may not refuse in a moment: another tool may trace one of its threads."""
-
-
-class AlreadyTraced(RefusedForNow):
-    """Another process traces it: a debugger, or for some milliseconds another tool of this project."""
-
-
-class ProcessEnded(SessionError):
-    """The process has ended, or has executed another program."""
-
-
-def status(pid: int) -> dict[str, str]:
-    """Return the fields of /proc/PID/status; empty if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return {}
-    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.splitlines())}
-
-
-def check_traceable(pid: int) -> None:
-    """Raise SessionError if it is known, without touching the process, that it cannot be traced."""
-    known = status(pid)
-    if not known:
-        raise SessionError(f"there is no process {pid}; run ps to list the processes")
-    who = f"pid {pid} ({known.get('Name', '')})"
-    leader = int(known.get("Tgid", pid))
-    if leader != pid:
-        raise SessionError(f"{pid} is a thread of process {leader}; use -p {leader}")
-    if pid == os.getpid():
-        raise SessionError(f"pid {pid} is this tool; name the program to measure")
-    state = known.get("State", "?")[0]
-    if state in "ZX" and int(known.get("Threads", 1)) > 1:
-        raise SessionError(
-            f"{who}: its main thread has exited, cannot attach; start the program with the tool instead"
-        )
-    if state in "ZX":
-        raise SessionError(f"{who} has ended and is a zombie; name a running process")
-    if _flags(pid) & _KERNEL_THREAD:
-        raise SessionError(f"{who} is a kernel thread; name a program")
-    if (tracer := int(known.get("TracerPid", 0))) != 0:
-        name = status(tracer).get("Name", "?")
-        raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); stop that first")
-    if state == "T":
-        raise SessionError(f"{who} is stopped; continue it first: kill -CONT {pid}")
-    if known.get("Seccomp") == str(_STRICT_SECCOMP):
-        raise SessionError(
-            f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"
-        )
-    if "shstk" in known.get("x86_Thread_features", ""):
-        raise SessionError(
-            f"{who} uses a shadow stack, cannot attach; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
-        )
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/exe", "rb") as file:
-        head = file.read(20)
-        if head[:4] == b"\x7fELF" and (head[4] != 2 or head[18:20] != b"\x3e\0"):
-            raise SessionError(
-                f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
-            )
-
-
-@contextlib.contextmanager
-def refusals(pid: int) -> Iterator[None]:
-    """Turn errors of tracing into SessionError with a message for the user."""
-    try:
-        yield
-    except ThreadEnded:
-        raise refusal(pid, errno.ESRCH) from None
-    except TraceRefused as error:
-        raise refusal(pid, error.errno) from None
-    except OSError as error:
-        raise refusal(pid, error.errno or errno.ESRCH) from None
-
-
-def refusal(pid: int, code: int) -> SessionError:
-    """Return the error to raise when the kernel has refused to trace `pid` with error number `code`."""
-    known = status(pid)
-    if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
-        return ProcessEnded(f"pid {pid} ended during attach; name a running process")
-    try:
-        check_traceable(pid)  # another tracer may have come, or the process has ended
-    except SessionError as error:
-        return error
-    who = f"pid {pid} ({known.get('Name', '')})"
-    if code == errno.EIO:
-        return SessionError(f"{who} is exiting; name another process")
-    mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
-    yama = _number("/proc/sys/kernel/yama/ptrace_scope")
-    capable = int(status(os.getpid()).get("CapEff", "0"), 16) >> 19 & 1  # CAP_SYS_PTRACE
-    if yama == 3:
-        return SessionError(
-            f"{who} cannot be traced: the kernel forbids all tracing (kernel.yama.ptrace_scope is 3);"
-            " start the program with the tool instead"
-        )
-    if not capable and theirs != {mine}:
-        return SessionError(f"{who} belongs to another user; use sudo")
-    if not capable and yama:
-        return SessionError(
-            f"{who} cannot be traced without root (kernel.yama.ptrace_scope is {yama}); use sudo"
-        )
-    if not capable:
-        return SessionError(f"{who} has privileges that you lack, or is not dumpable; use sudo")
-    if _other_namespace(pid):
-        return SessionError(
-            f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
-        )
-    # Another tool traces a thread for some milliseconds as it attaches. It may have left since.
-    kind = RefusedForNow if code == errno.EPERM else SessionError
-    return kind(
-        f"{who} cannot be traced ({os.strerror(code)});"
-        " check the log of the security module, or start the program with the tool"
-    )
-
-
-def user(pid: int) -> User:
-    """Return the effective user of a process, without name, home and shell."""
-    known = status(pid)
-    uid, gid = (int(known.get(name, "0 0").split()[1]) for name in ("Uid", "Gid"))
-    groups = tuple(int(g) for g in known.get("Groups", "").split())
-    return User(str(uid), uid, gid, groups, "/", "")
-
-
-def _flags(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[6])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _number(path: str) -> int:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _other_namespace(pid: int) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user")
-    except OSError:
-        return True

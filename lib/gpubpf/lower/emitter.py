@@ -1,0 +1,192 @@
+"""Write LLVM IR: values, labels, calls, the registers and the memory of a program that is being lowered."""
+
+from __future__ import annotations
+
+from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
+from gpubpf.ebpf.maps import MapDefinition, internal
+from gpubpf.lower import storage
+from gpubpf.lower.backend import Backend
+from gpubpf.lower.fragment import Argument
+from gpubpf.verify.values import Chain, Checked, CheckedCall
+
+KEEP_LOOP = "llvm.loop.unroll.disable"
+AXES = ("x", "y", "z")
+
+
+class Emitter:
+    """Emits the body of a function in LLVM IR."""
+
+    def __init__(self, program: Program, checked: Checked, backend: Backend) -> None:
+        self.program, self.checked, self.backend = program, checked, backend
+        self.code = checked.function.instructions
+        self.body: list[str] = []
+        self.count = 0
+        self.loop_count = 0
+        self.arguments: dict[str, Argument] = {}
+        self.declared: set[str] = set()
+        self.functions: dict[str, str] = {}  # internal functions for maps, by name
+        self.formats: dict[int, str] = {}
+        chains = {chain for chain, _ in checked.reached}
+        self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
+        self.chain: Chain = ()  # of the instruction that is being lowered
+        self.pc = 0
+        self.depth = 1 + max((len(chain) for chain in chains), default=0)
+
+    # Emission
+
+    def emit(self, line: str) -> None:
+        self.body.append("  " + line)
+
+    def label(self, name: str) -> None:
+        self.body.append(f"{name}:")
+
+    def value(self, expression: str) -> str:
+        self.count += 1
+        name = f"%v{self.count}"
+        self.emit(f"{name} = {expression}")
+        return name
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def block(self, chain: Chain, pc: int) -> str:
+        return f"b{self.chains[chain]}_{pc}"
+
+    def go(self, pc: int) -> None:
+        self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
+
+    def back(self, target: int) -> str:
+        """Return the metadata of a jump back, which keeps LLVM from unrolling the loop: a probe should be small, and clang has
+        already unrolled what the C text asks for."""
+        if target > self.pc:
+            return ""
+        self.loop_count += 1
+        return f", !llvm.loop !{2 * self.loop_count}"
+
+    def loops(self) -> list[str]:
+        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.loop_count) + [
+            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.loop_count + 2, 2)
+        ]
+
+    def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
+        if name not in self.arguments:
+            self.arguments[name] = Argument(name, type_, kind, **more)  # type: ignore[arg-type]
+        return f"%{name}"
+
+    def special(self, name: str) -> str:
+        """Return something that only the back end knows, as i64. `membar` has no result."""
+        if self.backend.calls[name][1] == "void":
+            self.emit(self.call(name))
+            return "0"
+        result = self.value(self.call(name))
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
+
+    def special32(self, name: str) -> str:
+        return self.value(self.call(name))
+
+    def call(self, name: str, *arguments: str) -> str:
+        symbol, kind = self.backend.calls[name]
+        if not symbol.startswith("asm "):
+            kinds = ", ".join(argument.split()[0] for argument in arguments)
+            self.declared.add(f"declare {kind} @{symbol}({kinds})")
+            symbol = f"@{symbol}"
+        return f"call {kind} {symbol}({', '.join(arguments)})"
+
+    def collective(self, name: str, *arguments: str) -> str:
+        """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
+        result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
+        return result if self.backend.calls[name][1] == "i64" else self.wide(result)
+
+    def function(self, name: str, text: str) -> str:
+        """Define an internal function, once; it is always inlined. `text` may have declarations. Return its name."""
+        if name not in self.functions:
+            lines = text.split("\n")
+            self.declared.update(line for line in lines if line.startswith("declare "))
+            self.functions[name] = "\n".join(line for line in lines if not line.startswith("declare "))
+        return f"@{name}"
+
+    def map(self, name: str) -> MapDefinition:
+        return internal(name) or self.program.maps[name]
+
+    def base(self, name: str) -> str:
+        return self.argument("map_base", f"map_{name}", map=name)
+
+    # Registers and memory
+
+    def slot(self, register: int) -> str:
+        return f"%r{register}" if register < 6 else f"%r{register}.{self.chains[self.chain]}"
+
+    def get(self, register: int) -> str:
+        if register == 10:
+            return str(STACK_SIZE * (len(self.chain) + 1))
+        return self.value(f"load i64, ptr {self.slot(register)}")
+
+    def put(self, register: int, value: str) -> None:
+        self.emit(f"store i64 {value}, ptr {self.slot(register)}")
+
+    def operand(self, i: Instruction) -> str:
+        return self.get(i.src) if i.opcode & 0x08 else str(i.imm)
+
+    def low(self, value: str, bits: int = 32) -> str:
+        return self.value(f"trunc i64 {value} to i{bits}")
+
+    def wide(self, value: str, bits: int = 32) -> str:
+        return value if bits == 64 else self.value(f"zext i{bits} {value} to i64")
+
+    def stack(self, offset: str) -> str:
+        return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
+
+    def memory(self, base: str, offset: int | str = 0) -> str:
+        pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")
+        return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
+
+    def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
+        """Return (pointer type, pointer) of what a helper's argument points to."""
+        address = self.get(register)
+        if call.pointers[register] == "stack":
+            return "ptr", self.stack(address)
+        return self.backend.pointer, self.memory(address)
+
+    def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
+        """Emit a copy of `size` bytes. `alignment`: of the destination."""
+        for at, width in storage.chunks(size):
+            kind = f"i{8 * width}"
+            a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
+            value = self.value(
+                f"load {kind}, {source[0]} {a}, align {1 if source[0] == 'ptr' else min(width, 8)}"
+            )
+            c = self.value(f"getelementptr i8, {to[0]} {to[1]}, i64 {at}")
+            self.emit(f"store {kind} {value}, {to[0]} {c}, align {_aligned(alignment, at, width)}")
+
+    # Threads
+
+    def number(self, unit: str, kind: str) -> str:
+        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
+
+        def get(name: str) -> str:
+            return self.special(name) if kind == "i64" else self.special32(name)
+
+        def op(name: str, x: str, y: str) -> str:
+            return self.value(f"{name} {kind} {x}, {y}")
+
+        def number(index: str, size: str) -> str:
+            row = op("add", op("mul", get(f"{index}.z"), get(f"{size}.y")), get(f"{index}.y"))
+            return op("add", op("mul", row, get(f"{size}.x")), get(f"{index}.x"))
+
+        block = number("ctaid", "nctaid")
+        if unit == "block":
+            return block
+        of_block = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
+        in_block = number("tid", "ntid")
+        if unit == "warp":
+            of_block = op("lshr", op("add", of_block, "31"), "5")
+            in_block = op("lshr", in_block, "5")
+        return op("add", op("mul", block, of_block), in_block)
+
+
+def _aligned(alignment: int, at: int, width: int) -> int:
+    """Return the alignment of byte `at` of an object that is aligned to `alignment`."""
+    while alignment > 1 and at % alignment:
+        alignment //= 2
+    return max(alignment, 1)
