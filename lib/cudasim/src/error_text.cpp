@@ -2,7 +2,7 @@
 
 namespace cudasim {
 
-// Programs print these: they say what users of CUDA are used to read.
+// Programs print these texts, so they are CUDA's own.
 const char *error_text(int number, const char *name) {
     switch (number) {
         case 0: return "no error";

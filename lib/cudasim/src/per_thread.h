@@ -1,3 +1,4 @@
+// Objects of a thread that code in exit handlers may still use.
 #pragma once
 
 #include <unistd.h>
@@ -6,20 +7,21 @@
 
 namespace cudasim {
 
-// The calling thread's T. exit() destroys the thread_local objects of its caller, and then runs what may yet call the driver (atexit, static
-// objects): what is the first thread's stays; another thread gets a new one.
+// Returns the calling thread's T. exit() destroys the thread_local objects of its caller before it runs atexit functions and
+// the destructors of static objects, which may still call the driver. So the main thread's T is never destroyed, and
+// another thread that calls exit() gets a new one.
 template <typename T>
-T &of_this_thread() {
-    thread_local T *mine = nullptr;
-    struct End {
-        ~End() {
-            if (gettid() != getpid()) delete std::exchange(mine, nullptr);
+T &per_thread() {
+    thread_local T *object = nullptr;
+    struct AtThreadExit {
+        ~AtThreadExit() {
+            if (gettid() != getpid()) delete std::exchange(object, nullptr);
         }
     };
-    thread_local End end;
-    static_cast<void>(&end);  // made here
-    if (mine == nullptr) mine = new T;
-    return *mine;
+    thread_local AtThreadExit at_thread_exit;
+    static_cast<void>(&at_thread_exit);  // constructs it
+    if (object == nullptr) object = new T;
+    return *object;
 }
 
 }  // namespace cudasim

@@ -9,26 +9,26 @@
 namespace cudasim::driver {
 namespace {
 
-// How long a question whether work is done waits for it really. Work that takes longer waits for something that the
-// asking thread has yet to do (a kernel that spins on a flag), or is very long: then the answer is "not yet".
-constexpr std::chrono::milliseconds kPatience{2000};
+// How long a query waits for the real work. Work that takes longer may itself wait for the thread that queries (a kernel
+// that spins on a flag), so the query then returns "not ready".
+constexpr std::chrono::milliseconds kMaxQueryWait{2000};
 
 struct HostThread {
-    bool begun = false;
+    bool started = false;
     uint64_t now = 0;
     int untimed = 0;
-    uint64_t worker_now = 0;   // in a worker thread
-    uint64_t asked_at = 0;     // when it asked for what is in `asked`
-    std::vector<Fence> asked;  // not done at that time
+    uint64_t worker_now = 0;    // in a worker thread: the time of the callback that it runs
+    uint64_t polled_at = 0;     // the thread's time when it queried `polled`
+    std::vector<Fence> polled;  // not done at that time
 };
 
 thread_local HostThread host;
 
-std::atomic<uint64_t> largest{kBeginning};
+std::atomic<uint64_t> latest_host_time{kTimelineStart};
 
-void raise(uint64_t to) {
-    uint64_t seen = largest.load(std::memory_order_relaxed);
-    while (seen < to && !largest.compare_exchange_weak(seen, to)) {
+void raise_latest(uint64_t to) {
+    uint64_t seen = latest_host_time.load(std::memory_order_relaxed);
+    while (seen < to && !latest_host_time.compare_exchange_weak(seen, to)) {
     }
 }
 
@@ -40,47 +40,47 @@ bool untimed() { return host.untimed != 0; }
 
 uint64_t host_time() {
     if (!virtual_clock()) return 0;
-    if (!host.begun) {
-        host.begun = true;
-        host.now = largest;
+    if (!host.started) {
+        host.started = true;
+        host.now = latest_host_time;
     }
     return host.now;
 }
 
-void host_reaches(uint64_t end) {
+void advance_host_time(uint64_t end) {
     if (!virtual_clock() || untimed() || end <= host_time()) return;
     host.now = end;
-    raise(end);
+    raise_latest(end);
 }
 
-void host_waits(const Fence &fence) {
+void wait_on_host(const Fence &fence) {
     fence.wait();
-    host_reaches(fence.end());
+    advance_host_time(fence.end());
 }
 
-bool host_sees(const Fence &fence) {
-    if (!virtual_clock() || untimed()) return fence.reached();
-    if (fence.completion && !fence.completion->wait_for(kPatience)) return false;
+bool host_query(const Fence &fence) {
+    if (!virtual_clock() || untimed()) return fence.done();
+    if (fence.completion && !fence.completion->wait_for(kMaxQueryWait)) return false;
     uint64_t now = host_time();
-    if (fence.end() <= largest) {
-        // Some thread has been there, and may have told this one, by means that are not CUDA's (joining a thread).
-        host_reaches(fence.end());
+    if (fence.end() <= latest_host_time) {
+        // Another thread has reached this time, and may have synchronised with this one without CUDA (std::thread::join).
+        advance_host_time(fence.end());
         return true;
     }
-    constexpr size_t kMost = 1024;
-    if (host.asked_at != now || host.asked.size() == kMost) host.asked.clear();
-    host.asked_at = now;
-    bool again = std::any_of(host.asked.begin(), host.asked.end(),
-                             [&](const Fence &other) { return other.completion == fence.completion; });
-    if (!again) {
-        host.asked.push_back(fence);
+    constexpr size_t kMaxPolled = 1024;
+    if (host.polled_at != now || host.polled.size() == kMaxPolled) host.polled.clear();
+    host.polled_at = now;
+    bool repeated = std::any_of(host.polled.begin(), host.polled.end(),
+                                [&](const Fence &other) { return other.completion == fence.completion; });
+    if (!repeated) {
+        host.polled.push_back(fence);
         return false;
     }
     uint64_t next = fence.end();
-    for (const Fence &other : host.asked) next = std::min(next, other.end());
-    host_reaches(next);
-    host.asked_at = next;
-    host.asked = {fence};
+    for (const Fence &other : host.polled) next = std::min(next, other.end());
+    advance_host_time(next);
+    host.polled_at = next;
+    host.polled = {fence};
     return fence.end() <= next;
 }
 
@@ -94,20 +94,20 @@ using namespace cudasim::driver;
 
 extern "C" {
 
-// For tools, beside the public interface of the driver.
+// An interface for tools, which is no part of CUDA's.
 
-// The calling thread's time on the virtual timeline in ns, UINT64_MAX on the real clock. In a host function that a
-// stream calls: when that starts.
+// Returns the calling thread's virtual time in ns; UINT64_MAX on the real clock. In a host function that a stream calls,
+// this is the start of the call.
 uint64_t cudasim_virtual_now(void) {
     if (!virtual_clock()) return UINT64_MAX;
     if (on_worker_thread()) return host.worker_now;
-    return host.begun ? host.now : largest.load();
+    return host.started ? host.now : latest_host_time.load();
 }
 
-// The largest time that any host thread of the process has come to; only on the virtual clock.
-uint64_t cudasim_virtual_last(void) { return largest; }
+// Returns the latest virtual time of all host threads. Valid on the virtual clock only.
+uint64_t cudasim_virtual_last(void) { return latest_host_time; }
 
-// Between (1) and (0), which nest, what the calling thread submits and waits for takes no virtual time and changes
-// nobody's: neither its own, nor when other work of the same streams starts.
+// Between cudasim_untimed(1) and cudasim_untimed(0), which nest, the calling thread's work and waits take no virtual time.
+// They change neither its own time nor the start of other work in the same streams.
 void cudasim_untimed(int on) { host.untimed += on != 0 ? 1 : -1; }
 }

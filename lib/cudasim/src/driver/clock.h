@@ -1,8 +1,8 @@
-// The virtual clock (CUDASIM_CLOCK=virtual): what time it is for a host thread, and what a call adds to it.
+// The virtual clock (CUDASIM_CLOCK=virtual): the time of each host thread.
 //
-// Host threads, queues and events each have a time of their own in virtual nanoseconds. Calls take none, except a launch
-// (kLaunch) and calls that wait, whose thread is then where the thing is that it waited for. Every function here does
-// nothing on the real clock.
+// Each host thread, queue and event has its own time in virtual nanoseconds. Calls take no time, except that a launch
+// takes kLaunchNs, and that a call that waits advances the thread's time to the end of what it waited for. On the real
+// clock, the functions here do nothing.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,31 @@
 
 namespace cudasim::driver {
 
-constexpr uint64_t kLaunch = 1000;        // ns that a launch call takes
-constexpr uint64_t kCopyBytes = 10;       // bytes that a copy moves in 1 ns
-constexpr uint64_t kFillBytes = 100;      // bytes that a memset writes in 1 ns
-constexpr uint64_t kBeginning = 1000000;  // where the timeline begins: 0 could be taken for "unknown"
+constexpr uint64_t kLaunchNs = 1000;         // ns that a launch call takes
+constexpr uint64_t kCopyBytesPerNs = 10;     // bytes that a copy moves in 1 ns
+constexpr uint64_t kMemsetBytesPerNs = 100;  // bytes that a memset writes in 1 ns
+constexpr uint64_t kTimelineStart =
+    1000000;  // the timeline's beginning; not 0, which could be mistaken for "unknown"
 
 bool virtual_clock();
 
-// The calling thread's time. Its first call gives it the largest that any host thread of the process has.
+// Returns the calling thread's time. A new thread begins at the latest time of all host threads.
 uint64_t host_time();
-// The calling thread has waited for something that ended at `end`, or has spent time in a call.
-void host_reaches(uint64_t end);
-// Waits, and takes the calling thread's time along.
-void host_waits(const Fence &fence);
-// Is it done, as far as the calling thread can know: has any host thread's time come to its end? On the virtual clock this
-// waits a while for the real work, so that the answer depends on virtual times alone. A thread that asks the same again at
-// the same time is polling: its time moves on to the next of the ends that it asked for.
-bool host_sees(const Fence &fence);
+// Advances the calling thread's time to `end`, unless it is later already.
+void advance_host_time(uint64_t end);
+// Waits for a fence and advances the calling thread's time to its end.
+void wait_on_host(const Fence &fence);
+// Returns whether a fence is done, as cuEventQuery does. On the virtual clock it is done if a host thread's time has
+// reached its end. The query waits up to two seconds for the real work, so that the result depends on virtual times alone.
+// A thread that queries a fence again at the same time is polling: its time advances to the next end of the fences that
+// it queried.
+bool host_query(const Fence &fence);
 
-// Is the calling thread between cudasim_untimed(1) and cudasim_untimed(0)? A tool's own work takes no virtual time, and
-// nobody's time changes by it.
+// Returns whether the calling thread is between cudasim_untimed(1) and cudasim_untimed(0). A tool's work there changes
+// no virtual time.
 bool untimed();
 
-// In a worker thread that calls a function of the application: the virtual time of the call.
+// While it lives: the virtual time that a worker thread's callback into the application reads.
 class WorkerTime {
   public:
     explicit WorkerTime(uint64_t now);

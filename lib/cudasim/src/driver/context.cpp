@@ -1,4 +1,4 @@
-// The process and its contexts: what all other files of the driver stand on. And how the driver starts.
+// The driver's state in the process: initialisation, contexts, current context, heap of device-side malloc.
 #include "driver/context.h"
 
 #include <dlfcn.h>
@@ -29,14 +29,14 @@ struct Process {
 };
 
 Process &process() {
-    static Process *const made = new Process();
-    return *made;
+    static Process *const instance = new Process();
+    return *instance;
 }
 
-std::atomic<bool> usable{false};  // queries are answered
-std::atomic<bool> forked{false};  // the parent had initialised the driver: this child cannot use it
+std::atomic<bool> usable{false};  // calls are allowed, also from InitializeInjection
+std::atomic<bool> forked{false};  // this process was forked after cuInit, so it cannot use the driver
 
-// The translator lies beside this library: DIR/cudasim/lib/libcuda.so.1 (or deeper), package `cudasim` in DIR.
+// Finds the package `cudasim` from the path of this library, which is DIR/cudasim/lib/libcuda.so.1 or deeper.
 void find_translator() {
     Dl_info info;
     if (dladdr(reinterpret_cast<void *>(&find_translator), &info) == 0) return;
@@ -51,22 +51,21 @@ void find_translator() {
     }
 }
 
-// CUDA_INJECTION64_PATH: a library that wants to be in the process when the driver starts.
-void inject() {
+// Loads the library of CUDA_INJECTION64_PATH, as a driver does in cuInit.
+void load_injection_library() {
     const char *path = getenv("CUDA_INJECTION64_PATH");
     if (path == nullptr || *path == '\0') return;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
-        log_line("CUDA_INJECTION64_PATH: %s; the program runs without it", dlerror());
+        log_line("CUDA_INJECTION64_PATH: %s; continuing without it", dlerror());
         return;
     }
     auto start = reinterpret_cast<int (*)()>(dlsym(library, "InitializeInjection"));
     if (start == nullptr) {
-        log_line("CUDA_INJECTION64_PATH: %s has no InitializeInjection; the program runs without it", path);
+        log_line("CUDA_INJECTION64_PATH: %s has no InitializeInjection; continuing without it", path);
         return;
     }
-    if (start() == 0)
-        log_line("CUDA_INJECTION64_PATH: InitializeInjection of %s failed; the program runs on", path);
+    if (start() == 0) log_line("CUDA_INJECTION64_PATH: InitializeInjection of %s failed; continuing", path);
 }
 
 void at_exit() {
@@ -87,30 +86,23 @@ bool host_range(void *, uint64_t address, uint64_t size) {
 
 constexpr size_t kHeapAlign = 16;
 
-// Device-side malloc: first fit in a heap of cudaLimitMallocHeapSize bytes.
+// Device-side malloc, in a heap of CU_LIMIT_MALLOC_HEAP_SIZE bytes.
 uint64_t heap_allocate(void *self, uint64_t size) {
     auto &context = *static_cast<Context *>(self);
     if (size == 0) return 0;
     size = (size + kHeapAlign - 1) & ~(kHeapAlign - 1);
     std::lock_guard lock(context.heap_mutex);
     if (context.heap == 0) {
-        std::lock_guard limits(context.lock_limits);
+        std::lock_guard limits(context.limits_mutex);
         auto limit = context.limits.find(CU_LIMIT_MALLOC_HEAP_SIZE);
-        size_t bytes = limit == context.limits.end() ? kHeapLimit : limit->second;
+        size_t bytes = limit == context.limits.end() ? kDefaultHeapSize : limit->second;
         context.heap = Memory::instance().allocate(bytes, MemoryKind::device, context.device, context.handle);
         if (context.heap == 0) return 0;
-        context.heap_free[context.heap] = bytes & ~(kHeapAlign - 1);
+        context.heap_free.add(context.heap, bytes & ~(kHeapAlign - 1));
     }
-    for (auto at = context.heap_free.begin(); at != context.heap_free.end(); ++at) {
-        if (at->second < size) continue;
-        uint64_t address = at->first;
-        size_t rest = at->second - size;
-        context.heap_free.erase(at);
-        if (rest != 0) context.heap_free[address + size] = rest;
-        context.heap_used[address] = size;
-        return address;
-    }
-    return 0;
+    const uint64_t address = context.heap_free.take(size);
+    if (address != 0) context.heap_used[address] = size;
+    return address;
 }
 
 bool heap_release(void *self, uint64_t address) {
@@ -119,38 +111,25 @@ bool heap_release(void *self, uint64_t address) {
     std::lock_guard lock(context.heap_mutex);
     auto used = context.heap_used.find(address);
     if (used == context.heap_used.end()) return false;
-    size_t size = used->second;
+    context.heap_free.add(address, used->second);
     context.heap_used.erase(used);
-    auto next = context.heap_free.lower_bound(address);
-    if (next != context.heap_free.end() && address + size == next->first) {
-        size += next->second;
-        next = context.heap_free.erase(next);
-    }
-    if (next != context.heap_free.begin()) {
-        auto previous = std::prev(next);
-        if (previous->first + previous->second == address) {
-            previous->second += size;
-            return true;
-        }
-    }
-    context.heap_free[address] = size;
     return true;
 }
 
 }  // namespace
 
 Device &device_state(int device) {
-    static std::vector<Device> *const made = new std::vector<Device>(std::max(config().devices, 1));
-    return (*made)[device];
+    static auto *const devices = new std::vector<Device>(std::max(config().devices, 1));
+    return (*devices)[device];
 }
 
 bool is_device(CUdevice device) { return device >= 0 && device < config().devices; }
 
 std::vector<std::shared_ptr<Context>> &context_stack() {
-    return of_this_thread<std::vector<std::shared_ptr<Context>>>();
+    return per_thread<std::vector<std::shared_ptr<Context>>>();
 }
 
-std::shared_ptr<Context> make_context(int device, unsigned flags, bool primary) {
+std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary) {
     static std::atomic<uint64_t> next_id{1};
     auto context = std::make_shared<Context>();
     context->id = next_id++;
@@ -167,8 +146,8 @@ std::shared_ptr<Context> make_context(int device, unsigned flags, bool primary) 
     environment.self = context.get();
     environment.region_base = memory.begin();
     environment.region_size = memory.end() - memory.begin();
-    environment.constant_base = memory.constants();
-    environment.constant_size = Memory::kConstants;
+    environment.constant_base = memory.constant_base();
+    environment.constant_size = Memory::kConstantBytes;
     environment.host_range = host_range;
     environment.print = print;
     environment.allocate = heap_allocate;
@@ -184,7 +163,7 @@ CUresult retain_primary(CUdevice device, std::shared_ptr<Context> &context, bool
     std::lock_guard lock(state.mutex);
     if (!state.primary) {
         if (Memory::instance().begin() == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-        state.primary = make_context(device, state.flags, true);
+        state.primary = create_context(device, state.flags, true);
         state.retained = 0;
     }
     if (count) state.retained++;
@@ -195,8 +174,8 @@ CUresult retain_primary(CUdevice device, std::shared_ptr<Context> &context, bool
 Context::~Context() = default;
 
 Tables &tables() {
-    static Tables *const made = new Tables();
-    return *made;
+    static Tables *const instance = new Tables();
+    return *instance;
 }
 
 void log_line(const char *format, ...) {
@@ -216,27 +195,26 @@ uint64_t now_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-CUresult initialized() {
+CUresult check_initialized() {
     if (!usable || forked) return CUDA_ERROR_NOT_INITIALIZED;
-    host_time();  // a thread's virtual time begins with its first call
+    host_time();  // starts the thread's virtual time
     return CUDA_SUCCESS;
 }
 
-std::shared_ptr<Context> current_or_null() {
+std::shared_ptr<Context> current_context_or_null() {
     return context_stack().empty() ? nullptr : context_stack().back();
 }
 
-CUresult current(std::shared_ptr<Context> &context) {
-    if (CUresult status = initialized()) return status;
-    if (on_worker_thread())
-        return CUDA_ERROR_NOT_PERMITTED;  // a callback of the application, or a mistake of ours
-    context = current_or_null();
+CUresult current_context(std::shared_ptr<Context> &context) {
+    if (CUresult status = check_initialized()) return status;
+    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;  // a callback must not call CUDA
+    context = current_context_or_null();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
-void set_current(const std::shared_ptr<Context> &context) {
+void set_current_context(const std::shared_ptr<Context> &context) {
     if (context_stack().empty()) {
         if (context) context_stack().push_back(context);
     } else if (context) {
@@ -266,20 +244,21 @@ void flush_printf(Context &context) {
 void drain(Context &context, bool timed) {
     std::vector<Fence> fences;
     {
-        std::lock_guard lock(context.lock);
+        std::lock_guard lock(context.mutex);
         fences.push_back(context.legacy->queue->tail());
         for (const std::shared_ptr<Stream> &stream : context.streams) fences.push_back(stream->queue->tail());
         for (const auto &[thread, stream] : context.per_thread) fences.push_back(stream->queue->tail());
-        for (const Fence &fence : context.leftovers) fences.push_back(fence);
+        for (const Fence &fence : context.destroyed_stream_work) fences.push_back(fence);
     }
     for (const Fence &fence : fences) {
         fence.wait();
-        if (timed) host_reaches(fence.end());
+        if (timed) advance_host_time(fence.end());
     }
     flush_printf(context);
 }
 
-Exclusive::Exclusive(const std::shared_ptr<Context> &context) : context_(context), lock_(context->lock) {
+ExclusiveContext::ExclusiveContext(const std::shared_ptr<Context> &context)
+    : context_(context), lock_(context->mutex) {
     if (config().hostile && !on_worker_thread()) drain(*context, false);
 }
 
@@ -288,7 +267,7 @@ Exclusive::Exclusive(const std::shared_ptr<Context> &context) : context_(context
 using namespace cudasim;
 using namespace cudasim::driver;
 
-// ---------------------------------------------------------------------------------------------------- start
+// ---------------------------------------------------------------------------------------------------- initialisation
 
 CUresult cuInit(unsigned int flags) {
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -300,7 +279,7 @@ CUresult cuInit(unsigned int flags) {
     self.changed.wait(lock, [&] { return self.state != State::starting; });
     if (self.state == State::ready) return CUDA_SUCCESS;
     if (Memory::instance().begin() == 0) {
-        log_line("no address space for device memory; raise the limit (ulimit -v)");
+        log_line("cannot reserve address space for device memory; raise the limit (ulimit -v)");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     self.state = State::starting;
@@ -310,7 +289,7 @@ CUresult cuInit(unsigned int flags) {
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
     atexit(at_exit);
     usable = true;
-    inject();
+    load_injection_library();
     lock.lock();
     self.state = State::ready;
     self.changed.notify_all();
@@ -325,16 +304,16 @@ CUresult cuDriverGetVersion(int *version) {
 
 CUresult cuGetExportTable(const void **table, const CUuuid *) {
     if (table != nullptr) *table = nullptr;
-    // The vendor's private interfaces are not offered. Its own runtime asks for them, and gives up; its compilers do without.
+    // NVIDIA's private interfaces are not supported. NVIDIA's runtime cannot work without them; its compilers can.
     Dl_info caller = {};
     dladdr(__builtin_return_address(0), &caller);
     const char *file = caller.dli_fname != nullptr ? caller.dli_fname : "";
-    static std::once_flag said;
     if (strstr(file, "libnvrtc") != nullptr || strstr(file, "libnvJitLink") != nullptr)
         return CUDA_ERROR_NOT_SUPPORTED;
-    std::call_once(said, [] {
+    static std::once_flag logged;
+    std::call_once(logged, [] {
         log_line(
-            "the program brings NVIDIA's own CUDA runtime, which needs a real driver; build it with nvcc "
+            "the program contains NVIDIA's CUDA runtime, which needs a real driver; build it with nvcc "
             "-cudart shared");
     });
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -1,4 +1,4 @@
-// What the files about devices and contexts share.
+// Shared by the files about devices and contexts.
 #pragma once
 
 #include "driver/driver.h"
@@ -12,15 +12,13 @@ struct Device {
     unsigned flags = 0;
 };
 
-constexpr size_t kHeapLimit =
-    size_t{8} << 20;  // of the heap for device-side malloc, unless cuCtxSetLimit says otherwise
+constexpr size_t kDefaultHeapSize = size_t{8}
+                                    << 20;  // of the heap for device-side malloc (CU_LIMIT_MALLOC_HEAP_SIZE)
 
 Device &device_state(int device);
-bool is_device(CUdevice device);
 std::vector<std::shared_ptr<Context>> &context_stack();  // of the calling thread
-std::shared_ptr<Context> make_context(int device, unsigned flags, bool primary);
-// Sets `context` to the device's primary context, and makes it first if necessary. `count`: add a reference for
-// the application.
+std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary);
+// Finds the device's primary context, and creates it if necessary. `count`: also adds a reference for the application.
 CUresult retain_primary(CUdevice device, std::shared_ptr<Context> &context, bool count);
 
 }  // namespace cudasim::driver

@@ -1,4 +1,4 @@
-// Devices and contexts, as the API shows them.
+// The API of devices and contexts: cuDevice*, cuDevicePrimaryCtx*, cuCtx*.
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,21 +10,17 @@
 namespace cudasim::driver {
 namespace {
 
-// Frees what it holds.
-void release_context(const std::shared_ptr<Context> &context) {
+// Waits for a context's work and frees what the context holds.
+void destroy_context(const std::shared_ptr<Context> &context) {
     drain(*context);
     context->destroyed = true;
     tables().contexts.remove(context->handle);
-    forget_context(context.get());
-    std::lock_guard lock(context->lock);
+    drop_context_modules(context.get());
+    std::lock_guard lock(context->mutex);
     for (const std::shared_ptr<Stream> &stream : context->streams) tables().streams.remove(stream->handle);
     for (const std::shared_ptr<Event> &event : tables().events.all())
         if (event->context.lock() == context) tables().events.remove(event->handle);
-    for (const std::shared_ptr<Module> &module : context->modules) {
-        for (const std::shared_ptr<Function> &function : module->functions)
-            tables().functions.remove(function->handle);
-        tables().modules.remove(module->handle);
-    }
+    for (const std::shared_ptr<Module> &module : context->modules) remove_handles(*module);
     context->modules.clear();
     context->streams.clear();
     context->per_thread.clear();
@@ -47,7 +43,7 @@ using namespace cudasim::driver;
 // ---------------------------------------------------------------------------------------------------- devices
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     *device = ordinal;
@@ -55,14 +51,14 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 CUresult cuDeviceGetCount(int *count) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *count = config().devices;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     snprintf(name, static_cast<size_t>(length), "cudasim embedded device (software)");
@@ -70,7 +66,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     memcpy(uuid->bytes, "cudasim-device-", 15);
@@ -81,7 +77,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
 CUresult cuDeviceGetLuid(char *, unsigned int *, CUdevice) { return CUDA_ERROR_NOT_SUPPORTED; }
 
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *bytes = Memory::instance().total();
@@ -89,7 +85,7 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 }
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (value == nullptr || attribute < 1 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
         return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -148,13 +144,13 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = device; break;
         case CU_DEVICE_ATTRIBUTE_NUMA_ID:
         case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value = -1; break;
-        default: *value = 0; break;  // not offered: textures, peers, clusters, IPC, …
+        default: *value = 0; break;  // unsupported: textures, peers, clusters, IPC, …
     }
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *properties = {};
@@ -174,7 +170,7 @@ CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device) {
 }
 
 CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (major == nullptr || minor == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *major = config().cc_major;
@@ -183,7 +179,7 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
 }
 
 CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (text == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     snprintf(text, static_cast<size_t>(length), "0000:00:%02x.0", device);
@@ -191,12 +187,12 @@ CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (device == nullptr || text == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (int candidate = 0; candidate < config().devices; candidate++) {
-        char own[32];
-        cuDeviceGetPCIBusId(own, sizeof own, candidate);
-        if (strcasecmp(own, text) == 0 || strcasecmp(own + 5, text) == 0) {
+        char bus_id[32];
+        cuDeviceGetPCIBusId(bus_id, sizeof bus_id, candidate);
+        if (strcasecmp(bus_id, text) == 0 || strcasecmp(bus_id + 5, text) == 0) {
             *device = candidate;
             return CUDA_SUCCESS;
         }
@@ -205,7 +201,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
 }
 
 CUresult cuDeviceGetExecAffinitySupport(int *value, CUexecAffinityType, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *value = 0;
@@ -213,7 +209,7 @@ CUresult cuDeviceGetExecAffinitySupport(int *value, CUexecAffinityType, CUdevice
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device) || !is_device(peer)) return CUDA_ERROR_INVALID_DEVICE;
     *can = device != peer ? 1 : 0;
@@ -222,7 +218,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 
 CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device,
                                  CUdevice peer) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device) || !is_device(peer) || device == peer) return CUDA_ERROR_INVALID_DEVICE;
     *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ||
@@ -232,28 +228,28 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Context> peer = tables().contexts.get(handle);
     if (!peer) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     return context->peers.insert(peer->device).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext handle) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Context> peer = tables().contexts.get(handle);
     if (!peer) return CUDA_ERROR_INVALID_CONTEXT;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     return context->peers.erase(peer->device) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }
 
 // ---------------------------------------------------------------------------------------------------- primary contexts
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     std::shared_ptr<Context> context;
@@ -263,37 +259,37 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     Device &state = device_state(device);
-    std::shared_ptr<Context> gone;
+    std::shared_ptr<Context> context;
     {
         std::lock_guard lock(state.mutex);
         if (!state.primary || state.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        if (--state.retained == 0) gone = std::move(state.primary);
-        if (gone) state.primary = nullptr;
+        if (--state.retained == 0) context = std::move(state.primary);
+        if (context) state.primary = nullptr;
     }
-    if (gone) release_context(gone);
+    if (context) destroy_context(context);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     Device &state = device_state(device);
-    std::shared_ptr<Context> gone;
+    std::shared_ptr<Context> context;
     {
         std::lock_guard lock(state.mutex);
-        gone = std::move(state.primary);
+        context = std::move(state.primary);
         state.primary = nullptr;
         state.retained = 0;
     }
-    if (gone) release_context(gone);
+    if (context) destroy_context(context);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     Device &state = device_state(device);
     std::lock_guard lock(state.mutex);
@@ -303,7 +299,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     Device &state = device_state(device);
     std::lock_guard lock(state.mutex);
@@ -315,28 +311,28 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
 // ---------------------------------------------------------------------------------------------------- contexts
 
 CUresult cuCtxCreate(CUcontext *handle, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (parameters != nullptr && (parameters->numExecAffinityParams != 0 || parameters->cigParams != nullptr))
         return CUDA_ERROR_NOT_SUPPORTED;
-    std::shared_ptr<Context> context = make_context(device, flags, false);
+    std::shared_ptr<Context> context = create_context(device, flags, false);
     context_stack().push_back(context);
     *handle = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxDestroy(CUcontext handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
-    release_context(context);
+    destroy_context(context);
     if (!context_stack().empty() && context_stack().back() == context) context_stack().pop_back();
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPushCurrent(CUcontext handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     context_stack().push_back(context);
@@ -344,7 +340,7 @@ CUresult cuCtxPushCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxPopCurrent(CUcontext *handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (context_stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle != nullptr) *handle = static_cast<CUcontext>(context_stack().back()->handle);
     context_stack().pop_back();
@@ -352,32 +348,32 @@ CUresult cuCtxPopCurrent(CUcontext *handle) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (handle != nullptr && !context) return CUDA_ERROR_INVALID_CONTEXT;
-    set_current(context);
+    set_current_context(context);
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Context> context = current_or_null();
+    std::shared_ptr<Context> context = current_context_or_null();
     *handle = context ? static_cast<CUcontext>(context->handle) : nullptr;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Context> context = current_or_null();
+    std::shared_ptr<Context> context = current_context_or_null();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     *device = context->device;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
@@ -387,7 +383,7 @@ CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle) {
 
 CUresult cuCtxGetFlags(unsigned int *flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = context->flags;
     return CUDA_SUCCESS;
@@ -395,45 +391,51 @@ CUresult cuCtxGetFlags(unsigned int *flags) {
 
 CUresult cuCtxSetFlags(unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     context->flags = flags;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Context> context = handle == nullptr ? current_or_null() : tables().contexts.get(handle);
+    std::shared_ptr<Context> context =
+        handle == nullptr ? current_context_or_null() : tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     *id = context->id;
     return CUDA_SUCCESS;
 }
 
+namespace {
+
+CUresult synchronize(const std::shared_ptr<Context> &context) {
+    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
+    if (CUresult status = check_not_capturing(context)) return status;
+    drain(*context);
+    return static_cast<CUresult>(context->sticky_error.load());
+}
+
+}  // namespace
+
 CUresult cuCtxSynchronize(void) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
-    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    if (CUresult status = no_capture_in(context)) return status;
-    drain(*context);
-    return static_cast<CUresult>(context->sticky.load());
+    if (CUresult status = current_context(context)) return status;
+    return synchronize(context);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    if (CUresult status = no_capture_in(context)) return status;
-    drain(*context);
-    return static_cast<CUresult>(context->sticky.load());
+    return synchronize(context);
 }
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
     if (limit == CU_LIMIT_STACK_SIZE && value > (512 << 10)) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(context->lock_limits);
+    std::lock_guard lock(context->limits_mutex);
     if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->heap != 0) return CUDA_ERROR_INVALID_VALUE;
     context->limits[limit] = value;
     return CUDA_SUCCESS;
@@ -441,9 +443,9 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 
 CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (value == nullptr || limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(context->lock_limits);
+    std::lock_guard lock(context->limits_mutex);
     auto set = context->limits.find(limit);
     if (set != context->limits.end()) {
         *value = set->second;
@@ -452,7 +454,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
     switch (limit) {
         case CU_LIMIT_STACK_SIZE: *value = 1024; break;
         case CU_LIMIT_PRINTF_FIFO_SIZE: *value = 1 << 20; break;
-        case CU_LIMIT_MALLOC_HEAP_SIZE: *value = kHeapLimit; break;
+        case CU_LIMIT_MALLOC_HEAP_SIZE: *value = kDefaultHeapSize; break;
         case CU_LIMIT_MAX_L2_FETCH_GRANULARITY: *value = 64; break;
         default: *value = 0; break;
     }
@@ -461,7 +463,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
 
 CUresult cuCtxGetCacheConfig(CUfunc_cache *preference) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (preference == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *preference = context->cache_config;
     return CUDA_SUCCESS;
@@ -469,14 +471,14 @@ CUresult cuCtxGetCacheConfig(CUfunc_cache *preference) {
 
 CUresult cuCtxSetCacheConfig(CUfunc_cache preference) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     context->cache_config = preference;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetSharedMemConfig(CUsharedconfig *bank_size) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (bank_size == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *bank_size = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
     return CUDA_SUCCESS;
@@ -484,11 +486,11 @@ CUresult cuCtxGetSharedMemConfig(CUsharedconfig *bank_size) {
 
 CUresult cuCtxSetSharedMemConfig(CUsharedconfig) {
     std::shared_ptr<Context> context;
-    return current(context);
+    return current_context(context);
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (handle != nullptr && !tables().contexts.get(handle)) return CUDA_ERROR_INVALID_CONTEXT;
     *version = 3020;
@@ -497,7 +499,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (least != nullptr) *least = 0;
     if (greatest != nullptr) *greatest = -5;
     return CUDA_SUCCESS;
@@ -505,7 +507,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 CUresult cuCtxResetPersistingL2Cache(void) {
     std::shared_ptr<Context> context;
-    return current(context);
+    return current_context(context);
 }
 
 // ------------------------------------------------------------------------------------- earlier versions of entry points

@@ -14,17 +14,12 @@
 namespace cudasim {
 namespace {
 
-constexpr size_t kMost = size_t{1} << 31;
-constexpr uint16_t kMachine = 190;                               // EM_CUDA
-constexpr char kLinked[] = ".cudasim.ptx";                       // of make_cubin
-constexpr char kDebug[] = ".nv_debug_ptx_txt";                   // of ptxas: lines end with NUL
-constexpr unsigned char kAbi = 8, kOsAbi = 0x41, kEntry = 0x10;  // as ptxas 13 writes them; STO_CUDA_ENTRY
-
-bool mapped(const uint8_t *at, uint64_t size) {
-    const auto begin = reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095};
-    const auto end = reinterpret_cast<uintptr_t>(at) + size;
-    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
-}
+constexpr size_t kMaxSize = size_t{1} << 31;
+constexpr uint16_t kMachine = 190;                       // EM_CUDA
+constexpr char kLinkedPtx[] = ".cudasim.ptx";            // section that make_cubin writes
+constexpr char kDebugPtx[] = ".nv_debug_ptx_txt";        // section that ptxas writes; its lines end with NUL
+constexpr unsigned char kAbiVersion = 8, kOsAbi = 0x41;  // as ptxas 13 writes them
+constexpr unsigned char kCudaEntry = 0x10;               // STO_CUDA_ENTRY
 
 Elf64_Ehdr header(const uint8_t *image) {
     Elf64_Ehdr found;
@@ -38,8 +33,8 @@ Elf64_Shdr section(const uint8_t *image, const Elf64_Ehdr &elf, size_t index) {
     return found;
 }
 
-// What stands in the sections of that name, or of that name with a number behind it, in a cubin of `size` bytes.
-std::vector<std::string> contents(const uint8_t *image, size_t size, const char *name) {
+// Returns the contents of the sections NAME and NAME.N of a cubin of `size` bytes.
+std::vector<std::string> section_contents(const uint8_t *image, size_t size, const char *name) {
     std::vector<std::string> texts;
     const Elf64_Ehdr elf = header(image);
     if (elf.e_shstrndx >= elf.e_shnum) return texts;
@@ -66,7 +61,7 @@ bool read_file(const std::string &path, std::string &text) {
     if (fd < 0) return false;
     struct stat status = {};
     bool good =
-        fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && static_cast<size_t>(status.st_size) < kMost;
+        fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && static_cast<size_t>(status.st_size) < kMaxSize;
     if (good) {
         text.resize(static_cast<size_t>(status.st_size));
         good = pread(fd, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
@@ -75,7 +70,7 @@ bool read_file(const std::string &path, std::string &text) {
     return good;
 }
 
-std::string tritons_cache() {
+std::string triton_cache() {
     if (const char *chosen = getenv("TRITON_CACHE_DIR"); chosen != nullptr && *chosen != '\0') return chosen;
     for (const char *name : {"TRITON_HOME", "HOME"})
         if (const char *home = getenv(name); home != nullptr && *home != '\0')
@@ -83,18 +78,18 @@ std::string tritons_cache() {
     return {};
 }
 
-// Triton keeps each kernel in a directory of its own: NAME.cubin, NAME.ptx, and what led there.
-bool from_tritons_cache(const uint8_t *image, size_t size, std::string &text) {
-    const std::string cache = tritons_cache();
-    DIR *directories = cache.empty() ? nullptr : opendir(cache.c_str());
-    if (directories == nullptr) return false;
+// Finds the PTX of a cubin in Triton's cache, where each kernel has a directory with NAME.cubin, NAME.ptx and more.
+bool find_in_triton_cache(const uint8_t *image, size_t size, std::string &text) {
+    const std::string cache = triton_cache();
+    DIR *cache_entries = cache.empty() ? nullptr : opendir(cache.c_str());
+    if (cache_entries == nullptr) return false;
     bool found = false;
-    while (const dirent *entry = found ? nullptr : readdir(directories)) {
-        const std::string place = cache + "/" + entry->d_name;
-        DIR *files = entry->d_name[0] == '.' ? nullptr : opendir(place.c_str());
+    while (const dirent *entry = found ? nullptr : readdir(cache_entries)) {
+        const std::string directory = cache + "/" + entry->d_name;
+        DIR *files = entry->d_name[0] == '.' ? nullptr : opendir(directory.c_str());
         if (files == nullptr) continue;
         while (const dirent *file = found ? nullptr : readdir(files)) {
-            const std::string path = place + "/" + file->d_name;
+            const std::string path = directory + "/" + file->d_name;
             const size_t stem = path.size() - std::min(path.size(), strlen(".cubin"));
             struct stat status = {};
             std::string kept;
@@ -105,46 +100,52 @@ bool from_tritons_cache(const uint8_t *image, size_t size, std::string &text) {
         }
         closedir(files);
     }
-    closedir(directories);
+    closedir(cache_entries);
     return found;
 }
 
 }  // namespace
 
-size_t cubin_size(const void *image, size_t most) {
+bool is_mapped(const uint8_t *address, uint64_t size) {
+    const auto begin = reinterpret_cast<uintptr_t>(address) & ~uintptr_t{4095};
+    const auto end = reinterpret_cast<uintptr_t>(address) + size;
+    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
+}
+
+size_t cubin_size(const void *image, size_t limit) {
     const auto *bytes = static_cast<const uint8_t *>(image);
-    if (most < sizeof(Elf64_Ehdr) || !mapped(bytes, sizeof(Elf64_Ehdr))) return 0;
+    if (limit < sizeof(Elf64_Ehdr) || !is_mapped(bytes, sizeof(Elf64_Ehdr))) return 0;
     const Elf64_Ehdr elf = header(bytes);
     if (elf.e_machine != kMachine || elf.e_ident[EI_CLASS] != ELFCLASS64) return 0;
-    if (elf.e_shnum != 0 && (elf.e_shentsize != sizeof(Elf64_Shdr) || elf.e_shoff > kMost)) return 0;
-    if (elf.e_phnum != 0 && (elf.e_phentsize != sizeof(Elf64_Phdr) || elf.e_phoff > kMost)) return 0;
+    if (elf.e_shnum != 0 && (elf.e_shentsize != sizeof(Elf64_Shdr) || elf.e_shoff > kMaxSize)) return 0;
+    if (elf.e_phnum != 0 && (elf.e_phentsize != sizeof(Elf64_Phdr) || elf.e_phoff > kMaxSize)) return 0;
     uint64_t end = sizeof elf;
     if (elf.e_shnum != 0) end = std::max<uint64_t>(end, elf.e_shoff + elf.e_shnum * sizeof(Elf64_Shdr));
     if (elf.e_phnum != 0) end = std::max<uint64_t>(end, elf.e_phoff + elf.e_phnum * sizeof(Elf64_Phdr));
-    if (end > most || !mapped(bytes, end)) return 0;
+    if (end > limit || !is_mapped(bytes, end)) return 0;
     for (size_t i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr found = section(bytes, elf, i);
         if (found.sh_type == SHT_NOBITS || found.sh_type == SHT_NULL) continue;
-        if (found.sh_offset > kMost || found.sh_size > kMost) return 0;
+        if (found.sh_offset > kMaxSize || found.sh_size > kMaxSize) return 0;
         end = std::max(end, found.sh_offset + found.sh_size);
     }
-    return end <= most && mapped(bytes, end) ? end : 0;
+    return end <= limit && is_mapped(bytes, end) ? end : 0;
 }
 
 unsigned cubin_sm(const void *image) {
     const Elf64_Ehdr elf = header(static_cast<const uint8_t *>(image));
-    return elf.e_ident[EI_ABIVERSION] >= kAbi ? elf.e_flags >> 8 & 0xff : elf.e_flags & 0xff;
+    return elf.e_ident[EI_ABIVERSION] >= kAbiVersion ? elf.e_flags >> 8 & 0xff : elf.e_flags & 0xff;
 }
 
 std::vector<std::string> cubin_ptx(const void *image, size_t size) {
     const auto *bytes = static_cast<const uint8_t *>(image);
-    std::vector<std::string> texts = contents(bytes, size, kLinked);
+    std::vector<std::string> texts = section_contents(bytes, size, kLinkedPtx);
     if (!texts.empty()) return texts;
-    texts = contents(bytes, size, kDebug);
+    texts = section_contents(bytes, size, kDebugPtx);
     for (std::string &text : texts) std::replace(text.begin(), text.end(), '\0', '\n');
     if (!texts.empty() && std::all_of(texts.begin(), texts.end(), is_ptx)) return texts;
     texts.assign(1, {});
-    if (!from_tritons_cache(bytes, size, texts[0])) texts.clear();
+    if (!find_in_triton_cache(bytes, size, texts[0])) texts.clear();
     return texts;
 }
 
@@ -167,7 +168,7 @@ std::string make_cubin(const std::string &ptx, const std::vector<std::string> &k
         sections.push_back(made);
         data.append(static_cast<const char *>(from), size);
     };
-    add(kLinked, SHT_PROGBITS, ptx.data(), ptx.size());
+    add(kLinkedPtx, SHT_PROGBITS, ptx.data(), ptx.size());
     std::vector<Elf64_Sym> symbols(1);
     for (const std::string &kernel : kernels) {
         const char code[16] = {};
@@ -176,7 +177,7 @@ std::string make_cubin(const std::string &ptx, const std::vector<std::string> &k
         Elf64_Sym symbol = {};
         symbol.st_name = name(kernel);
         symbol.st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
-        symbol.st_other = kEntry;
+        symbol.st_other = kCudaEntry;
         symbol.st_shndx = static_cast<Elf64_Section>(sections.size() - 1);
         symbol.st_size = sizeof code;
         symbols.push_back(symbol);
@@ -203,7 +204,7 @@ std::string make_cubin(const std::string &ptx, const std::vector<std::string> &k
     elf.e_ident[EI_DATA] = ELFDATA2LSB;
     elf.e_ident[EI_VERSION] = EV_CURRENT;
     elf.e_ident[EI_OSABI] = kOsAbi;
-    elf.e_ident[EI_ABIVERSION] = kAbi;
+    elf.e_ident[EI_ABIVERSION] = kAbiVersion;
     elf.e_type = ET_EXEC;
     elf.e_machine = kMachine;
     elf.e_version = EV_CURRENT;

@@ -1,7 +1,7 @@
-// What the files of the driver share: its objects behind handles, and the rules that every entry point follows.
+// Shared by the files of the driver: the objects behind CUDA's handles, and the functions that entry points use.
 //
-// A handle that an application holds is the address of a slot in a `Handles` table, looked up at every use: a stale or
-// invented handle is an error, never a crash. Objects are shared pointers, so that work under way keeps what it needs.
+// A handle is a key into a `Handles` table, and every call looks it up. So a stale or invalid handle returns an error
+// and never crashes. Objects are held by shared pointers, so work in progress keeps what it uses alive.
 #pragma once
 
 #include <cuda.h>
@@ -24,9 +24,10 @@
 
 #include "config.h"
 #include "driver/clock.h"
-#include "engine/engine.h"
+#include "driver/free_list.h"
 #include "driver/memory.h"
 #include "driver/queue.h"
+#include "engine/engine.h"
 
 namespace cudasim::driver {
 
@@ -37,8 +38,8 @@ struct GraphNode;
 
 // ---------------------------------------------------------------------------------------------------- handles
 
-// Live objects of one type by handle. In hostile mode a destroyed object's handle is given out again at once, as
-// drivers do; otherwise as late as possible, so that a stale handle shows.
+// The live objects of one type, by handle. In hostile mode, the handle of a destroyed object is reused at once, as real
+// drivers do. Otherwise it is reused as late as possible, so that the use of a stale handle returns an error.
 template <class T>
 class Handles {
   public:
@@ -49,7 +50,7 @@ class Handles {
             handle = config().hostile ? unused_.back() : unused_.front();
             config().hostile ? unused_.pop_back() : unused_.pop_front();
         } else {
-            handle = new std::array<uint64_t, 4>();  // kept for ever: only its address counts
+            handle = new std::array<uint64_t, 4>();  // never freed: only its address is used
         }
         live_.emplace(handle, std::move(object));
         return handle;
@@ -96,13 +97,13 @@ struct Module;
 
 struct KernelLaunch {
     std::shared_ptr<Function> function;
-    std::shared_ptr<Module> module;  // kept until the launch has run, whatever is unloaded meanwhile
-    const void *handle = nullptr;    // CUfunction or CUkernel, as the application gave it
-    bool kernel_given = false;  // a CUkernel, in the field of a graph node's parameters that is for kernels
+    std::shared_ptr<Module> module;  // keeps the module loaded until the launch has run
+    const void *handle = nullptr;    // the CUfunction or CUkernel that the application passed
+    bool by_kernel = false;          // a graph node whose parameters have `kern` set, not `func`
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
-    std::vector<uint8_t> parameters;  // in the kernel's layout
+    std::vector<uint8_t> parameters;  // the kernel's parameter buffer
 };
 
 struct Copy {  // three-dimensional; rows of `width` bytes
@@ -110,10 +111,10 @@ struct Copy {  // three-dimensional; rows of `width` bytes
     size_t width = 0, height = 1, depth = 1;
     size_t source_pitch = 0, source_slice = 0, destination_pitch = 0, destination_slice = 0;
     size_t bytes() const { return width * height * depth; }
-    CUDA_MEMCPY3D described{};  // as the application described it
+    CUDA_MEMCPY3D described{};  // as the application passed it
 };
 
-struct Fill {
+struct Memset {
     uint64_t destination = 0;
     unsigned value = 0, element_size = 1;     // 1, 2, 4
     size_t width = 0, height = 1, pitch = 0;  // width in elements, pitch in bytes
@@ -122,37 +123,37 @@ struct Fill {
 struct HostCall {
     CUhostFn function = nullptr;
     void *data = nullptr;
-    CUstreamCallback callback = nullptr;  // instead of function
+    CUstreamCallback callback = nullptr;  // of cuStreamAddCallback; then `function` is null
     CUstream stream = nullptr;
 };
 
 struct EventState;
 
-// One thing that a stream or a graph does.
+// One operation of a stream, or of a graph node.
 struct Operation {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     KernelLaunch kernel;
     Copy copy;
-    Fill fill;
+    Memset memset;
     HostCall host;
     std::shared_ptr<struct Event> event;
     std::shared_ptr<EventState>
-        recording;             // what an event record completes, and an event wait in a graph waits for
-    std::vector<Fence> after;  // more to wait for
+        recording;                // an event record completes it; an event wait node of a graph waits for it
+    std::vector<Fence> wait_for;  // besides the dependencies that follow from the stream
     std::shared_ptr<Graph> child;
-    std::vector<CUstreamBatchMemOpParams> memory;  // values to write and to wait for
-    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};       // of memory nodes; a free has the address alone
-    std::function<void()> other;                   // what only a stream does, and no graph holds
-    std::shared_ptr<void> keep;                    // what the work reads and nobody else holds
+    std::vector<CUstreamBatchMemOpParams> memory;  // values to write or to wait for
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};       // of allocation nodes; free nodes use only `dptr`
+    std::function<void()> stream_only;             // work that cannot be captured into a graph
+    std::shared_ptr<void> keep_alive;              // owns what the work reads, such as staged host memory
 };
 
 // ---------------------------------------------------------------------------------------------------- objects
 
-struct EventState {  // one recording
+struct EventState {  // one record of an event
     std::shared_ptr<Completion> completion = std::make_shared<Completion>();
-    uint64_t time_ns = 0;  // once it is done
+    uint64_t time_ns = 0;  // valid once it is done
     Fence fence() const { return {completion}; }
-    bool done() const { return completion->reached(); }
+    bool done() const { return completion->done(); }
 };
 
 struct Event {
@@ -161,9 +162,9 @@ struct Event {
     unsigned flags = 0;
     std::mutex mutex;
     std::shared_ptr<EventState> last;  // null: never recorded
-    // Recorded while its stream was in capture: what a wait for it depends on.
+    // If it was recorded in a capturing stream: the nodes that a wait for the event depends on.
     std::shared_ptr<Graph> captured_graph;
-    std::vector<std::shared_ptr<GraphNode>> captured_after;
+    std::vector<std::shared_ptr<GraphNode>> captured_dependencies;
 };
 
 struct Capture {
@@ -175,7 +176,7 @@ struct Capture {
     std::atomic<bool> invalid{false};
     bool existing_graph = false;  // cuStreamBeginCaptureToGraph
     std::shared_ptr<Stream> origin;
-    std::vector<std::shared_ptr<Stream>> streams;  // origin and those that joined
+    std::vector<std::shared_ptr<Stream>> streams;  // the origin and the streams that joined the capture
 };
 
 struct Stream {
@@ -187,16 +188,16 @@ struct Stream {
     bool legacy = false;  // the context's default stream
     bool blocking() const { return !legacy && (flags & CU_STREAM_NON_BLOCKING) == 0; }
     std::shared_ptr<Queue> queue = std::make_shared<Queue>();
-    std::shared_ptr<Capture> capture;                       // guarded by the context's submit mutex
-    std::vector<std::shared_ptr<GraphNode>> capture_after;  // what the next captured node depends on
-    std::vector<CUgraphNode> capture_handles;               // handed out by cuStreamGetCaptureInfo
+    std::shared_ptr<Capture> capture;                              // guarded by the context's mutex
+    std::vector<std::shared_ptr<GraphNode>> capture_dependencies;  // dependencies of the next captured node
+    std::vector<CUgraphNode> capture_handles;  // storage for cuStreamGetCaptureInfo's result
     std::map<int, CUstreamAttrValue> attributes;
 };
 
 struct Module;
 struct Library;
 
-// A kernel in a context: what CUfunction stands for.
+// A CUfunction: a kernel in a context.
 struct Function {
     std::weak_ptr<Module> module;
     std::shared_ptr<const Image> image;
@@ -204,39 +205,36 @@ struct Function {
     void *handle = nullptr;
     const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
     unsigned registers = 0;
-    std::atomic<bool> told{false};    // why it cannot run
-    std::atomic<bool> loaded{false};  // used before, or loaded eagerly
-    // settable attributes
+    std::atomic<bool> refusal_logged{false};  // whether the reason why it cannot run was printed
+    std::atomic<bool> loaded{false};          // used before, or loaded eagerly
+    // attributes that cuFuncSetAttribute sets
     std::atomic<int> max_dynamic_shared{-1};  // -1: never set
     std::atomic<int> carveout{-1};
     std::atomic<int> nonportable_cluster{0};
     std::atomic<int> cluster_policy{0};
     std::atomic<int> required_cluster[3]{};
-    // the obsolete way to launch: cuParamSet*, cuFuncSetBlockShape
-    std::mutex mutex;
 };
 
 struct Module {
     std::weak_ptr<Context> context;
     void *handle = nullptr;
-    std::weak_ptr<Library> library;  // made by one, not by cuModuleLoad*
+    std::weak_ptr<Library> library;  // null for modules of cuModuleLoad*
     std::shared_ptr<const Image> image;
-    std::string options;                               // of ptxas
-    std::vector<uint64_t> variables;                   // address of each
-    std::vector<std::pair<uint64_t, uint64_t>> owned;  // allocations behind them: address, id
+    std::string options;                               // ptxas options that the image records
+    std::vector<uint64_t> variables;                   // the address of each, by index in the image
+    std::vector<std::pair<uint64_t, uint64_t>> owned;  // their allocations: address, id
     std::vector<std::shared_ptr<Function>> functions;  // by kernel index
-    std::vector<bool> requested;                       // functions whose handle was given to somebody
     std::mutex mutex;
-    std::set<std::string> asked;  // variables that were asked for through the library
+    std::set<std::string> registered_variables;  // variables that cuLibraryGetGlobal was called for
     ~Module();
 };
 
-// A kernel of a library, in no context yet: what CUkernel stands for.
+// A CUkernel: a kernel of a library, independent of contexts.
 struct LibraryKernel {
     std::weak_ptr<Library> library;
     uint32_t index = 0;
     void *handle = nullptr;
-    std::map<std::pair<int, int>, int> attributes;  // (attribute, device) → value, for contexts to come
+    std::map<std::pair<int, int>, int> attributes;  // (attribute, device) → value, for contexts created later
 };
 
 struct Library {
@@ -246,7 +244,8 @@ struct Library {
     std::mutex mutex;
     std::vector<std::shared_ptr<LibraryKernel>> kernels;
     std::map<const Context *, std::shared_ptr<Module>> modules;
-    std::vector<uint64_t> managed;  // addresses of managed variables: one for all contexts; 0 for others
+    std::vector<uint64_t>
+        managed;  // addresses of managed variables, the same in all contexts; 0 for other variables
     ~Library();
 };
 
@@ -265,31 +264,32 @@ struct Context : std::enable_shared_from_this<Context> {
     int device = 0;
     bool primary = false;
     unsigned flags = 0;
-    std::atomic<int> sticky{0};       // the first fault; every later call returns it
-    std::atomic<bool> cancel{false};  // the context goes away: running kernels are abandoned
+    std::atomic<int> sticky_error{0};  // the first fault; every later call returns it (CUDA: a sticky error)
+    std::atomic<bool> cancel{false};   // running kernels stop, because the context is being destroyed
     std::atomic<bool> destroyed{false};
 
-    std::recursive_mutex lock;  // the context lock: taken by every call that changes the context or submits
+    std::recursive_mutex mutex;  // held by every call that changes the context or submits work
     std::shared_ptr<Stream> legacy;
-    std::vector<std::shared_ptr<Stream>> streams;  // all but the legacy one
+    std::vector<std::shared_ptr<Stream>> streams;  // without the default streams
     std::map<std::thread::id, std::shared_ptr<Stream>> per_thread;
     std::vector<std::shared_ptr<Module>> modules;
-    std::mutex lock_limits;
-    std::map<int, size_t> limits;  // guarded by lock_limits
+    std::mutex limits_mutex;
+    std::map<int, size_t> limits;  // guarded by limits_mutex
     CUfunc_cache cache_config = CU_FUNC_CACHE_PREFER_NONE;
     CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
-    std::vector<Fence> leftovers;      // work of destroyed streams
-    uint32_t stack_high_water = 1024;  // bytes of local memory per thread that launches have needed so far
+    std::vector<Fence> destroyed_stream_work;  // what destroyed streams still have to do
+    uint32_t stack_high_water = 1024;  // most bytes of local memory per thread that a launch has needed
     std::atomic<uint64_t> next_grid{1};
     Environment environment;
     std::set<int> peers;
 
     std::mutex print_mutex;
-    std::string printed;  // not flushed yet
+    std::string printed;  // device-side printf output, not flushed yet
 
     std::mutex heap_mutex;  // device-side malloc
     uint64_t heap = 0;
-    std::map<uint64_t, size_t> heap_free, heap_used;
+    FreeList heap_free;
+    std::map<uint64_t, size_t> heap_used;  // address → bytes
 
     ~Context();
 };
@@ -299,23 +299,24 @@ struct GraphNode {
     uint64_t id = 0;
     std::weak_ptr<Graph> graph;
     Operation operation;
-    std::vector<std::shared_ptr<GraphNode>> after;  // dependencies
-    std::shared_ptr<GraphNode> original;  // in an executable graph or a clone: the node it is a copy of
+    std::vector<std::shared_ptr<GraphNode>> dependencies;
+    std::shared_ptr<GraphNode> original;  // in a clone or an executable graph: the node that this one copies
     bool enabled = true;
-    std::vector<void *> parameter_pointers;  // handed out by KernelNodeGetParams; point into operation
+    std::vector<void *>
+        parameter_pointers;  // storage for KernelNodeGetParams' result; they point into `operation`
     std::map<int, CUlaunchAttributeValue> attributes;
-    // in an executable graph
-    size_t position = 0, lane = 0;
+    // in an executable graph: indices into Graph::nodes and Graph::queues
+    size_t position = 0, queue = 0;
 };
 
-// Something of the application's that graphs keep alive: `destroy` is called when nobody holds it any more.
+// An object of the application that graphs keep alive. `destroy` is called when the last reference is gone.
 struct UserObject {
     void *data = nullptr;
     CUhostFn destroy = nullptr;
     ~UserObject() { destroy(data); }
 };
 
-struct UserReferences {  // what the application itself holds
+struct UserReferences {  // the application's own references
     std::shared_ptr<UserObject> object;
     std::mutex mutex;
     unsigned count = 0;
@@ -327,22 +328,21 @@ struct Graph {
     std::mutex mutex;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
-    std::vector<std::shared_ptr<Queue>>
-        lanes;  // of an executable graph whose nodes can run beside each other; else none
+    std::vector<std::shared_ptr<Queue>> queues;  // of an executable graph with parallel branches; else none
     std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>>
-        held;  // by handle, with the references
+        user_objects;  // by handle, with the number of references
 };
 
 struct GraphExec {
     void *handle = nullptr;
     unsigned long long flags = 0;
     std::shared_ptr<Context> context;
-    std::shared_ptr<Graph> graph;  // a private copy, in the order of execution
+    std::shared_ptr<Graph> graph;  // a private copy, in topological order
     std::mutex mutex;
-    Fence last;  // the replay before: replays of one executable graph do not overlap
+    Fence last;  // the previous launch: launches of one executable graph do not overlap
 };
 
-// Handle tables of the process. Leaked on purpose: threads may still run while the process exits.
+// The handle tables of the process. They are never destroyed, because threads may still run while the process exits.
 struct Tables {
     Handles<Context> contexts;
     Handles<Stream> streams;
@@ -359,7 +359,7 @@ struct Tables {
 };
 Tables &tables();
 
-// ---------------------------------------------------------------------------------------------------- rules
+// ---------------------------------------------------------------------------------------------------- limits, context
 
 constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
@@ -372,97 +372,109 @@ constexpr int kSharedReserved = 1 << 10;
 constexpr int kThreadsPerBlock = 1024;
 constexpr int kVersion = 13000;
 
-// Is the driver initialised in this process (and not merely in its parent)? Else CUDA_ERROR_NOT_INITIALIZED.
-CUresult initialized();
+// Returns CUDA_ERROR_NOT_INITIALIZED before cuInit, and in a child that was forked after it.
+CUresult check_initialized();
 
-// The calling thread's current context; null and an error when there is none or it is broken.
-CUresult current(std::shared_ptr<Context> &context);
-// The same without looking at faults (for calls that clean up).
-std::shared_ptr<Context> current_or_null();
-std::shared_ptr<Context> primary_context(int device, CUresult &status);  // retains it
-void set_current(const std::shared_ptr<Context> &context);
+// Finds the calling thread's current context. Returns an error if there is none, or if it has a sticky error.
+CUresult current_context(std::shared_ptr<Context> &context);
+// The same without a check for errors, for calls that clean up.
+std::shared_ptr<Context> current_context_or_null();
+std::shared_ptr<Context> primary_context(int device, CUresult &status);  // creates it if necessary
+void set_current_context(const std::shared_ptr<Context> &context);
 
-// The stream behind a handle (null, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD included) and its context.
-// `per_thread`: what null means.
+// Finds the stream of a handle, which may be null, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD, and its context.
+// `per_thread`: a null handle means the calling thread's default stream, not the legacy default stream.
 CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
                      std::shared_ptr<Context> &context);
 std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, unsigned flags, int priority);
 
-// Appends an operation to a stream, or to the graph that the stream is being captured into. `fence` (optional): when
-// it is done; unset when captured. `takes`: virtual ns that the call takes when it succeeds.
+// Appends an operation to a stream, or to the graph that the stream is capturing. Sets `fence` to the operation's fence,
+// unless it is captured. `call_ns`: virtual time that the call takes if it succeeds.
 CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
-                Operation operation, Fence *fence = nullptr, uint64_t takes = 0);
-// The same, and waits until it is done; printf output is flushed.
+                Operation operation, Fence *fence = nullptr, uint64_t call_ns = 0);
+// The same, but waits until the operation is done, and flushes printf output.
 CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                          Operation operation);
-// A kernel launch: hostile mode's rules, then submit.
+// Submits a kernel launch, after the checks of hostile mode.
 CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        KernelLaunch launch);
-// Does it now, in the calling (worker) thread; from and to virtual times.
+// Executes an operation in the calling thread, a worker. Takes and returns virtual times: its start and its end.
 uint64_t execute(Context &context, const Operation &operation, uint64_t start);
 
-// Waits for all work that was submitted to a context; flushes its printf output. The calling thread's virtual time
-// comes along, unless the wait is one that only hostile mode has.
+// Waits for all work that was submitted to a context, and flushes its printf output. `timed`: the wait advances the
+// calling thread's virtual time. Waits that only hostile mode adds do not.
 void drain(Context &context, bool timed = true);
 void flush_printf(Context &context);
 
-// Is a call that synchronises or allocates allowed now (no capture forbids it)? If not, the captures that it concerns
-// are invalidated.
-CUresult allowed_in_capture(const std::shared_ptr<Context> &context);
-CUresult no_capture_in(const std::shared_ptr<Context> &context);
+// Checks whether a potentially unsafe call, such as an allocation, is allowed. A capture that prohibits it is
+// invalidated (cuThreadExchangeStreamCaptureMode).
+CUresult check_unsafe_call();
+// Checks that no stream of a context is capturing, as calls that synchronise with the context must. Otherwise the
+// capture is invalidated.
+CUresult check_not_capturing(const std::shared_ptr<Context> &context);
 
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
-                       const std::vector<std::shared_ptr<GraphNode>> &after);
+                       const std::vector<std::shared_ptr<GraphNode>> &dependencies);
 CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                      CUgraph *graph);
-// Takes a stream that is captured out of its capture's hands: a call that capture does not allow on it.
+// Invalidates the capture of a stream, because of a call that is not allowed on a capturing stream. Returns the error of
+// that call; CUDA_SUCCESS if the stream is not capturing.
 CUresult invalidate_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream);
 CUresult record_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                       const std::shared_ptr<Event> &event, bool external);
 CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                     const std::shared_ptr<Event> &event, bool external);
 
-// Holds the context lock for a call that loads, allocates or frees; in hostile mode also waits for running work.
-class Exclusive {
+// Holds a context's mutex for a call that loads, allocates or frees. In hostile mode, it first waits for running work.
+class ExclusiveContext {
   public:
-    explicit Exclusive(const std::shared_ptr<Context> &context);
+    explicit ExclusiveContext(const std::shared_ptr<Context> &context);
 
   private:
     std::shared_ptr<Context> context_;
     std::unique_lock<std::recursive_mutex> lock_;
 };
 
-void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));  // "cudasim: …" on stderr
+void log_line(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));  // prints "cudasim: …" to standard error
 
-uint64_t now_ns();
+uint64_t now_ns();  // CLOCK_MONOTONIC
 
-// ------------------------------------------------------------------------------------- between the driver's files
+bool is_device(CUdevice device);
 
+// ------------------------------------------------------------------------------------- kernels, memory, graphs
+
+// Checks a launch and copies its parameters.
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch);
-// A function's code is loaded at its first use, which may wait for all that runs (CUDA programming guide, "Lazy Loading").
+// Loads a function at its first use. With lazy loading this may wait for running kernels (CUDA programming guide, "Lazy
+// Loading").
 void load_function(Function &function, const std::shared_ptr<Context> &context);
-// The function behind a CUfunction or CUkernel in this context.
+// Finds the function of a CUfunction or CUkernel in a context.
 CUresult find_function(const void *handle, const std::shared_ptr<Context> &context,
                        std::shared_ptr<Function> &function);
+// Finds a library's module in a context; loads it if necessary.
 CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
                         std::shared_ptr<Module> &module);
-int max_threads(const Function &function);
-int occupancy(const Function &function, int block, size_t dynamic_shared);
+// Removes the handles of a module and its functions.
+void remove_handles(const Module &module);
+int max_threads(const Function &function);                                  // per block
+int occupancy(const Function &function, int block, size_t dynamic_shared);  // blocks per multiprocessor
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
+// Checks that [address, address + bytes) lies in one allocation.
 CUresult check_range(uint64_t address, size_t bytes);
 CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                       const std::shared_ptr<GraphExec> &exec);
 CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &operations);
-// Memory of a graph's allocation nodes; it lives as long as a graph that has it.
+// Allocates the memory of a graph's allocation node. It lives as long as a graph that has the node.
 CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation);
 bool belongs_to_graph(uint64_t address);
 CUresult free_operation(uint64_t address, Operation &operation);
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
-                                    const std::vector<std::shared_ptr<GraphNode>> &after);
-void forget_context(const Context *context);  // libraries drop their modules for it
+                                    const std::vector<std::shared_ptr<GraphNode>> &dependencies);
+void drop_context_modules(const Context *context);  // the modules that libraries loaded into it
 std::shared_ptr<MemoryPool> default_pool(int device);
 
 }  // namespace cudasim::driver

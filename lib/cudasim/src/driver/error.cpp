@@ -10,13 +10,13 @@ using namespace cudasim;
 namespace {
 
 const std::map<int, const char *> &names() {
-    static const auto *const made = new std::map<int, const char *>{
+    static const auto *const map = new std::map<int, const char *>{
 #define CUDASIM_DRIVER_ERRORS
 #define X(number, name) {number, name},
 #include "errors.inc"
 #undef X
     };
-    return *made;
+    return *map;
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include "driver/cubin.h"
 
 #include <lz4.h>
-#include <sys/mman.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -18,8 +17,8 @@ constexpr uint32_t kWrapperMagic = 0x466243b1;
 constexpr uint32_t kFatbinMagic = 0xba55ed50;
 constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr size_t kFatbinHeader = 16;
-constexpr size_t kImageHeader = 0x40;              // the part that every image has
-constexpr size_t kMostUnpacked = size_t{1} << 31;  // a larger PTX is a damaged header
+constexpr size_t kImageHeader = 0x40;                 // the fields that every image header has
+constexpr size_t kMaxUncompressed = size_t{1} << 31;  // a larger size means a damaged header
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 
 template <class T>
@@ -27,13 +26,6 @@ T read(const uint8_t *at) {
     T value;
     memcpy(&value, at, sizeof value);
     return value;
-}
-
-// Is all of this mapped? Sizes in a damaged header may lead anywhere.
-bool mapped(const uint8_t *at, uint64_t size) {
-    const auto begin = reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095};
-    const auto end = reinterpret_cast<uintptr_t>(at) + size;
-    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
 }
 
 std::string text_at(const uint8_t *header, size_t header_size, uint32_t offset, uint32_t size) {
@@ -47,7 +39,7 @@ std::string text_at(const uint8_t *header, size_t header_size, uint32_t offset, 
 ImageKind image_kind(const void *image) {
     if (image == nullptr) return ImageKind::unknown;
     const auto *bytes = static_cast<const uint8_t *>(image);
-    // A PTX text may be shorter than four bytes: look at one at a time.
+    // A PTX text may be shorter than four bytes, so check one byte at a time.
     for (size_t i = 0; i < 4; i++)
         if (bytes[i] == 0) return ImageKind::unknown;
     switch (read<uint32_t>(bytes)) {
@@ -67,8 +59,8 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     const auto *at = static_cast<const uint8_t *>(image);
     if (read<uint32_t>(at) == kWrapperMagic) {
         at = reinterpret_cast<const uint8_t *>(read<uint64_t>(at + 8));
-        if (!mapped(at, kFatbinHeader) || read<uint32_t>(at) != kFatbinMagic) {
-            problem = "the wrapper does not lead to a fat binary";
+        if (!is_mapped(at, kFatbinHeader) || read<uint32_t>(at) != kFatbinMagic) {
+            problem = "the fat binary wrapper does not point to a fat binary";
             return images;
         }
     }
@@ -80,15 +72,15 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     }
     at += header_size;
     while (left >= kImageHeader) {
-        if (!mapped(at, kImageHeader)) {
-            problem = "the fat binary is cut short";
+        if (!is_mapped(at, kImageHeader)) {
+            problem = "the fat binary is truncated";
             break;
         }
         size_t image_header = read<uint32_t>(at + 0x04);
         uint64_t payload = read<uint64_t>(at + 0x08);
         if (image_header < kImageHeader || image_header > left || payload > left - image_header ||
-            !mapped(at, image_header + payload)) {
-            problem = "an image does not fit into its fat binary";
+            !is_mapped(at, image_header + payload)) {
+            problem = "an image is larger than its fat binary";
             break;
         }
         uint16_t kind = read<uint16_t>(at);
@@ -119,8 +111,8 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
         out.assign(reinterpret_cast<const char *>(image.payload), image.payload_size);
         return true;
     }
-    if (image.uncompressed_size == 0 || image.uncompressed_size > kMostUnpacked) {
-        problem = "a compressed image gives no sensible size";
+    if (image.uncompressed_size == 0 || image.uncompressed_size > kMaxUncompressed) {
+        problem = "a compressed image has an invalid size";
         return false;
     }
     out.resize(image.uncompressed_size);
@@ -143,11 +135,11 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
 
 namespace {
 
-// A cubin in memory, for this device, as the PTX that it was made of.
+// Finds the PTX of a cubin for this device.
 int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string &problem) {
     const size_t size = cubin_size(image);
     if (size == 0) {
-        problem = "the image is an ELF file, but no whole cubin";
+        problem = "the image is an ELF file, but not a complete cubin";
         return 209;
     }
     const unsigned sm = cubin_sm(image);
@@ -160,19 +152,19 @@ int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string 
     std::vector<std::string> texts = cubin_ptx(image, size);
     if (texts.empty()) {
         problem =
-            "the image is machine code (SASS) alone; the embedded device runs PTX: build with "
-            "-arch=compute_NN, "
-            "-gencode code=compute_NN or -lineinfo";
+            "the image contains only machine code (SASS), and the embedded device runs PTX; build with "
+            "-arch=compute_NN, -gencode code=compute_NN or -lineinfo";
         return 209;
     }
     chosen.text = std::move(texts[0]);
-    chosen.more.assign(std::make_move_iterator(texts.begin() + 1), std::make_move_iterator(texts.end()));
+    chosen.more_texts.assign(std::make_move_iterator(texts.begin() + 1),
+                             std::make_move_iterator(texts.end()));
     chosen.sm = sm;
     return 0;
 }
 
-// The machine code of a fat binary that a device of this capability runs: the newest that is not above it.
-const FatbinImage *machine_code_for(const std::vector<FatbinImage> &images, unsigned cc) {
+// Returns the cubin of a fat binary that this device would run: the newest that is not above it.
+const FatbinImage *cubin_for(const std::vector<FatbinImage> &images, unsigned cc) {
     const FatbinImage *best = nullptr;
     for (const FatbinImage &image : images)
         if (!image.ptx && image.sm / 10 == cc / 10 && image.sm <= cc &&
@@ -210,7 +202,7 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
         }
     }
     if (best == nullptr) {
-        if (const FatbinImage *cubin = machine_code_for(images, cc)) {
+        if (const FatbinImage *cubin = cubin_for(images, cc)) {
             std::string payload;
             if (!unpack(*cubin, payload, problem)) return 200;
             return ptx_of_cubin(payload.data(), cc, chosen, problem);
@@ -220,9 +212,9 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
                       std::to_string(cc / 10) + "." + std::to_string(cc % 10) + "); set CUDASIM_CC";
         else if (machine_code)
             problem =
-                "the image holds machine code (SASS) alone; the embedded device runs PTX: build with "
+                "the image contains only machine code (SASS), and the embedded device runs PTX; build with "
                 "-arch=sm_NN (not -code=sm_NN), without -rdc=true";
-        else if (problem.empty()) problem = "the fat binary holds no image";
+        else if (problem.empty()) problem = "the fat binary contains no image";
         return images.empty() && !problem.empty() ? 200 : 209;
     }
     if (!unpack(*best, chosen.text, problem)) return 200;

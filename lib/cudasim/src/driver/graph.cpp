@@ -1,5 +1,4 @@
-// Graphs: nodes that hold operations, and what depends on what. driver_graph_nodes.cpp has the kinds of nodes,
-// driver_graph_exec.cpp executable graphs.
+// Graphs and user objects. graph_nodes.cpp has the types of nodes, graph_exec.cpp executable graphs.
 #include "driver/graph.h"
 
 #include <stdio.h>
@@ -9,25 +8,25 @@
 
 namespace cudasim::driver {
 
-std::vector<NodePointer> in_order(const std::vector<NodePointer> &nodes) {
+std::vector<NodePointer> topological_order(const std::vector<NodePointer> &nodes) {
     std::vector<NodePointer> ordered;
-    std::set<const GraphNode *> placed;
-    std::vector<NodePointer> left = nodes;
-    while (!left.empty()) {
+    std::set<const GraphNode *> done;
+    std::vector<NodePointer> remaining = nodes;
+    while (!remaining.empty()) {
         std::vector<NodePointer> later;
-        for (const NodePointer &node : left) {
-            bool ready = std::all_of(node->after.begin(), node->after.end(), [&](const NodePointer &before) {
-                return placed.count(before.get()) != 0;
-            });
+        for (const NodePointer &node : remaining) {
+            bool ready =
+                std::all_of(node->dependencies.begin(), node->dependencies.end(),
+                            [&](const NodePointer &dependency) { return done.count(dependency.get()) != 0; });
             if (!ready) {
                 later.push_back(node);
                 continue;
             }
             ordered.push_back(node);
-            placed.insert(node.get());
+            done.insert(node.get());
         }
-        if (later.size() == left.size()) return {};
-        left = std::move(later);
+        if (later.size() == remaining.size()) return {};
+        remaining = std::move(later);
     }
     return ordered;
 }
@@ -36,28 +35,29 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
     auto copy = std::make_shared<Graph>();
     copy->context = graph.context;
     copy->next_id = graph.next_id;
-    copy->lanes = graph.lanes;
-    copy->held = graph.held;
+    copy->queues = graph.queues;
+    copy->user_objects = graph.user_objects;
     std::map<const GraphNode *, NodePointer> copies;
     for (const NodePointer &node : nodes) {
-        auto made = std::make_shared<GraphNode>();
-        made->id = node->id;
-        made->graph = copy;
-        made->operation = node->operation;
-        made->original = node;
-        made->enabled = node->enabled;
-        made->attributes = node->attributes;
-        made->position = node->position;
-        made->lane = node->lane;
+        auto copied = std::make_shared<GraphNode>();
+        copied->id = node->id;
+        copied->graph = copy;
+        copied->operation = node->operation;
+        copied->original = node;
+        copied->enabled = node->enabled;
+        copied->attributes = node->attributes;
+        copied->position = node->position;
+        copied->queue = node->queue;
         if (node->operation.child) {
             std::lock_guard lock(node->operation.child->mutex);
-            made->operation.child =
-                copy_graph(*node->operation.child, in_order(node->operation.child->nodes), handles);
+            copied->operation.child =
+                copy_graph(*node->operation.child, topological_order(node->operation.child->nodes), handles);
         }
-        for (const NodePointer &before : node->after) made->after.push_back(copies.at(before.get()));
-        if (handles) made->handle = tables().nodes.add(made);
-        copies[node.get()] = made;
-        copy->nodes.push_back(made);
+        for (const NodePointer &dependency : node->dependencies)
+            copied->dependencies.push_back(copies.at(dependency.get()));
+        if (handles) copied->handle = tables().nodes.add(copied);
+        copies[node.get()] = copied;
+        copy->nodes.push_back(copied);
     }
     if (handles) copy->handle = tables().graphs.add(copy);
     return copy;
@@ -65,10 +65,10 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
 
 namespace {
 
-void forget(const Graph &graph) {
+void remove_handles(const Graph &graph) {
     for (const NodePointer &node : graph.nodes) {
         if (node->operation.child) {
-            forget(*node->operation.child);
+            remove_handles(*node->operation.child);
             if (node->operation.child->handle != nullptr)
                 tables().graphs.remove(node->operation.child->handle);
         }
@@ -90,13 +90,12 @@ CUresult find_nodes(const CUgraphNode *handles, size_t count, const std::shared_
 }
 
 CUresult find_node(CUgraphNode handle, CUgraphNodeType type, NodePointer &node) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     node = tables().nodes.get(handle);
     return node && node->operation.type == type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// The node of an executable graph that was copied from `handle`.
-CUresult list(const std::vector<NodePointer> &nodes, CUgraphNode *out, size_t *count) {
+CUresult list_nodes(const std::vector<NodePointer> &nodes, CUgraphNode *out, size_t *count) {
     if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (out == nullptr) {
         *count = nodes.size();
@@ -110,11 +109,11 @@ CUresult list(const std::vector<NodePointer> &nodes, CUgraphNode *out, size_t *c
 }
 
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
-                                    const std::vector<std::shared_ptr<GraphNode>> &after) {
+                                    const std::vector<std::shared_ptr<GraphNode>> &dependencies) {
     auto node = std::make_shared<GraphNode>();
     node->graph = graph;
     node->operation = std::move(operation);
-    node->after = after;
+    node->dependencies = dependencies;
     node->handle = tables().nodes.add(node);
     std::lock_guard lock(graph->mutex);
     node->id = graph->next_id++;
@@ -130,22 +129,22 @@ using namespace cudasim::driver;
 // ---------------------------------------------------------------------------------------------------- graphs
 
 CUresult cuGraphCreate(CUgraph *handle, unsigned int flags) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     auto graph = std::make_shared<Graph>();
-    if (std::shared_ptr<Context> context = current_or_null()) graph->context = context;
+    if (std::shared_ptr<Context> context = current_context_or_null()) graph->context = context;
     graph->handle = tables().graphs.add(graph);
     *handle = static_cast<CUgraph>(graph->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphDestroy(CUgraph handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Graph> graph = tables().graphs.remove(handle);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
-    forget(*graph);
-    for (const NodePointer &node : graph->nodes) node->after.clear();
+    remove_handles(*graph);
+    for (const NodePointer &node : graph->nodes) node->dependencies.clear();
     return CUDA_SUCCESS;
 }
 
@@ -153,7 +152,7 @@ CUresult cuGraphClone(CUgraph *clone, CUgraph handle) {
     std::shared_ptr<Graph> graph = tables().graphs.get(handle);
     if (!graph || clone == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
-    *clone = static_cast<CUgraph>(copy_graph(*graph, in_order(graph->nodes), true)->handle);
+    *clone = static_cast<CUgraph>(copy_graph(*graph, topological_order(graph->nodes), true)->handle);
     return CUDA_SUCCESS;
 }
 
@@ -173,7 +172,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     std::shared_ptr<Graph> graph = tables().graphs.get(handle);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
-    return list(graph->nodes, nodes, count);
+    return list_nodes(graph->nodes, nodes, count);
 }
 
 CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
@@ -182,8 +181,8 @@ CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) 
     std::lock_guard lock(graph->mutex);
     std::vector<NodePointer> roots;
     for (const NodePointer &node : graph->nodes)
-        if (node->after.empty()) roots.push_back(node);
-    return list(roots, nodes, count);
+        if (node->dependencies.empty()) roots.push_back(node);
+    return list_nodes(roots, nodes, count);
 }
 
 CUresult cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data,
@@ -193,9 +192,9 @@ CUresult cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUg
     std::lock_guard lock(graph->mutex);
     size_t index = 0;
     for (const NodePointer &node : graph->nodes)
-        for (const NodePointer &before : node->after) {
+        for (const NodePointer &dependency : node->dependencies) {
             if (from != nullptr && to != nullptr && index < *count) {
-                from[index] = static_cast<CUgraphNode>(before->handle);
+                from[index] = static_cast<CUgraphNode>(dependency->handle);
                 to[index] = static_cast<CUgraphNode>(node->handle);
                 if (data != nullptr) data[index] = {};
             }
@@ -210,7 +209,7 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode *nodes, CUgr
     NodePointer node = tables().nodes.get(handle);
     if (!node) return CUDA_ERROR_INVALID_VALUE;
     if (data != nullptr && count != nullptr) memset(data, 0, *count * sizeof *data);
-    return list(node->after, nodes, count);
+    return list_nodes(node->dependencies, nodes, count);
 }
 
 CUresult cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data,
@@ -221,10 +220,11 @@ CUresult cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CU
     std::vector<NodePointer> dependent;
     std::lock_guard lock(graph->mutex);
     for (const NodePointer &other : graph->nodes)
-        if (std::find(other->after.begin(), other->after.end(), node) != other->after.end())
+        if (std::find(other->dependencies.begin(), other->dependencies.end(), node) !=
+            other->dependencies.end())
             dependent.push_back(other);
     if (data != nullptr && count != nullptr) memset(data, 0, *count * sizeof *data);
-    return list(dependent, nodes, count);
+    return list_nodes(dependent, nodes, count);
 }
 
 CUresult cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
@@ -236,10 +236,11 @@ CUresult cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const C
     if (CUresult status = find_nodes(to, count, graph, targets)) return status;
     std::lock_guard lock(graph->mutex);
     for (size_t i = 0; i < count; i++) {
-        auto &after = targets[i]->after;
-        if (sources[i] == targets[i] || std::find(after.begin(), after.end(), sources[i]) != after.end())
+        auto &dependencies = targets[i]->dependencies;
+        if (sources[i] == targets[i] ||
+            std::find(dependencies.begin(), dependencies.end(), sources[i]) != dependencies.end())
             return CUDA_ERROR_INVALID_VALUE;
-        after.push_back(sources[i]);
+        dependencies.push_back(sources[i]);
     }
     return CUDA_SUCCESS;
 }
@@ -253,10 +254,10 @@ CUresult cuGraphRemoveDependencies(CUgraph handle, const CUgraphNode *from, cons
     if (CUresult status = find_nodes(to, count, graph, targets)) return status;
     std::lock_guard lock(graph->mutex);
     for (size_t i = 0; i < count; i++) {
-        auto &after = targets[i]->after;
-        auto found = std::find(after.begin(), after.end(), sources[i]);
-        if (found == after.end()) return CUDA_ERROR_INVALID_VALUE;
-        after.erase(found);
+        auto &dependencies = targets[i]->dependencies;
+        auto found = std::find(dependencies.begin(), dependencies.end(), sources[i]);
+        if (found == dependencies.end()) return CUDA_ERROR_INVALID_VALUE;
+        dependencies.erase(found);
     }
     return CUDA_SUCCESS;
 }
@@ -268,7 +269,8 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
     std::lock_guard lock(graph->mutex);
     graph->nodes.erase(std::remove(graph->nodes.begin(), graph->nodes.end(), node), graph->nodes.end());
     for (const NodePointer &other : graph->nodes)
-        other->after.erase(std::remove(other->after.begin(), other->after.end(), node), other->after.end());
+        other->dependencies.erase(std::remove(other->dependencies.begin(), other->dependencies.end(), node),
+                                  other->dependencies.end());
     tables().nodes.remove(handle);
     return CUDA_SUCCESS;
 }
@@ -292,8 +294,8 @@ CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned int) {
             node->operation.kernel.function ? node->operation.kernel.function->kernel().name.c_str() : "";
         fprintf(file, "n%llu [label=\"type %d %s\"]\n", static_cast<unsigned long long>(node->id),
                 static_cast<int>(node->operation.type), name);
-        for (const NodePointer &before : node->after)
-            fprintf(file, "n%llu -> n%llu\n", static_cast<unsigned long long>(before->id),
+        for (const NodePointer &dependency : node->dependencies)
+            fprintf(file, "n%llu -> n%llu\n", static_cast<unsigned long long>(dependency->id),
                     static_cast<unsigned long long>(node->id));
     }
     fprintf(file, "}\n");
@@ -305,7 +307,7 @@ CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned int) {
 
 CUresult cuUserObjectCreate(CUuserObject *handle, void *data, CUhostFn destroy, unsigned int count,
                             unsigned int flags) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr || destroy == nullptr || count == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
         return CUDA_ERROR_INVALID_VALUE;
     auto references = std::make_shared<UserReferences>();
@@ -328,11 +330,11 @@ CUresult cuUserObjectRetain(CUuserObject handle, unsigned int count) {
 CUresult cuUserObjectRelease(CUuserObject handle, unsigned int count) {
     std::shared_ptr<UserReferences> references = tables().user_objects.get(handle);
     if (!references || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<UserObject> last;  // destroyed with no lock held
+    std::shared_ptr<UserObject> last;  // destroyed after the mutex is released
     std::lock_guard lock(references->mutex);
     if (count > references->count) return CUDA_ERROR_INVALID_VALUE;
     references->count -= count;
-    // The handle stays known while graphs hold the object: it is what they release it by.
+    // The handle stays valid: graphs that hold the object release it by the handle.
     if (references->count == 0) last = std::move(references->object);
     return CUDA_SUCCESS;
 }
@@ -344,10 +346,10 @@ CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsi
     if (!graph || !references || count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     {
-        std::lock_guard own(references->mutex);
+        std::lock_guard references_lock(references->mutex);
         std::lock_guard lock(graph->mutex);
         if (!references->object) return CUDA_ERROR_INVALID_VALUE;
-        auto &held = graph->held[handle];
+        auto &held = graph->user_objects[handle];
         held.first = references->object;
         held.second += count;
     }
@@ -359,12 +361,12 @@ CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, uns
     if (!graph || count == 0) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<UserObject> last;
     std::lock_guard lock(graph->mutex);
-    auto held = graph->held.find(handle);
-    if (held == graph->held.end() || held->second.second < count) return CUDA_ERROR_INVALID_VALUE;
+    auto held = graph->user_objects.find(handle);
+    if (held == graph->user_objects.end() || held->second.second < count) return CUDA_ERROR_INVALID_VALUE;
     held->second.second -= count;
     if (held->second.second != 0) return CUDA_SUCCESS;
     last = std::move(held->second.first);
-    graph->held.erase(held);
+    graph->user_objects.erase(held);
     return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
-// Executable graphs: private copies whose nodes are in order. A replay runs them in an order that the dependencies allow;
-// nodes that do not depend on each other run beside each other, in lanes.
+// Executable graphs: private copies with their nodes in topological order. Nodes that do not depend on each other run in
+// parallel, in different queues.
 #include "driver/graph.h"
 
 #include <algorithm>
@@ -7,26 +7,29 @@
 namespace cudasim::driver {
 namespace {
 
-// Says which nodes share a lane: those that follow each other do, so that a graph without branches needs none.
-void plan(Graph &graph) {
-    constexpr size_t kLanes = 16;
+// Assigns nodes to queues. A node goes to the queue of one of its dependencies if it can, so a graph without branches needs
+// no queues.
+void assign_queues(Graph &graph) {
+    constexpr size_t kMaxQueues = 16;
     std::set<const GraphNode *> continued;
-    size_t lanes = 0;
+    size_t count = 0;
     for (size_t i = 0; i < graph.nodes.size(); i++) {
         GraphNode &node = *graph.nodes[i];
         node.position = i;
-        node.lane = SIZE_MAX;
-        for (const NodePointer &before : node.after)
-            if (node.lane == SIZE_MAX && continued.insert(before.get()).second) node.lane = before->lane;
-        if (node.lane == SIZE_MAX) node.lane = lanes++ % kLanes;
-        if (node.operation.child) plan(*node.operation.child);
+        node.queue = SIZE_MAX;
+        for (const NodePointer &dependency : node.dependencies)
+            if (node.queue == SIZE_MAX && continued.insert(dependency.get()).second)
+                node.queue = dependency->queue;
+        if (node.queue == SIZE_MAX) node.queue = count++ % kMaxQueues;
+        if (node.operation.child) assign_queues(*node.operation.child);
     }
-    graph.lanes.clear();
-    if (lanes < 2) return;
-    for (size_t i = 0; i < std::min(lanes, kLanes); i++) graph.lanes.push_back(std::make_shared<Queue>());
+    graph.queues.clear();
+    if (count < 2) return;
+    for (size_t i = 0; i < std::min(count, kMaxQueues); i++)
+        graph.queues.push_back(std::make_shared<Queue>());
 }
 
-// Makes what event nodes of a replay wait for and complete. Waits are for what was recorded before this replay.
+// Prepares the event nodes of one launch. Event waits are for what was recorded before this launch.
 void prepare_events(Graph &graph, CUgraphNodeType type) {
     for (const NodePointer &node : graph.nodes) {
         Operation &operation = node->operation;
@@ -50,7 +53,7 @@ void publish_events(Graph &graph) {
         std::lock_guard lock(operation.event->mutex);
         operation.event->last = operation.recording;
         operation.event->captured_graph.reset();
-        operation.event->captured_after.clear();
+        operation.event->captured_dependencies.clear();
     }
 }
 
@@ -70,19 +73,21 @@ CUresult find_exec_node(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNode
 
 CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                       const std::shared_ptr<GraphExec> &exec) {
-    std::lock_guard lock(context->lock);
-    std::lock_guard own(exec->mutex);
+    std::lock_guard lock(context->mutex);
+    std::lock_guard exec_lock(exec->mutex);
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
-    // Its nodes with the parameters of this moment. In a capture it becomes a child graph, which has handles.
-    std::shared_ptr<Graph> frozen = copy_graph(*exec->graph, exec->graph->nodes, stream->capture != nullptr);
-    operation.child = frozen;
-    if (stream->capture) return submit(context, stream, std::move(operation), nullptr, kLaunch);
-    prepare_events(*frozen, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
-    prepare_events(*frozen, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
-    operation.after.push_back(exec->last);
-    if (CUresult status = submit(context, stream, std::move(operation), &exec->last, kLaunch)) return status;
-    publish_events(*frozen);
+    // A copy, because the parameters may change before it runs. In a capture it becomes a child graph, which has handles.
+    std::shared_ptr<Graph> snapshot =
+        copy_graph(*exec->graph, exec->graph->nodes, stream->capture != nullptr);
+    operation.child = snapshot;
+    if (stream->capture) return submit(context, stream, std::move(operation), nullptr, kLaunchNs);
+    prepare_events(*snapshot, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
+    prepare_events(*snapshot, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
+    operation.wait_for.push_back(exec->last);
+    if (CUresult status = submit(context, stream, std::move(operation), &exec->last, kLaunchNs))
+        return status;
+    publish_events(*snapshot);
     return CUDA_SUCCESS;
 }
 
@@ -90,9 +95,9 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
     CUgraphExecUpdateResultInfo ignored;
     CUgraphExecUpdateResultInfo &found = result != nullptr ? *result : ignored;
     found = {};
-    std::vector<NodePointer> ordered = in_order(graph.nodes);
-    auto differs = [&found](CUgraphExecUpdateResult why, const NodePointer &node) {
-        found.result = why;
+    std::vector<NodePointer> ordered = topological_order(graph.nodes);
+    auto differs = [&found](CUgraphExecUpdateResult reason, const NodePointer &node) {
+        found.result = reason;
         if (node) found.errorNode = static_cast<CUgraphNode>(node->handle);
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     };
@@ -100,16 +105,18 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
         return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
     std::map<const GraphNode *, size_t> positions;
     for (size_t i = 0; i < ordered.size(); i++) {
-        const GraphNode &now = *ordered[i], &before = *exec.nodes[i];
-        positions[&now] = i;
-        if (now.operation.type != before.operation.type)
+        const GraphNode &updated = *ordered[i], &current = *exec.nodes[i];
+        positions[&updated] = i;
+        if (updated.operation.type != current.operation.type)
             return differs(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, ordered[i]);
-        std::set<size_t> after, used;
-        for (const NodePointer &node : now.after) after.insert(positions.at(node.get()));
-        for (const NodePointer &node : before.after) used.insert(node->position);
-        if (after != used) return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, ordered[i]);
-        if (now.operation.type == CU_GRAPH_NODE_TYPE_KERNEL &&
-            now.operation.kernel.cooperative != before.operation.kernel.cooperative)
+        std::set<size_t> new_dependencies, dependencies;
+        for (const NodePointer &node : updated.dependencies)
+            new_dependencies.insert(positions.at(node.get()));
+        for (const NodePointer &node : current.dependencies) dependencies.insert(node->position);
+        if (new_dependencies != dependencies)
+            return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, ordered[i]);
+        if (updated.operation.type == CU_GRAPH_NODE_TYPE_KERNEL &&
+            updated.operation.kernel.cooperative != current.operation.kernel.cooperative)
             return differs(CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED, ordered[i]);
     }
     for (size_t i = 0; i < ordered.size(); i++) {
@@ -134,24 +141,24 @@ using namespace cudasim::driver;
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, unsigned long long flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
     if (!graph || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
-    std::vector<NodePointer> ordered = in_order(graph->nodes);
+    std::vector<NodePointer> ordered = topological_order(graph->nodes);
     if (ordered.size() != graph->nodes.size()) return CUDA_ERROR_INVALID_VALUE;
     auto exec = std::make_shared<GraphExec>();
     exec->flags = flags;
     exec->context = context;
     exec->graph = copy_graph(*graph, ordered, false);
-    plan(*exec->graph);
+    assign_queues(*exec->graph);
     exec->handle = tables().execs.add(exec);
     *handle = static_cast<CUgraphExec>(exec->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     return tables().execs.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -167,7 +174,7 @@ CUresult cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle, CUgraphExec
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
     if (!exec || !graph) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
-    std::lock_guard own(exec->mutex);
+    std::lock_guard exec_lock(exec->mutex);
     return update_graph(*exec->graph, *graph, result);
 }
 

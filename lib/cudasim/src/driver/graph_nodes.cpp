@@ -1,5 +1,4 @@
-// The kinds of graph nodes: how their parameters become operations, and are read and replaced, in graphs and in executable
-// graphs.
+// The types of graph nodes: adding them, and getting and setting their parameters, in graphs and in executable graphs.
 #include "driver/graph.h"
 
 #include <string.h>
@@ -9,18 +8,18 @@
 namespace cudasim::driver {
 namespace {
 
-CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *after, size_t count,
+CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *dependencies, size_t count,
              Operation operation) {
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
     if (!graph || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::vector<NodePointer> before;
-    if (CUresult status = find_nodes(after, count, graph, before)) return status;
-    *handle = static_cast<CUgraphNode>(add_node(graph, std::move(operation), before)->handle);
+    std::vector<NodePointer> nodes;
+    if (CUresult status = find_nodes(dependencies, count, graph, nodes)) return status;
+    *handle = static_cast<CUgraphNode>(add_node(graph, std::move(operation), nodes)->handle);
     return CUDA_SUCCESS;
 }
 
-// Has `make` fill in what a node is to do, which then replaces what it did; nothing changes when that fails.
-// The lock is for the exchange alone: finding a kernel may take the context's, and compile.
+// Replaces a node's operation by the one that `make` fills in. Nothing changes if `make` fails. The mutex is not held during
+// `make`, which may lock the context and compile a kernel.
 template <class Make>
 CUresult replace(GraphNode &node, std::mutex &mutex, Make make) {
     Operation operation;
@@ -48,34 +47,35 @@ CUresult set_exec(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeType t
     return replace(*copy, exec->mutex, make);
 }
 
-CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *given, Operation &operation) {
-    if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CUDA_KERNEL_NODE_PARAMS &parameters = *given;
+CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *pointer, Operation &operation) {
+    if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUDA_KERNEL_NODE_PARAMS &parameters = *pointer;
     const void *handle = parameters.func != nullptr ? static_cast<const void *>(parameters.func)
                                                     : static_cast<const void *>(parameters.kern);
     std::shared_ptr<Context> context;
     if (parameters.func == nullptr && parameters.ctx != nullptr) {
         context = tables().contexts.get(parameters.ctx);
         if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    } else if (CUresult status = current(context)) {
+    } else if (CUresult status = current_context(context)) {
         return status;
     }
     operation.type = CU_GRAPH_NODE_TYPE_KERNEL;
-    operation.kernel.kernel_given = parameters.func == nullptr;
+    operation.kernel.by_kernel = parameters.func == nullptr;
     return describe_launch(handle, context, {parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ},
                            {parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ},
                            parameters.sharedMemBytes, operation.kernel.cooperative, parameters.kernelParams,
                            parameters.extra, operation.kernel);
 }
 
-// The function or the kernel, whichever was given; older callers only know functions.
-void kernel_parameters(GraphNode &node, bool by_function, CUDA_KERNEL_NODE_PARAMS &parameters) {
+// Gets the parameters of a kernel node, with `func` or `kern` as they were set. `function_only`: always with `func`, for the
+// old version of the structure.
+void kernel_parameters(GraphNode &node, bool function_only, CUDA_KERNEL_NODE_PARAMS &parameters) {
     KernelLaunch &launch = node.operation.kernel;
     node.parameter_pointers.clear();
     for (const Parameter &parameter : launch.function->kernel().parameters)
         node.parameter_pointers.push_back(launch.parameters.data() + parameter.offset);
     parameters = {};
-    if (launch.kernel_given && !by_function) {
+    if (launch.by_kernel && !function_only) {
         std::shared_ptr<Module> module = launch.function->module.lock();
         std::shared_ptr<Context> context = module ? module->context.lock() : nullptr;
         parameters.kern = static_cast<CUkernel>(const_cast<void *>(launch.handle));
@@ -93,7 +93,7 @@ void kernel_parameters(GraphNode &node, bool by_function, CUDA_KERNEL_NODE_PARAM
     parameters.kernelParams = node.parameter_pointers.empty() ? nullptr : node.parameter_pointers.data();
 }
 
-CUDA_KERNEL_NODE_PARAMS newest(const CUDA_KERNEL_NODE_PARAMS_v1 &old) {
+CUDA_KERNEL_NODE_PARAMS current_version(const CUDA_KERNEL_NODE_PARAMS_v1 &old) {
     CUDA_KERNEL_NODE_PARAMS parameters{};
     parameters.func = old.func;
     parameters.gridDimX = old.gridDimX;
@@ -114,15 +114,15 @@ CUresult copy_operation(const CUDA_MEMCPY3D *parameters, Operation &operation) {
     return describe_copy(*parameters, operation.copy);
 }
 
-CUresult fill_operation(const CUDA_MEMSET_NODE_PARAMS *parameters, Operation &operation) {
+CUresult memset_operation(const CUDA_MEMSET_NODE_PARAMS *parameters, Operation &operation) {
     if (parameters == nullptr || parameters->width == 0 || parameters->height == 0)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned element = parameters->elementSize;
     if (element != 1 && element != 2 && element != 4) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_MEMSET;
     size_t pitch = parameters->height == 1 ? parameters->width * element : parameters->pitch;
-    operation.fill = {parameters->dst,   parameters->value,  element,
-                      parameters->width, parameters->height, pitch};
+    operation.memset = {parameters->dst,   parameters->value,  element,
+                        parameters->width, parameters->height, pitch};
     return check_range(parameters->dst, (parameters->height - 1) * pitch + parameters->width * element);
 }
 
@@ -139,7 +139,7 @@ CUresult child_operation(CUgraph handle, Operation &operation) {
     std::shared_ptr<Graph> child = tables().graphs.get(handle);
     if (!child) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(child->mutex);
-    std::vector<NodePointer> ordered = in_order(child->nodes);
+    std::vector<NodePointer> ordered = topological_order(child->nodes);
     if (ordered.size() != child->nodes.size()) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
     operation.child = copy_graph(*child, ordered, true);
@@ -160,11 +160,11 @@ CUresult memory_operation(unsigned count, const CUstreamBatchMemOpParams *operat
     return check_memory_operations(operation.memory);
 }
 
-// Takes the size, and gives the address.
+// Allocates the memory of an allocation node, and sets the address in its parameters.
 template <class Parameters>
 CUresult allocation_operation(Parameters &parameters, Operation &operation) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
     if (CUresult status = allocate_for_graph(context, parameters.bytesize, operation)) return status;
     operation.allocation.poolProps = parameters.poolProps;
@@ -172,25 +172,25 @@ CUresult allocation_operation(Parameters &parameters, Operation &operation) {
     return CUDA_SUCCESS;
 }
 
-// What a node of any kind is to do.
+// Makes the operation of a node of any type.
 CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
     switch (static_cast<int>(parameters.type)) {
         case CU_GRAPH_NODE_TYPE_KERNEL: {
             CUDA_KERNEL_NODE_PARAMS kernel{};
-            static_assert(sizeof kernel <= sizeof parameters.kernel, "the later version appends fields");
+            static_assert(sizeof kernel <= sizeof parameters.kernel, "the current version appends fields");
             memcpy(&kernel, &parameters.kernel, sizeof kernel);
             return kernel_operation(&kernel, operation);
         }
         case CU_GRAPH_NODE_TYPE_MEMCPY: return copy_operation(&parameters.memcpy.copyParams, operation);
         case CU_GRAPH_NODE_TYPE_MEMSET: {
-            CUDA_MEMSET_NODE_PARAMS fill{};
-            fill.dst = parameters.memset.dst;
-            fill.pitch = parameters.memset.pitch;
-            fill.value = parameters.memset.value;
-            fill.elementSize = parameters.memset.elementSize;
-            fill.width = parameters.memset.width;
-            fill.height = parameters.memset.height;
-            return fill_operation(&fill, operation);
+            CUDA_MEMSET_NODE_PARAMS memset{};
+            memset.dst = parameters.memset.dst;
+            memset.pitch = parameters.memset.pitch;
+            memset.value = parameters.memset.value;
+            memset.elementSize = parameters.memset.elementSize;
+            memset.width = parameters.memset.width;
+            memset.height = parameters.memset.height;
+            return memset_operation(&memset, operation);
         }
         case CU_GRAPH_NODE_TYPE_HOST: {
             CUDA_HOST_NODE_PARAMS host{};
@@ -213,13 +213,13 @@ CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
     }
 }
 
-// Nodes of every kind, by what makes the operation from what the caller gave.
+// Adds a node with the operation that `make` fills in.
 template <class Make>
-CUresult add(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count, Make make) {
-    if (CUresult status = initialized()) return status;
+CUresult add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, Make make) {
+    if (CUresult status = check_initialized()) return status;
     Operation operation;
     if (CUresult status = make(operation)) return status;
-    return add(node, graph, after, count, std::move(operation));
+    return add(node, graph, dependencies, count, std::move(operation));
 }
 
 CUresult get_event(CUgraphNode handle, CUgraphNodeType type, CUevent *event) {
@@ -257,10 +257,10 @@ using namespace cudasim::driver;
 
 // ---------------------------------------------------------------------------------------------------- kernel nodes
 
-CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                               const CUDA_KERNEL_NODE_PARAMS *parameters) {
-    return add(node, graph, after, count,
-               [&](Operation &made) { return kernel_operation(parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return kernel_operation(parameters, operation); });
 }
 
 CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *parameters) {
@@ -273,13 +273,13 @@ CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS 
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters) {
     return set(node, CU_GRAPH_NODE_TYPE_KERNEL,
-               [&](Operation &made) { return kernel_operation(parameters, made); });
+               [&](Operation &operation) { return kernel_operation(parameters, operation); });
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                         const CUDA_KERNEL_NODE_PARAMS *parameters) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_KERNEL,
-                    [&](Operation &made) { return kernel_operation(parameters, made); });
+                    [&](Operation &operation) { return kernel_operation(parameters, operation); });
 }
 
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
@@ -316,11 +316,12 @@ CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
     return CUDA_SUCCESS;
 }
 
-// ---------------------------------------------------------------------------------------------------- copies, fills
+// ---------------------------------------------------------------------------------------------------- copies, memsets
 
-CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                               const CUDA_MEMCPY3D *parameters, CUcontext) {
-    return add(node, graph, after, count, [&](Operation &made) { return copy_operation(parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return copy_operation(parameters, operation); });
 }
 
 CUresult cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D *parameters) {
@@ -333,51 +334,53 @@ CUresult cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D *parameter
 
 CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *parameters) {
     return set(node, CU_GRAPH_NODE_TYPE_MEMCPY,
-               [&](Operation &made) { return copy_operation(parameters, made); });
+               [&](Operation &operation) { return copy_operation(parameters, operation); });
 }
 
 CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *parameters,
                                         CUcontext) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                    [&](Operation &made) { return copy_operation(parameters, made); });
+                    [&](Operation &operation) { return copy_operation(parameters, operation); });
 }
 
-CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                               const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext) {
-    return add(node, graph, after, count, [&](Operation &made) { return fill_operation(parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return memset_operation(parameters, operation); });
 }
 
 CUresult cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARAMS *parameters) {
     NodePointer node;
     if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_MEMSET, node)) return status;
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const Fill &fill = node->operation.fill;
+    const Memset &memset = node->operation.memset;
     *parameters = {};
-    parameters->dst = fill.destination;
-    parameters->pitch = fill.pitch;
-    parameters->value = fill.value;
-    parameters->elementSize = fill.element_size;
-    parameters->width = fill.width;
-    parameters->height = fill.height;
+    parameters->dst = memset.destination;
+    parameters->pitch = memset.pitch;
+    parameters->value = memset.value;
+    parameters->elementSize = memset.element_size;
+    parameters->width = memset.width;
+    parameters->height = memset.height;
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters) {
     return set(node, CU_GRAPH_NODE_TYPE_MEMSET,
-               [&](Operation &made) { return fill_operation(parameters, made); });
+               [&](Operation &operation) { return memset_operation(parameters, operation); });
 }
 
 CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                         const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_MEMSET,
-                    [&](Operation &made) { return fill_operation(parameters, made); });
+                    [&](Operation &operation) { return memset_operation(parameters, operation); });
 }
 
-// ---------------------------------------------------------------------------------------------------- calls of the host
+// ---------------------------------------------------------------------------------------------------- host nodes
 
-CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                             const CUDA_HOST_NODE_PARAMS *parameters) {
-    return add(node, graph, after, count, [&](Operation &made) { return host_operation(parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return host_operation(parameters, operation); });
 }
 
 CUresult cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS *parameters) {
@@ -391,24 +394,26 @@ CUresult cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS *par
 
 CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS *parameters) {
     return set(node, CU_GRAPH_NODE_TYPE_HOST,
-               [&](Operation &made) { return host_operation(parameters, made); });
+               [&](Operation &operation) { return host_operation(parameters, operation); });
 }
 
 CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                       const CUDA_HOST_NODE_PARAMS *parameters) {
     return set_exec(exec, node, CU_GRAPH_NODE_TYPE_HOST,
-                    [&](Operation &made) { return host_operation(parameters, made); });
+                    [&](Operation &operation) { return host_operation(parameters, operation); });
 }
 
 // ---------------------------------------------------------------------------------------------------- structure
 
-CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count) {
-    return add(node, graph, after, count, [](Operation &) { return CUDA_SUCCESS; });
+CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                             size_t count) {
+    return add(node, graph, dependencies, count, [](Operation &) { return CUDA_SUCCESS; });
 }
 
-CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                  CUgraph child) {
-    return add(node, graph, after, count, [&](Operation &made) { return child_operation(child, made); });
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                  size_t count, CUgraph child) {
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return child_operation(child, operation); });
 }
 
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *graph) {
@@ -428,16 +433,16 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode
     std::shared_ptr<Graph> child = tables().graphs.get(child_handle);
     if (!child) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(child->mutex);
-    std::lock_guard own(exec->mutex);
+    std::lock_guard exec_lock(exec->mutex);
     return update_graph(*copy->operation.child, *child, nullptr);
 }
 
 // ---------------------------------------------------------------------------------------------------- events
 
-CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                   CUevent event) {
-    return add(node, graph, after, count, [&](Operation &made) {
-        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                   size_t count, CUevent event) {
+    return add(node, graph, dependencies, count, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, operation);
     });
 }
 
@@ -446,21 +451,22 @@ CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *event) {
 }
 
 CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
-    return set(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &made) {
-        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+    return set(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, operation);
     });
 }
 
 CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &made) {
-        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, made);
+    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, operation);
     });
 }
 
-CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                 CUevent event) {
-    return add(node, graph, after, count,
-               [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, made); });
+CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                 size_t count, CUevent event) {
+    return add(node, graph, dependencies, count, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, operation);
+    });
 }
 
 CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent *event) {
@@ -468,23 +474,24 @@ CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent *event) {
 }
 
 CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
-    return set(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-               [&](Operation &made) { return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, made); });
+    return set(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, operation);
+    });
 }
 
 CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [&](Operation &made) {
-        return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, made);
+    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [&](Operation &operation) {
+        return event_operation(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, operation);
     });
 }
 
 // ---------------------------------------------------------------------------------------------------- memory
 
-CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, after, count,
-               [&](Operation &made) { return allocation_operation(*parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return allocation_operation(*parameters, operation); });
 }
 
 CUresult cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
@@ -495,9 +502,10 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PA
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                               CUdeviceptr address) {
-    return add(node, graph, after, count, [&](Operation &made) { return free_operation(address, made); });
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                               size_t count, CUdeviceptr address) {
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return free_operation(address, operation); });
 }
 
 CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr *address) {
@@ -509,15 +517,15 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr *address) {
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device) {
-    if (CUresult status = initialized()) return status;
-    return device >= 0 && device < config().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    if (CUresult status = check_initialized()) return status;
+    return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
-                                  const CUDA_BATCH_MEM_OP_NODE_PARAMS *given) {
-    if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, after, count, [&](Operation &made) {
-        return memory_operation(given->count, given->paramArray, given->flags, made);
+CUresult cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                  size_t count, const CUDA_BATCH_MEM_OP_NODE_PARAMS *parameters) {
+    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return add(node, graph, dependencies, count, [&](Operation &operation) {
+        return memory_operation(parameters->count, parameters->paramArray, parameters->flags, operation);
     });
 }
 
@@ -531,32 +539,34 @@ CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode handle, CUDA_BATCH_MEM_OP_NO
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS *given) {
-    if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return set(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Operation &made) {
-        return memory_operation(given->count, given->paramArray, given->flags, made);
+CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS *parameters) {
+    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return set(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Operation &operation) {
+        return memory_operation(parameters->count, parameters->paramArray, parameters->flags, operation);
     });
 }
 
 CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                            const CUDA_BATCH_MEM_OP_NODE_PARAMS *given) {
-    if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Operation &made) {
-        return memory_operation(given->count, given->paramArray, given->flags, made);
+                                            const CUDA_BATCH_MEM_OP_NODE_PARAMS *parameters) {
+    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return set_exec(exec, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Operation &operation) {
+        return memory_operation(parameters->count, parameters->paramArray, parameters->flags, operation);
     });
 }
 
-// ---------------------------------------------------------------------------------------------------- nodes of any kind
+// ---------------------------------------------------------------------------------------------------- nodes of any type
 
-CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *,
-                        size_t count, CUgraphNodeParams *parameters) {
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                        const CUgraphEdgeData *, size_t count, CUgraphNodeParams *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, after, count, [&](Operation &made) { return any_operation(*parameters, made); });
+    return add(node, graph, dependencies, count,
+               [&](Operation &operation) { return any_operation(*parameters, operation); });
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return set(node, parameters->type, [&](Operation &made) { return any_operation(*parameters, made); });
+    return set(node, parameters->type,
+               [&](Operation &operation) { return any_operation(*parameters, operation); });
 }
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *parameters) {
@@ -564,7 +574,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
     if (parameters->type == CU_GRAPH_NODE_TYPE_GRAPH)
         return cuGraphExecChildGraphNodeSetParams(exec, node, parameters->graph.graph);
     return set_exec(exec, node, parameters->type,
-                    [&](Operation &made) { return any_operation(*parameters, made); });
+                    [&](Operation &operation) { return any_operation(*parameters, operation); });
 }
 
 // ------------------------------------------------------------------------------------- earlier versions of entry points
@@ -579,15 +589,15 @@ CUresult set_kernel_v1(CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__(
 CUresult exec_set_kernel_v1(CUgraphExec, CUgraphNode,
                             const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphExecKernelNodeSetParams");
 
-CUresult add_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult add_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                 CUgraphNodeParams *parameters) {
-    return cuGraphAddNode(node, graph, after, nullptr, count, parameters);
+    return cuGraphAddNode(node, graph, dependencies, nullptr, count, parameters);
 }
-CUresult add_kernel_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+CUresult add_kernel_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                        const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS now = newest(*parameters);
-    return cuGraphAddKernelNode(node, graph, after, count, &now);
+    CUDA_KERNEL_NODE_PARAMS now = current_version(*parameters);
+    return cuGraphAddKernelNode(node, graph, dependencies, count, &now);
 }
 CUresult get_kernel_v1(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     NodePointer node;
@@ -595,18 +605,18 @@ CUresult get_kernel_v1(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1 *parameter
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     CUDA_KERNEL_NODE_PARAMS now;
     kernel_parameters(*node, true, now);
-    memcpy(parameters, &now, sizeof *parameters);  // the later version appends fields
+    memcpy(parameters, &now, sizeof *parameters);  // the current version appends fields
     return CUDA_SUCCESS;
 }
 CUresult set_kernel_v1(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS now = newest(*parameters);
+    CUDA_KERNEL_NODE_PARAMS now = current_version(*parameters);
     return cuGraphKernelNodeSetParams(node, &now);
 }
 CUresult exec_set_kernel_v1(CUgraphExec exec, CUgraphNode node,
                             const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS now = newest(*parameters);
+    CUDA_KERNEL_NODE_PARAMS now = current_version(*parameters);
     return cuGraphExecKernelNodeSetParams(exec, node, &now);
 }
 }

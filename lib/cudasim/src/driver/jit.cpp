@@ -1,4 +1,4 @@
-// Options of the calls that compile, their logs, and from an image to its translation.
+// Options and logs of the calls that compile, and the way from an image to its translation.
 #include "driver/jit.h"
 
 #include <stdio.h>
@@ -92,20 +92,20 @@ std::string verbose_log(const Image &image) {
     return log;
 }
 
-CUresult choose_text(const void *image, const JitOptions &jit, std::string &text, std::string &options) {
+CUresult select_ptx(const void *image, const JitOptions &jit, std::string &text, std::string &options) {
     ChosenPtx chosen;
     std::string problem;
-    const auto cc = static_cast<unsigned>(config().cc_major * 10 + config().cc_minor);
-    if (int status = choose_ptx(image, cc, config().hostile, chosen, problem)) {
+    if (int status = choose_ptx(image, static_cast<unsigned>(config().compute_capability()), config().hostile,
+                                chosen, problem)) {
         log_line("%s", problem.c_str());
         jit.report(problem, "");
         return static_cast<CUresult>(status);
     }
     text = std::move(chosen.text);
-    if (!chosen.more.empty()) {
+    if (!chosen.more_texts.empty()) {
         std::vector<LinkInput> inputs{{"text 1", std::move(text)}};
-        for (std::string &more : chosen.more)
-            inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(more)});
+        for (std::string &other : chosen.more_texts)
+            inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(other)});
         TranslateError error;
         if (!link_ptx(inputs, true, text, error)) {
             log_line("%s", error.log.c_str());
@@ -117,21 +117,22 @@ CUresult choose_text(const void *image, const JitOptions &jit, std::string &text
     return CUDA_SUCCESS;
 }
 
-CUresult translate_text(const std::string &text, const JitOptions &jit, std::shared_ptr<const Image> &made) {
+CUresult translate_ptx(const std::string &text, const JitOptions &jit,
+                       std::shared_ptr<const Image> &translated) {
     TranslateError error;
-    made = translate(text, error, config().virtual_clock);
-    if (!made) {
+    translated = translate(text, error, config().virtual_clock);
+    if (!translated) {
         jit.report(compiler_log(error.log), "");
         log_line("%s", error.log.c_str());
         return static_cast<CUresult>(error.code != 0 ? error.code : CUDA_ERROR_INVALID_PTX);
     }
-    if (config().hostile && made->target > config().cc_major * 10 + config().cc_minor) {
+    if (config().hostile && translated->target > config().compute_capability()) {
         const std::string problem = "the PTX's .target is newer than this device";
         log_line("%s", problem.c_str());
         jit.report(compiler_log(problem), "");
         return CUDA_ERROR_INVALID_PTX;
     }
-    jit.report("", jit.verbose() ? verbose_log(*made) : "");
+    jit.report("", jit.verbose() ? verbose_log(*translated) : "");
     return CUDA_SUCCESS;
 }
 
@@ -140,7 +141,7 @@ CUresult read_image_file(const char *path, std::string &content) {
     if (file == nullptr) return CUDA_ERROR_FILE_NOT_FOUND;
     char buffer[65536];
     for (size_t got; (got = fread(buffer, 1, sizeof buffer, file)) != 0;) content.append(buffer, got);
-    const bool good = !ferror(file);  // a directory can be opened
+    const bool good = !ferror(file);  // fopen succeeds for a directory, fread fails
     fclose(file);
     const size_t size = content.size();
     content.append(64, '\0');
@@ -149,9 +150,9 @@ CUresult read_image_file(const char *path, std::string &content) {
     return good ? CUDA_SUCCESS : CUDA_ERROR_FILE_NOT_FOUND;
 }
 
-CUresult before_load(const std::shared_ptr<Context> &context, std::optional<Exclusive> &exclusive) {
-    if (config().hostile)
-        if (CUresult status = allowed_in_capture(context)) return status;
+CUresult prepare_load(const std::shared_ptr<Context> &context, std::optional<ExclusiveContext> &exclusive) {
+    if (!config().hostile) return CUDA_SUCCESS;
+    if (CUresult status = check_unsafe_call()) return status;
     exclusive.emplace(context);
     return CUDA_SUCCESS;
 }

@@ -5,18 +5,18 @@
 
 namespace cudasim::driver {
 
-// What the caller asked for, and where it wants to be told how it went. The arrays stay the caller's: outputs are written to
-// `values` (as drivers do it: the value of an option becomes what came out), as long as this is used.
+// The options of a call, and its output buffers. The option arrays must stay valid, because outputs are written to them: as
+// in a driver, the value of an option is replaced by its result.
 class JitOptions {
   public:
     JitOptions() = default;
     JitOptions(unsigned count, CUjit_option *options, void **values);
 
-    CUresult status() const { return status_; }  // of the options themselves
+    CUresult status() const { return status_; }  // whether the options are valid
     unsigned max_registers() const { return max_registers_; }
     bool verbose() const { return verbose_; }
 
-    // Writes both logs, their sizes and the time since the options were given.
+    // Writes both logs, their sizes, and the wall time since construction.
     void report(const std::string &error, const std::string &info) const;
 
   private:
@@ -34,20 +34,21 @@ class JitOptions {
     uint64_t begin_ns_ = 0;
 };
 
-// What a driver writes to the error log for PTX that does not compile, from what the translator says.
+// Returns a driver's error log for PTX that does not compile. `problem` is the translator's message.
 std::string compiler_log(const std::string &problem, const std::string &input = "");
-// … and to the info log, where it is asked to be verbose.
+// Returns a driver's info log for CU_JIT_LOG_VERBOSE.
 std::string verbose_log(const Image &image);
 
-// The PTX that this device takes from an image, copied: the caller may free `image`. Writes logs where it fails.
-CUresult choose_text(const void *image, const JitOptions &jit, std::string &text, std::string &options);
-// From PTX to its translation; writes logs.
-CUresult translate_text(const std::string &text, const JitOptions &jit, std::shared_ptr<const Image> &made);
+// Copies the PTX for this device from an image. Writes the logs if it fails.
+CUresult select_ptx(const void *image, const JitOptions &jit, std::string &text, std::string &options);
+// Translates PTX, and writes the logs.
+CUresult translate_ptx(const std::string &text, const JitOptions &jit,
+                       std::shared_ptr<const Image> &translated);
 
-// A file's content, and zeros behind it: what reads it as an image may look a little further. A cubin must all be there.
+// Reads an image file, and appends zeros, because the parsers may read a little past its end. Fails for a truncated cubin.
 CUresult read_image_file(const char *path, std::string &content);
 
-// In hostile mode a load waits for running kernels, with the lock of their context, and is refused in capture.
-CUresult before_load(const std::shared_ptr<Context> &context, std::optional<Exclusive> &exclusive);
+// Hostile mode only: locks a context for a load and waits for its kernels. Fails during a stream capture.
+CUresult prepare_load(const std::shared_ptr<Context> &context, std::optional<ExclusiveContext> &exclusive);
 
 }  // namespace cudasim::driver

@@ -1,4 +1,4 @@
-// What a launch needs before it may be put into a stream: limits, and its parameters in one block.
+// Checks a launch against the device's limits, and copies its parameters to one buffer.
 #include "driver/driver.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@ namespace cudasim::driver {
 namespace {
 
 CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, void **extra,
-                           std::vector<uint8_t> &block) {
-    block.assign(kernel.parameter_bytes, 0);
+                           std::vector<uint8_t> &parameter_buffer) {
+    parameter_buffer.assign(kernel.parameter_bytes, 0);
     if (parameters != nullptr && extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (extra != nullptr) {
         const void *buffer = nullptr;
@@ -19,18 +19,20 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
                 size = *static_cast<const size_t *>(extra[i + 1]);
             else return CUDA_ERROR_INVALID_VALUE;
         }
-        if ((buffer == nullptr && size != 0) || size > block.size()) return CUDA_ERROR_INVALID_VALUE;
+        if ((buffer == nullptr && size != 0) || size > parameter_buffer.size())
+            return CUDA_ERROR_INVALID_VALUE;
         size_t needed =
             kernel.parameters.empty() ? 0 : kernel.parameters.back().offset + kernel.parameters.back().size;
         if (size < needed) return CUDA_ERROR_INVALID_VALUE;
-        if (size != 0) memcpy(block.data(), buffer, size);
+        if (size != 0) memcpy(parameter_buffer.data(), buffer, size);
         return CUDA_SUCCESS;
     }
     if (kernel.parameters.empty()) return CUDA_SUCCESS;
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < kernel.parameters.size(); i++) {
         if (parameters[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-        memcpy(block.data() + kernel.parameters[i].offset, parameters[i], kernel.parameters[i].size);
+        memcpy(parameter_buffer.data() + kernel.parameters[i].offset, parameters[i],
+               kernel.parameters[i].size);
     }
     return CUDA_SUCCESS;
 }
@@ -45,7 +47,7 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
     const cudasim::Kernel &kernel = function.kernel();
     TranslateError error;
     if (!function.image->prepare(function.index, error)) {
-        if (!launch.function->told.exchange(true))
+        if (!launch.function->refusal_logged.exchange(true))
             log_line("kernel %s cannot run: %s", kernel.name.c_str(), error.log.c_str());
         return static_cast<CUresult>(error.code);
     }
@@ -55,11 +57,10 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
         block.count() > unsigned{kThreadsPerBlock})
         return CUDA_ERROR_INVALID_VALUE;
     if (kernel.reqntid[0] != 0 &&
-        (block.x != kernel.reqntid[0] || block.y != std::max(1u, kernel.reqntid[1]) ||
-         block.z != std::max(1u, kernel.reqntid[2])))
+        (block.x != kernel.reqntid[0] || block.y != kernel.reqntid[1] || block.z != kernel.reqntid[2]))
         return CUDA_ERROR_INVALID_VALUE;
     if (block.count() > static_cast<uint64_t>(max_threads(function))) return CUDA_ERROR_INVALID_VALUE;
-    // The number of registers is an estimate: only a hostile device takes it at its word.
+    // The number of registers is an estimate, so the limit is strict in hostile mode only.
     uint64_t registers = function.registers * ((block.count() + 31) / 32 * 32);
     if (registers > uint64_t{kRegisters} * (config().hostile ? 2 : 3) / 2)
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;

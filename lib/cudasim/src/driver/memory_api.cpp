@@ -1,4 +1,4 @@
-// Memory as the API shows it: allocation, host memory, pools, attributes of pointers, and what a copy may touch.
+// The API of memory: allocations, host memory, memory pools, pointer attributes, and the checks of copies.
 #include "driver/driver.h"
 
 #include <string.h>
@@ -8,14 +8,15 @@
 namespace cudasim::driver {
 namespace {
 
+// Allocations of graph allocation nodes.
 struct GraphMemory {
     std::mutex mutex;
     std::set<uint64_t> addresses;
 };
 
 GraphMemory &graph_memory() {
-    static GraphMemory *const made = new GraphMemory();
-    return *made;
+    static GraphMemory *const instance = new GraphMemory();
+    return *instance;
 }
 
 }  // namespace
@@ -38,8 +39,8 @@ CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t byte
     operation.allocation.bytesize = bytes;
     operation.allocation.dptr = address;
     uint64_t id = Memory::instance().find(address)->id;
-    operation.keep = std::shared_ptr<void>(nullptr, [address, id](void *) {
-        std::lock_guard forget(graph_memory().mutex);
+    operation.keep_alive = std::shared_ptr<void>(nullptr, [address, id](void *) {
+        std::lock_guard lock(graph_memory().mutex);
         graph_memory().addresses.erase(address);
         Memory::instance().release(address, id);
     });
@@ -60,26 +61,26 @@ constexpr size_t kPitchAlignment = 512;
 CUresult allocate(const std::shared_ptr<Context> &context, size_t bytes, MemoryKind kind, unsigned flags,
                   uint64_t &address) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult status = allowed_in_capture(context)) return status;
-    Exclusive exclusive(context);
+    if (CUresult status = check_unsafe_call()) return status;
+    ExclusiveContext exclusive(context);
     address = Memory::instance().allocate(bytes, kind, context->device, context->handle, flags);
     return address == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult release(uint64_t address, bool pinned) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->base != address) return CUDA_ERROR_INVALID_VALUE;
     if ((found->kind == MemoryKind::pinned) != pinned || found->kind == MemoryKind::registered)
         return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Context> context = tables().contexts.get(found->owner);
     if (context) {
-        if (CUresult status = allowed_in_capture(context)) return status;
+        if (CUresult status = check_unsafe_call()) return status;
         if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-        Exclusive exclusive(context);
+        ExclusiveContext exclusive(context);
         drain(*context);  // running kernels may still use it
         if (!belongs_to_graph(address)) Memory::instance().release(address);
-        return static_cast<CUresult>(context->sticky.load());
+        return static_cast<CUresult>(context->sticky_error.load());
     }
     Memory::instance().release(address);
     return CUDA_SUCCESS;
@@ -91,7 +92,7 @@ CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdevicept
     std::optional<Allocation> found = Memory::instance().find(address);
     auto set = [data](auto value) { memcpy(data, &value, sizeof value); };
     if (!found) {
-        switch (static_cast<int>(attribute)) {  // what an unknown pointer answers without an error
+        switch (static_cast<int>(attribute)) {  // attributes that an unknown pointer has
             case CU_POINTER_ATTRIBUTE_MAPPED: set(0); return CUDA_SUCCESS;
             default: return CUDA_ERROR_INVALID_VALUE;
         }
@@ -145,10 +146,11 @@ size_t attribute_size(CUpointer_attribute attribute) {
     }
 }
 
-// Where one side of a described copy begins, with its pitches; host sides may be any memory of the process.
-CUresult side(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t rows, size_t x,
-              size_t y, size_t z, const CUDA_MEMCPY3D &described, uint64_t &start, size_t &out_pitch,
-              size_t &out_slice) {
+// Computes the start and the pitches of one end of a copy, and checks its range. A host end may be any memory of the
+// process.
+CUresult describe_end(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t rows,
+                      size_t x, size_t y, size_t z, const CUDA_MEMCPY3D &described, uint64_t &start,
+                      size_t &out_pitch, size_t &out_slice) {
     uint64_t base = 0;
     switch (type) {
         case CU_MEMORYTYPE_HOST: base = reinterpret_cast<uint64_t>(host); break;
@@ -176,14 +178,15 @@ CUresult check_range(uint64_t address, size_t bytes) {
 }
 
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy) {
-    if (CUresult status = side(described.srcMemoryType, described.srcHost, described.srcDevice,
-                               described.srcPitch, described.srcHeight, described.srcXInBytes, described.srcY,
-                               described.srcZ, described, copy.source, copy.source_pitch, copy.source_slice))
+    if (CUresult status =
+            describe_end(described.srcMemoryType, described.srcHost, described.srcDevice, described.srcPitch,
+                         described.srcHeight, described.srcXInBytes, described.srcY, described.srcZ,
+                         described, copy.source, copy.source_pitch, copy.source_slice))
         return status;
     if (CUresult status =
-            side(described.dstMemoryType, described.dstHost, described.dstDevice, described.dstPitch,
-                 described.dstHeight, described.dstXInBytes, described.dstY, described.dstZ, described,
-                 copy.destination, copy.destination_pitch, copy.destination_slice))
+            describe_end(described.dstMemoryType, described.dstHost, described.dstDevice, described.dstPitch,
+                         described.dstHeight, described.dstXInBytes, described.dstY, described.dstZ,
+                         described, copy.destination, copy.destination_pitch, copy.destination_slice))
         return status;
     copy.width = described.WidthInBytes;
     copy.height = described.Height;
@@ -215,7 +218,7 @@ using namespace cudasim::driver;
 
 CUresult cuMemGetInfo(size_t *free, size_t *total) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     size_t all = Memory::instance().total();
     if (free != nullptr) *free = all - std::min(all, Memory::instance().used(context->device));
     if (total != nullptr) *total = all;
@@ -224,11 +227,11 @@ CUresult cuMemGetInfo(size_t *free, size_t *total) {
 
 CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t made = 0;
-    if (CUresult status = allocate(context, bytes, MemoryKind::device, 0, made)) return status;
-    *address = made;
+    uint64_t allocated = 0;
+    if (CUresult status = allocate(context, bytes, MemoryKind::device, 0, allocated)) return status;
+    *address = allocated;
     return CUDA_SUCCESS;
 }
 
@@ -242,24 +245,24 @@ CUresult cuMemAllocPitch(CUdeviceptr *address, size_t *pitch, size_t width, size
 
 CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     unsigned attach = flags & ~unsigned{CU_MEM_ATTACH_SINGLE};
     if (address == nullptr || (attach != CU_MEM_ATTACH_GLOBAL && attach != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t made = 0;
-    if (CUresult status = allocate(context, bytes, MemoryKind::managed, flags, made)) return status;
-    *address = made;
+    uint64_t allocated = 0;
+    if (CUresult status = allocate(context, bytes, MemoryKind::managed, flags, allocated)) return status;
+    *address = allocated;
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemFree(CUdeviceptr address) {
-    if (address == 0) return initialized();
+    if (address == 0) return check_initialized();
     return release(address, false);
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found) return CUDA_ERROR_NOT_FOUND;
     if (base != nullptr) *base = found->base;
@@ -271,13 +274,13 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr addre
 
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     constexpr unsigned known =
         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if (pointer == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t made = 0;
-    if (CUresult status = allocate(context, bytes, MemoryKind::pinned, flags, made)) return status;
-    *pointer = reinterpret_cast<void *>(made);
+    uint64_t allocated = 0;
+    if (CUresult status = allocate(context, bytes, MemoryKind::pinned, flags, allocated)) return status;
+    *pointer = reinterpret_cast<void *>(allocated);
     return CUDA_SUCCESS;
 }
 
@@ -292,14 +295,14 @@ CUresult cuMemFreeHost(void *pointer) {
 
 CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     constexpr unsigned known =
         CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
     if (pointer == nullptr || bytes == 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
     auto base = reinterpret_cast<uint64_t>(pointer);
     if (Memory::instance().in_region(base)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    if (CUresult status = allowed_in_capture(context)) return status;
-    Exclusive exclusive(context);
+    if (CUresult status = check_unsafe_call()) return status;
+    ExclusiveContext exclusive(context);
     return Memory::instance().add_registered(base, bytes, context->device, context->handle, flags)
                ? CUDA_SUCCESS
                : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -307,10 +310,10 @@ CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned int flags) {
 
 CUresult cuMemHostUnregister(void *pointer) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult status = allowed_in_capture(context)) return status;
-    Exclusive exclusive(context);
+    if (CUresult status = check_unsafe_call()) return status;
+    ExclusiveContext exclusive(context);
     drain(*context);
     return Memory::instance().remove_registered(reinterpret_cast<uint64_t>(pointer))
                ? CUDA_SUCCESS
@@ -319,7 +322,7 @@ CUresult cuMemHostUnregister(void *pointer) {
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr *address, void *pointer, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     std::optional<Allocation> found = Memory::instance().find(reinterpret_cast<uint64_t>(pointer));
     if (!found || found->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
@@ -329,7 +332,7 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr *address, void *pointer, unsigned
 
 CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::optional<Allocation> found = Memory::instance().find(reinterpret_cast<uint64_t>(pointer));
     if (flags == nullptr || !found || found->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
     *flags = found->flags | CU_MEMHOSTALLOC_DEVICEMAP;
@@ -339,14 +342,14 @@ CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer) {
 // ---------------------------------------------------------------------------------------------------- attributes
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return pointer_attribute(data, attribute, address);
 }
 
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
                                 CUdeviceptr address) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
         if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -361,14 +364,14 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attribu
 }
 
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
     return Memory::instance().find(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUmemLocation) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->kind != MemoryKind::managed) return CUDA_ERROR_INVALID_VALUE;
     return check_range(address, bytes);
@@ -377,7 +380,7 @@ CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUmemLocat
 CUresult cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute, CUdeviceptr address,
                                 size_t bytes) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (data == nullptr || check_range(address, bytes) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
     memset(data, 0, size);
     return CUDA_SUCCESS;
@@ -386,49 +389,49 @@ CUresult cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute, 
 // ---------------------------------------------------------------------------------------------------- pools
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (device < 0 || device >= config().devices) return CUDA_ERROR_INVALID_DEVICE;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *pool = static_cast<CUmemoryPool>(default_pool(device)->handle);
     return CUDA_SUCCESS;
 }
 
 namespace {
 
-std::map<int, std::shared_ptr<MemoryPool>> &chosen_pools() {
-    static auto *const made = new std::map<int, std::shared_ptr<MemoryPool>>();
-    return *made;
+// The pools that cuDeviceSetMemPool chose, by device.
+std::map<int, std::shared_ptr<MemoryPool>> &current_pools() {
+    static auto *const pools = new std::map<int, std::shared_ptr<MemoryPool>>();
+    return *pools;
 }
 
-std::mutex chosen_mutex;
+std::mutex pools_mutex;
 
 }  // namespace
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(chosen_mutex);
-    auto chosen = chosen_pools().find(device);
-    if (chosen == chosen_pools().end()) return cuDeviceGetDefaultMemPool(pool, device);
-    *pool = static_cast<CUmemoryPool>(chosen->second->handle);
+    std::lock_guard lock(pools_mutex);
+    auto found = current_pools().find(device);
+    if (found == current_pools().end()) return cuDeviceGetDefaultMemPool(pool, device);
+    *pool = static_cast<CUmemoryPool>(found->second->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
     if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(chosen_mutex);
-    chosen_pools()[device] = pool;
+    std::lock_guard lock(pools_mutex);
+    current_pools()[device] = pool;
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->location.id < 0 || properties->location.id >= config().devices)
-        return CUDA_ERROR_INVALID_DEVICE;
+    if (!is_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
     auto pool = std::make_shared<MemoryPool>();
     pool->device = properties->location.id;
     pool->handle = tables().pools.add(pool);
@@ -437,23 +440,23 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
     if (!pool || pool->is_default) return CUDA_ERROR_INVALID_VALUE;
     tables().pools.remove(handle);
-    std::lock_guard lock(chosen_mutex);
-    auto chosen = chosen_pools().find(pool->device);
-    if (chosen != chosen_pools().end() && chosen->second == pool) chosen_pools().erase(chosen);
+    std::lock_guard lock(pools_mutex);
+    auto found = current_pools().find(pool->device);
+    if (found != current_pools().end() && found->second == pool) current_pools().erase(found);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     return tables().pools.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
     if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     switch (static_cast<int>(attribute)) {
@@ -465,7 +468,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
             int set;
             memcpy(&set, value, sizeof set);
-            std::lock_guard lock(chosen_mutex);
+            std::lock_guard lock(pools_mutex);
             pool->switches[attribute] = set;
             return CUDA_SUCCESS;
         }
@@ -476,7 +479,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
     if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     uint64_t wide = 0;
@@ -489,7 +492,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
         case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
-            std::lock_guard lock(chosen_mutex);
+            std::lock_guard lock(pools_mutex);
             auto set = pool->switches.find(attribute);
             int answer = set == pool->switches.end() ? 1 : set->second;
             memcpy(value, &answer, sizeof answer);
@@ -502,12 +505,12 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *, size_t) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     return tables().pools.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (flags == nullptr || !tables().pools.get(handle)) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-// Modules, libraries, kernels and functions: from an image to something that can be launched.
+// Modules, libraries, kernels and functions.
 #include <string.h>
 
 #include <algorithm>
@@ -9,32 +9,38 @@
 namespace cudasim::driver {
 namespace {
 
-// From any image to its translation.
-CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &made,
+CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &translated,
                          std::string &options) {
     if (jit.status() != CUDA_SUCCESS) return jit.status();
     std::string text;
-    if (CUresult status = choose_text(image, jit, text, options)) return status;
-    if (CUresult status = translate_text(text, jit, made)) return status;
+    if (CUresult status = select_ptx(image, jit, text, options)) return status;
+    if (CUresult status = translate_ptx(text, jit, translated)) return status;
     if (jit.max_registers() != 0) options += " -maxrregcount=" + std::to_string(jit.max_registers());
     return CUDA_SUCCESS;
 }
 
-unsigned registers_of(const cudasim::Kernel &kernel, const std::string &options) {
-    unsigned registers = std::min(std::max(kernel.registers, 8u), 255u);
-    unsigned most = max_registers(options);
-    const uint32_t *bound = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
-    if (bound[0] != 0) {
-        unsigned threads = std::max(1u, bound[0] * std::max(1u, bound[1]) * std::max(1u, bound[2]));
-        unsigned fits = std::max(16u, static_cast<unsigned>(kRegisters) / threads / 8 * 8);
-        most = most == 0 ? fits : std::min(most, fits);
-    }
-    return most == 0 ? registers : std::min(registers, std::max(most, 16u));
+// Returns the most threads per block that .reqntid or .maxntid allows; 0 if the kernel has neither.
+unsigned block_limit(const cudasim::Kernel &kernel) {
+    const uint32_t *shape = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
+    return shape[0] * shape[1] * shape[2];
 }
 
-CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_ptr<const Image> &image,
-                     const std::string &options, const std::vector<uint64_t> *managed,
-                     std::shared_ptr<Module> &module) {
+// Estimates the registers per thread, as ptxas limits them by -maxrregcount and by the size of a block.
+unsigned register_count(const cudasim::Kernel &kernel, const std::string &options) {
+    unsigned registers = std::clamp(kernel.registers, 8u, 255u);
+    unsigned limit = max_registers(options);
+    if (unsigned threads = block_limit(kernel)) {
+        unsigned fits = std::max(16u, static_cast<unsigned>(kRegisters) / threads / 8 * 8);
+        limit = limit == 0 ? fits : std::min(limit, fits);
+    }
+    return limit == 0 ? registers : std::min(registers, std::max(limit, 16u));
+}
+
+// Makes a module in a context: allocates and initialises its variables, and makes its functions. `managed`: the addresses of
+// a library's managed variables.
+CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_ptr<const Image> &image,
+                    const std::string &options, const std::vector<uint64_t> *managed,
+                    std::shared_ptr<Module> &module) {
     module = std::make_shared<Module>();
     module->context = context;
     module->image = image;
@@ -42,7 +48,7 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
     const std::vector<Variable> &variables = image->variables();
     module->variables.assign(variables.size(), 0);
     Memory &memory = Memory::instance();
-    size_t bytes[2] = {0, 0};  // of global variables, of constant ones
+    size_t bytes[2] = {0, 0};  // of global and of constant variables
     uint64_t blocks[2] = {0, 0};
     std::vector<size_t> offsets(variables.size(), 0);
     for (size_t i = 0; i < variables.size(); i++) {
@@ -67,11 +73,11 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
         } else if (managed != nullptr) {
             module->variables[i] = (*managed)[i];
         } else {
-            uint64_t own = memory.allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed,
-                                           context->device, context->handle);
-            if (own == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-            module->owned.push_back({own, memory.find(own)->id});
-            module->variables[i] = own;
+            uint64_t address = memory.allocate(std::max<size_t>(variables[i].size, 1), MemoryKind::managed,
+                                               context->device, context->handle);
+            if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+            module->owned.push_back({address, memory.find(address)->id});
+            module->variables[i] = address;
         }
     }
     for (uint32_t i = 0; i < variables.size(); i++)
@@ -82,23 +88,21 @@ CUresult instantiate(const std::shared_ptr<Context> &context, const std::shared_
         function->module = module;
         function->image = image;
         function->index = i;
-        function->registers = registers_of(image->kernels()[i], options);
-        function->loaded = config().eager;
+        function->registers = register_count(image->kernels()[i], options);
+        function->loaded = config().eager_loading;
         function->handle = tables().functions.add(function);
         module->functions.push_back(std::move(function));
     }
     module->handle = tables().modules.add(module);
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     context->modules.push_back(module);
     return CUDA_SUCCESS;
 }
 
 void unload(const std::shared_ptr<Module> &module) {
-    for (const std::shared_ptr<Function> &function : module->functions)
-        tables().functions.remove(function->handle);
-    tables().modules.remove(module->handle);
+    remove_handles(*module);
     if (std::shared_ptr<Context> context = module->context.lock()) {
-        std::lock_guard lock(context->lock);
+        std::lock_guard lock(context->mutex);
         auto &modules = context->modules;
         modules.erase(std::remove(modules.begin(), modules.end(), module), modules.end());
     }
@@ -107,36 +111,36 @@ void unload(const std::shared_ptr<Module> &module) {
 CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_option *options,
                      void **values) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (handle == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
     JitOptions jit(count, options, values);
-    std::optional<Exclusive> exclusive;
+    std::optional<ExclusiveContext> exclusive;
     std::shared_ptr<const Image> translated;
     std::string compiler_options;
-    if (config().hostile)
-        if (CUresult status = before_load(context, exclusive)) return status;
+    if (CUresult status = prepare_load(context, exclusive)) return status;
     if (CUresult status = translate_image(image, jit, translated, compiler_options)) return status;
     std::shared_ptr<Module> module;
-    if (CUresult status = instantiate(context, translated, compiler_options, nullptr, module)) return status;
+    if (CUresult status = load_image(context, translated, compiler_options, nullptr, module)) return status;
     *handle = static_cast<CUmodule>(module->handle);
     return CUDA_SUCCESS;
 }
 
-// Names that nvcc gives to what it never registers: function statics, string constants, type information.
-bool never_registered(const std::string &name) {
+// Returns whether a variable has a name that nvcc never registers: function statics, string constants, type information.
+bool is_never_registered(const std::string &name) {
     for (const char *prefix : {"_ZZ", "_ZTV", "_ZTI", "_ZTS", "$str", "_$_str", "__unnamed_", ".str"})
         if (name.rfind(prefix, 0) == 0) return true;
     return false;
 }
 
-CUresult find_global(const std::shared_ptr<Module> &module, const char *name, bool by_runtime,
+CUresult find_global(const std::shared_ptr<Module> &module, const char *name, bool from_library,
                      CUdeviceptr *address, size_t *bytes) {
     int index = module->image->find_variable(name);
     if (index < 0 || module->image->variables()[index].external) return CUDA_ERROR_NOT_FOUND;
     if (config().hide_variables) {
         std::lock_guard lock(module->mutex);
-        if (by_runtime) module->asked.insert(name);
-        else if (never_registered(name) && module->asked.count(name) == 0) return CUDA_ERROR_NOT_FOUND;
+        if (from_library) module->registered_variables.insert(name);
+        else if (is_never_registered(name) && module->registered_variables.count(name) == 0)
+            return CUDA_ERROR_NOT_FOUND;
     }
     if (address != nullptr) *address = module->variables[index];
     if (bytes != nullptr) *bytes = module->image->variables()[index].size;
@@ -206,14 +210,14 @@ CUresult set_attribute(Function &function, int attribute, int value) {
     }
 }
 
-// A CUfunction for a call that may, on a real driver, not take a CUkernel.
-CUresult strict_function(CUfunction handle, std::shared_ptr<Function> &function) {
-    if (CUresult status = initialized()) return status;
+// Finds the function of a CUfunction. A CUkernel is accepted too, except in hostile mode: some drivers reject it.
+CUresult find_function_strict(CUfunction handle, std::shared_ptr<Function> &function) {
+    if (CUresult status = check_initialized()) return status;
     function = tables().functions.get(handle);
     if (function) return CUDA_SUCCESS;
     if (config().hostile) return CUDA_ERROR_INVALID_HANDLE;
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     return find_function(handle, context, function);
 }
 
@@ -224,11 +228,26 @@ CUresult parameter_info(const cudasim::Kernel &kernel, size_t index, size_t *off
     return CUDA_SUCCESS;
 }
 
-const cudasim::Kernel &kernel_of(const LibraryKernel &kernel, const Library &library) {
+const cudasim::Kernel &kernel_data(const LibraryKernel &kernel, const Library &library) {
     return library.image->kernels()[kernel.index];
 }
 
+// Finds a CUkernel and its library.
+CUresult find_kernel(CUkernel handle, std::shared_ptr<LibraryKernel> &kernel,
+                     std::shared_ptr<Library> &library) {
+    if (CUresult status = check_initialized()) return status;
+    kernel = tables().kernels.get(handle);
+    library = kernel ? kernel->library.lock() : nullptr;
+    return library ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
 }  // namespace
+
+void remove_handles(const Module &module) {
+    for (const std::shared_ptr<Function> &function : module.functions)
+        tables().functions.remove(function->handle);
+    tables().modules.remove(module.handle);
+}
 
 Module::~Module() {
     for (auto [address, id] : owned) Memory::instance().release(address, id);
@@ -241,14 +260,14 @@ Library::~Library() {
 
 CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
                         std::shared_ptr<Module> &module) {
-    std::lock_guard outer(context->lock);  // always before a library's: loading holds it
+    std::lock_guard context_lock(context->mutex);  // before the library's mutex, as in loading
     std::lock_guard lock(library->mutex);
     auto found = library->modules.find(context.get());
     if (found != library->modules.end()) {
         module = found->second;
         return CUDA_SUCCESS;
     }
-    if (CUresult status = instantiate(context, library->image, library->options, &library->managed, module))
+    if (CUresult status = load_image(context, library->image, library->options, &library->managed, module))
         return status;
     module->library = library;
     for (size_t i = 0; i < library->kernels.size(); i++)
@@ -258,7 +277,7 @@ CUresult library_module(const std::shared_ptr<Library> &library, const std::shar
     return CUDA_SUCCESS;
 }
 
-void forget_context(const Context *context) {
+void drop_context_modules(const Context *context) {
     for (const std::shared_ptr<Library> &library : tables().libraries.all()) {
         std::lock_guard lock(library->mutex);
         library->modules.erase(context);
@@ -284,18 +303,13 @@ CUresult find_function(const void *handle, const std::shared_ptr<Context> &conte
 }
 
 void load_function(Function &function, const std::shared_ptr<Context> &context) {
-    if (function.loaded.exchange(true) || !config().lazy_waits) return;
-    Exclusive loading(context);
+    if (function.loaded.exchange(true) || !config().lazy_loading_waits) return;
+    ExclusiveContext loading(context);
 }
 
 int max_threads(const Function &function) {
-    const cudasim::Kernel &kernel = function.kernel();
-    const uint32_t *bound = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
-    int most = kThreadsPerBlock;
-    if (bound[0] != 0)
-        most =
-            std::min<int>(most, static_cast<int>(bound[0] * std::max(1u, bound[1]) * std::max(1u, bound[2])));
-    return most;
+    const unsigned limit = block_limit(function.kernel());
+    return limit == 0 ? kThreadsPerBlock : std::min(kThreadsPerBlock, static_cast<int>(limit));
 }
 
 int occupancy(const Function &function, int block, size_t dynamic_shared) {
@@ -331,7 +345,7 @@ CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
 
 CUresult cuModuleLoad(CUmodule *module, const char *path) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string text;
     if (CUresult status = read_image_file(path, text)) return status;
@@ -340,25 +354,24 @@ CUresult cuModuleLoad(CUmodule *module, const char *path) {
 
 CUresult cuModuleUnload(CUmodule handle) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module || module->library.lock()) return CUDA_ERROR_INVALID_HANDLE;
-    std::optional<Exclusive> exclusive;
-    if (config().hostile)
-        if (CUresult status = before_load(context, exclusive)) return status;
+    std::optional<ExclusiveContext> exclusive;
+    if (CUresult status = prepare_load(context, exclusive)) return status;
     unload(module);
     return CUDA_SUCCESS;
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *mode = config().eager ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+    *mode = config().eager_loading ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }
 
 CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const char *name) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (handle == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Module> module = tables().modules.get(module_handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
@@ -369,7 +382,7 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
 }
 
 CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
     if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -378,7 +391,7 @@ CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule handle) {
 }
 
 CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
     if (functions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -390,7 +403,7 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, C
 
 CUresult cuModuleGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule handle, const char *name) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
@@ -401,13 +414,12 @@ CUresult cuModuleGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule handle,
 
 CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *jit_options, void **jit_values,
                            unsigned int jit_count, CUlibraryOption *, void **, unsigned int) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr || code == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::vector<std::shared_ptr<Context>> contexts = tables().contexts.all();
-    std::deque<std::optional<Exclusive>> exclusive;
-    if (config().hostile)
-        for (const std::shared_ptr<Context> &context : contexts)
-            if (CUresult status = before_load(context, exclusive.emplace_back())) return status;
+    std::deque<std::optional<ExclusiveContext>> exclusive;
+    for (const std::shared_ptr<Context> &context : contexts)
+        if (CUresult status = prepare_load(context, exclusive.emplace_back())) return status;
     auto library = std::make_shared<Library>();
     JitOptions jit(jit_count, jit_options, jit_values);
     if (CUresult status = translate_image(code, jit, library->image, library->options)) return status;
@@ -419,7 +431,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
                                                        MemoryKind::managed, 0, library.get());
         if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         library->managed[i] = address;
-        // Managed variables hold no addresses of others: those differ between contexts.
+        // The initial value of a managed variable contains no addresses, because these differ between contexts.
         std::vector<uint64_t> none(variables.size(), 0);
         library->image->initialise(i, none.data(), reinterpret_cast<void *>(address));
     }
@@ -433,7 +445,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
     library->handle = tables().libraries.add(library);
     for (const std::shared_ptr<Context> &context : contexts) {
         std::shared_ptr<Module> module;
-        if (context->destroyed || context->sticky != 0) continue;
+        if (context->destroyed || context->sticky_error != 0) continue;
         if (CUresult status = library_module(library, context, module)) return status;
     }
     *handle = static_cast<CUlibrary>(library->handle);
@@ -443,7 +455,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
 CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option *jit_options,
                                void **jit_values, unsigned int jit_count, CUlibraryOption *options,
                                void **values, unsigned int count) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::string text;
     if (CUresult status = read_image_file(path, text)) return status;
@@ -451,7 +463,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *handle, const char *path, CUjit_option
 }
 
 CUresult cuLibraryUnload(CUlibrary handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Library> library = tables().libraries.remove(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
     for (const std::shared_ptr<LibraryKernel> &kernel : library->kernels)
@@ -462,12 +474,12 @@ CUresult cuLibraryUnload(CUlibrary handle) {
         modules.swap(library->modules);
     }
     for (const auto &[context, module] : modules)
-        unload(module);  // running kernels keep their module until they end
+        unload(module);  // a running kernel keeps its module until it ends
     return CUDA_SUCCESS;
 }
 
 CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const char *name) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Library> library = tables().libraries.get(library_handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -478,7 +490,7 @@ CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const ch
 }
 
 CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Library> library = tables().libraries.get(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
     if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -487,7 +499,7 @@ CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary handle) {
 }
 
 CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Library> library = tables().libraries.get(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
     if (kernels == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -499,7 +511,7 @@ CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibr
 
 CUresult cuLibraryGetModule(CUmodule *handle, CUlibrary library_handle) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Library> library = tables().libraries.get(library_handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -511,7 +523,7 @@ CUresult cuLibraryGetModule(CUmodule *handle, CUlibrary library_handle) {
 
 CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary handle, const char *name) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Library> library = tables().libraries.get(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -521,7 +533,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary handl
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary handle, const char *name) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Library> library = tables().libraries.get(handle);
     if (!library) return CUDA_ERROR_INVALID_HANDLE;
@@ -538,7 +550,7 @@ CUresult cuLibraryGetUnifiedFunction(void **, CUlibrary, const char *) { return 
 
 CUresult cuKernelGetFunction(CUfunction *handle, CUkernel kernel) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!tables().kernels.get(kernel)) return CUDA_ERROR_INVALID_HANDLE;
     std::shared_ptr<Function> function;
@@ -548,21 +560,21 @@ CUresult cuKernelGetFunction(CUfunction *handle, CUkernel kernel) {
 }
 
 CUresult cuKernelGetLibrary(CUlibrary *handle, CUkernel kernel_handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<LibraryKernel> kernel = tables().kernels.get(kernel_handle);
-    std::shared_ptr<Library> library = kernel ? kernel->library.lock() : nullptr;
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
+    std::shared_ptr<LibraryKernel> kernel;
+    std::shared_ptr<Library> library;
+    if (CUresult status = find_kernel(kernel_handle, kernel, library)) return status;
     *handle = static_cast<CUlibrary>(library->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel handle, CUdevice device) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<LibraryKernel> kernel = tables().kernels.get(handle);
-    std::shared_ptr<Library> library = kernel ? kernel->library.lock() : nullptr;
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
+    std::shared_ptr<LibraryKernel> kernel;
+    std::shared_ptr<Library> library;
+    if (CUresult status = find_kernel(handle, kernel, library)) return status;
     CUresult status;
     std::shared_ptr<Context> context = primary_context(device, status);
     if (!context) return status;
@@ -572,10 +584,9 @@ CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkern
 }
 
 CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice device) {
-    if (CUresult status = initialized()) return status;
-    std::shared_ptr<LibraryKernel> kernel = tables().kernels.get(handle);
-    std::shared_ptr<Library> library = kernel ? kernel->library.lock() : nullptr;
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
+    std::shared_ptr<LibraryKernel> kernel;
+    std::shared_ptr<Library> library;
+    if (CUresult status = find_kernel(handle, kernel, library)) return status;
     CUresult status;
     std::shared_ptr<Context> context = primary_context(device, status);
     if (!context) return status;
@@ -592,56 +603,55 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
 }
 
 CUresult cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache, CUdevice) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     return tables().kernels.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuKernelGetName(const char **name, CUkernel handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<LibraryKernel> kernel = tables().kernels.get(handle);
-    std::shared_ptr<Library> library = kernel ? kernel->library.lock() : nullptr;
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
-    *name = kernel_of(*kernel, *library).name.c_str();
+    std::shared_ptr<LibraryKernel> kernel;
+    std::shared_ptr<Library> library;
+    if (CUresult status = find_kernel(handle, kernel, library)) return status;
+    *name = kernel_data(*kernel, *library).name.c_str();
     return CUDA_SUCCESS;
 }
 
 CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *size) {
-    if (CUresult status = initialized()) return status;
-    std::shared_ptr<LibraryKernel> kernel = tables().kernels.get(handle);
-    std::shared_ptr<Library> library = kernel ? kernel->library.lock() : nullptr;
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
-    return parameter_info(kernel_of(*kernel, *library), index, offset, size);
+    std::shared_ptr<LibraryKernel> kernel;
+    std::shared_ptr<Library> library;
+    if (CUresult status = find_kernel(handle, kernel, library)) return status;
+    return parameter_info(kernel_data(*kernel, *library), index, offset, size);
 }
 
 // ---------------------------------------------------------------------------------------------------- functions
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return get_attribute(*function, attribute, value);
 }
 
 CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     return set_attribute(*function, attribute, value);
 }
 
 CUresult cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
     std::shared_ptr<Function> function;
-    return strict_function(handle, function);
+    return find_function_strict(handle, function);
 }
 
 CUresult cuFuncSetSharedMemConfig(CUfunction handle, CUsharedconfig) {
     std::shared_ptr<Function> function;
-    return strict_function(handle, function);
+    return find_function_strict(handle, function);
 }
 
 CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     if (module == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Module> owner = function->module.lock();
     if (!owner) return CUDA_ERROR_INVALID_HANDLE;
@@ -651,7 +661,7 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
 
 CUresult cuFuncGetName(const char **name, CUfunction handle) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *name = function->kernel().name.c_str();
     return CUDA_SUCCESS;
@@ -659,13 +669,13 @@ CUresult cuFuncGetName(const char **name, CUfunction handle) {
 
 CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *size) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     return parameter_info(function->kernel(), index, offset, size);
 }
 
 CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *state = function->loaded ? CU_FUNCTION_LOADING_STATE_LOADED : CU_FUNCTION_LOADING_STATE_UNLOADED;
     return CUDA_SUCCESS;
@@ -673,11 +683,11 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle) {
 
 CUresult cuFuncLoad(CUfunction handle) {
     std::shared_ptr<Function> function;
-    if (CUresult status = strict_function(handle, function)) return status;
+    if (CUresult status = find_function_strict(handle, function)) return status;
     const std::shared_ptr<Module> module = function->module.lock();
     const std::shared_ptr<Context> context = module ? module->context.lock() : nullptr;
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
-    if (!function->kernel().refused.empty()) return CUDA_ERROR_NOT_SUPPORTED;  // the launch says why
+    if (!function->kernel().refused.empty()) return CUDA_ERROR_NOT_SUPPORTED;  // the launch prints the reason
     load_function(*function, context);
     return CUDA_SUCCESS;
 }
@@ -687,7 +697,7 @@ CUresult cuFuncLoad(CUfunction handle) {
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int block_size,
                                                               size_t dynamic_shared, unsigned int) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Function> function;
     if (CUresult status = find_function(handle, context, function)) return status;
     if (blocks == nullptr || block_size <= 0) return CUDA_ERROR_INVALID_VALUE;
@@ -701,39 +711,39 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction han
                                                                 0);
 }
 
-CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *least_grid, int *block_size, CUfunction handle,
-                                                   CUoccupancyB2DSize shared_of, size_t dynamic_shared,
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *min_grid, int *block_size, CUfunction handle,
+                                                   CUoccupancyB2DSize shared_size, size_t dynamic_shared,
                                                    int limit, unsigned int) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Function> function;
     if (CUresult status = find_function(handle, context, function)) return status;
-    if (least_grid == nullptr || block_size == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (min_grid == nullptr || block_size == nullptr) return CUDA_ERROR_INVALID_VALUE;
     int most = max_threads(*function);
     if (limit > 0) most = std::min(most, limit);
     int best_threads = 0;
     for (int block = most; block > 0; block = block % 32 == 0 ? block - 32 : block / 32 * 32) {
-        size_t shared = shared_of != nullptr ? shared_of(block) : dynamic_shared;
+        size_t shared = shared_size != nullptr ? shared_size(block) : dynamic_shared;
         int blocks = occupancy(*function, block, shared);
         if (blocks * block > best_threads) {
             best_threads = blocks * block;
             *block_size = block;
-            *least_grid = blocks * kMultiprocessors;
+            *min_grid = blocks * kMultiprocessors;
         }
     }
     return best_threads != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuOccupancyMaxPotentialBlockSize(int *least_grid, int *block_size, CUfunction handle,
-                                          CUoccupancyB2DSize shared_of, size_t dynamic_shared, int limit) {
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(least_grid, block_size, handle, shared_of,
+CUresult cuOccupancyMaxPotentialBlockSize(int *min_grid, int *block_size, CUfunction handle,
+                                          CUoccupancyB2DSize shared_size, size_t dynamic_shared, int limit) {
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(min_grid, block_size, handle, shared_size,
                                                      dynamic_shared, limit, 0);
 }
 
 CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handle, int blocks,
                                                  int block_size) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Function> function;
     if (CUresult status = find_function(handle, context, function)) return status;
     if (bytes == nullptr || blocks <= 0 || block_size <= 0) return CUDA_ERROR_INVALID_VALUE;

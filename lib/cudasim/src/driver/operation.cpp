@@ -1,4 +1,4 @@
-// What each piece of work does when a worker thread runs it: kernels, copies, memsets, host functions, graphs.
+// Executes operations in a worker thread: kernels, copies, memsets, host functions, memory operations, graphs.
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -12,16 +12,16 @@ namespace {
 
 void report_fault(Context &context, const Fault &fault) {
     int none = 0;
-    context.sticky.compare_exchange_strong(none, fault.code);
+    context.sticky_error.compare_exchange_strong(none, fault.code);
     if (fault.code == CUDA_ERROR_ILLEGAL_ADDRESS)
-        log_line("kernel %s: stray address 0x%llx block (%u,%u,%u) thread (%u,%u,%u)%s", fault.kernel.c_str(),
-                 static_cast<unsigned long long>(fault.address), fault.block[0], fault.block[1],
-                 fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2],
+        log_line("kernel %s: illegal address 0x%llx block (%u,%u,%u) thread (%u,%u,%u)%s",
+                 fault.kernel.c_str(), static_cast<unsigned long long>(fault.address), fault.block[0],
+                 fault.block[1], fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2],
                  fault.line != 0 ? (" PTX line " + std::to_string(fault.line)).c_str() : "");
     else log_line("%s", fault.message.c_str());
 }
 
-// Runs a kernel that starts at the virtual time `start`; when it ends.
+// Runs a kernel. Takes and returns virtual times: its start and its end.
 uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start) {
     if (!launch.module) return start;
     LaunchDescription description;
@@ -39,7 +39,7 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
     description.dynamic_shared = launch.shared_bytes;
     description.grid_id = context.next_grid++;
     {
-        std::lock_guard lock(context.lock_limits);
+        std::lock_guard lock(context.limits_mutex);
         auto limit = context.limits.find(CU_LIMIT_STACK_SIZE);
         if (limit != context.limits.end()) description.stack_limit = static_cast<uint32_t>(limit->second);
     }
@@ -54,8 +54,8 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
     return start + duration;
 }
 
-// Hostile mode: work does not start when it could, so that streams meet in many orders.
-void hesitate() {
+// Hostile mode: delays work at random, so that streams overlap in different ways.
+void delay_randomly() {
     static std::atomic<uint64_t> workers{0};
     thread_local uint64_t state = (config().seed + ++workers) * 0x9e3779b97f4a7c15u;
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -74,10 +74,11 @@ void copy_rows(const Copy &copy) {
                 copy.width);
 }
 
-// Zeroing much device memory gives its pages back instead of touching them: what is mapped anew reads as zeros.
-bool drop_to_zero(uint64_t at, size_t size) {
-    constexpr size_t kPage = 4096, kMuch = size_t{1} << 20;
-    if (size < kMuch) return false;
+// Zeroes a large range of device memory by discarding its pages, which then read as zeros. Returns false if that is not
+// possible.
+bool discard_to_zero(uint64_t at, size_t size) {
+    constexpr size_t kPage = 4096, kMinBytes = size_t{1} << 20;
+    if (size < kMinBytes) return false;
     auto found = Memory::instance().find(at);
     if (!found || found->kind != MemoryKind::device || found->mapping > at ||
         at + size > found->mapping + found->mapped)
@@ -88,24 +89,24 @@ bool drop_to_zero(uint64_t at, size_t size) {
     return madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED) == 0;
 }
 
-// Memory operations of a stream: values that are written, and values that are waited for.
+// Stream memory operations: cuStreamWriteValue, cuStreamWaitValue.
 
-bool is_met(uint64_t now, uint64_t value, unsigned flags, bool wide) {
+bool wait_is_over(uint64_t now, uint64_t value, unsigned flags, bool wide) {
     uint64_t mask = wide ? ~uint64_t{0} : 0xffffffff;
     switch (flags & 3) {
         case CU_STREAM_WAIT_VALUE_EQ: return ((now ^ value) & mask) == 0;
         case CU_STREAM_WAIT_VALUE_AND: return (now & value & mask) != 0;
         case CU_STREAM_WAIT_VALUE_NOR: return (~(now | value) & mask) != 0;
-        default:  // GEQ, by the sign of the difference
+        default:  // CU_STREAM_WAIT_VALUE_GEQ compares the sign of the difference
             return wide
                        ? static_cast<int64_t>(now - value) >= 0
                        : static_cast<int32_t>(static_cast<uint32_t>(now) - static_cast<uint32_t>(value)) >= 0;
     }
 }
 
-// What streams wrote where, and when on the virtual clock: so a wait ends at the same time in every run, whenever the
-// worker looks.
-class Written {
+// The values that streams wrote, with their virtual times. So a wait ends at the same virtual time in every run, no matter
+// when the worker checks the value.
+class WrittenValues {
   public:
     void write(uint64_t address, uint64_t time, uint64_t before, uint64_t value) {
         std::lock_guard lock(mutex_);
@@ -113,15 +114,15 @@ class Written {
         if (values.empty()) values.push_back({0, before});
         auto later = [](uint64_t at, const Value &other) { return at < other.time; };
         values.insert(std::upper_bound(values.begin(), values.end(), time, later), {time, value});
-        if (values.size() > kMost) values.erase(values.begin());
+        if (values.size() > kMaxValues) values.erase(values.begin());
     }
-    // When a wait that begins at `time` is over; what kernels and the host write has no known time.
-    uint64_t met(uint64_t address, uint64_t time, uint64_t value, unsigned flags, bool wide) {
+    // Returns the end of a wait that starts at `time`. Values from kernels and from the host have no known time.
+    uint64_t end_of_wait(uint64_t address, uint64_t time, uint64_t value, unsigned flags, bool wide) {
         std::lock_guard lock(mutex_);
         bool met = true;
         for (const Value &one : values_[address]) {
             if (one.time > time && met) break;
-            met = is_met(one.value, value, flags, wide);
+            met = wait_is_over(one.value, value, flags, wide);
             if (one.time > time && met) return one.time;
         }
         return time;
@@ -131,31 +132,32 @@ class Written {
     struct Value {
         uint64_t time, value;
     };
-    static constexpr size_t kMost = 256;  // per address
+    static constexpr size_t kMaxValues = 256;  // per address
     std::mutex mutex_;
     std::unordered_map<uint64_t, std::vector<Value>> values_;
 };
 
-Written &written() {
-    static Written *const made = new Written();
-    return *made;
+WrittenValues &written_values() {
+    static WrittenValues *const instance = new WrittenValues();
+    return *instance;
 }
 
 template <class T>
 void write_value(uint64_t address, T value, uint64_t time) {
     T before = __atomic_exchange_n(reinterpret_cast<T *>(address), value, __ATOMIC_SEQ_CST);
-    if (virtual_clock()) written().write(address, time, before, value);
+    if (virtual_clock()) written_values().write(address, time, before, value);
 }
 
 template <class T>
-uint64_t await_value(const Context &context, uint64_t address, T value, unsigned flags, uint64_t time) {
+uint64_t wait_for_value(const Context &context, uint64_t address, T value, unsigned flags, uint64_t time) {
     constexpr bool wide = sizeof(T) == 8;
-    while (!is_met(__atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST), value, flags, wide)) {
-        if (context.sticky != 0 || context.destroyed) return time;
+    while (!wait_is_over(__atomic_load_n(reinterpret_cast<T *>(address), __ATOMIC_SEQ_CST), value, flags,
+                         wide)) {
+        if (context.sticky_error != 0 || context.destroyed) return time;
         timespec pause = {0, 20000};
         nanosleep(&pause, nullptr);
     }
-    return virtual_clock() ? written().met(address, time, value, flags, wide) : time;
+    return virtual_clock() ? written_values().end_of_wait(address, time, value, flags, wide) : time;
 }
 
 uint64_t memory_operations(const Context &context, const std::vector<CUstreamBatchMemOpParams> &operations,
@@ -171,26 +173,27 @@ uint64_t memory_operations(const Context &context, const std::vector<CUstreamBat
                 write_value<uint64_t>(write.address, write.value64, time);
                 break;
             case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-                time = await_value<uint32_t>(context, wait.address, wait.value, wait.flags, time);
+                time = wait_for_value<uint32_t>(context, wait.address, wait.value, wait.flags, time);
                 break;
             case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-                time = await_value<uint64_t>(context, wait.address, wait.value64, wait.flags, time);
+                time = wait_for_value<uint64_t>(context, wait.address, wait.value64, wait.flags, time);
                 break;
-            default: break;  // flushes and barriers: everything here is in order anyway
+            default: break;  // flushes and barriers: all operations are in order anyway
         }
     }
     return time;
 }
 
-uint64_t divided_up(uint64_t bytes, uint64_t by) { return (bytes + by - 1) / by; }
+uint64_t divide_up(uint64_t bytes, uint64_t by) { return (bytes + by - 1) / by; }
 
 template <class T>
-void fill_rows(const Fill &fill) {
-    for (size_t y = 0; y < fill.height; y++) {
-        if (fill.value == 0 && drop_to_zero(fill.destination + y * fill.pitch, fill.width * sizeof(T)))
+void memset_rows(const Memset &memset) {
+    for (size_t y = 0; y < memset.height; y++) {
+        if (memset.value == 0 &&
+            discard_to_zero(memset.destination + y * memset.pitch, memset.width * sizeof(T)))
             continue;
-        T *row = reinterpret_cast<T *>(fill.destination + y * fill.pitch);
-        std::fill(row, row + fill.width, static_cast<T>(fill.value));
+        T *row = reinterpret_cast<T *>(memset.destination + y * memset.pitch);
+        std::fill(row, row + memset.width, static_cast<T>(memset.value));
     }
 }
 
@@ -199,26 +202,27 @@ uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start);
 }  // namespace
 
 uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
-    if (config().hostile) hesitate();
-    bool broken = context.sticky != 0;
+    if (config().hostile) delay_randomly();
+    bool broken = context.sticky_error != 0;
     switch (operation.type) {
         case CU_GRAPH_NODE_TYPE_KERNEL: return broken ? start : run_kernel(context, operation.kernel, start);
         case CU_GRAPH_NODE_TYPE_MEMCPY:
             if (broken) break;
             copy_rows(operation.copy);
-            return start + divided_up(operation.copy.bytes(), kCopyBytes);
+            return start + divide_up(operation.copy.bytes(), kCopyBytesPerNs);
         case CU_GRAPH_NODE_TYPE_MEMSET: {
             if (broken) break;
-            const Fill &fill = operation.fill;
-            if (fill.element_size == 1) fill_rows<uint8_t>(fill);
-            if (fill.element_size == 2) fill_rows<uint16_t>(fill);
-            if (fill.element_size == 4) fill_rows<uint32_t>(fill);
-            return start + divided_up(fill.width * fill.height * fill.element_size, kFillBytes);
+            const Memset &memset = operation.memset;
+            if (memset.element_size == 1) memset_rows<uint8_t>(memset);
+            if (memset.element_size == 2) memset_rows<uint16_t>(memset);
+            if (memset.element_size == 4) memset_rows<uint32_t>(memset);
+            return start + divide_up(memset.width * memset.height * memset.element_size, kMemsetBytesPerNs);
         }
         case CU_GRAPH_NODE_TYPE_HOST: {
             WorkerTime now(start);
             if (operation.host.callback != nullptr)
-                operation.host.callback(operation.host.stream, static_cast<CUresult>(context.sticky.load()),
+                operation.host.callback(operation.host.stream,
+                                        static_cast<CUresult>(context.sticky_error.load()),
                                         operation.host.data);
             else if (!broken) operation.host.function(operation.host.data);
             break;
@@ -240,7 +244,7 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
             if (!broken) return memory_operations(context, operation.memory, start);
             break;
         default:
-            if (operation.other) operation.other();
+            if (operation.stream_only) operation.stream_only();
             break;
     }
     return start;
@@ -248,28 +252,29 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
 
 namespace {
 
-// Runs the nodes of an executable graph in an order that their dependencies allow: those of different lanes side by side.
+// Executes the nodes of an executable graph. Nodes in different queues run in parallel.
 uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start) {
     std::vector<uint64_t> ends(graph.nodes.size(), start);
     auto run = [&](size_t index) {
         const GraphNode &node = *graph.nodes[index];
         uint64_t begin = start;
-        for (const NodePointer &before : node.after) begin = std::max(begin, ends[before->position]);
+        for (const NodePointer &dependency : node.dependencies)
+            begin = std::max(begin, ends[dependency->position]);
         ends[index] = node.enabled ? execute(context, node.operation, begin) : begin;
     };
-    if (graph.lanes.empty()) {
+    if (graph.queues.empty()) {
         for (size_t i = 0; i < graph.nodes.size(); i++) run(i);
     } else {
         std::vector<Fence> fences(graph.nodes.size());
         for (const NodePointer &node : graph.nodes) {
-            std::vector<Fence> after;
-            for (const NodePointer &before : node->after)
-                if (before->lane != node->lane) after.push_back(fences[before->position]);
+            std::vector<Fence> wait_for;
+            for (const NodePointer &dependency : node->dependencies)
+                if (dependency->queue != node->queue) wait_for.push_back(fences[dependency->position]);
             auto work = [&run, index = node->position](uint64_t) {
                 run(index);
                 return uint64_t{0};
             };
-            fences[node->position] = graph.lanes[node->lane]->submit(std::move(after), std::move(work));
+            fences[node->position] = graph.queues[node->queue]->submit(std::move(wait_for), std::move(work));
         }
         for (const Fence &fence : fences) fence.wait();
     }

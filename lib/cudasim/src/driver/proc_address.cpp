@@ -12,9 +12,9 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
                           CUdriverProcAddressQueryResult *status) {
     if (symbol == nullptr || function == nullptr || version > CUDA_VERSION) return CUDA_ERROR_INVALID_VALUE;
     static const auto *const by_name = [] {
-        auto *made = new std::multimap<std::string, const EntryPoint *>();
-        for (size_t i = 0; i < entry_point_count; i++) made->emplace(entry_points[i].name, &entry_points[i]);
-        return made;
+        auto *map = new std::multimap<std::string, const EntryPoint *>();
+        for (size_t i = 0; i < entry_point_count; i++) map->emplace(entry_points[i].name, &entry_points[i]);
+        return map;
     }();
     *function = nullptr;
     auto [first, last] = by_name->equal_range(symbol);

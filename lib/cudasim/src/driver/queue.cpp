@@ -10,12 +10,12 @@
 namespace cudasim {
 namespace {
 
-thread_local bool worker = false;
+thread_local bool is_worker = false;
 
-// A worker that has had nothing to do for this long ends: programs make streams by the hundred.
-constexpr std::chrono::seconds kIdle{2};
+// An idle worker exits after this time, because programs create hundreds of streams.
+constexpr std::chrono::seconds kIdleTimeout{2};
 
-// Signals of the application are for its own threads; faults are for the thread that makes them.
+// The application's own threads handle its signals. Signals of faults stay with the thread that causes them.
 void block_signals(sigset_t *before) {
     sigset_t all;
     sigfillset(&all);
@@ -25,7 +25,7 @@ void block_signals(sigset_t *before) {
 
 }  // namespace
 
-bool on_worker_thread() { return worker; }
+bool on_worker_thread() { return is_worker; }
 
 void Completion::finish(uint64_t end) {
     {
@@ -37,56 +37,57 @@ void Completion::finish(uint64_t end) {
 }
 
 void Completion::wait() const {
-    if (reached()) return;
+    if (done()) return;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return reached(); });
+    changed_.wait(lock, [this] { return done(); });
 }
 
-bool Completion::wait_for(std::chrono::milliseconds longest) const {
-    if (reached()) return true;
+bool Completion::wait_for(std::chrono::milliseconds timeout) const {
+    if (done()) return true;
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, longest, [this] { return reached(); });
+    return changed_.wait_for(lock, timeout, [this] { return done(); });
 }
 
-Fence Queue::submit(std::vector<Fence> after, Work work, uint64_t not_before, bool timed) {
+Fence Queue::submit(std::vector<Fence> wait_for, Work work, uint64_t not_before, bool timed) {
     auto completion = std::make_shared<Completion>();
     std::unique_lock lock(mutex_);
-    items_.push_back({std::move(after), std::move(work), not_before, timed, completion});
+    items_.push_back({std::move(wait_for), std::move(work), not_before, timed, completion});
     last_ = completion;
-    if (!serving_) {
-        serving_ = true;
+    if (!worker_running_) {
+        worker_running_ = true;
         sigset_t before;
         block_signals(&before);
-        std::thread([self = shared_from_this()] { self->serve(); }).detach();
+        std::thread([self = shared_from_this()] { self->run_worker(); }).detach();
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     } else {
-        lock.unlock();  // or the worker wakes up to wait for it
-        more_.notify_one();
+        lock.unlock();  // so that the worker does not wake up only to wait for it
+        work_available_.notify_one();
     }
     return {std::move(completion)};
 }
 
-void Queue::serve() {
-    worker = true;
+void Queue::run_worker() {
+    is_worker = true;
     pthread_setname_np(pthread_self(), "cudasim-stream");
     std::unique_lock lock(mutex_);
     for (;;) {
-        if (items_.empty() && !more_.wait_for(lock, kIdle, [this] { return !items_.empty(); })) {
-            serving_ = false;
+        if (items_.empty() &&
+            !work_available_.wait_for(lock, kIdleTimeout, [this] { return !items_.empty(); })) {
+            worker_running_ = false;
             return;
         }
         Item item = std::move(items_.front());
         items_.pop_front();
         lock.unlock();
         uint64_t start = std::max(end_, item.not_before);
-        for (const Fence &fence : item.after) {
+        for (const Fence &fence : item.wait_for) {
             fence.wait();
             start = std::max(start, fence.end());
         }
         uint64_t end = item.work(start);
         if (item.timed) end_ = end;
         std::shared_ptr<Completion> completion = std::move(item.completion);
-        item = {};  // releases what the work held before others learn that it is done
+        item = {};  // frees what the work holds before others see that it is done
         completion->finish(end_);
         lock.lock();
     }

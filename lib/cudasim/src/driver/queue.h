@@ -1,8 +1,8 @@
-// A stream: a queue with its own worker thread. Work of one stream runs in order, work of different streams overlaps,
-// and a fence lets work wait for a point in another stream.
+// Work queues: what is behind a stream. A queue has its own worker thread, which runs its work in order. The work of
+// different queues overlaps, and a fence lets work wait for work of another queue.
 //
-// On the virtual clock every piece of work has a start and an end in virtual nanoseconds. They follow from what the work
-// waits for alone, never from when the worker came to it, so they are the same in every run.
+// On the virtual clock, all work has a start and an end in virtual nanoseconds. They depend only on what the work waits
+// for, not on when the worker runs it, so they are the same in every run.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@
 
 namespace cudasim {
 
-// That one piece of work is done, and when on the virtual clock (0 on the real one).
+// The completion of one piece of work, with its end on the virtual clock (0 on the real clock).
 class Completion {
   public:
     void finish(uint64_t end);
-    bool reached() const { return done_.load(std::memory_order_acquire); }
+    bool done() const { return done_.load(std::memory_order_acquire); }
     void wait() const;
-    bool wait_for(std::chrono::milliseconds longest) const;  // false: not done even then
-    uint64_t end() const { return end_; }                    // once it is reached
+    bool wait_for(std::chrono::milliseconds timeout) const;  // returns whether it is done
+    uint64_t end() const { return end_; }                    // valid once it is done
 
   private:
     mutable std::mutex mutex_;
@@ -33,11 +33,11 @@ class Completion {
     uint64_t end_ = 0;
 };
 
-// A point in a stream or in a graph; one that was never given anything to wait for is reached.
+// A point in a queue or in a graph that work can wait for. An empty fence is done.
 struct Fence {
     std::shared_ptr<Completion> completion;
 
-    bool reached() const { return !completion || completion->reached(); }
+    bool done() const { return !completion || completion->done(); }
     void wait() const {
         if (completion) completion->wait();
     }
@@ -46,36 +46,36 @@ struct Fence {
 
 class Queue : public std::enable_shared_from_this<Queue> {
   public:
-    // Gets the virtual time at which it starts, and returns that at which it ends.
+    // Takes the virtual time at which the work starts, and returns the time at which it ends.
     using Work = std::function<uint64_t(uint64_t start)>;
 
-    // Appends `work`, which starts after all earlier work of this queue, after `after`, and not before the virtual time
-    // `not_before`. Starts the worker thread if none runs. The fence is that of this piece of work. Work that is not
-    // `timed` leaves no trace on the virtual clock: what comes after it starts as if it had not been there.
-    Fence submit(std::vector<Fence> after, Work work, uint64_t not_before = 0, bool timed = true);
+    // Appends work and returns its fence. The work starts after all earlier work of this queue, after the fences `wait_for`,
+    // and not before the virtual time `not_before`. Work that is not `timed` does not affect the virtual times of later
+    // work. Starts the worker thread if none runs.
+    Fence submit(std::vector<Fence> wait_for, Work work, uint64_t not_before = 0, bool timed = true);
 
-    // A fence behind everything submitted so far.
+    // Returns the fence of the work that was submitted last.
     Fence tail();
 
   private:
     struct Item {
-        std::vector<Fence> after;
+        std::vector<Fence> wait_for;
         Work work;
         uint64_t not_before;
         bool timed;
         std::shared_ptr<Completion> completion;
     };
-    void serve();
+    void run_worker();
 
     std::mutex mutex_;
-    std::condition_variable more_;
+    std::condition_variable work_available_;
     std::deque<Item> items_;
     std::shared_ptr<Completion> last_;
-    bool serving_ = false;
-    uint64_t end_ = 0;  // virtual time of the last work that ran; the worker's
+    bool worker_running_ = false;
+    uint64_t end_ = 0;  // virtual end of the last timed work; used by the worker only
 };
 
-// True in a thread that runs work of a queue, so also in callbacks of the application.
+// Returns whether the calling thread is a worker, which it also is in callbacks of the application.
 bool on_worker_thread();
 
 }  // namespace cudasim

@@ -1,4 +1,4 @@
-// Streams, events, capture: how work gets in order.
+// Streams, events and stream capture: in which order work runs.
 #include "driver/driver.h"
 
 #include <string.h>
@@ -10,15 +10,15 @@
 namespace cudasim::driver {
 namespace {
 
-// Captures under way in this process: a call that may synchronise has to look at those of other threads too.
+// The active captures of the process. A potentially unsafe call checks those of all threads.
 struct Captures {
     std::mutex mutex;
     std::vector<std::shared_ptr<Capture>> active;
 };
 
 Captures &captures() {
-    static Captures *const made = new Captures();
-    return *made;
+    static Captures *const instance = new Captures();
+    return *instance;
 }
 
 thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -31,7 +31,7 @@ void append_unique(std::vector<std::shared_ptr<GraphNode>> &to,
         if (std::find(to.begin(), to.end(), node) == to.end()) to.push_back(node);
 }
 
-bool is_ancestor(const std::shared_ptr<GraphNode> &wanted,
+bool is_ancestor(const std::shared_ptr<GraphNode> &ancestor,
                  const std::vector<std::shared_ptr<GraphNode>> &from) {
     std::set<const GraphNode *> seen;
     std::vector<const GraphNode *> todo;
@@ -39,9 +39,10 @@ bool is_ancestor(const std::shared_ptr<GraphNode> &wanted,
     while (!todo.empty()) {
         const GraphNode *node = todo.back();
         todo.pop_back();
-        if (node == wanted.get()) return true;
+        if (node == ancestor.get()) return true;
         if (!seen.insert(node).second) continue;
-        for (const std::shared_ptr<GraphNode> &dependency : node->after) todo.push_back(dependency.get());
+        for (const std::shared_ptr<GraphNode> &dependency : node->dependencies)
+            todo.push_back(dependency.get());
     }
     return false;
 }
@@ -49,35 +50,36 @@ bool is_ancestor(const std::shared_ptr<GraphNode> &wanted,
 void leave_capture(const std::shared_ptr<Capture> &capture) {
     for (const std::shared_ptr<Stream> &stream : capture->streams) {
         stream->capture.reset();
-        stream->capture_after.clear();
+        stream->capture_dependencies.clear();
     }
     std::lock_guard lock(captures().mutex);
     auto &active = captures().active;
     active.erase(std::remove(active.begin(), active.end(), capture), active.end());
 }
 
-// What new work has to wait for. What is done already only counts on the virtual clock.
-struct Before {
+// What new work waits for: fences, and on the virtual clock also a time, the latest end of fences that are done already.
+struct Dependencies {
     std::vector<Fence> fences;
     uint64_t time = 0;
     void add(const Fence &fence) {
-        if (fence.reached()) time = std::max(time, fence.end());
+        if (fence.done()) time = std::max(time, fence.end());
         else fences.push_back(fence);
     }
 };
 
-// What must be done before new work of `stream`, by the rules of the legacy default stream.
-Before implicit_fences(Context &context, const Stream &stream) {
-    Before before;
+// Returns what new work of a stream waits for because of the legacy default stream, which synchronises with all blocking
+// streams.
+Dependencies implicit_dependencies(Context &context, const Stream &stream) {
+    Dependencies dependencies;
     if (stream.legacy) {
         for (const std::shared_ptr<Stream> &other : context.streams)
-            if (other->blocking()) before.add(other->queue->tail());
-        for (const auto &[thread, other] : context.per_thread) before.add(other->queue->tail());
-        for (const Fence &fence : context.leftovers) before.add(fence);
+            if (other->blocking()) dependencies.add(other->queue->tail());
+        for (const auto &[thread, other] : context.per_thread) dependencies.add(other->queue->tail());
+        for (const Fence &fence : context.destroyed_stream_work) dependencies.add(fence);
     } else if (stream.blocking()) {
-        before.add(context.legacy->queue->tail());
+        dependencies.add(context.legacy->queue->tail());
     }
-    return before;
+    return dependencies;
 }
 
 }  // namespace
@@ -96,52 +98,52 @@ std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, uns
 
 CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
                      std::shared_ptr<Context> &context) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (handle == nullptr) handle = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     if (handle == CU_STREAM_LEGACY) {
-        if (CUresult status = current(context)) return status;
+        if (CUresult status = current_context(context)) return status;
         stream = context->legacy;
         return CUDA_SUCCESS;
     }
     if (handle == CU_STREAM_PER_THREAD) {
-        if (CUresult status = current(context)) return status;
-        std::lock_guard lock(context->lock);
-        std::shared_ptr<Stream> &own = context->per_thread[std::this_thread::get_id()];
-        if (!own) {
-            own = std::make_shared<Stream>();
-            own->context = context;
-            own->id = next_stream_id++;
-            own->handle = CU_STREAM_PER_THREAD;
+        if (CUresult status = current_context(context)) return status;
+        std::lock_guard lock(context->mutex);
+        std::shared_ptr<Stream> &per_thread_stream = context->per_thread[std::this_thread::get_id()];
+        if (!per_thread_stream) {
+            per_thread_stream = std::make_shared<Stream>();
+            per_thread_stream->context = context;
+            per_thread_stream->id = next_stream_id++;
+            per_thread_stream->handle = CU_STREAM_PER_THREAD;
         }
-        stream = own;
+        stream = per_thread_stream;
         return CUDA_SUCCESS;
     }
     stream = tables().streams.get(handle);
     context = stream ? stream->context.lock() : nullptr;
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
     if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
 CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
-                Operation operation, Fence *fence, uint64_t takes) {
+                Operation operation, Fence *fence, uint64_t call_ns) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     if (const std::shared_ptr<Capture> &capture = stream->capture) {
         if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        if (operation.other && operation.type == CU_GRAPH_NODE_TYPE_EMPTY) {
+        if (operation.stream_only && operation.type == CU_GRAPH_NODE_TYPE_EMPTY) {
             capture->invalid = true;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
         std::shared_ptr<GraphNode> node =
-            add_node(capture->graph, std::move(operation), stream->capture_after);
-        stream->capture_after = {node};
-        host_reaches(host_time() + takes);
+            add_node(capture->graph, std::move(operation), stream->capture_dependencies);
+        stream->capture_dependencies = {node};
+        advance_host_time(host_time() + call_ns);
         return CUDA_SUCCESS;
     }
     if (stream->legacy) {
-        // The legacy stream would have to wait for a stream that is being captured.
+        // The legacy stream would have to wait for a capturing stream.
         std::lock_guard captured(captures().mutex);
         bool implicit = false;
         for (const std::shared_ptr<Capture> &capture : captures().active)
@@ -152,16 +154,17 @@ CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<S
                 }
         if (implicit) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
-    Before before = implicit_fences(*context, *stream);
-    for (const Fence &more : operation.after) before.add(more);
-    operation.after.clear();
-    host_reaches(host_time() + takes);
-    before.time = std::max(before.time, host_time());
+    Dependencies dependencies = implicit_dependencies(*context, *stream);
+    for (const Fence &explicit_fence : operation.wait_for) dependencies.add(explicit_fence);
+    operation.wait_for.clear();
+    advance_host_time(host_time() + call_ns);
+    dependencies.time = std::max(dependencies.time, host_time());
     auto work = [context, operation = std::move(operation)](uint64_t start) {
         return execute(*context, operation, start);
     };
-    Fence made = stream->queue->submit(std::move(before.fences), std::move(work), before.time, !untimed());
-    if (fence != nullptr) *fence = std::move(made);
+    Fence submitted =
+        stream->queue->submit(std::move(dependencies.fences), std::move(work), dependencies.time, !untimed());
+    if (fence != nullptr) *fence = std::move(submitted);
     return CUDA_SUCCESS;
 }
 
@@ -170,18 +173,18 @@ CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::sha
     if (stream->capture) return invalidate_capture(context, stream);
     Fence fence;
     if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
-    host_waits(fence);
+    wait_on_host(fence);
     flush_printf(*context);
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
 CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        KernelLaunch launch) {
     uint32_t local = launch.function->kernel().local;
     if (config().hostile && !on_worker_thread()) {
-        std::lock_guard lock(context->lock);
+        std::lock_guard lock(context->mutex);
         if (local > context->stack_high_water) {
-            // A device must make room for a larger stack, which waits for running kernels and cannot be captured.
+            // A real device reallocates its stack memory, which waits for running kernels and cannot be captured.
             if (stream->capture) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
             drain(*context, false);
             context->stack_high_water = local;
@@ -190,41 +193,41 @@ CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::share
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_KERNEL;
     operation.kernel = std::move(launch);
-    return submit(context, stream, std::move(operation), nullptr, kLaunch);
+    return submit(context, stream, std::move(operation), nullptr, kLaunchNs);
 }
 
 // ---------------------------------------------------------------------------------------------------- capture
 
 CUresult invalidate_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream) {
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     if (!stream->capture) return CUDA_SUCCESS;
     if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     stream->capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-// CUDA driver API, cuThreadExchangeStreamCaptureMode: which captures forbid a potentially unsafe call.
-CUresult allowed_in_capture(const std::shared_ptr<Context> &) {
+// The rules are those of cuThreadExchangeStreamCaptureMode (CUDA driver API).
+CUresult check_unsafe_call() {
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
     std::lock_guard lock(captures().mutex);
     CUresult status = CUDA_SUCCESS;
     for (const std::shared_ptr<Capture> &capture : captures().active) {
-        bool own =
+        bool this_thread =
             capture->thread == std::this_thread::get_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-        bool others =
+        bool other_thread =
             thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-        if (!own && !others) continue;
+        if (!this_thread && !other_thread) continue;
         capture->invalid = true;
         status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     return status;
 }
 
-// CUDA programming guide, "Prohibited and Unhandled Operations": waiting for a context that has a stream in capture is invalid
-// in every mode, and ends the capture.
-CUresult no_capture_in(const std::shared_ptr<Context> &context) {
-    CUresult status = allowed_in_capture(context);
-    std::lock_guard streams(context->lock);
+// It is invalid in every mode to synchronise with a context that has a capturing stream (CUDA programming guide, "Prohibited
+// and Unhandled Operations").
+CUresult check_not_capturing(const std::shared_ptr<Context> &context) {
+    CUresult status = check_unsafe_call();
+    std::lock_guard context_lock(context->mutex);
     std::lock_guard lock(captures().mutex);
     for (const std::shared_ptr<Capture> &capture : captures().active) {
         bool here = false;
@@ -239,9 +242,9 @@ CUresult no_capture_in(const std::shared_ptr<Context> &context) {
 
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
-                       const std::vector<std::shared_ptr<GraphNode>> &after) {
+                       const std::vector<std::shared_ptr<GraphNode>> &dependencies) {
     if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
     auto capture = std::make_shared<Capture>();
     capture->existing_graph = graph != nullptr;
@@ -259,15 +262,15 @@ CUresult begin_capture(const std::shared_ptr<Context> &context, const std::share
     capture->origin = stream;
     capture->streams = {stream};
     stream->capture = capture;
-    stream->capture_after = after;
-    std::lock_guard active(captures().mutex);
+    stream->capture_dependencies = dependencies;
+    std::lock_guard captures_lock(captures().mutex);
     captures().active.push_back(capture);
     return CUDA_SUCCESS;
 }
 
 CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                      CUgraph *graph) {
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     std::shared_ptr<Capture> capture = stream->capture;
     if (graph != nullptr) *graph = nullptr;
     if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
@@ -276,8 +279,8 @@ CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     bool joined = true;
     for (const std::shared_ptr<Stream> &other : capture->streams)
-        for (const std::shared_ptr<GraphNode> &last : other->capture_after)
-            if (other != stream && !is_ancestor(last, stream->capture_after)) joined = false;
+        for (const std::shared_ptr<GraphNode> &last : other->capture_dependencies)
+            if (other != stream && !is_ancestor(last, stream->capture_dependencies)) joined = false;
     bool invalid = capture->invalid;
     leave_capture(capture);
     if (invalid || !joined) {
@@ -296,29 +299,29 @@ CUresult record_event(const std::shared_ptr<Context> &context, const std::shared
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
     operation.event = event;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     if (stream->capture) {
         if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         if (external) return submit(context, stream, std::move(operation));
-        std::lock_guard own(event->mutex);
+        std::lock_guard event_lock(event->mutex);
         event->captured_graph = stream->capture->graph;
-        event->captured_after = stream->capture_after;
+        event->captured_dependencies = stream->capture_dependencies;
         return CUDA_SUCCESS;
     }
     auto state = std::make_shared<EventState>();
     operation.recording = state;
-    std::lock_guard own(event->mutex);
+    std::lock_guard event_lock(event->mutex);
     if (CUresult status = submit(context, stream, std::move(operation))) return status;
     event->last = state;
     event->captured_graph.reset();
-    event->captured_after.clear();
+    event->captured_dependencies.clear();
     return CUDA_SUCCESS;
 }
 
 CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                     const std::shared_ptr<Event> &event, bool external) {
-    std::lock_guard lock(context->lock);
-    std::unique_lock own(event->mutex);
+    std::lock_guard lock(context->mutex);
+    std::unique_lock event_lock(event->mutex);
     if (event->captured_graph && !external) {
         std::shared_ptr<Capture> capture = stream->capture;
         if (capture && capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -327,7 +330,7 @@ CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_p
             return CUDA_ERROR_STREAM_CAPTURE_MERGE;
         }
         if (!capture) {
-            std::lock_guard active(captures().mutex);
+            std::lock_guard captures_lock(captures().mutex);
             for (const std::shared_ptr<Capture> &candidate : captures().active)
                 if (candidate->graph == event->captured_graph) capture = candidate;
             if (!capture) return CUDA_ERROR_CAPTURED_EVENT;
@@ -337,14 +340,14 @@ CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_p
             }
             capture->streams.push_back(stream);
             stream->capture = capture;
-            stream->capture_after.clear();
+            stream->capture_dependencies.clear();
         }
-        append_unique(stream->capture_after, event->captured_after);
+        append_unique(stream->capture_dependencies, event->captured_dependencies);
         return CUDA_SUCCESS;
     }
     if (stream->capture) {
         if (external) {
-            own.unlock();
+            event_lock.unlock();
             Operation operation;
             operation.type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
             operation.event = event;
@@ -355,7 +358,7 @@ CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_p
     }
     if (!event->last || (event->last->done() && !virtual_clock())) return CUDA_SUCCESS;
     Operation operation;
-    operation.after.push_back(event->last->fence());
+    operation.wait_for.push_back(event->last->fence());
     return submit(context, stream, std::move(operation));
 }
 
@@ -365,7 +368,7 @@ using namespace cudasim;
 using namespace cudasim::driver;
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::swap(*mode, thread_mode);
     return CUDA_SUCCESS;
@@ -375,11 +378,11 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
 
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int priority) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Stream> stream = make_stream(context, flags, priority);
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     context->streams.push_back(stream);
     *handle = static_cast<CUstream>(stream->handle);
     return CUDA_SUCCESS;
@@ -390,12 +393,12 @@ CUresult cuStreamCreate(CUstream *handle, unsigned int flags) {
 }
 
 CUresult cuStreamDestroy(CUstream handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Stream> stream = tables().streams.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     std::shared_ptr<Context> context = stream->context.lock();
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     if (stream->capture) {
         stream->capture->invalid = true;
         std::shared_ptr<Capture> capture = stream->capture;
@@ -404,15 +407,15 @@ CUresult cuStreamDestroy(CUstream handle) {
     tables().streams.remove(handle);
     auto &streams = context->streams;
     streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
-    auto &left = context->leftovers;
-    left.push_back(stream->queue->tail());
-    // Of those that are done the one that ended last says it all.
+    auto &work = context->destroyed_stream_work;
+    work.push_back(stream->queue->tail());
+    // Of the fences that are done, only the one with the latest end matters.
     Fence latest;
-    for (const Fence &fence : left)
-        if (fence.reached() && fence.end() > latest.end()) latest = fence;
-    left.erase(std::remove_if(left.begin(), left.end(), [](const Fence &fence) { return fence.reached(); }),
-               left.end());
-    if (latest.end() != 0) left.push_back(latest);
+    for (const Fence &fence : work)
+        if (fence.done() && fence.end() > latest.end()) latest = fence;
+    work.erase(std::remove_if(work.begin(), work.end(), [](const Fence &fence) { return fence.done(); }),
+               work.end());
+    if (latest.end() != 0) work.push_back(latest);
     return CUDA_SUCCESS;
 }
 
@@ -420,7 +423,7 @@ CUresult cuStreamDestroy(CUstream handle) {
 
 CUresult cuEventCreate(CUevent *handle, unsigned int flags) {
     std::shared_ptr<Context> context;
-    if (CUresult status = current(context)) return status;
+    if (CUresult status = current_context(context)) return status;
     constexpr unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if (handle == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
     if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
@@ -433,14 +436,14 @@ CUresult cuEventCreate(CUevent *handle, unsigned int flags) {
 }
 
 CUresult cuEventDestroy(CUevent handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     return tables().events.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 namespace {
 
 CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::shared_ptr<EventState> &state) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Event> event = tables().events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     context = event->context.lock();
@@ -448,7 +451,7 @@ CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::sha
     std::lock_guard lock(event->mutex);
     if (event->captured_graph) return CUDA_ERROR_CAPTURED_EVENT;
     state = event->last;
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
 }  // namespace
@@ -457,8 +460,8 @@ CUresult cuEventQuery(CUevent handle) {
     std::shared_ptr<Context> context;
     std::shared_ptr<EventState> state;
     if (CUresult status = event_state(handle, context, state)) return status;
-    if (CUresult status = allowed_in_capture(context)) return status;
-    return !state || host_sees(state->fence()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (CUresult status = check_unsafe_call()) return status;
+    return !state || host_query(state->fence()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
@@ -466,14 +469,14 @@ CUresult cuEventSynchronize(CUevent handle) {
     std::shared_ptr<EventState> state;
     if (CUresult status = event_state(handle, context, state)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
-    if (CUresult status = allowed_in_capture(context)) return status;
-    if (state) host_waits(state->fence());
+    if (CUresult status = check_unsafe_call()) return status;
+    if (state) wait_on_host(state->fence());
     flush_printf(*context);
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
-    if (CUresult status = initialized()) return status;
+    if (CUresult status = check_initialized()) return status;
     if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<EventState> states[2];
     CUevent handles[2] = {start_handle, end_handle};
@@ -484,15 +487,15 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent e
         if (CUresult status = event_state(handles[i], context, states[i])) return status;
         if (!states[i]) return CUDA_ERROR_INVALID_HANDLE;
     }
-    if (!host_sees(states[0]->fence()) || !host_sees(states[1]->fence())) return CUDA_ERROR_NOT_READY;
+    if (!host_query(states[0]->fence()) || !host_query(states[1]->fence())) return CUDA_ERROR_NOT_READY;
     double ns = static_cast<double>(states[1]->time_ns) - static_cast<double>(states[0]->time_ns);
     *milliseconds = static_cast<float>(ns / 1e6);
     return CUDA_SUCCESS;
 }
 
 extern "C" {
-// For tools: when an event was last recorded, on the virtual timeline in ns. NOT_READY: not yet; NOT_SUPPORTED: the clock is
-// real. cuEventElapsedTime rounds to 24 bits.
+// For tools: gets the virtual time in ns at which an event was last recorded, which cuEventElapsedTime rounds to 24 bits.
+// Returns NOT_READY if it is not recorded yet, NOT_SUPPORTED on the real clock.
 CUresult cudasim_event_time(CUevent handle, uint64_t *ns) {
     if (!virtual_clock()) return CUDA_ERROR_NOT_SUPPORTED;
     std::shared_ptr<Event> event = tables().events.get(handle);

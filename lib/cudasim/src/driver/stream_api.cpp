@@ -1,6 +1,6 @@
-// Entry points whose meaning depends on the default stream. This file is compiled twice: as it is, and with
-// CUDA_API_PER_THREAD_DEFAULT_STREAM, where cuda.h gives the same functions their _ptds and _ptsz names and a null
-// stream means the calling thread's own.
+// Entry points whose meaning depends on the default stream. This file is compiled twice. With
+// CUDA_API_PER_THREAD_DEFAULT_STREAM, cuda.h renames the functions to their _ptds and _ptsz variants, and a null stream
+// means the calling thread's default stream.
 #include "driver/driver.h"
 
 #include <sched.h>
@@ -19,10 +19,10 @@ constexpr bool kPerThread = true;
 constexpr bool kPerThread = false;
 #endif
 
-constexpr size_t kStaged =
-    64 << 20;  // pageable host memory up to this size is copied before the call returns
+// Up to this size, pageable host memory is copied before the call returns.
+constexpr size_t kMaxStaged = 64 << 20;
 
-CUresult find(CUstream handle, std::shared_ptr<Stream> &stream, std::shared_ptr<Context> &context) {
+CUresult find_stream(CUstream handle, std::shared_ptr<Stream> &stream, std::shared_ptr<Context> &context) {
     return find_stream(handle, kPerThread, stream, context);
 }
 
@@ -35,12 +35,13 @@ bool on_device(uint64_t address) {
     return found && found->kind == MemoryKind::device;
 }
 
-enum class Side { host, device, any };
+// Where one end of a copy is, as the call states it.
+enum class Endpoint { host, device, any };
 
-CUresult check_side(uint64_t address, size_t bytes, Side side) {
+CUresult check_endpoint(uint64_t address, size_t bytes, Endpoint end) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (address == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (side == Side::device || Memory::instance().in_region(address)) return check_range(address, bytes);
+    if (end == Endpoint::device || Memory::instance().in_region(address)) return check_range(address, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -62,34 +63,34 @@ Operation copy_operation(uint64_t destination, uint64_t source, size_t bytes) {
     return operation;
 }
 
-// A copy in a stream. `wait`: the call is synchronous, which waits unless the copy stays on the device. Pageable host memory
-// makes an asynchronous call wait as well (to the host), or is staged (from the host), as the API's "synchronization
-// behavior" describes.
-CUresult copy(CUstream handle, uint64_t destination, Side destination_side, uint64_t source, Side source_side,
-              size_t bytes, bool wait) {
+// Submits a copy. `wait`: the call is synchronous, so it waits, unless both ends are device memory. An asynchronous copy to
+// pageable host memory waits too; one from pageable host memory is staged ("API synchronization behavior", CUDA driver
+// API).
+CUresult copy(CUstream handle, uint64_t destination, Endpoint destination_end, uint64_t source,
+              Endpoint source_end, size_t bytes, bool wait) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    if (CUresult status = check_side(destination, bytes, destination_side)) return status;
-    if (CUresult status = check_side(source, bytes, source_side)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    if (CUresult status = check_endpoint(destination, bytes, destination_end)) return status;
+    if (CUresult status = check_endpoint(source, bytes, source_end)) return status;
     if (bytes == 0) return CUDA_SUCCESS;
     Operation operation = copy_operation(destination, source, bytes);
     if (wait && stream->capture) return invalidate_capture(context, stream);
     if (wait && !(on_device(destination) && on_device(source)))
         return submit_and_wait(context, stream, std::move(operation));
     if (stream->capture) return submit(context, stream, std::move(operation));
-    if (destination_side != Side::device && pageable(destination, bytes))
+    if (destination_end != Endpoint::device && pageable(destination, bytes))
         return submit_and_wait(context, stream, std::move(operation));
-    if (source_side != Side::device && pageable(source, bytes)) {
-        if (bytes > kStaged) return submit_and_wait(context, stream, std::move(operation));
+    if (source_end != Endpoint::device && pageable(source, bytes)) {
+        if (bytes > kMaxStaged) return submit_and_wait(context, stream, std::move(operation));
         auto staged = std::make_shared<std::vector<uint8_t>>(
             reinterpret_cast<const uint8_t *>(source), reinterpret_cast<const uint8_t *>(source) + bytes);
-        Operation delayed;
-        delayed.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-        delayed.copy = operation.copy;
-        delayed.copy.source = address_of(staged->data());
-        delayed.keep = staged;
-        return submit(context, stream, std::move(delayed));
+        Operation staged_operation;
+        staged_operation.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+        staged_operation.copy = operation.copy;
+        staged_operation.copy.source = address_of(staged->data());
+        staged_operation.keep_alive = staged;
+        return submit(context, stream, std::move(staged_operation));
     }
     return submit(context, stream, std::move(operation));
 }
@@ -97,7 +98,7 @@ CUresult copy(CUstream handle, uint64_t destination, Side destination_side, uint
 CUresult copy_described(CUstream handle, const CUDA_MEMCPY3D &described, bool wait) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_MEMCPY;
     if (CUresult status = describe_copy(described, operation.copy)) return status;
@@ -161,11 +162,11 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY3D_PEER &peer) {
     return described;
 }
 
-CUresult fill(CUstream handle, uint64_t address, unsigned value, unsigned element, size_t width,
-              size_t height, size_t pitch) {
+CUresult submit_memset(CUstream handle, uint64_t address, unsigned value, unsigned element, size_t width,
+                       size_t height, size_t pitch) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (width == 0 || height == 0) return CUDA_SUCCESS;
     if (address % element != 0 || (height > 1 && (pitch < width * element || pitch % element != 0)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -173,7 +174,7 @@ CUresult fill(CUstream handle, uint64_t address, unsigned value, unsigned elemen
     if (CUresult status = check_range(address, (height - 1) * pitch + width * element)) return status;
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_MEMSET;
-    operation.fill = {address, value, element, width, height, pitch};
+    operation.memset = {address, value, element, width, height, pitch};
     return submit(context, stream, std::move(operation));
 }
 
@@ -181,8 +182,9 @@ CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, uns
                 bool cooperative, void **parameters, void **extra) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    if (context != current_or_null()) return CUDA_ERROR_INVALID_HANDLE;  // a stream of another context
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    if (context != current_context_or_null())
+        return CUDA_ERROR_INVALID_HANDLE;  // a stream of another context
     KernelLaunch described;
     if (CUresult status = describe_launch(function, context, grid, block, shared, cooperative, parameters,
                                           extra, described))
@@ -190,36 +192,36 @@ CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, uns
     return launch_kernel(context, stream, std::move(described));
 }
 
-std::shared_ptr<Event> event_of(CUevent handle) { return tables().events.get(handle); }
+std::shared_ptr<Event> find_event(CUevent handle) { return tables().events.get(handle); }
 
 CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::shared_ptr<MemoryPool> &pool,
                             CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) {
         Operation operation;
         if (CUresult status = allocate_for_graph(context, bytes, operation)) return status;
-        uint64_t made = operation.allocation.dptr;
+        uint64_t allocated = operation.allocation.dptr;
         if (CUresult status = submit(context, stream, std::move(operation))) return status;
-        *address = made;
+        *address = allocated;
         return CUDA_SUCCESS;
     }
-    uint64_t made = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle, 0,
-                                                pool->handle);
-    if (made == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t allocated = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle,
+                                                     0, pool->handle);
+    if (allocated == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     pool->used += bytes;
     pool->used_high = std::max(pool->used_high.load(), pool->used.load());
-    *address = made;
+    *address = allocated;
     return CUDA_SUCCESS;
 }
 
-// Values that a stream writes to memory, or waits for there.
+// Submits stream memory operations: values to write or to wait for.
 CUresult memory_operations(CUstream handle, std::vector<CUstreamBatchMemOpParams> operations) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (CUresult status = check_memory_operations(operations)) return status;
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
@@ -242,44 +244,44 @@ CUresult memory_operation(CUstream handle, CUstreamBatchMemOpType type, CUdevice
 // ---------------------------------------------------------------------------------------------------- copies
 
 CUresult cuMemcpy(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
-    return copy(nullptr, destination, Side::any, source, Side::any, bytes, true);
+    return copy(nullptr, destination, Endpoint::any, source, Endpoint::any, bytes, true);
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr destination, CUcontext, CUdeviceptr source, CUcontext, size_t bytes) {
-    return copy(nullptr, destination, Side::device, source, Side::device, bytes, true);
+    return copy(nullptr, destination, Endpoint::device, source, Endpoint::device, bytes, true);
 }
 
 CUresult cuMemcpyHtoD(CUdeviceptr destination, const void *source, size_t bytes) {
-    return copy(nullptr, destination, Side::device, address_of(source), Side::host, bytes, true);
+    return copy(nullptr, destination, Endpoint::device, address_of(source), Endpoint::host, bytes, true);
 }
 
 CUresult cuMemcpyDtoH(void *destination, CUdeviceptr source, size_t bytes) {
-    return copy(nullptr, address_of(destination), Side::host, source, Side::device, bytes, true);
+    return copy(nullptr, address_of(destination), Endpoint::host, source, Endpoint::device, bytes, true);
 }
 
 CUresult cuMemcpyDtoD(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
-    return copy(nullptr, destination, Side::device, source, Side::device, bytes, true);
+    return copy(nullptr, destination, Endpoint::device, source, Endpoint::device, bytes, true);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
-    return copy(stream, destination, Side::any, source, Side::any, bytes, false);
+    return copy(stream, destination, Endpoint::any, source, Endpoint::any, bytes, false);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr destination, CUcontext, CUdeviceptr source, CUcontext, size_t bytes,
                            CUstream stream) {
-    return copy(stream, destination, Side::device, source, Side::device, bytes, false);
+    return copy(stream, destination, Endpoint::device, source, Endpoint::device, bytes, false);
 }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr destination, const void *source, size_t bytes, CUstream stream) {
-    return copy(stream, destination, Side::device, address_of(source), Side::host, bytes, false);
+    return copy(stream, destination, Endpoint::device, address_of(source), Endpoint::host, bytes, false);
 }
 
 CUresult cuMemcpyDtoHAsync(void *destination, CUdeviceptr source, size_t bytes, CUstream stream) {
-    return copy(stream, address_of(destination), Side::host, source, Side::device, bytes, false);
+    return copy(stream, address_of(destination), Endpoint::host, source, Endpoint::device, bytes, false);
 }
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
-    return copy(stream, destination, Side::device, source, Side::device, bytes, false);
+    return copy(stream, destination, Endpoint::device, source, Endpoint::device, bytes, false);
 }
 
 CUresult cuMemcpy2D(const CUDA_MEMCPY2D *flat) {
@@ -310,46 +312,46 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *described, CUstream strea
     return described == nullptr ? CUDA_ERROR_INVALID_VALUE : copy_described(stream, as_3d(*described), false);
 }
 
-// ---------------------------------------------------------------------------------------------------- fills
+// ---------------------------------------------------------------------------------------------------- memsets
 
 CUresult cuMemsetD8(CUdeviceptr address, unsigned char value, size_t count) {
-    return fill(nullptr, address, value, 1, count, 1, 0);
+    return submit_memset(nullptr, address, value, 1, count, 1, 0);
 }
 CUresult cuMemsetD16(CUdeviceptr address, unsigned short value, size_t count) {
-    return fill(nullptr, address, value, 2, count, 1, 0);
+    return submit_memset(nullptr, address, value, 2, count, 1, 0);
 }
 CUresult cuMemsetD32(CUdeviceptr address, unsigned int value, size_t count) {
-    return fill(nullptr, address, value, 4, count, 1, 0);
+    return submit_memset(nullptr, address, value, 4, count, 1, 0);
 }
 CUresult cuMemsetD2D8(CUdeviceptr address, size_t pitch, unsigned char value, size_t width, size_t height) {
-    return fill(nullptr, address, value, 1, width, height, pitch);
+    return submit_memset(nullptr, address, value, 1, width, height, pitch);
 }
 CUresult cuMemsetD2D16(CUdeviceptr address, size_t pitch, unsigned short value, size_t width, size_t height) {
-    return fill(nullptr, address, value, 2, width, height, pitch);
+    return submit_memset(nullptr, address, value, 2, width, height, pitch);
 }
 CUresult cuMemsetD2D32(CUdeviceptr address, size_t pitch, unsigned int value, size_t width, size_t height) {
-    return fill(nullptr, address, value, 4, width, height, pitch);
+    return submit_memset(nullptr, address, value, 4, width, height, pitch);
 }
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
-    return fill(stream, address, value, 1, count, 1, 0);
+    return submit_memset(stream, address, value, 1, count, 1, 0);
 }
 CUresult cuMemsetD16Async(CUdeviceptr address, unsigned short value, size_t count, CUstream stream) {
-    return fill(stream, address, value, 2, count, 1, 0);
+    return submit_memset(stream, address, value, 2, count, 1, 0);
 }
 CUresult cuMemsetD32Async(CUdeviceptr address, unsigned int value, size_t count, CUstream stream) {
-    return fill(stream, address, value, 4, count, 1, 0);
+    return submit_memset(stream, address, value, 4, count, 1, 0);
 }
 CUresult cuMemsetD2D8Async(CUdeviceptr address, size_t pitch, unsigned char value, size_t width,
                            size_t height, CUstream stream) {
-    return fill(stream, address, value, 1, width, height, pitch);
+    return submit_memset(stream, address, value, 1, width, height, pitch);
 }
 CUresult cuMemsetD2D16Async(CUdeviceptr address, size_t pitch, unsigned short value, size_t width,
                             size_t height, CUstream stream) {
-    return fill(stream, address, value, 2, width, height, pitch);
+    return submit_memset(stream, address, value, 2, width, height, pitch);
 }
 CUresult cuMemsetD2D32Async(CUdeviceptr address, size_t pitch, unsigned int value, size_t width,
                             size_t height, CUstream stream) {
-    return fill(stream, address, value, 4, width, height, pitch);
+    return submit_memset(stream, address, value, 4, width, height, pitch);
 }
 
 // ---------------------------------------------------------------------------------------------------- launches
@@ -366,7 +368,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
-    std::vector<CUevent> events;  // recorded when the kernel is done, which is later than they could be
+    std::vector<CUevent> events;  // recorded after the kernel, later than a real device might
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute &attribute = config->attrs[i];
         const CUlaunchAttributeValue &value = attribute.value;
@@ -386,7 +388,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         }
     }
     for (CUevent event : events)
-        if (!event_of(event)) return CUDA_ERROR_INVALID_HANDLE;
+        if (!find_event(event)) return CUDA_ERROR_INVALID_HANDLE;
     if (CUresult status =
             launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
                    {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
@@ -408,7 +410,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_HOST;
@@ -420,7 +422,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned int flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return invalidate_capture(context, stream);
     Operation operation;
@@ -436,35 +438,35 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *d
 CUresult cuStreamQuery(CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (CUresult status = invalidate_capture(context, stream)) return status;
-    return host_sees(stream->queue->tail()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return host_query(stream->queue->tail()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = invalidate_capture(context, stream)) return status;
     if (stream->legacy) {
-        if (CUresult status = allowed_in_capture(context)) return status;
-        Operation operation;  // an empty one waits for all blocking streams
+        if (CUresult status = check_unsafe_call()) return status;
+        Operation operation;  // an empty operation waits for all blocking streams
         Fence fence;
         if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
-        host_waits(fence);
+        wait_on_host(fence);
     } else {
-        host_waits(stream->queue->tail());
+        wait_on_host(stream->queue->tail());
     }
     flush_printf(*context);
-    return static_cast<CUresult>(context->sticky.load());
+    return static_cast<CUresult>(context->sticky_error.load());
 }
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    std::shared_ptr<Event> event = event_of(event_handle);
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    std::shared_ptr<Event> event = find_event(event_handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     return wait_event(context, stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0);
 }
@@ -472,8 +474,8 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int f
 CUresult cuEventRecordWithFlags(CUevent event_handle, CUstream handle, unsigned int flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    std::shared_ptr<Event> event = event_of(event_handle);
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    std::shared_ptr<Event> event = find_event(event_handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     return record_event(context, stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
 }
@@ -483,7 +485,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWit
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (priority == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *priority = stream->priority;
     return CUDA_SUCCESS;
@@ -492,7 +494,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = stream->flags;
     return CUDA_SUCCESS;
@@ -501,7 +503,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *id = stream->id | context->id << 32;
     return CUDA_SUCCESS;
@@ -510,7 +512,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *out = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;
@@ -519,7 +521,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *device = context->device;
     return CUDA_SUCCESS;
@@ -528,9 +530,9 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
 CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
     std::shared_ptr<Stream> target, source;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(to, target, context)) return status;
-    if (CUresult status = find(from, source, context)) return status;
-    std::lock_guard lock(context->lock);
+    if (CUresult status = find_stream(to, target, context)) return status;
+    if (CUresult status = find_stream(from, source, context)) return status;
+    std::lock_guard lock(context->mutex);
     target->attributes = source->attributes;
     return CUDA_SUCCESS;
 }
@@ -538,9 +540,9 @@ CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
 CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     auto set = stream->attributes.find(attribute);
     if (set != stream->attributes.end()) {
         *value = set->second;
@@ -554,9 +556,9 @@ CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstrea
 CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute, const CUstreamAttrValue *value) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     stream->attributes[attribute] = *value;
     return CUDA_SUCCESS;
 }
@@ -564,7 +566,7 @@ CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute, const C
 CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t, unsigned int) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     return check_range(address, 1);
 }
 
@@ -573,22 +575,22 @@ CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t, un
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
     return begin_capture(context, stream, mode, nullptr, {});
 }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *after,
+CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *dependencies,
                                      const CUgraphEdgeData *, size_t count, CUstreamCaptureMode mode) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
-    if (!graph || (count != 0 && after == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+    if (!graph || (count != 0 && dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     for (size_t i = 0; i < count; i++) {
-        nodes.push_back(tables().nodes.get(after[i]));
+        nodes.push_back(tables().nodes.get(dependencies[i]));
         if (!nodes.back()) return CUDA_ERROR_INVALID_VALUE;
     }
     return begin_capture(context, stream, mode, graph, nodes);
@@ -597,16 +599,16 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, cons
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     return end_capture(context, stream, graph);
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(context->lock);
+    std::lock_guard lock(context->mutex);
     *out = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -619,13 +621,13 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *out, cuu
     if (CUresult status = cuStreamIsCapturing(handle, out)) return status;
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    std::lock_guard lock(context->lock);
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    std::lock_guard lock(context->mutex);
     if (!stream->capture || stream->capture->invalid) return CUDA_SUCCESS;
     if (id != nullptr) *id = stream->capture->id;
     if (graph != nullptr) *graph = stream->capture->graph_handle;
     stream->capture_handles.clear();
-    for (const std::shared_ptr<GraphNode> &node : stream->capture_after)
+    for (const std::shared_ptr<GraphNode> &node : stream->capture_dependencies)
         stream->capture_handles.push_back(static_cast<CUgraphNode>(node->handle));
     if (dependencies != nullptr) *dependencies = stream->capture_handles.data();
     if (edges != nullptr) *edges = nullptr;
@@ -637,25 +639,25 @@ CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, 
                                            size_t count, unsigned int flags) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
-    std::lock_guard lock(context->lock);
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    std::lock_guard lock(context->mutex);
     if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
     if (count != 0 && nodes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if ((flags & CU_STREAM_SET_CAPTURE_DEPENDENCIES) != 0) stream->capture_after.clear();
+    if ((flags & CU_STREAM_SET_CAPTURE_DEPENDENCIES) != 0) stream->capture_dependencies.clear();
     for (size_t i = 0; i < count; i++) {
         std::shared_ptr<GraphNode> node = tables().nodes.get(nodes[i]);
         if (!node) return CUDA_ERROR_INVALID_VALUE;
-        stream->capture_after.push_back(node);
+        stream->capture_dependencies.push_back(node);
     }
     return CUDA_SUCCESS;
 }
 
-// ---------------------------------------------------------------------------------------------------- memory in order
+// ---------------------------------------------------------------------------------------------------- stream-ordered memory, memory operations
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     CUmemoryPool pool;
     if (CUresult status = cuDeviceGetMemPool(&pool, context->device)) return status;
     return allocate_in_stream(address, bytes, tables().pools.get(pool), handle);
@@ -671,12 +673,12 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPoo
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     if (address == 0) return CUDA_SUCCESS;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->base != address || found->kind != MemoryKind::device)
         return CUDA_ERROR_INVALID_VALUE;
-    if (belongs_to_graph(address)) {  // it goes with its last graph
+    if (belongs_to_graph(address)) {  // freed with the last graph that has it
         Operation operation;
         if (CUresult status = free_operation(address, operation)) return status;
         return submit(context, stream, std::move(operation));
@@ -684,7 +686,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (stream->capture) return invalidate_capture(context, stream);
     std::shared_ptr<MemoryPool> pool = found->pool != nullptr ? tables().pools.get(found->pool) : nullptr;
     Operation operation;
-    operation.other = [address, pool, bytes = found->size] {
+    operation.stream_only = [address, pool, bytes = found->size] {
         if (Memory::instance().release(address) && pool) pool->used -= bytes;
     };
     return submit(context, stream, std::move(operation));
@@ -693,7 +695,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLocation, unsigned int, CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(handle, stream, context)) return status;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->kind != MemoryKind::managed) return CUDA_ERROR_INVALID_VALUE;
     return check_range(address, bytes);
@@ -722,7 +724,7 @@ CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMe
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(stream_handle, stream, context)) return status;
+    if (CUresult status = find_stream(stream_handle, stream, context)) return status;
     std::shared_ptr<GraphExec> exec = tables().execs.get(handle);
     if (!exec) return CUDA_ERROR_INVALID_VALUE;
     return launch_graph(context, stream, exec);
@@ -731,7 +733,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
-    if (CUresult status = find(stream_handle, stream, context)) return status;
+    if (CUresult status = find_stream(stream_handle, stream, context)) return status;
     return tables().execs.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

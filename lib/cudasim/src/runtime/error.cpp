@@ -1,4 +1,4 @@
-// Names and words for errors.
+// Names and descriptions of the runtime's errors.
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -8,12 +8,12 @@
 namespace {
 
 const std::map<int, const char *> &names() {
-    static const auto *const made = new std::map<int, const char *>{
+    static const auto *const map = new std::map<int, const char *>{
 #define X(number, name) {number, name},
 #include "errors.inc"
 #undef X
     };
-    return *made;
+    return *map;
 }
 
 }  // namespace

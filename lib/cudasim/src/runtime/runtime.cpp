@@ -140,9 +140,7 @@ struct CallConfiguration {
     void *stream;
 };
 
-std::vector<CallConfiguration> &call_configurations() {
-    return of_this_thread<std::vector<CallConfiguration>>();
-}
+std::vector<CallConfiguration> &call_configurations() { return per_thread<std::vector<CallConfiguration>>(); }
 
 FatBinary *binary_of(void **handle) { return reinterpret_cast<FatBinary *>(handle); }
 
