@@ -1,5 +1,5 @@
-// The runtime's calls that have one meaning whatever the default stream is: devices, memory, streams and events as
-// objects, kernels' attributes.
+// The runtime's calls that do not depend on the kind of default stream: devices, memory, kernels, libraries, and creating
+// and destroying streams and events.
 #include "runtime/runtime.h"
 
 #include <string.h>
@@ -11,16 +11,6 @@ using namespace cudasim::runtime;
 
 namespace {
 
-const Driver &cu() { return driver(false); }
-
-CUdeviceptr device_pointer(const void *pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
-
-#define READY() \
-    if (cudaError_t error = ready()) return done(error)
-
-#define DRIVER_READY() \
-    if (cudaError_t error = driver_ready()) return done(error)
-
 int attribute(CUdevice_attribute which, int device) {
     int value = 0;
     cu().DeviceGetAttribute(&value, which, device);
@@ -30,14 +20,6 @@ int attribute(CUdevice_attribute which, int device) {
 bool is_device(int device) {
     int count = 0;
     return cu().DeviceGetCount(&count) == CUDA_SUCCESS && device >= 0 && device < count;
-}
-
-// A call on a pool's or array's element type is the driver's own: enumerations agree.
-CUmemLocation location_of(const cudaMemLocation &location) {
-    CUmemLocation made;
-    made.type = static_cast<CUmemLocationType>(location.type);
-    made.id = location.id;
-    return made;
 }
 
 cudaError_t function_attribute(const void *host, CUfunction_attribute which, int &value) {
@@ -89,30 +71,30 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------------- versions, devices
 
 cudaError_t cudaDriverGetVersion(int *version) {
-    if (version == nullptr) return done(cudaErrorInvalidValue);
+    if (version == nullptr) return record_error(cudaErrorInvalidValue);
     *version = 0;
     if (cu().DriverGetVersion == nullptr) {
-        driver_ready();
+        ensure_driver();
         if (cu().DriverGetVersion == nullptr) return cudaSuccess;
     }
-    return done(cu().DriverGetVersion(version));
+    return record_error(cu().DriverGetVersion(version));
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version) {
-    if (version == nullptr) return done(cudaErrorInvalidValue);
+    if (version == nullptr) return record_error(cudaErrorInvalidValue);
     *version = 13000;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int device) {
-    DRIVER_READY();
-    return done(cu().DeviceGetAttribute(value, static_cast<CUdevice_attribute>(which), device));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceGetAttribute(value, static_cast<CUdevice_attribute>(which), device));
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-    DRIVER_READY();
-    if (properties == nullptr) return done(cudaErrorInvalidValue);
-    if (!is_device(device)) return done(cudaErrorInvalidDevice);
+    ENSURE_DRIVER();
+    if (properties == nullptr) return record_error(cudaErrorInvalidValue);
+    if (!is_device(device)) return record_error(cudaErrorInvalidDevice);
     *properties = {};
     auto get = [device](CUdevice_attribute which) { return attribute(which, device); };
     cu().DeviceGetName(properties->name, sizeof properties->name, device);
@@ -170,117 +152,118 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 }
 
 cudaError_t cudaChooseDevice(int *device, const struct cudaDeviceProp *) {
-    DRIVER_READY();
-    if (device == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_DRIVER();
+    if (device == nullptr) return record_error(cudaErrorInvalidValue);
     *device = 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetValidDevices(int *, int) {
-    DRIVER_READY();
+    ENSURE_DRIVER();
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDeviceFlags(unsigned int flags) {
-    DRIVER_READY();
-    return done(cu().DevicePrimaryCtxSetFlags(current_device(), flags & ~unsigned{cudaDeviceMapHost}));
+    ENSURE_DRIVER();
+    return record_error(
+        cu().DevicePrimaryCtxSetFlags(current_device(), flags & ~unsigned{cudaDeviceMapHost}));
 }
 
 cudaError_t cudaGetDeviceFlags(unsigned int *flags) {
-    READY();
-    if (flags == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (flags == nullptr) return record_error(cudaErrorInvalidValue);
     int active = 0;
     CUresult status = cu().DevicePrimaryCtxGetState(current_device(), flags, &active);
     *flags |= cudaDeviceMapHost;
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-    READY();
-    return done(cu().CtxSynchronize());
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxSynchronize());
 }
 
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) {
-    READY();
-    return done(cu().CtxSetLimit(static_cast<CUlimit>(limit), value));
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxSetLimit(static_cast<CUlimit>(limit), value));
 }
 
 cudaError_t cudaDeviceGetLimit(size_t *value, enum cudaLimit limit) {
-    READY();
-    return done(cu().CtxGetLimit(value, static_cast<CUlimit>(limit)));
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxGetLimit(value, static_cast<CUlimit>(limit)));
 }
 
 cudaError_t cudaDeviceGetCacheConfig(enum cudaFuncCache *preference) {
-    READY();
-    if (preference == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (preference == nullptr) return record_error(cudaErrorInvalidValue);
     CUfunc_cache value = CU_FUNC_CACHE_PREFER_NONE;
     CUresult status = cu().CtxGetCacheConfig(&value);
     *preference = static_cast<cudaFuncCache>(value);
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache preference) {
-    READY();
-    return done(cu().CtxSetCacheConfig(static_cast<CUfunc_cache>(preference)));
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxSetCacheConfig(static_cast<CUfunc_cache>(preference)));
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    READY();
-    return done(cu().CtxGetStreamPriorityRange(least, greatest));
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxGetStreamPriorityRange(least, greatest));
 }
 
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text) {
-    DRIVER_READY();
-    return done(cu().DeviceGetByPCIBusId(device, text));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceGetByPCIBusId(device, text));
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    DRIVER_READY();
-    return done(cu().DeviceGetPCIBusId(text, length, device));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceGetPCIBusId(text, length, device));
 }
 
 cudaError_t cudaCtxResetPersistingL2Cache(void) {
-    READY();
-    return done(cu().CtxResetPersistingL2Cache());
+    ENSURE_CONTEXT();
+    return record_error(cu().CtxResetPersistingL2Cache());
 }
 
 cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget,
                                                enum cudaFlushGPUDirectRDMAWritesScope) {
-    return done(cudaErrorNotSupported);
+    return record_error(cudaErrorNotSupported);
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    DRIVER_READY();
-    return done(cu().DeviceCanAccessPeer(can, device, peer));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceCanAccessPeer(can, device, peer));
 }
 
 cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr which, int source, int destination) {
-    DRIVER_READY();
-    return done(
+    ENSURE_DRIVER();
+    return record_error(
         cu().DeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(which), source, destination));
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
-    READY();
-    if (!is_device(peer)) return done(cudaErrorInvalidDevice);
+    ENSURE_CONTEXT();
+    if (!is_device(peer)) return record_error(cudaErrorInvalidDevice);
     CUcontext context = nullptr;
-    if (CUresult status = cu().DevicePrimaryCtxRetain(&context, peer)) return done(status);
-    return done(cu().CtxEnablePeerAccess(context, flags));
+    if (CUresult status = cu().DevicePrimaryCtxRetain(&context, peer)) return record_error(status);
+    return record_error(cu().CtxEnablePeerAccess(context, flags));
 }
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
-    READY();
-    if (!is_device(peer)) return done(cudaErrorInvalidDevice);
+    ENSURE_CONTEXT();
+    if (!is_device(peer)) return record_error(cudaErrorInvalidDevice);
     CUcontext context = nullptr;
-    if (CUresult status = cu().DevicePrimaryCtxRetain(&context, peer)) return done(status);
-    return done(cu().CtxDisablePeerAccess(context));
+    if (CUresult status = cu().DevicePrimaryCtxRetain(&context, peer)) return record_error(status);
+    return record_error(cu().CtxDisablePeerAccess(context));
 }
 
 // ---------------------------------------------------------------------------------------------------- memory
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
-    READY();
-    if (pointer == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (pointer == nullptr) return record_error(cudaErrorInvalidValue);
     if (bytes == 0) {
         *pointer = nullptr;
         return cudaSuccess;
@@ -288,18 +271,18 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     CUdeviceptr address = 0;
     CUresult status = cu().MemAlloc(&address, bytes);
     if (status == CUDA_SUCCESS) *pointer = reinterpret_cast<void *>(address);
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaFree(void *pointer) {
-    READY();
+    ENSURE_CONTEXT();
     if (pointer == nullptr) return cudaSuccess;
-    return done(cu().MemFree(device_pointer(pointer)));
+    return record_error(cu().MemFree(device_pointer(pointer)));
 }
 
 cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
-    READY();
-    if (pointer == nullptr || pitch == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (pointer == nullptr || pitch == nullptr) return record_error(cudaErrorInvalidValue);
     if (width == 0 || height == 0) {
         *pointer = nullptr;
         *pitch = 0;
@@ -308,11 +291,11 @@ cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t 
     CUdeviceptr address = 0;
     CUresult status = cu().MemAllocPitch(&address, pitch, width, height, 4);
     if (status == CUDA_SUCCESS) *pointer = reinterpret_cast<void *>(address);
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pitched, struct cudaExtent extent) {
-    if (pitched == nullptr) return done(cudaErrorInvalidValue);
+    if (pitched == nullptr) return record_error(cudaErrorInvalidValue);
     void *pointer = nullptr;
     size_t pitch = 0;
     if (cudaError_t error = cudaMallocPitch(&pointer, &pitch, extent.width, extent.height * extent.depth))
@@ -322,22 +305,22 @@ cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pitched, struct cudaExtent exten
 }
 
 cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags) {
-    READY();
-    if (pointer == nullptr || bytes == 0) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (pointer == nullptr || bytes == 0) return record_error(cudaErrorInvalidValue);
     CUdeviceptr address = 0;
     CUresult status = cu().MemAllocManaged(&address, bytes, flags);
     if (status == CUDA_SUCCESS) *pointer = reinterpret_cast<void *>(address);
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
-    READY();
-    if (pointer == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (pointer == nullptr) return record_error(cudaErrorInvalidValue);
     if (bytes == 0) {
         *pointer = nullptr;
         return cudaSuccess;
     }
-    return done(cu().MemHostAlloc(pointer, bytes, flags));
+    return record_error(cu().MemHostAlloc(pointer, bytes, flags));
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
@@ -345,57 +328,57 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
 }
 
 cudaError_t cudaFreeHost(void *pointer) {
-    READY();
+    ENSURE_CONTEXT();
     if (pointer == nullptr) return cudaSuccess;
-    return done(cu().MemFreeHost(pointer));
+    return record_error(cu().MemFreeHost(pointer));
 }
 
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags) {
-    READY();
-    return done(cu().MemHostRegister(pointer, bytes, flags));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemHostRegister(pointer, bytes, flags));
 }
 
 cudaError_t cudaHostUnregister(void *pointer) {
-    READY();
-    return done(cu().MemHostUnregister(pointer));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemHostUnregister(pointer));
 }
 
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int flags) {
-    READY();
-    if (device == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (device == nullptr) return record_error(cudaErrorInvalidValue);
     CUdeviceptr address = 0;
     CUresult status = cu().MemHostGetDevicePointer(&address, host, flags);
     if (status == CUDA_SUCCESS) *device = reinterpret_cast<void *>(address);
-    return done(status);
+    return record_error(status);
 }
 
 cudaError_t cudaHostGetFlags(unsigned int *flags, void *host) {
-    READY();
-    return done(cu().MemHostGetFlags(flags, host));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemHostGetFlags(flags, host));
 }
 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    READY();
-    return done(cu().MemGetInfo(free, total));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemGetInfo(free, total));
 }
 
 cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, enum cudaMemoryAdvise advice,
                           struct cudaMemLocation location) {
-    READY();
-    return done(cu().MemAdvise(device_pointer(pointer), bytes, static_cast<CUmem_advise>(advice),
-                               location_of(location)));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemAdvise(device_pointer(pointer), bytes, static_cast<CUmem_advise>(advice),
+                                       driver_location(location)));
 }
 
 cudaError_t cudaMemRangeGetAttribute(void *data, size_t size, enum cudaMemRangeAttribute which,
                                      const void *pointer, size_t bytes) {
-    READY();
-    return done(cu().MemRangeGetAttribute(data, size, static_cast<CUmem_range_attribute>(which),
-                                          device_pointer(pointer), bytes));
+    ENSURE_CONTEXT();
+    return record_error(cu().MemRangeGetAttribute(data, size, static_cast<CUmem_range_attribute>(which),
+                                                  device_pointer(pointer), bytes));
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
-    READY();
-    if (attributes == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (attributes == nullptr) return record_error(cudaErrorInvalidValue);
     *attributes = {};
     CUdeviceptr address = device_pointer(pointer);
     unsigned type = 0, managed = 0;
@@ -417,19 +400,19 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 }
 
 cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
-    READY();
+    ENSURE_CONTEXT();
     Symbol found;
-    if (pointer == nullptr) return done(cudaErrorInvalidValue);
-    if (cudaError_t error = find_symbol(symbol, found)) return done(error);
+    if (pointer == nullptr) return record_error(cudaErrorInvalidValue);
+    if (cudaError_t error = find_symbol(symbol, found)) return record_error(error);
     *pointer = reinterpret_cast<void *>(found.address);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetSymbolSize(size_t *size, const void *symbol) {
-    READY();
+    ENSURE_CONTEXT();
     Symbol found;
-    if (size == nullptr) return done(cudaErrorInvalidValue);
-    if (cudaError_t error = find_symbol(symbol, found)) return done(error);
+    if (size == nullptr) return record_error(cudaErrorInvalidValue);
+    if (cudaError_t error = find_symbol(symbol, found)) return record_error(error);
     *size = found.size;
     return cudaSuccess;
 }
@@ -437,68 +420,69 @@ cudaError_t cudaGetSymbolSize(size_t *size, const void *symbol) {
 // ---------------------------------------------------------------------------------------------------- pools
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
-    DRIVER_READY();
-    return done(cu().DeviceGetDefaultMemPool(pool, device));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceGetDefaultMemPool(pool, device));
 }
 
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t *pool, int device) {
-    DRIVER_READY();
-    return done(cu().DeviceGetMemPool(pool, device));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceGetMemPool(pool, device));
 }
 
 cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
-    DRIVER_READY();
-    return done(cu().DeviceSetMemPool(device, pool));
+    ENSURE_DRIVER();
+    return record_error(cu().DeviceSetMemPool(device, pool));
 }
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *properties) {
-    DRIVER_READY();
-    if (properties == nullptr) return done(cudaErrorInvalidValue);
-    CUmemPoolProps made{};
-    made.allocType = static_cast<CUmemAllocationType>(properties->allocType);
-    made.handleTypes = static_cast<CUmemAllocationHandleType>(properties->handleTypes);
-    made.location = location_of(properties->location);
-    made.maxSize = properties->maxSize;
-    return done(cu().MemPoolCreate(pool, &made));
+    ENSURE_DRIVER();
+    if (properties == nullptr) return record_error(cudaErrorInvalidValue);
+    CUmemPoolProps converted{};
+    converted.allocType = static_cast<CUmemAllocationType>(properties->allocType);
+    converted.handleTypes = static_cast<CUmemAllocationHandleType>(properties->handleTypes);
+    converted.location = driver_location(properties->location);
+    converted.maxSize = properties->maxSize;
+    return record_error(cu().MemPoolCreate(pool, &converted));
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
-    DRIVER_READY();
-    return done(cu().MemPoolDestroy(pool));
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolDestroy(pool));
 }
 
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes) {
-    DRIVER_READY();
-    return done(cu().MemPoolTrimTo(pool, bytes));
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolTrimTo(pool, bytes));
 }
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void *value) {
-    DRIVER_READY();
-    return done(cu().MemPoolSetAttribute(pool, static_cast<CUmemPool_attribute>(which), value));
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolSetAttribute(pool, static_cast<CUmemPool_attribute>(which), value));
 }
 
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void *value) {
-    DRIVER_READY();
-    return done(cu().MemPoolGetAttribute(pool, static_cast<CUmemPool_attribute>(which), value));
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolGetAttribute(pool, static_cast<CUmemPool_attribute>(which), value));
 }
 
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *access, size_t count) {
-    DRIVER_READY();
-    return done(cu().MemPoolSetAccess(pool, reinterpret_cast<const CUmemAccessDesc *>(access), count));
+    ENSURE_DRIVER();
+    return record_error(
+        cu().MemPoolSetAccess(pool, reinterpret_cast<const CUmemAccessDesc *>(access), count));
 }
 
 cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t pool,
                                  struct cudaMemLocation *location) {
-    DRIVER_READY();
-    return done(cu().MemPoolGetAccess(reinterpret_cast<CUmemAccess_flags *>(flags), pool,
-                                      reinterpret_cast<CUmemLocation *>(location)));
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolGetAccess(reinterpret_cast<CUmemAccess_flags *>(flags), pool,
+                                              reinterpret_cast<CUmemLocation *>(location)));
 }
 
 // ---------------------------------------------------------------------------------------------------- streams, events
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
-    READY();
-    return done(cu().StreamCreateWithPriority(stream, flags, priority));
+    ENSURE_CONTEXT();
+    return record_error(cu().StreamCreateWithPriority(stream, flags, priority));
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
@@ -510,52 +494,52 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) 
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    READY();
-    return done(cu().StreamDestroy(stream));
+    ENSURE_CONTEXT();
+    return record_error(cu().StreamDestroy(stream));
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
-    READY();
-    return done(cu().ThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode *>(mode)));
+    ENSURE_CONTEXT();
+    return record_error(cu().ThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode *>(mode)));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
-    READY();
-    return done(cu().EventCreate(event, flags));
+    ENSURE_CONTEXT();
+    return record_error(cu().EventCreate(event, flags));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    READY();
-    return done(cu().EventQuery(event));
+    ENSURE_CONTEXT();
+    return record_error(cu().EventQuery(event));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    READY();
-    return done(cu().EventSynchronize(event));
+    ENSURE_CONTEXT();
+    return record_error(cu().EventSynchronize(event));
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    READY();
-    return done(cu().EventDestroy(event));
+    ENSURE_CONTEXT();
+    return record_error(cu().EventDestroy(event));
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    READY();
-    return done(cu().EventElapsedTime(milliseconds, start, end));
+    ENSURE_CONTEXT();
+    return record_error(cu().EventElapsedTime(milliseconds, start, end));
 }
 
 // ---------------------------------------------------------------------------------------------------- kernels
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
-    READY();
-    if (attributes == nullptr) return done(cudaErrorInvalidValue);
+    ENSURE_CONTEXT();
+    if (attributes == nullptr) return record_error(cudaErrorInvalidValue);
     *attributes = {};
     int values[16];
     for (int i = 0; i < 16; i++)
         if (cudaError_t error = function_attribute(function, static_cast<CUfunction_attribute>(i), values[i]))
-            return done(error);
+            return record_error(error);
     attributes->maxThreadsPerBlock = values[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK];
     attributes->sharedSizeBytes = static_cast<size_t>(values[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES]);
     attributes->constSizeBytes = static_cast<size_t>(values[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES]);
@@ -577,51 +561,53 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 }
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute which, int value) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
-    return done(
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
+    return record_error(
         cu().KernelSetAttribute(static_cast<CUfunction_attribute>(which), value, kernel, current_device()));
 }
 
 cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute which, int value,
                                             int device) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel found = nullptr;
-    if (cudaError_t error = find_kernel(kernel, found)) return done(error);
-    return done(cu().KernelSetAttribute(static_cast<CUfunction_attribute>(which), value, found, device));
+    if (cudaError_t error = find_kernel(kernel, found)) return record_error(error);
+    return record_error(
+        cu().KernelSetAttribute(static_cast<CUfunction_attribute>(which), value, found, device));
 }
 
 cudaError_t cudaFuncSetCacheConfig(const void *function, enum cudaFuncCache preference) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
-    return done(cu().KernelSetCacheConfig(kernel, static_cast<CUfunc_cache>(preference), current_device()));
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
+    return record_error(
+        cu().KernelSetCacheConfig(kernel, static_cast<CUfunc_cache>(preference), current_device()));
 }
 
 cudaError_t cudaFuncGetName(const char **name, const void *function) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
-    return done(cu().KernelGetName(name, kernel));
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
+    return record_error(cu().KernelGetName(name, kernel));
 }
 
 cudaError_t cudaFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *size) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
-    return done(cu().KernelGetParamInfo(kernel, index, offset, size));
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
+    return record_error(cu().KernelGetParamInfo(kernel, index, offset, size));
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
                                                                    int block, size_t shared,
                                                                    unsigned int flags) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
     CUfunction loaded = nullptr;
-    if (CUresult status = cu().KernelGetFunction(&loaded, kernel)) return done(status);
-    return done(
+    if (CUresult status = cu().KernelGetFunction(&loaded, kernel)) return record_error(status);
+    return record_error(
         cu().OccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, loaded, block, shared, flags));
 }
 
@@ -632,67 +618,67 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
 
 cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, const void *function, int blocks,
                                                       int block) {
-    READY();
+    ENSURE_CONTEXT();
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(function, kernel)) return done(error);
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
     CUfunction loaded = nullptr;
-    if (CUresult status = cu().KernelGetFunction(&loaded, kernel)) return done(status);
-    return done(cu().OccupancyAvailableDynamicSMemPerBlock(bytes, loaded, blocks, block));
+    if (CUresult status = cu().KernelGetFunction(&loaded, kernel)) return record_error(status);
+    return record_error(cu().OccupancyAvailableDynamicSMemPerBlock(bytes, loaded, blocks, block));
 }
 
 // ---------------------------------------------------------------------------------------------------- libraries
 
-// The runtime's options are the driver's, by number (driver_types.h, cuda.h).
+// The runtime's options have the same numbers as the driver's (driver_types.h, cuda.h).
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit,
                                 void **jit_values, unsigned int jits, enum cudaLibraryOption *options,
                                 void **values, unsigned int count) {
-    READY();
-    return done(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code,
-                                     reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
-                                     reinterpret_cast<CUlibraryOption *>(options), values, count));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryLoadData(reinterpret_cast<CUlibrary *>(library), code,
+                                             reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
+                                             reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
 cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *library, const char *path, enum cudaJitOption *jit,
                                     void **jit_values, unsigned int jits, enum cudaLibraryOption *options,
                                     void **values, unsigned int count) {
-    READY();
-    return done(cu().LibraryLoadFromFile(reinterpret_cast<CUlibrary *>(library), path,
-                                         reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
-                                         reinterpret_cast<CUlibraryOption *>(options), values, count));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryLoadFromFile(
+        reinterpret_cast<CUlibrary *>(library), path, reinterpret_cast<CUjit_option *>(jit), jit_values, jits,
+        reinterpret_cast<CUlibraryOption *>(options), values, count));
 }
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
-    READY();
-    return done(cu().LibraryUnload(reinterpret_cast<CUlibrary>(library)));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryUnload(reinterpret_cast<CUlibrary>(library)));
 }
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
-    READY();
-    return done(cu().LibraryGetKernel(reinterpret_cast<CUkernel *>(kernel),
-                                      reinterpret_cast<CUlibrary>(library), name));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryGetKernel(reinterpret_cast<CUkernel *>(kernel),
+                                              reinterpret_cast<CUlibrary>(library), name));
 }
 
 cudaError_t cudaLibraryGetGlobal(void **pointer, size_t *bytes, cudaLibrary_t library, const char *name) {
-    READY();
-    return done(cu().LibraryGetGlobal(reinterpret_cast<CUdeviceptr *>(pointer), bytes,
-                                      reinterpret_cast<CUlibrary>(library), name));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryGetGlobal(reinterpret_cast<CUdeviceptr *>(pointer), bytes,
+                                              reinterpret_cast<CUlibrary>(library), name));
 }
 
 cudaError_t cudaLibraryGetManaged(void **pointer, size_t *bytes, cudaLibrary_t library, const char *name) {
-    READY();
-    return done(cu().LibraryGetManaged(reinterpret_cast<CUdeviceptr *>(pointer), bytes,
-                                       reinterpret_cast<CUlibrary>(library), name));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryGetManaged(reinterpret_cast<CUdeviceptr *>(pointer), bytes,
+                                               reinterpret_cast<CUlibrary>(library), name));
 }
 
 cudaError_t cudaLibraryGetKernelCount(unsigned int *count, cudaLibrary_t library) {
-    READY();
-    return done(cu().LibraryGetKernelCount(count, reinterpret_cast<CUlibrary>(library)));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryGetKernelCount(count, reinterpret_cast<CUlibrary>(library)));
 }
 
 cudaError_t cudaLibraryEnumerateKernels(cudaKernel_t *kernels, unsigned int count, cudaLibrary_t library) {
-    READY();
-    return done(cu().LibraryEnumerateKernels(reinterpret_cast<CUkernel *>(kernels), count,
-                                             reinterpret_cast<CUlibrary>(library)));
+    ENSURE_CONTEXT();
+    return record_error(cu().LibraryEnumerateKernels(reinterpret_cast<CUkernel *>(kernels), count,
+                                                     reinterpret_cast<CUlibrary>(library)));
 }
 
 struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
@@ -702,7 +688,7 @@ struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
 
 cudaError_t cudaGetExportTable(const void **table, const cudaUUID_t *) {
     if (table != nullptr) *table = nullptr;
-    return done(cudaErrorNotSupported);
+    return record_error(cudaErrorNotSupported);
 }
 
 cudaError_t cudaProfilerStart(void) { return cudaSuccess; }

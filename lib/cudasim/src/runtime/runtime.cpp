@@ -1,4 +1,4 @@
-// Finding the driver, making contexts, and the images, kernels and variables that nvcc's code registers.
+// Loading the driver, contexts, and the registration of images, kernels and variables by code that nvcc generates.
 #include "runtime/runtime.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ namespace {
 struct Tables {
     Driver legacy, per_thread;
     bool found = false;
-    cudaError_t started = cudaErrorInitializationError;
+    cudaError_t load_error = cudaErrorInitializationError;  // if not found
 };
 
 void load(Driver &table, cuuint64_t flags) {
@@ -36,16 +36,16 @@ void load(Driver &table, cuuint64_t flags) {
 }
 
 Tables &driver_tables() {
-    static Tables *const made = [] {
+    static Tables *const instance = [] {
         auto *tables = new Tables();
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         if (library == nullptr) {
-            tables->started = cudaErrorInsufficientDriver;
+            tables->load_error = cudaErrorInsufficientDriver;
             return tables;
         }
         auto find = reinterpret_cast<decltype(Driver::GetProcAddress)>(dlsym(library, "cuGetProcAddress_v2"));
         if (find == nullptr) {
-            tables->started = cudaErrorInsufficientDriver;
+            tables->load_error = cudaErrorInsufficientDriver;
             return tables;
         }
         tables->legacy.GetProcAddress = tables->per_thread.GetProcAddress = find;
@@ -54,7 +54,7 @@ Tables &driver_tables() {
         tables->found = tables->legacy.Init != nullptr;
         return tables;
     }();
-    return *made;
+    return *instance;
 }
 
 // ---------------------------------------------------------------------------------------------------- registration
@@ -62,7 +62,7 @@ Tables &driver_tables() {
 struct FatBinary {
     const void *image = nullptr;
     CUlibrary library = nullptr;
-    cudaError_t status = cudaErrorNotReady;  // of loading it; not yet tried
+    cudaError_t status = cudaErrorNotReady;  // of loading it; cudaErrorNotReady: not loaded yet
     std::vector<const void *> functions, variables;
     std::vector<void **> managed;
 };
@@ -91,16 +91,15 @@ struct Registry {
 };
 
 Registry &registry() {
-    static Registry *const made = new Registry();
-    return *made;
+    static Registry *const instance = new Registry();
+    return *instance;
 }
 
-// Loads an image; asks for everything that the program registered, as the program will.
+// Loads an image, and looks up the kernels and variables that the program registered.
 void load_binary(FatBinary &binary) {
     if (binary.status != cudaErrorNotReady) return;
     const Driver &cu = driver(false);
-    CUstreamCaptureMode mode =
-        CU_STREAM_CAPTURE_MODE_RELAXED;  // loading is no part of what is being captured
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // loading must not invalidate a capture
     cu.ThreadExchangeStreamCaptureMode(&mode);
     binary.status = static_cast<cudaError_t>(
         cu.LibraryLoadData(&binary.library, binary.image, nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -129,7 +128,7 @@ struct ThreadState {
     int device = 0;
     cudaError_t last = cudaSuccess;
     uint64_t generation = 0;
-    CUcontext context = nullptr;  // what this thread made current
+    CUcontext context = nullptr;  // the context that the runtime made current in this thread
 };
 
 thread_local ThreadState thread_state;
@@ -152,16 +151,16 @@ const Driver &driver(bool per_thread) {
 
 int &current_device() { return thread_state.device; }
 
-cudaError_t done(cudaError_t error) {
+cudaError_t record_error(cudaError_t error) {
     if (error != cudaSuccess) thread_state.last = error;
     return error;
 }
 
-cudaError_t done(CUresult status) { return done(static_cast<cudaError_t>(status)); }
+cudaError_t record_error(CUresult status) { return record_error(static_cast<cudaError_t>(status)); }
 
-cudaError_t driver_ready() {
+cudaError_t ensure_driver() {
     Tables &tables = driver_tables();
-    if (!tables.found) return tables.started;
+    if (!tables.found) return tables.load_error;
     static std::atomic<bool> initialised{false};
     if (initialised.load(std::memory_order_acquire)) return cudaSuccess;
     CUresult status = tables.legacy.Init(0);
@@ -169,14 +168,15 @@ cudaError_t driver_ready() {
     return static_cast<cudaError_t>(status);
 }
 
-cudaError_t ready() {
-    if (cudaError_t error = driver_ready()) return error;
+cudaError_t ensure_context() {
+    if (cudaError_t error = ensure_driver()) return error;
     const Driver &cu = driver(false);
     Registry &all = registry();
     CUcontext context = nullptr;
     if (CUresult status = cu.CtxGetCurrent(&context)) return static_cast<cudaError_t>(status);
-    bool own = context == nullptr || context == thread_state.context;
-    if (!own || (context != nullptr && thread_state.generation == all.generation)) return cudaSuccess;
+    bool application_context = context != nullptr && context != thread_state.context;
+    if (application_context || (context != nullptr && thread_state.generation == all.generation))
+        return cudaSuccess;
     std::lock_guard lock(all.mutex);
     int device = thread_state.device;
     auto &primary = all.primaries[device];
@@ -224,7 +224,7 @@ cudaError_t find_symbol(const void *host_variable, Symbol &symbol) {
     std::lock_guard lock(all.mutex);
     auto found = all.variables.find(host_variable);
     if (found == all.variables.end()) {
-        // The address of a managed variable is that of its memory.
+        // The address of a managed variable in host code is that of its memory.
         for (const auto &[host, variable] : all.variables)
             if (variable.managed && *static_cast<void *const *>(host) == host_variable) {
                 symbol = {reinterpret_cast<CUdeviceptr>(host_variable), variable.size};
@@ -241,6 +241,14 @@ cudaError_t find_symbol(const void *host_variable, Symbol &symbol) {
                                        : cu.LibraryGetGlobal(&symbol.address, &symbol.size,
                                                              variable.binary->library, variable.name.c_str());
     return status == CUDA_ERROR_NOT_FOUND ? cudaErrorInvalidSymbol : static_cast<cudaError_t>(status);
+}
+
+cudaError_t find_symbol_range(const void *host_variable, size_t bytes, size_t offset, void *&pointer) {
+    Symbol symbol;
+    if (cudaError_t error = find_symbol(host_variable, symbol)) return error;
+    if (offset > symbol.size || bytes > symbol.size - offset) return cudaErrorInvalidValue;
+    pointer = reinterpret_cast<void *>(symbol.address + offset);
+    return cudaSuccess;
 }
 
 bool valid_configuration(dim3 grid, dim3 block) {
@@ -307,9 +315,9 @@ void __cudaRegisterManagedVar(void **handle, void **host, char *, const char *na
 
 void __cudaRegisterHostVar(void **, const char *, char *, size_t) {}
 
-// Called before the host touches a managed variable: its image must be loaded by then.
+// Called before the host accesses a managed variable, for which its image must be loaded.
 char __cudaInitModule(void **handle) {
-    if (ready() != cudaSuccess) return 0;
+    if (ensure_context() != cudaSuccess) return 0;
     Registry &all = registry();
     std::lock_guard lock(all.mutex);
     load_binary(*binary_of(handle));
@@ -322,7 +330,7 @@ unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void 
 }
 
 cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
-    if (call_configurations().empty()) return done(cudaErrorMissingConfiguration);
+    if (call_configurations().empty()) return record_error(cudaErrorMissingConfiguration);
     const CallConfiguration &last = call_configurations().back();
     *grid = last.grid;
     *block = last.block;
@@ -333,26 +341,27 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 }
 
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
-    // The stub keeps the handle in a static: it gives the host function's address, which outlives a device reset.
+    // nvcc's stub keeps the handle in a static variable. So the handle is the host function's address, which stays valid
+    // after a device reset.
     *kernel = static_cast<cudaKernel_t>(const_cast<void *>(host));
     return cudaSuccess;
 }
 
 cudaError_t cudaGetKernel(cudaKernel_t *out, const void *host) {
-    if (cudaError_t error = ready()) return done(error);
-    if (out == nullptr) return done(cudaErrorInvalidValue);
+    if (cudaError_t error = ensure_context()) return record_error(error);
+    if (out == nullptr) return record_error(cudaErrorInvalidValue);
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(host, kernel)) return done(error);
+    if (cudaError_t error = find_kernel(host, kernel)) return record_error(error);
     *out = reinterpret_cast<cudaKernel_t>(kernel);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetFuncBySymbol(cudaFunction_t *out, const void *host) {
-    if (cudaError_t error = ready()) return done(error);
-    if (out == nullptr) return done(cudaErrorInvalidValue);
+    if (cudaError_t error = ensure_context()) return record_error(error);
+    if (out == nullptr) return record_error(cudaErrorInvalidValue);
     CUkernel kernel = nullptr;
-    if (cudaError_t error = find_kernel(host, kernel)) return done(error);
-    return done(driver(false).KernelGetFunction(out, kernel));
+    if (cudaError_t error = find_kernel(host, kernel)) return record_error(error);
+    return record_error(driver(false).KernelGetFunction(out, kernel));
 }
 
 // ---------------------------------------------------------------------------------------------------- errors
@@ -368,23 +377,23 @@ cudaError_t cudaPeekAtLastError(void) { return thread_state.last; }
 // ---------------------------------------------------------------------------------------------------- devices
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    if (count == nullptr) return done(cudaErrorInvalidValue);
+    if (count == nullptr) return record_error(cudaErrorInvalidValue);
     *count = 0;
-    if (cudaError_t error = driver_ready()) return done(error);
-    return done(driver(false).DeviceGetCount(count));
+    if (cudaError_t error = ensure_driver()) return record_error(error);
+    return record_error(driver(false).DeviceGetCount(count));
 }
 
 cudaError_t cudaSetDevice(int device) {
-    if (cudaError_t error = driver_ready()) return done(error);
+    if (cudaError_t error = ensure_driver()) return record_error(error);
     int count = 0;
     driver(false).DeviceGetCount(&count);
-    if (device < 0 || device >= count) return done(cudaErrorInvalidDevice);
+    if (device < 0 || device >= count) return record_error(cudaErrorInvalidDevice);
     thread_state.device = device;
     thread_state.generation = 0;
-    CUcontext none = nullptr;
-    driver(false).CtxGetCurrent(&none);
-    thread_state.context = none;  // replaced by the primary context of the device
-    return done(ready());
+    thread_state.context = nullptr;
+    // ensure_context() replaces the current context by the device's primary context.
+    driver(false).CtxGetCurrent(&thread_state.context);
+    return record_error(ensure_context());
 }
 
 cudaError_t cudaInitDevice(int device, unsigned int, unsigned int) {
@@ -394,18 +403,18 @@ cudaError_t cudaInitDevice(int device, unsigned int, unsigned int) {
 }
 
 cudaError_t cudaGetDevice(int *device) {
-    if (device == nullptr) return done(cudaErrorInvalidValue);
-    if (cudaError_t error = driver_ready()) return done(error);
+    if (device == nullptr) return record_error(cudaErrorInvalidValue);
+    if (cudaError_t error = ensure_driver()) return record_error(error);
     CUcontext context = nullptr;
     driver(false).CtxGetCurrent(&context);
     *device = thread_state.device;
     if (context != nullptr && context != thread_state.context)
-        return done(driver(false).CtxGetDevice(device));
+        return record_error(driver(false).CtxGetDevice(device));
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceReset(void) {
-    if (cudaError_t error = driver_ready()) return done(error);
+    if (cudaError_t error = ensure_driver()) return record_error(error);
     Registry &all = registry();
     std::lock_guard lock(all.mutex);
     CUresult status = driver(false).DevicePrimaryCtxReset(thread_state.device);
@@ -414,7 +423,7 @@ cudaError_t cudaDeviceReset(void) {
     thread_state.context = nullptr;
     driver(false).CtxSetCurrent(nullptr);
     thread_state.last = cudaSuccess;
-    return done(status);
+    return record_error(status);
 }
 
 }  // extern "C"

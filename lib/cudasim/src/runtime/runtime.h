@@ -1,5 +1,5 @@
-// The runtime on top of the driver. It reaches the driver only as any program may: libcuda.so.1, cuGetProcAddress and
-// the public functions found with it.
+// The runtime, on top of the driver. It uses the driver as any program does: it loads libcuda.so.1 and gets the public
+// functions from cuGetProcAddress.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,7 @@
 
 namespace cudasim::runtime {
 
-// The driver's functions, each with the CUDA version whose meaning of it is used here.
+// The driver functions that the runtime uses, with the CUDA version of each one's interface.
 // clang-format off
 #define CUDASIM_DRIVER_FUNCTIONS(X)                                                                                 \
     X(Init, 12030) X(DriverGetVersion, 12030) X(GetErrorName, 12030) X(GetErrorString, 12030)                        \
@@ -82,33 +82,59 @@ struct Driver {
 #undef X
 };
 
-// The driver's functions for the legacy default stream, or for one default stream per thread. Null functions: no driver.
+// Returns the driver's functions for the legacy default stream, or for one default stream per thread. They are null if there
+// is no driver.
 const Driver &driver(bool per_thread);
 
-// Makes the driver ready and a context current: what almost every call needs first.
-cudaError_t ready();
-// The driver alone, without a context.
-cudaError_t driver_ready();
+// The driver's functions for the default stream that this file is compiled for.
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+constexpr bool kPerThread = true;
+#else
+constexpr bool kPerThread = false;
+#endif
+[[maybe_unused]] static const Driver &cu() { return driver(kPerThread); }
 
-// Remembers an error for cudaGetLastError, and returns it.
-cudaError_t done(cudaError_t error);
-cudaError_t done(CUresult status);
+// Initialises the driver if necessary.
+cudaError_t ensure_driver();
+// Initialises the driver and makes a context current, if necessary. Almost every call begins with this.
+cudaError_t ensure_context();
+
+#define ENSURE_DRIVER() \
+    if (cudaError_t error = ensure_driver()) return record_error(error)
+#define ENSURE_CONTEXT() \
+    if (cudaError_t error = ensure_context()) return record_error(error)
+
+// Records an error for cudaGetLastError, and returns it.
+cudaError_t record_error(cudaError_t error);
+cudaError_t record_error(CUresult status);
 
 int &current_device();
 
-// The kernel behind a host function's address; a cudaKernel_t passes through.
+// Finds the kernel of a host function. A cudaKernel_t is returned as it is.
 cudaError_t find_kernel(const void *host_function, CUkernel &kernel);
-// The other way: the host function of a function of the driver, or the handle itself.
+// Returns the host function of a CUfunction, or the handle itself if there is none.
 const void *host_function_of(CUfunction function);
 
 struct Symbol {
     CUdeviceptr address = 0;
     size_t size = 0;
 };
+// Finds the device variable of a host variable.
 cudaError_t find_symbol(const void *host_variable, Symbol &symbol);
+// Finds the address of `bytes` bytes at `offset` in a device variable. Fails if it is smaller.
+cudaError_t find_symbol_range(const void *host_variable, size_t bytes, size_t offset, void *&pointer);
 
-// A configuration that no device can run.
+// Returns whether a device can run this launch configuration.
 bool valid_configuration(dim3 grid, dim3 block);
+
+inline CUdeviceptr device_pointer(const void *pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+inline CUmemLocation driver_location(const cudaMemLocation &location) {
+    CUmemLocation result{};
+    result.type = static_cast<CUmemLocationType>(location.type);
+    result.id = location.id;
+    return result;
+}
 
 cudaError_t describe_copy(const cudaMemcpy3DParms &parameters, CUDA_MEMCPY3D &described);
 
