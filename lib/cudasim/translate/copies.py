@@ -80,7 +80,7 @@ def _bulk(v: Values, i: Instruction) -> str:
         read, write = element(v, of, "of_", 16, "r"), element(v, to, "to_", 16, "w")
         copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
         if "cp_mask" in m:
-            copy = f"cs_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
+            copy = f"cs_copy_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
         if "multicast::cluster" in m:
             text += f"if ({v.src(operands[4], 'b16')} & 1) "
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "

@@ -550,7 +550,7 @@ class FunctionCode:
         operands = i.operands
         sync = "sync" in m
         if i.opcode == "activemask":  # in a function, lanes are together if they were called from one place
-            together = "mask" if self.kernel else "cs_together(R->ret, mask, l)"
+            together = "mask" if self.kernel else "cs_same_caller(R->ret, mask, l)"
             v.code.text = v.dst(operands[0], "b32", together)
             self._current.codes.append(v.code)
             self._resume(after)
@@ -1058,7 +1058,7 @@ class FunctionCode:
                 call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
-            return f"w->line = {block.line};{self._no_time} api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            return f"w->line = {block.line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
         return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:

@@ -1,4 +1,4 @@
-// One block: its warps take turns in the calling thread until the block has finished or has used its quantum.
+// Runs one block: its warps take turns in the calling thread until the block has finished or has used its quantum.
 
 #include <algorithm>
 #include <cstring>
@@ -9,9 +9,9 @@ namespace cudasim {
 
 namespace {
 
-constexpr int kRounds = 4;  // turns of every warp before a block makes room for another
+constexpr int kRounds = 4;  // a block's quantum: turns of every warp
 
-// What every warp of a grid has in common.
+// Sets the part of a warp's state that is the same in all warps of a grid.
 void prepare(Warp &warp, Block &block) {
     Job &job = *block.job;
     const LaunchDescription &launch = *job.launch;
@@ -35,7 +35,7 @@ void prepare(Warp &warp, Block &block) {
     w.shared_size = job.shared_size;
     w.local_size = job.local_size;
     w.param_size = job.kernel->param_bytes;
-    w.least_sp = (job.kernel->local + 15) / 16 * 16;
+    w.stack_floor = (job.kernel->local + 15) / 16 * 16;
     memcpy(w.ntid, launch.block, sizeof w.ntid);
     memcpy(w.nctaid, launch.grid, sizeof w.nctaid);
     w.nwarpid = block.warps;
@@ -56,7 +56,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     warp->index = index;
     warp->rotate = false;
     warp->rotate_lane = 31;
-    if (job.kernel->recursive) {  // lanes may have left in the middle of a recursion
+    if (job.kernel->recursive) {  // lanes may have exited inside of a recursion
         for (uint32_t l = 0; l < 32; l++) {
             w.lsp[l] = warp->depth[l] = 0;
             w.sp[l] = w.local_size;
@@ -68,9 +68,9 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.runnable = lanes == 32 ? ~0u : (1u << lanes) - 1;
     w.exited = ~w.runnable;
     w.parked = w.mask = w.lane = w.line = 0;
-    w.held = w.turn = w.asleep = 0;
+    w.waiting_turn = w.turn_lanes = w.asleep = 0;
     w.ordered = job.kernel->ordered;
-    w.resume_mask = w.runnable;  // all are at the first block
+    w.resume_mask = w.runnable;  // all are at the first basic block
     w.resume_pc = job.kernel->entry_pc;
     w.shared = block.shared.reserve(job.shared_size);
     memcpy(w.ctaid, block.id, sizeof w.ctaid);
@@ -104,7 +104,7 @@ Warp *make_warp(Block &block, uint32_t index) {
 }
 
 // Runs a warp until it waits, yields, or has exited.
-void turn(Warp &warp, const Job &job) {
+void run_warp(Warp &warp, const Job &job) {
     cs_warp &w = warp.state;
     w.budget = job.image->virtual_clock ? kVirtualBudget : kBudget;
     if (!services.pick(&w)) return;
@@ -116,13 +116,13 @@ void turn(Warp &warp, const Job &job) {
     }
 }
 
-void recheck(Block &block) {
+void check_barriers(Block &block) {
     for (uint32_t bits = block.barriers_in_use; bits; bits &= bits - 1)
         check_barrier(block, static_cast<uint32_t>(__builtin_ctz(bits)));
 }
 
-// Lanes whose sleep is over go on.
-void wake(Warp &warp, Block &block) {
+// Makes lanes runnable whose sleep is over.
+void wake_lanes(Warp &warp, Block &block) {
     cs_warp &w = warp.state;
     const uint64_t now = nanoseconds(CLOCK_MONOTONIC);
     for (uint32_t m = w.asleep; m; m &= m - 1) {
@@ -136,21 +136,21 @@ void wake(Warp &warp, Block &block) {
     }
 }
 
-// One turn of warp `index`. Returns whether anything happened.
-bool step(Block &block, uint32_t index) {
+// Runs a warp for one turn. Returns whether it could run.
+bool run_turn(Block &block, uint32_t index) {
     Warp &warp = *block.active[index];
     cs_warp &w = warp.state;
-    if (w.asleep) wake(warp, block);
-    if (!w.runnable && !(w.parked && complete_parked(&w))) return false;
+    if (w.asleep) wake_lanes(warp, block);
+    if (!w.runnable && !(w.parked && complete_collectives(&w))) return false;
     const uint32_t exited = w.exited;
-    current_guard->warp = &w;  // should a signal end it
-    turn(warp, *block.job);
+    current_guard->warp = &w;  // for a fault that a signal reports
+    run_warp(warp, *block.job);
     if (w.exited != exited) {
         block.exited += static_cast<uint32_t>(__builtin_popcount(w.exited & ~exited));
-        if (w.parked) complete_parked(&w);
+        if (w.parked) complete_collectives(&w);
     }
-    const bool gone = w.exited == ~0u;
-    if (gone) {
+    const bool finished = w.exited == ~0u;
+    if (finished) {
         if (block.job->image->virtual_clock) {
             block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
             if (uint64_t *ends = block.job->launch->ends)
@@ -161,16 +161,16 @@ bool step(Block &block, uint32_t index) {
         block.active[index] = nullptr;
         block.finished++;
     }
-    if (block.barriers_in_use && (gone || w.exited != exited)) recheck(block);
+    if (block.barriers_in_use && (finished || w.exited != exited)) check_barriers(block);
     return true;
 }
 
-bool holds(const Block &block) {
+bool any_waits_for_turn(const Block &block) {
     return std::any_of(block.active, block.active + block.warps,
-                       [](const Warp *w) { return w && w->state.held; });
+                       [](const Warp *w) { return w && w->state.waiting_turn; });
 }
 
-// The loop proper; faults jump out of it.
+// Runs the warps in rounds. Faults jump out of here, to run_slice().
 Outcome run_rounds(Block &block) {
     for (int round = 0; round < kRounds; round++) {
         bool progress = false;
@@ -179,18 +179,19 @@ Outcome run_rounds(Block &block) {
             block.job->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
         for (uint32_t k = 0; k < block.warps; k++) {
             const uint32_t index = (k + from) % block.warps;
-            if (block.active[index]) progress |= step(block, index);
+            if (block.active[index]) progress |= run_turn(block, index);
         }
-        // a warp is started when those before it wait or yield: a kernel without barriers needs only one warp's memory
+        // A warp starts only when the warps before it wait, yield or have finished. So a kernel without barriers needs the
+        // memory of one warp.
         bool waiting = false;
         while (!waiting && block.started < block.warps) {
             const uint32_t index = block.order[block.started++];
             block.active[index] = make_warp(block, index);
-            progress |= step(block, index);
+            progress |= run_turn(block, index);
             waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
         }
         if (block.finished == block.warps) return Outcome::finished;
-        if (!progress) return block.wake || holds(block) ? Outcome::yielded : Outcome::failed;
+        if (!progress) return block.wake || any_waits_for_turn(block) ? Outcome::yielded : Outcome::failed;
     }
     block.wake = 0;
     return Outcome::yielded;
@@ -198,37 +199,38 @@ Outcome run_rounds(Block &block) {
 
 }  // namespace
 
-Moment earliest(const Block &block) {
-    uint64_t held = UINT64_MAX, running = UINT64_MAX;
+EarliestThread earliest_thread(const Block &block) {
+    uint64_t waiting = UINT64_MAX, running = UINT64_MAX;
     for (uint32_t k = 0; k < block.warps; k++) {
         if (!block.active[k]) continue;
         const cs_warp &w = block.active[k]->state;
-        for (uint32_t m = w.held; m; m &= m - 1) held = std::min(held, w.time[__builtin_ctz(m)]);
+        for (uint32_t m = w.waiting_turn; m; m &= m - 1)
+            waiting = std::min(waiting, w.time[__builtin_ctz(m)]);
         for (uint32_t m = w.runnable; m; m &= m - 1) running = std::min(running, w.time[__builtin_ctz(m)]);
     }
-    return {std::min(held, running), held < running};
+    return {std::min(waiting, running), waiting < running};
 }
 
-void release(Block &block) {
+void give_turn(Block &block) {
     cs_warp *first = nullptr;
     uint32_t lane = 0;
     for (uint32_t k = 0; k < block.warps; k++) {
         if (!block.active[k]) continue;
         cs_warp &w = block.active[k]->state;
-        for (uint32_t m = w.held; m; m &= m - 1) {
+        for (uint32_t m = w.waiting_turn; m; m &= m - 1) {
             const auto l = static_cast<uint32_t>(__builtin_ctz(m));
             if (!first || w.time[l] < first->time[lane]) first = &w, lane = l;
         }
     }
     if (!first) return;
     uint32_t group = 0;
-    for (uint32_t m = first->held; m; m &= m - 1) {
+    for (uint32_t m = first->waiting_turn; m; m &= m - 1) {
         const auto l = static_cast<uint32_t>(__builtin_ctz(m));
         if (first->time[l] == first->time[lane] && first->pcs[l] == first->pcs[lane]) group |= 1u << l;
     }
-    first->held &= ~group;
+    first->waiting_turn &= ~group;
     first->runnable |= group;
-    first->turn = group;
+    first->turn_lanes = group;
     first->resume_mask = 0;
 }
 
@@ -264,7 +266,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
         block.barriers_in_use = 0;
     }
     for (uint32_t k = 0; k < block.warps; k++) {
-        if (block.active[k]) {  // of a block that was abandoned
+        if (block.active[k]) {  // left from a block that was stopped
             block.active[k]->job = nullptr;
             block.spare.emplace_back(block.active[k]);
             block.active[k] = nullptr;
@@ -287,18 +289,18 @@ Outcome run_slice(Block &block, Fault &fault) {
     struct Restore {
         Guard *guard;
         ~Restore() { current_guard = guard; }
-    } restore{outer};  // exceptions pass through here, too
+    } restore{outer};  // also when an exception is thrown
     if (sigsetjmp(guard.where, 0) == 0) {
         current_guard = &guard;
         const Outcome outcome = run_rounds(block);
         if (outcome != Outcome::failed) return outcome;
         fault.code = CS_FAULT_LAUNCH_FAILED;
-        fault.message = "deadlock: every thread waits in a barrier or collective for others that never come";
+        fault.message =
+            "deadlock: every thread waits at a barrier or collective for threads that never arrive";
         guard.warp = nullptr;
         for (const Warp *warp : block.active)
             if (warp && !guard.warp) guard.warp = &warp->state;
-        const uint32_t waits = ~guard.warp->exited;
-        const auto lane = static_cast<uint32_t>(__builtin_ctz(waits));
+        const auto lane = static_cast<uint32_t>(__builtin_ctz(~guard.warp->exited));
         fault.line = guard.warp->line;
         for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
         for (const Warp *warp : block.active)

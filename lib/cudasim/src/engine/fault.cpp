@@ -1,4 +1,4 @@
-// Faults: what generated code finds itself, and what the processor finds (accesses to unmapped pages of the region).
+// Faults: those that generated code detects, and those that the processor detects (accesses to unmapped pages).
 
 #include <csignal>
 #include <cstdio>
@@ -15,17 +15,17 @@ thread_local Guard *current_guard = nullptr;
 
 namespace {
 
-struct sigaction previous[2];  // SIGSEGV, SIGBUS of the application
+struct sigaction previous[2];  // the application's actions for SIGSEGV and SIGBUS
 std::mutex install_mutex;
 
-void chain(const struct sigaction &old, int number, siginfo_t *info, void *context) {
+void call_previous(const struct sigaction &old, int number, siginfo_t *info, void *context) {
     if (old.sa_flags & SA_SIGINFO) {
         old.sa_sigaction(number, info, context);
     } else if (old.sa_handler == SIG_IGN && info->si_code <= 0) {
         return;
     } else if (old.sa_handler == SIG_DFL || old.sa_handler == SIG_IGN) {
-        signal(number, SIG_DFL);  // the access is made again, and ends the process as it would have
-        if (info->si_code <= 0) raise(number);  // there was no access: a process sent it
+        signal(number, SIG_DFL);                // the access is repeated and then ends the process
+        if (info->si_code <= 0) raise(number);  // a process sent the signal, so there is no access
     } else {
         old.sa_handler(number);
     }
@@ -33,8 +33,8 @@ void chain(const struct sigaction &old, int number, siginfo_t *info, void *conte
 
 void on_signal(int number, siginfo_t *info, void *context) {
     Guard *guard = current_guard;
-    if (guard == nullptr || info->si_code <= 0) {  // not ours; si_code <= 0: sent by a process
-        chain(previous[number == SIGBUS], number, info, context);
+    if (guard == nullptr || info->si_code <= 0) {  // not from generated code; si_code <= 0: sent by a process
+        call_previous(previous[number == SIGBUS], number, info, context);
         return;
     }
     guard->code = CS_FAULT_ILLEGAL_ADDRESS;

@@ -1,4 +1,4 @@
-// printf on the device: a format, and arguments in the thread's local memory, each aligned to its own size.
+// Device-side printf. The arguments are in the thread's local memory, each aligned to its size.
 
 #include <cstdio>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace cudasim {
 
 namespace {
 
-constexpr size_t kMost = 1 << 16;  // bytes of one string
+constexpr size_t kMaxString = 1 << 16;  // bytes
 
 template <typename T>
 T argument(cs_warp *w, uint64_t &at) {
@@ -38,7 +38,7 @@ void append(std::string &out, const char *spec, T value) {
 
 void string_at(cs_warp *w, uint64_t address, std::string &to) {
     to.clear();
-    while (to.size() < kMost) {
+    while (to.size() < kMaxString) {
         const char c = *static_cast<const char *>(resolve(w, address + to.size(), 1, 'r'));
         if (!c) return;
         to.push_back(c);
@@ -50,7 +50,7 @@ void string_at(cs_warp *w, uint64_t address, std::string &to) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 
-// A fault in here leaves by longjmp: the strings are per thread and keep their memory.
+// A fault leaves this function by longjmp, which runs no destructors. So the strings are thread_local.
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
     static thread_local std::string text, out, word;
     string_at(w, format, text);
@@ -160,7 +160,7 @@ uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
                 append(out, spec, word.c_str());
                 break;
             }
-            default:  // what is no conversion is printed as it stands
+            default:  // not a conversion: print it unchanged
                 out.append(text, begin, i - begin + (conversion ? 1 : 0));
         }
     }

@@ -1,5 +1,5 @@
-// Grids: blocks of all running grids share a pool of threads. The thread that calls run() works on its own grid; the
-// pool's threads go round all grids, so that launches overlap and a grid that waits for another one does not stop it.
+// Runs grids. The thread that calls run() runs blocks of its grid. The threads of a pool run blocks of all grids in turn. So
+// launches overlap, and a grid that waits for another grid does not block it.
 
 #include <algorithm>
 #include <chrono>
@@ -24,29 +24,30 @@ namespace cudasim {
 
 namespace {
 
-constexpr uint64_t kResident = 65536;  // threads of a grid that wait for a time; more than fit on the device
-constexpr uint32_t kSmallLocal = 4096,
-                   kSmallShared = 65536;  // bytes of a thread, a block: kept for other grids
+constexpr uint64_t kMaxResident = 65536;  // threads of a grid that have started; more than fit on the device
+// Bytes of local memory per thread, of shared memory per block: up to these, a block's memory is kept for other grids.
+constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;
 
 struct Grid : Job {
-    uint64_t total = 0, next = 0;  // blocks; [next, total) have not been started
-    uint64_t resumed = 0;          // slices of suspended blocks since a block was started
-    uint32_t running = 0;          // threads that run a slice
+    uint64_t total = 0, next = 0;  // blocks; [next, total) have not started
+    uint64_t resumed = 0;          // slices of suspended blocks since the last block started
+    uint32_t running = 0;          // host threads that run a slice
     std::deque<std::unique_ptr<Block>> suspended;
-    std::multimap<uint64_t, std::unique_ptr<Block>> asleep;  // by when to go on, CLOCK_MONOTONIC in ns
+    std::multimap<uint64_t, std::unique_ptr<Block>> asleep;  // by when they wake, CLOCK_MONOTONIC in ns
     std::vector<std::unique_ptr<Block>> idle;
-    std::condition_variable changed;  // for the thread in run()
+    std::condition_variable changed;  // wakes the thread in run()
     Fault fault;
-    uint64_t end = 0, fault_end = 0;  // virtual clock: of the last thread; of the thread at fault
+    uint64_t end = 0, fault_end = 0;  // virtual clock: the end of the last thread; the time of the fault
     bool stop = false;
-    uint64_t multiplier = 1, shift = 0;  // hostile mode: block i is really (i * multiplier + shift) % total
+    uint64_t multiplier = 1,
+             shift = 0;  // hostile mode: the i-th block to start is (i * multiplier + shift) % total
 
     uint64_t threads() const {
         return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2];
     }
-    // Blocks that sleep take no more memory than those that fit on a device.
-    bool startable() const { return next < total && asleep.size() * threads() < kResident; }
-    bool takeable() const { return !stop && (startable() || !suspended.empty()); }
+    // Limits the memory of sleeping blocks.
+    bool can_start_block() const { return next < total && asleep.size() * threads() < kMaxResident; }
+    bool has_work() const { return !stop && (can_start_block() || !suspended.empty()); }
     bool finished() const {
         return running == 0 && (stop || (next == total && suspended.empty() && asleep.empty()));
     }
@@ -56,8 +57,8 @@ struct Pool {
     std::mutex mutex;
     std::condition_variable work;
     std::list<Grid *> grids;
-    std::vector<std::unique_ptr<Block>> idle;  // of grids that have finished: their memory is mapped already
-    uint32_t threads = 0;                      // that exist
+    std::vector<std::unique_ptr<Block>> idle;  // from finished grids, to reuse their memory
+    uint32_t threads = 0;                      // of the pool
     uint32_t limit = 0;
     Statistics statistics = {};
 };
@@ -77,13 +78,13 @@ uint32_t thread_limit() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Never destroyed: kernels may run while the process exits.
+// The pool is never destroyed, because kernels may run while the process exits.
 void make_pool() {
     pool = new (pool_memory) Pool();
     pool->limit = thread_limit();
 }
 
-Pool &the_pool() {
+Pool &get_pool() {
     std::call_once(once, [] {
         make_pool();
         pthread_atfork(nullptr, nullptr, after_fork_in_child);
@@ -91,36 +92,36 @@ Pool &the_pool() {
     return *pool;
 }
 
-uint64_t real_index(const Grid &grid, uint64_t k) {
+uint64_t shuffled_index(const Grid &grid, uint64_t k) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) %
                                  grid.total);
 }
 
-// An ordered kernel: all its threads in the calling one. The earliest goes on, up to where it has to wait for its turn again; so
-// what its threads see of each other depends on their times alone, not on how long the code between takes the host. Beyond
-// kResident threads, a block begins when another ends.
+// Runs an ordered kernel, with all its threads in the calling host thread. The earliest thread runs until it has to wait for its
+// turn again. So the order in which threads communicate depends on their virtual times alone, not on the host. Above
+// kMaxResident threads, a block starts when another one ends.
 void run_ordered(Grid &grid) {
-    enum { begins, runs, waits };
-    using Key = std::tuple<uint64_t, int, uint64_t>;  // time; begins, runs, waits; number
-    std::map<Key, std::unique_ptr<Block>> coming;
+    enum { starts, runs, waits_for_turn };
+    using Key = std::tuple<uint64_t, int, uint64_t>;  // time; what happens then; number
+    std::map<Key, std::unique_ptr<Block>> events;
     const LaunchDescription &launch = *grid.launch;
     uint64_t places = 0, turns = 0;
-    while (places < std::min(grid.total, std::max<uint64_t>(1, kResident / grid.threads())))
-        coming.emplace(Key{launch.start_ns, begins, places++}, nullptr);
-    while (!coming.empty()) {
+    while (places < std::min(grid.total, std::max<uint64_t>(1, kMaxResident / grid.threads())))
+        events.emplace(Key{launch.start_ns, starts, places++}, nullptr);
+    while (!events.empty()) {
         if (turns++ % 1024 == 0 && launch.cancel && launch.cancel->load(std::memory_order_relaxed)) {
             grid.fault.cancelled = true;
             return;
         }
-        auto node = coming.extract(coming.begin());
+        auto node = events.extract(events.begin());
         std::unique_ptr<Block> block = std::move(node.mapped());
         const int kind = std::get<1>(node.key());
-        if (kind == begins) {
+        if (kind == starts) {
             if (grid.next == grid.total) continue;
             if (!block) block = std::make_unique<Block>();
             begin_block(*block, grid, grid.next++);
-        } else if (kind == waits) {
-            release(*block);
+        } else if (kind == waits_for_turn) {
+            give_turn(*block);
         }
         Fault fault;
         const Outcome outcome = run_slice(*block, fault);
@@ -132,33 +133,35 @@ void run_ordered(Grid &grid) {
         if (outcome == Outcome::finished) {
             grid.end = std::max(grid.end, block->end);
             const uint64_t end = block->end;
-            coming.emplace(Key{end, begins, places++}, std::move(block));
+            events.emplace(Key{end, starts, places++}, std::move(block));
         } else {
-            const Moment moment = earliest(*block);
+            const EarliestThread thread = earliest_thread(*block);
             const uint64_t number = block->linear;
-            coming.emplace(Key{moment.time, moment.held ? waits : runs, number}, std::move(block));
+            events.emplace(Key{thread.time, thread.waits_for_turn ? waits_for_turn : runs, number},
+                           std::move(block));
         }
     }
 }
 
 uint64_t gcd(uint64_t a, uint64_t b) { return b ? gcd(b, a % b) : a; }
 
-Fault no_memory(const Grid &grid) {
+Fault out_of_memory_fault(const Grid &grid) {
     Fault fault;
     fault.code = CS_FAULT_LAUNCH_FAILED;
     fault.kernel = grid.kernel->name;
-    fault.message = "no memory for the threads of a block";
+    fault.message = "out of host memory for the threads of a block";
     return fault;
 }
 
-// One piece of work on a grid; the mutex is held on entry and on return. False: there is nothing to take.
-bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
+// Runs a slice of a suspended block, or some new blocks. The mutex is held on entry and on return. Returns false if the grid
+// has no work.
+bool run_some(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     for (auto it = grid.asleep.begin();
          it != grid.asleep.end() && it->first <= nanoseconds(CLOCK_MONOTONIC);) {
         grid.suspended.push_back(std::move(it->second));
         it = grid.asleep.erase(it);
     }
-    if (!grid.takeable()) return false;
+    if (!grid.has_work()) return false;
     if (grid.launch->cancel && grid.launch->cancel->load(std::memory_order_relaxed)) {
         grid.fault.cancelled = true;
         grid.stop = true;
@@ -168,9 +171,9 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     std::unique_ptr<Block> block;
     uint64_t first = 0, count = 1;
     bool resume = false;
-    // A suspended block has used its quantum: it may be waiting for one that has not been started. Each gets one more
-    // slice before a further block is started.
-    if (!grid.suspended.empty() && (!grid.startable() || grid.resumed < grid.suspended.size())) {
+    // A suspended block has used its quantum, and may wait for a block that has not started. So each suspended block gets one
+    // slice before the next block starts.
+    if (!grid.suspended.empty() && (!grid.can_start_block() || grid.resumed < grid.suspended.size())) {
         block = std::move(grid.suspended.front());
         grid.suspended.pop_front();
         grid.resumed++;
@@ -198,11 +201,11 @@ bool work_on(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
         Outcome outcome = Outcome::failed;
         try {
             if (!block) block = std::make_unique<Block>();
-            if (!resume) begin_block(*block, grid, real_index(grid, first + k));
+            if (!resume) begin_block(*block, grid, shuffled_index(grid, first + k));
             slices++;
             outcome = run_slice(*block, fault);
         } catch (const std::bad_alloc &) {
-            fault = no_memory(grid);
+            fault = out_of_memory_fault(grid);
         }
         if (outcome == Outcome::finished) end = std::max(end, block->end);
         if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
@@ -237,13 +240,13 @@ void worker() {
     for (;;) {
         Grid *chosen = nullptr;
         for (auto it = p.grids.begin(); it != p.grids.end(); ++it) {
-            if ((*it)->takeable()) {
+            if ((*it)->has_work()) {
                 chosen = *it;
-                p.grids.splice(p.grids.end(), p.grids, it);  // the next one's turn afterwards
+                p.grids.splice(p.grids.end(), p.grids, it);  // the other grids are next
                 break;
             }
         }
-        if (chosen) work_on(p, *chosen, lock);
+        if (chosen) run_some(p, *chosen, lock);
         else p.work.wait(lock);
     }
 }
@@ -252,7 +255,7 @@ void start_workers(Pool &p) {  // mutex held
     while (p.threads + 1 < p.limit) {
         sigset_t all, before;
         sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's signals are not for these threads
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's own threads handle its signals
         sigdelset(&all, SIGSEGV);
         sigdelset(&all, SIGBUS);
         sigdelset(&all, SIGFPE);
@@ -276,18 +279,19 @@ void start_workers(Pool &p) {  // mutex held
 }  // namespace
 
 void after_fork_in_child() {
-    if (pool) make_pool();  // the old one's threads and locks stayed in the parent
+    if (pool)
+        make_pool();  // the threads of the old pool exist only in the parent, and its mutex may be locked
 }
 
 Statistics statistics() {
-    Pool &p = the_pool();
+    Pool &p = get_pool();
     std::lock_guard<std::mutex> lock(p.mutex);
     return p.statistics;
 }
 
 Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
     if (duration_ns) *duration_ns = 0;
-    Pool &p = the_pool();
+    Pool &p = get_pool();
     install_signal_handlers();
     const auto &image = static_cast<const LoadedImage &>(*launch.image);
     TranslateError error;
@@ -309,11 +313,11 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
     grid->shared_size = kernel.reserved_shared + kernel.static_shared + launch.dynamic_shared;
     grid->local_size = (kernel.local + 15) / 16 * 16;
     if (kernel.recursive) {
-        // room for as many activations as the stack limit allows at 16 bytes each
+        // the stack limit allows activations of at least 16 bytes
         grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
     }
     grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-    // On the virtual clock everything repeats exactly, also in programs whose blocks race: one host thread, one order.
+    // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
     grid->shuffle = launch.shuffle && !image.virtual_clock;
     if (grid->shuffle && grid->total > 1) {
         uint64_t state = launch.seed;
@@ -330,7 +334,7 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         try {
             run_ordered(g);
         } catch (const std::bad_alloc &) {
-            g.fault = no_memory(g);
+            g.fault = out_of_memory_fault(g);
         }
         g.stop = true;
         lock.lock();
@@ -342,7 +346,7 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         p.work.notify_all();
     }
     while (!g.finished()) {
-        if (!work_on(p, g, lock)) {
+        if (!run_some(p, g, lock)) {
             if (g.asleep.empty()) g.changed.wait(lock);
             else
                 g.changed.wait_until(lock, std::chrono::steady_clock::time_point(

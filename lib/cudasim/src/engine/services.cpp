@@ -1,4 +1,4 @@
-// Services that generated code calls: choice of lanes, collectives, barriers, generic addresses, calls, rounding modes.
+// Services for generated code: choosing lanes, collectives, barriers, generic addresses, calls, time, rounding modes.
 
 #include <algorithm>
 #include <cfenv>
@@ -30,7 +30,7 @@ uint32_t pick(cs_warp *w) {
     const uint32_t runnable = w->runnable;
     w->mask = 0;
     if (runnable == 0) return 0;
-    if (w->resume_mask == runnable) {  // all came from one barrier
+    if (w->resume_mask == runnable) {  // all left the same barrier
         w->resume_mask = 0;
         w->pc = w->resume_pc;
         w->next = CS_NO_PC;
@@ -44,8 +44,8 @@ uint32_t pick(cs_warp *w) {
     }
     Warp &warp = warp_of(w);
     if (warp.rotate) {
-        // The lanes at the lowest pc have had their turn and may be waiting for others: those go first this time, and
-        // do not stop where control flow would join.
+        // The lanes at the lowest pc have used their budget and may wait for the other lanes. So the others run now, without
+        // a stop where control flow reconverges.
         warp.rotate = false;
         uint32_t others = runnable & ~lanes_at(w, low);
         if (others) {
@@ -80,7 +80,7 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
             uint64_t latest = 0;
             const uint32_t members =
-                w->cm[lowest(lanes)] | lanes;  // those that have exited were waited for, too
+                w->cm[lowest(lanes)] | lanes;  // lanes that have exited count with their time of exit
             for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1)
                 latest = std::max(latest, w->time[lowest(m)]);
             for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
@@ -149,7 +149,7 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
             return;
         }
         case CS_OP_REDUX_MINF:
-        case CS_OP_REDUX_MAXF: {  // cc: bit 0: absolute values; bit 1: NaN if there is one, else only if there is nothing else
+        case CS_OP_REDUX_MAXF: {  // cc: bit 0: .abs; bit 1: .NaN, so that one NaN makes the result NaN
             const bool absolute = w->cc[lowest(lanes)] & 1, propagates = w->cc[lowest(lanes)] & 2;
             bool found = false, nan = false;
             for (uint32_t m = lanes; m; m &= m - 1) {
@@ -158,7 +158,7 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
                     nan = true;
                     continue;
                 }
-                // as integers in the order of the numbers, -0 below +0
+                // maps to integers with the same order, -0 below +0
                 const auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
                 if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result)))
                     result = x;
@@ -202,13 +202,13 @@ int collective(cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc) {
     }
     w->parked |= mask;
     w->runnable &= ~mask;
-    complete_parked(w);
+    complete_collectives(w);
     return 0;
 }
 
 // ---------------------------------------------------------------------------------------------------- barriers
 
-// On the virtual clock, a barrier is complete when the last has arrived.
+// Records the virtual time of arrivals at a barrier.
 void arrive(Barrier &b, cs_warp *w, uint32_t lanes) {
     if (!block_of(w).job->image->virtual_clock) return;
     for (uint32_t m = lanes; m; m &= m - 1) b.latest = std::max(b.latest, w->time[lowest(m)]);
@@ -229,7 +229,7 @@ void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
         mask &= ~group;
         if (number > 16) {
             w->lane = first;
-            raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0, "a barrier with a number above 15");
+            raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0, "barrier number above 15");
         }
         Barrier &b = block.barriers[number];
         block.barriers_in_use |= 1u << number;
@@ -250,8 +250,8 @@ void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
     }
 }
 
-// bar.sync with constant operands: the lanes of `mask` arrive and wait.
-void whole_barrier(cs_warp *w, uint32_t mask, uint32_t number, uint32_t expected, uint32_t next_pc) {
+// bar.sync with constant operands.
+void bar_sync(cs_warp *w, uint32_t mask, uint32_t number, uint32_t expected, uint32_t next_pc) {
     Block &block = block_of(w);
     const uint32_t index = warp_of(w).index;
     if (mask == ~0u) {
@@ -285,7 +285,7 @@ void push(cs_warp *w, uint32_t mask, uint32_t function) {
     const Job &job = *block_of(w).job;
     const cs_function *const f = &job.image->functions[function];
     const uint32_t limit = job.launch->stack_limit;
-    const uint32_t least = f->scc_local < 16 ? 16 : f->scc_local;  // a call takes stack on hardware, too
+    const uint32_t least = f->scc_local < 16 ? 16 : f->scc_local;  // on hardware, any call takes stack
     for (uint32_t m = mask; m; m &= m - 1) {
         const uint32_t l = lowest(m);
         if (static_cast<uint64_t>(warp.depth[l] + 1) * least > static_cast<uint64_t>(limit) + least ||
@@ -344,7 +344,7 @@ uint32_t indirect(cs_warp *w, uint64_t address) {
     if (address % 16 || address <= CS_CODE_BASE || index >= image->nfunctions ||
         image->functions[index].entry_pc == CS_NO_PC)
         raise_fault(w, CS_FAULT_INVALID_PC, address, 0, 0,
-                    "call of an address that is no function of this module");
+                    "indirect call of an address that is not a function of this module");
     return image->functions[index].entry_pc;
 }
 
@@ -376,26 +376,25 @@ void assertfail(cs_warp *w, uint64_t message, uint64_t file, uint32_t line, uint
     read_string(w, file, text[1], sizeof text[1]);
     read_string(w, function, text[2], sizeof text[2]);
     const uint32_t l = w->lane;
-    const Environment &environment = environment_of(w);
     const int n = snprintf(text[3], sizeof text[3],
                            "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n",
                            text[1], line, text[2], w->ctaid[0], w->ctaid[1], w->ctaid[2], w->tid[0][l],
                            w->tid[1][l], w->tid[2][l], text[0]);
-    (void)environment;
     if (n > 0) fwrite(text[3], 1, strlen(text[3]), stderr);  // as the driver does
     raise_fault(w, CS_FAULT_ASSERT, 0, 0, 0, nullptr);
 }
 
 // ---------------------------------------------------------------------------------------------------- time
 
-// No clock of the host, so that one that is not converted shows; one for all processes, and nobody sets or slews it. As on a GPU,
-// each multiprocessor counts its cycles (of 1 ns here) from a start of its own.
-constexpr uint64_t kEpoch = 1'500'000'000'000'000'000, kApart = 1'234'567'891;
+// Both clocks differ from every host clock, so a time of the GPU that is used as a time of the host is noticed. They are the
+// same in all processes, and are never set or slewed. As on a GPU, the multiprocessors count cycles (here of 1 ns) from
+// different starts.
+constexpr uint64_t kEpoch = 1'500'000'000'000'000'000, kClockSkew = 1'234'567'891;
 
 uint64_t device_clock(cs_warp *w) {
     const Environment &environment = environment_of(w);
     return environment.clock ? environment.clock(environment.self, w->smid)
-                             : nanoseconds(CLOCK_MONOTONIC_RAW) + w->smid * kApart;
+                             : nanoseconds(CLOCK_MONOTONIC_RAW) + w->smid * kClockSkew;
 }
 
 uint64_t globaltimer(cs_warp *w) {
@@ -404,16 +403,16 @@ uint64_t globaltimer(cs_warp *w) {
                                    : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
 }
 
-void nanosleep(cs_warp *w, uint32_t mask,
-               uint32_t next_pc) {  // 9.7.13, nanosleep: from 0 to 2 t, and at most 1 ms
-    constexpr uint64_t kLeast = 500,
-                       kMost = 1'000'000;  // what is shorter than waking up takes is the others' turn
+// Sleeps for the operand's time, which PTX allows to be anything from 0 to twice that (ISA 9.7.13).
+void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {
+    constexpr uint64_t kMin = 500;  // a shorter sleep only yields, because waking up takes longer
+    constexpr uint64_t kMax = 1'000'000;
     const uint64_t now = nanoseconds(CLOCK_MONOTONIC);
     for (uint32_t m = mask; m; m &= m - 1) {
         const uint32_t l = lowest(m);
-        const uint64_t length = std::min(w->cb[l], kMost);
+        const uint64_t length = std::min(w->cb[l], kMax);
         w->pcs[l] = next_pc;
-        if (length < kLeast) continue;
+        if (length < kMin) continue;
         warp_of(w).wake[l] = now + length;
         w->asleep |= 1u << l;
     }
@@ -423,7 +422,8 @@ void nanosleep(cs_warp *w, uint32_t mask,
 
 // ---------------------------------------------------------------------------------------------------- rounding
 
-// The rounding mode of SSE alone, where nothing but SSE is used: fesetround() also sets the x87's, which takes ten times as long.
+// Sets a rounding mode while it lives. If only SSE is used, it sets SSE's mode alone: fesetround() also sets x87's mode, which
+// takes ten times as long.
 class Rounding {
   public:
     explicit Rounding(uint32_t mode) {
@@ -432,7 +432,8 @@ class Rounding {
         fast_ = found;
         if (fast_) {
             before_ = __builtin_ia32_stmxcsr();
-            __builtin_ia32_ldmxcsr((before_ & ~0x6000u) | (mode & 3) << 13);  // as CS_ROUND_* are numbered
+            __builtin_ia32_ldmxcsr((before_ & ~0x6000u) |
+                                   (mode & 3) << 13);  // CS_ROUND_* are the values of MXCSR.RC
             return;
         }
 #endif
@@ -484,7 +485,7 @@ T converted(uint32_t op, uint32_t mode, int64_t i, double d) {
     volatile double x = d;
     volatile T r = 0;
     if (op == CS_F_FROM_U64 && (u >> 63)) {
-        // conversions of large unsigned numbers are made of several steps: halve, keep what was lost as a sticky bit
+        // The compiler's conversion rounds more than once. So halve the number, and keep the lost bit as a sticky bit.
         volatile int64_t half = static_cast<int64_t>(u >> 1 | (u & 1));
         Rounding rounding(mode);
         r = static_cast<T>(half);
@@ -505,7 +506,7 @@ double convert64(uint32_t op, uint32_t mode, int64_t i) { return converted<doubl
 
 }  // namespace
 
-bool complete_parked(cs_warp *w) {
+bool complete_collectives(cs_warp *w) {
     bool any = false;
     for (uint32_t left = w->parked; left;) {
         const uint32_t first = lowest(left), members = w->cm[first], op = w->cop[first];
@@ -524,8 +525,8 @@ bool complete_parked(cs_warp *w) {
     return any;
 }
 
-// Lets the waiting lanes go if all that are expected have arrived. Lanes that have exited, or never existed, count as
-// arrived: with their warp where the number of threads is given, else by being expected no longer.
+// Completes a barrier if all expected threads have arrived. Threads that have exited, or that a partial warp lacks, count as
+// arrived: with their warp if the barrier has a number of threads, else because they are not expected.
 bool check_barrier(Block &block, uint32_t number) {
     Barrier &b = block.barriers[number];
     if (b.expected == 0) {
@@ -535,9 +536,8 @@ bool check_barrier(Block &block, uint32_t number) {
         for (uint32_t k = 0; k < block.warps; k++) {
             const uint32_t arrived = b.arrived_lanes[k];
             if (!arrived) continue;
-            const uint32_t gone =
-                block.active[k] ? block.active[k]->state.exited : ~0u;  // null: it has finished
-            total += (arrived | gone) == ~0u ? 32 : count(arrived);
+            const uint32_t exited = block.active[k] ? block.active[k]->state.exited : ~0u;
+            total += (arrived | exited) == ~0u ? 32 : count(arrived);
         }
         if (total < b.expected) return false;
     }
@@ -605,7 +605,7 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 }
 
 const cs_services services = {
-    pick,         collective,  barrier,   whole_barrier,  execute,  resolve,   fault,
+    pick,         collective,  barrier,   bar_sync,       execute,  resolve,   fault,
     push,         pop,         indirect,  device_vprintf, allocate, release,   assertfail,
     device_clock, globaltimer, nanosleep, round32,        round64,  convert32, convert64,
 };
