@@ -30,8 +30,8 @@ def library() -> ctypes.CDLL:
 
 
 def _library() -> ctypes.CDLL:
-    sources = [*sorted(SOURCES.glob("engine*.cpp")), HARNESS]
-    headers = [SOURCES / n for n in ("engine.h", "engine_internal.h", "device_abi.h")]
+    sources = [*sorted((SOURCES / "engine").glob("*.cpp")), HARNESS]
+    headers = [*(SOURCES / "engine").glob("*.h"), SOURCES / "device_abi.h"]
     extra = os.environ.get("CUDASIM_TEST_CXXFLAGS", "").split()
     objects, compiling = [], []
     for source in sources:

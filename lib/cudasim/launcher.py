@@ -137,12 +137,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process without a traceback
     try:
         parser = build_parser()
-        own, command = _split(sys.argv[1:] if argv is None else argv)
+        options, command = _split(sys.argv[1:] if argv is None else argv)
         if "_ARGCOMPLETE" in os.environ:  # a shell completes the options
             import argcomplete
 
             argcomplete.autocomplete(parser)
-        arguments = parser.parse_intermixed_args(own)
+        arguments = parser.parse_intermixed_args(options)
         if arguments.words or not command:
             parser.error("give the command after '--': cudasim -- COMMAND")
         execute(command, environment(os.environ, arguments.clock))

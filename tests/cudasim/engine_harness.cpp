@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <vector>
 
-#include "engine.h"
+#include "engine/engine.h"
 
 using namespace cudasim;
 

@@ -111,7 +111,7 @@ def test_statuses_and_logs_of_images(images: dict[str, Path]) -> None:
     assert good == ["old.ptx", "lines.cubin", "both.fatbin", "lines.fatbin"]
     for name in ("sass.cubin", "sass.fatbin", "short.cubin", "newer.fatbin", "other.cubin"):
         assert status[name][0] == 209, name
-    assert "machine code (SASS) alone" in status["sass.cubin"][1] and "sm_80" in status["other.cubin"][1]
+    assert "only machine code (SASS)" in status["sass.cubin"][1] and "sm_80" in status["other.cubin"][1]
     assert jit.rounds(said) == [{"fill": 3 * len(good)}]
 
 

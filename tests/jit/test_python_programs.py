@@ -42,7 +42,7 @@ def test_cubins_of_nvrtc_are_sass_only(tmp_path: Path) -> None:
     command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", "cubin"]
     done = jit.cudasim_device.run(command)
     assert done.returncode == 1 and "CUDA_ERROR_NO_BINARY_FOR_GPU" in done.stderr
-    assert "machine code (SASS) alone" in done.stderr
+    assert "only machine code (SASS)" in done.stderr
 
 
 def test_nvrtc_attached_to(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-/* What translated code (C) and the engine (C++) share: the state of a warp, the services, the description of an image.
+/* The interface between translated code (C) and the engine (C++): the state of a warp, services, descriptions of an image.
  *
  * A warp is a resumable state machine. Every lane has a program counter: the number of a basic block, unique in the
- * image. Generated code runs the lanes with the lowest program counter, so lanes that went ahead wait where control
- * flow joins again. Registers that live across basic blocks are arrays of 32 in `frame`, so a warp can stop at the start
- * of any block and its thread can run another warp. */
+ * image. Generated code runs the lanes with the lowest program counter, so lanes that are ahead wait where control flow
+ * reconverges. Registers that live across basic blocks are arrays of 32 in `frame`. So a warp can stop at the start of
+ * any basic block, and the host thread can run another warp. */
 #ifndef CUDASIM_DEVICE_ABI_H
 #define CUDASIM_DEVICE_ABI_H
 
@@ -13,11 +13,15 @@
 extern "C" {
 #endif
 
-#define CS_ABI 10
+#define CS_ABI 11
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
-enum { CS_SWITCH = 0, CS_WAIT = 1, CS_YIELD = 2 }; /* what a generated function returns */
+enum {
+    CS_SWITCH = 0,
+    CS_WAIT = 1,
+    CS_YIELD = 2
+}; /* what a generated function returns: another function has to run; no lane can run; the budget is used up */
 
 enum { /* collective operations */
        CS_OP_SYNC,
@@ -69,21 +73,21 @@ enum {
 struct cs_warp;
 struct cs_function;
 
-struct cs_services { /* called by generated code; those marked * do not return when they find a fault */
-    uint32_t (*pick)(struct cs_warp *w); /* choose lanes; 0: none can run */
+struct cs_services { /* called by generated code; those marked * do not return after a fault */
+    uint32_t (*pick)(struct cs_warp *w); /* chooses the lanes to run; 0: none can run */
     int (*collective)(struct cs_warp *w, uint32_t mask, uint32_t op,
-                      uint32_t next_pc); /* 1: go on; 0: pick */
-    void (*barrier)(struct cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc); /* then pick */
-    void (*whole_barrier)(struct cs_warp *w, uint32_t mask, uint32_t number, uint32_t count,
-                          uint32_t next_pc); /* then pick */
+                      uint32_t next_pc); /* 1: continue; 0: call pick */
+    void (*barrier)(struct cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc); /* then call pick */
+    void (*bar_sync)(struct cs_warp *w, uint32_t mask, uint32_t number, uint32_t count,
+                     uint32_t next_pc); /* then call pick */
     void (*execute)(struct cs_warp *w, uint32_t mask,
-                    uint32_t op); /* a collective whose members are all there */
+                    uint32_t op); /* a collective that all its members have reached */
     void *(*resolve)(struct cs_warp *w, uint64_t address, uint32_t size,
-                     uint32_t access); /* * generic address */
+                     uint32_t access); /* * host address of a generic address */
     void (*fault)(struct cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access); /* * */
     void (*push)(struct cs_warp *w, uint32_t mask, uint32_t function); /* * recursion */
     void (*pop)(struct cs_warp *w, uint32_t mask, uint32_t function);
-    uint32_t (*indirect)(struct cs_warp *w, uint64_t address); /* * entry pc of a function address */
+    uint32_t (*indirect)(struct cs_warp *w, uint64_t address); /* * entry pc of a function's address */
     uint32_t (*vprintf)(struct cs_warp *w, uint64_t format, uint64_t arguments); /* * */
     uint64_t (*allocate)(struct cs_warp *w, uint64_t size);
     void (*release)(struct cs_warp *w, uint64_t address); /* * */
@@ -91,7 +95,7 @@ struct cs_services { /* called by generated code; those marked * do not return w
                        uint64_t function); /* * */
     uint64_t (*clock)(struct cs_warp *w);
     uint64_t (*globaltimer)(struct cs_warp *w);
-    void (*nanosleep)(struct cs_warp *w, uint32_t mask, uint32_t next_pc); /* then pick */
+    void (*nanosleep)(struct cs_warp *w, uint32_t mask, uint32_t next_pc); /* then call pick */
     float (*round32)(uint32_t op, uint32_t mode, float a, float b, float c);
     double (*round64)(uint32_t op, uint32_t mode, double a, double b, double c);
     float (*convert32)(uint32_t op, uint32_t mode, int64_t i, double d);
@@ -99,13 +103,13 @@ struct cs_services { /* called by generated code; those marked * do not return w
 };
 
 struct cs_warp {
-    /* control: `mask` are the lanes that run at `pc`; `next` is the lowest pc of the other runnable lanes */
+    /* control flow: the lanes `mask` run at `pc`; `next` is the lowest pc of the other runnable lanes */
     uint32_t mask, pc, next;
-    uint32_t runnable, exited, parked; /* lanes: able to run; gone; waiting in a collective */
-    int32_t budget;               /* backward jumps (virtual clock: ns) left before the warp has to yield */
-    volatile uint32_t lane, line; /* of the access that is being made, for faults */
+    uint32_t runnable, exited, parked; /* lanes that can run; that have exited; that wait in a collective */
+    int32_t budget;                    /* backward jumps (virtual clock: ns) until the warp yields */
+    volatile uint32_t lane, line;      /* of the current access, for faults */
     const struct cs_services *api;
-    uint8_t *frame; /* registers of the functions of the call chain */
+    uint8_t *frame; /* registers of the functions in the call chain */
     uint8_t *args;  /* 32 × args_stride: arguments and results of calls in flight */
     uint8_t *shared;
     uint8_t *local; /* 32 × local_size */
@@ -113,30 +117,29 @@ struct cs_warp {
     const uint64_t *vars; /* addresses of module variables */
     const uint32_t *shared_offsets;
     uint64_t base, limit;              /* device region */
-    uint64_t constants, constant_size; /* … the part that holds constant variables */
+    uint64_t constants, constant_size; /* the part of it with constant variables */
     uint64_t shared_window, local_window, param_window;
     uint32_t shared_size, local_size, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
-    uint64_t gridid, workspace; /* workspace: of the grid barrier, %envreg1 and %envreg2; 0: none */
+    uint64_t gridid, workspace; /* workspace: of the grid barrier (%envreg1, %envreg2); 0: none */
     void *block;
-    uint32_t pcs[32];   /* of lanes that are not in `mask` */
-    uint32_t retpc[32]; /* handed to a function that is called */
+    uint32_t pcs[32];   /* by lane; valid for lanes outside of `mask` */
+    uint32_t retpc[32]; /* by lane: return address for the function that is being called */
     uint32_t lsp[32];   /* recursion: bytes of local memory below the current activation */
     uint32_t sp[32],
-        least_sp; /* alloca: the lowest byte allocated; where what is not allocated begins, beside lsp */
+        stack_floor; /* alloca: lowest allocated byte; lowest byte that alloca may use, in addition to lsp */
     uint32_t tid[3][32];
     uint64_t ca[32], cb[32], cc[32], cr[32]; /* operands and results of collectives and barriers */
     uint32_t cm[32], cop[32];
     uint8_t cp[32];
-    void *stack[32];                 /* engine: saved frames of recursive functions */
-    uint32_t resume_mask, resume_pc; /* engine: these lanes are all at this block; 0: not known */
-    /* the virtual clock: ns at the start of the block, plus what was reached in it when an access was made, for faults */
+    uint32_t resume_mask, resume_pc; /* engine: all these lanes are at this pc; 0: not known */
+    /* virtual clock: each lane's time at the start of the basic block; for faults, the time since then at an access */
     uint64_t time[32] __attribute__((aligned(32)));
     volatile uint32_t elapsed;
     uint32_t asleep; /* engine: lanes that sleep (real clock) */
-    uint32_t ordered, held,
-        turn; /* of an ordered kernel: lanes that wait for their turn to communicate; whose it is */
+    uint32_t ordered, waiting_turn,
+        turn_lanes; /* ordered kernel: whether it is one; lanes that wait for their turn to communicate; lanes whose turn it is */
 };
 
 struct cs_field {
@@ -157,17 +160,17 @@ struct cs_kernel {
     const char *name;
     uint32_t entry_pc, nparams, param_bytes, static_shared, local, registers, frame_bytes, recursive;
     uint32_t
-        reserved_shared; /* bytes ahead of the static ones, for the system's own use (%reserved_smem_offset) */
+        reserved_shared; /* bytes before static shared memory, reserved for the system (%reserved_smem_offset) */
     uint32_t
-        ordered; /* virtual clock: its threads see what others do, so this has to happen in the order of time */
+        ordered; /* virtual clock: its threads observe each other, so they must communicate in the order of time */
     uint32_t reqntid[3], maxntid[3];
     const struct cs_param *params;
     const uint32_t *shared_offsets;
     uint32_t nvars;
     const uint32_t *vars;
-    uint32_t nparts; /* that hold its code, if it is not with the image */
+    uint32_t nparts; /* parts that contain its code, if the image does not */
     const uint32_t *parts;
-    const char *refused; /* why it cannot run; null: it can */
+    const char *refused; /* why it cannot run; null if it can */
 };
 
 struct cs_code {
@@ -175,7 +178,7 @@ struct cs_code {
     int (*run)(struct cs_warp *w);
 };
 
-struct cs_part { /* what a shared object exports as `cudasim_part`: code of some functions of an image */
+struct cs_part { /* exported by a shared object as `cudasim_part`: the code of some functions of an image */
     uint32_t abi, nfunctions;
     const struct cs_code *functions;
 };

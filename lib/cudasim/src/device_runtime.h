@@ -1,4 +1,4 @@
-/* Included by translated code only (C): lanes, memory accesses, arithmetic as PTX defines it. References are to the PTX
+/* Included by translated code (C): lanes, memory accesses, and PTX arithmetic. Section numbers are those of the PTX
  * ISA. Values are bit patterns in unsigned integers; f32_() and u32_() reinterpret them. */
 #ifndef CUDASIM_DEVICE_RUNTIME_H
 #define CUDASIM_DEVICE_RUNTIME_H
@@ -50,7 +50,7 @@ typedef struct cs_warp W;
         }                                          \
         JUMP(T);                                   \
     } while (0)
-/* Lanes `H` go to the block HI, the rest of the mask to the lower LO, first. */
+/* The lanes H wait at the block HI. The other lanes go to a lower block first. */
 #define SPLIT(H, HI)                                                          \
     do {                                                                      \
         const u32 h_ = (H);                                                   \
@@ -98,25 +98,25 @@ INL void cs_tick(W *w, u32 mask, u64 n) {
         w->budget -= (N);    \
         cs_tick(w, mask, N); \
     } while (0)
-/* What threads communicate by happens in the order of their times: the lanes wait at block T until it is their turn. */
-#define TURN(T)                        \
-    do {                               \
-        if (w->ordered) {              \
-            if (w->turn != mask) {     \
-                cs_hold(w, mask, (T)); \
-                goto pick;             \
-            }                          \
-            w->turn = 0;               \
-        }                              \
+/* Threads communicate in the order of their times: the lanes wait at block T until it is their turn. */
+#define TURN(T)                                 \
+    do {                                        \
+        if (w->ordered) {                       \
+            if (w->turn_lanes != mask) {        \
+                cs_wait_for_turn(w, mask, (T)); \
+                goto pick;                      \
+            }                                   \
+            w->turn_lanes = 0;                  \
+        }                                       \
     } while (0)
-INL void cs_hold(W *w, u32 mask, u32 pc) {
+INL void cs_wait_for_turn(W *w, u32 mask, u32 pc) {
     for (u32 m = mask; m; m &= m - 1) w->pcs[__builtin_ctz(m)] = pc;
     w->runnable &= ~mask;
-    w->held |= mask;
+    w->waiting_turn |= mask;
 }
 
-/* Of the lanes of the mask, those that came to a function from the same place as lane l. */
-INL u32 cs_together(const u32 *ret, u32 mask, u32 l) {
+/* The lanes of the mask that called this function from the same place as lane l. */
+INL u32 cs_same_caller(const u32 *ret, u32 mask, u32 l) {
     u32 found = 0;
     for (u32 k = 0; k < 32; k++) found |= (u32)(ret[k] == ret[l]) << k;
     return found & mask;
@@ -148,9 +148,9 @@ INL u64 u64_(f64 x) {
     return r;
 }
 
-/* ---- memory. Access codes: 'r', 'w', 'a'. Each gives a host pointer or does not return (a fault). */
-/* What does not change while a function runs is kept in locals: stores through any pointer might alias *w. The line is
- * recorded before accesses that may end in a signal, and handed over by those that cannot. */
+/* ---- memory. Access codes: 'r', 'w', 'a'. Each macro returns a host pointer, or does not return after a fault. */
+/* Constants of a function are in locals, because the compiler must assume that any store changes *w. Accesses that may end
+ * in a signal record the PTX line beforehand; other accesses pass it as an argument. */
 #define LOCALS                                                            \
     u8 *const shared_ = w->shared, *const local_ = w->local;              \
     const u64 base_ = w->base, limit_ = w->limit;                         \
@@ -163,8 +163,8 @@ INL u64 u64_(f64 x) {
     (void)shared_size_;                                                   \
     (void)local_size_;                                                    \
     (void)shared_window_
-FN __attribute__((noinline, cold)) void cs_bad(W *w, u64 window, u64 size, u64 a, u32 n, u32 access,
-                                               u32 line) {
+FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 size, u64 a, u32 n, u32 access,
+                                                        u32 line) {
     w->line = line;
     w->api->fault(w, a >= size || a + n > size ? CS_FAULT_ILLEGAL_ADDRESS : CS_FAULT_MISALIGNED, window + a,
                   n, access);
@@ -181,23 +181,23 @@ FN __attribute__((noinline, cold)) void cs_bad(W *w, u64 window, u64 size, u64 a
         : s_ < (shared_size_ & ~((n) - 1)) && !(s_ & ((n) - 1)) ? (void *)(shared_ + s_)             \
                                                                 : w->api->resolve(w, a_, n, access); \
     })
-#define at_shared(w, a, n, access, line)                                     \
-    ({                                                                       \
-        const u64 a_ = (a);                                                  \
-        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1)))) \
-            cs_bad(w, w->shared_window, shared_size_, a_, n, access, line);  \
-        (void *)(shared_ + a_);                                              \
+#define at_shared(w, a, n, access, line)                                             \
+    ({                                                                               \
+        const u64 a_ = (a);                                                          \
+        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))         \
+            cs_access_fault(w, w->shared_window, shared_size_, a_, n, access, line); \
+        (void *)(shared_ + a_);                                                      \
     })
-#define at_local(w, l, a, n, access, line)                                  \
-    ({                                                                      \
-        const u64 a_ = (a);                                                 \
-        if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1)))) \
-            cs_bad(w, w->local_window, local_size_, a_, n, access, line);   \
-        (void *)(local_ + (u64)(l) * local_size_ + a_);                     \
+#define at_local(w, l, a, n, access, line)                                         \
+    ({                                                                             \
+        const u64 a_ = (a);                                                        \
+        if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))        \
+            cs_access_fault(w, w->local_window, local_size_, a_, n, access, line); \
+        (void *)(local_ + (u64)(l) * local_size_ + a_);                            \
     })
-/* alloca: sizes are rounded up to 16 bytes, the strictest alignment there is. */
+/* alloca: sizes are rounded up to 16 bytes, the largest alignment. */
 FN u64 cs_alloca(W *w, u32 l, u64 size) {
-    const u64 room = (u64)w->sp[l] - w->lsp[l] - w->least_sp;
+    const u64 room = (u64)w->sp[l] - w->lsp[l] - w->stack_floor;
     if (size > room || (size + 15 & ~15ull) > room) w->api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0);
     return w->sp[l] -= (u32)(size + 15 & ~15ull);
 }
@@ -211,7 +211,7 @@ FN void cs_stackrestore(W *w, u32 l, u64 sp) {
 #define STV(T, p, v) __atomic_store_n((T *)(p), (T)(v), __ATOMIC_RELEASE)
 #define STSC(T, p, v) __atomic_store_n((T *)(p), (T)(v), __ATOMIC_SEQ_CST)
 
-/* ---- atomics: real ones, blocks run in several threads */
+/* ---- atomics: real ones, because blocks run in several host threads */
 #define ATOM_CAS_LOOP(T, p, EXPR)                                                                   \
     ({                                                                                              \
         T *q_ = (T *)(p);                                                                           \
@@ -252,31 +252,31 @@ FN u128 cs_exch128(void *p, u128 v) {
 #define cs_exch128(p, v) ATOM_EXCH(u128, p, v)
 #endif
 
-/* ---- mbarrier objects (9.7.13.15), opaque: pending arrivals in bits 0–19, expected ones in 20–39, bytes that are still to come
- * (tx-count) in 40–61, phase in 63. They lie in shared memory, and one thread of the host runs the whole block. */
+/* ---- mbarrier objects (9.7.13.15). Bits 0–19: pending arrivals; 20–39: expected arrivals; 40–61: tx-count (pending bytes);
+ * 63: phase. They need no atomics, because one host thread runs a whole block. */
 #define MBAR_TX (0x3fffffull << 40)
 INL void mbar_init(u64 *p, u32 count) { *p = count | (u64)count << 20; }
-INL u64 mbar_settled(u64 x) { /* the next phase, where nothing is missing in this one */
+INL u64 mbar_advance(u64 x) { /* enters the next phase if the current one is complete */
     return x & (0xfffff | MBAR_TX) ? x : (x | (x >> 20 & 0xfffff)) ^ 1ull << 63;
 }
 INL u64 mbar_arrive(u64 *p, u32 count, u32 drop) {
     const u64 old = *p, x = old - ((u64)drop << 20);
-    *p = mbar_settled((x & ~0xfffffull) | ((x & 0xfffff) - count & 0xfffff));
+    *p = mbar_advance((x & ~0xfffffull) | ((x & 0xfffff) - count & 0xfffff));
     return old;
 }
 INL void mbar_expect(u64 *p, u64 bytes) { *p = (*p & ~MBAR_TX) | (*p + (bytes << 40) & MBAR_TX); }
 INL void mbar_complete(u64 *p, u64 bytes) {
     mbar_expect(p, 0 - bytes);
-    *p = mbar_settled(*p);
+    *p = mbar_advance(*p);
 }
 
-/* ---- a bulk copy's 16 bytes, those of the mask alone */
-INL void cs_masked(u8 *to, const u8 *of, u32 mask) {
+/* ---- bulk copy: copies the bytes of 16 that the mask selects */
+INL void cs_copy_masked(u8 *to, const u8 *from, u32 mask) {
     for (u32 k = 0; k < 16; k++)
-        if (mask >> k & 1) to[k] = of[k];
+        if (mask >> k & 1) to[k] = from[k];
 }
 
-/* ---- element c of a matrix's row in shared memory, of 4, 6, 8 or 16 bits (ldmatrix); packed ones begin at the lowest bit */
+/* ---- ldmatrix: element c of a matrix row, of 4, 6, 8 or 16 bits; the first element is in the lowest bits */
 INL u32 cs_element(const u8 *row, u32 c, u32 bits) {
     const u32 at = c * bits, x = at < 120 ? row[at >> 3] | (u32)row[(at >> 3) + 1] << 8 : row[at >> 3];
     return x >> (at & 7) & ((1u << bits) - 1);
@@ -565,7 +565,7 @@ INL u64 fsqrt64(u64 a) { return u64_(__builtin_sqrt(f64_(a))); }
 INL u32 frsqrt32(u32 a) { return u32_((f32)(1.0 / __builtin_sqrt((f64)f32_(a)))); }
 INL u64 frsqrt64(u64 a) { return u64_(1.0 / __builtin_sqrt(f64_(a))); }
 
-/* ---- float → integer (9.7.9.22): saturates; NaN gives 0, or 1 << (width - 1) where a 64-bit type takes part */
+/* ---- float → integer (9.7.9.22): saturates. NaN becomes 0, or 1 << (width - 1) if one of the types has 64 bits. */
 INL f64 round_i(f64 x, int mode) {
 #ifdef __SSE4_1__
     switch (mode) {
@@ -599,7 +599,7 @@ INL u64 to_u(f64 x, int mode, int width, int wide) {
     return (u64)x;
 }
 
-/* ---- f16, bf16: arithmetic in f32 (enough bits for one correct rounding), fma in f64 */
+/* ---- f16, bf16: arithmetic in f32, which has enough bits for correct rounding; fma in f64 */
 INL u32 f16_to_f32(u16 h) {
 #ifdef __F16C__
     typedef f32 v4 __attribute__((vector_size(16)));
@@ -671,7 +671,7 @@ INL u16 f32_to_f16(u32 a) {
 #endif
 }
 INL u16 f64_to_f16(f64 a) { return (u16)cs_narrow(a, 5, 10, CS_ROUND_NEAREST); }
-/* 8-bit floats: e5m2 is the upper half of an f16; e4m3 has no infinity, and one NaN (cvt, .satfinite). */
+/* 8-bit floats (cvt with .satfinite): e5m2 is the upper half of an f16; e4m3 has no infinity, and one NaN. */
 FN u32 f32_to_fp8(u32 a, int e5, int relu) {
     const f64 x = f32_(a), size = __builtin_fabs(x), most = e5 ? 57344 : 448;
     const u32 sign = a >> 24 & 128;
@@ -682,7 +682,7 @@ FN u32 f32_to_fp8(u32 a, int e5, int relu) {
     int exponent = (int)(a >> 23 & 255) - 127;
     if (exponent < 1 - bias) exponent = 1 - bias;
     const u32 q = (u32)__builtin_rint(
-        __builtin_ldexp(size, fraction - exponent)); /* carries into the exponent as it should */
+        __builtin_ldexp(size, fraction - exponent)); /* a carry into the exponent is correct */
     return sign | (((u32)(exponent + bias - 1) << fraction) + q);
 }
 FN u16 fp8_to_f16(u32 x, int e5) {

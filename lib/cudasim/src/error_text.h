@@ -1,9 +1,9 @@
-// What an error number means, in words; driver and runtime share the numbers from 1 on.
+// Descriptions of errors. The driver and the runtime share their numbers.
 #pragma once
 
 namespace cudasim {
 
-// `name` is used where no better words are known: "cudaErrorNotReady" gives itself.
+// Returns the description of an error, or `name` if there is none.
 const char *error_text(int number, const char *name);
 
 }  // namespace cudasim

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction
 
 from .arithmetic import emits
-from .memory import atomically, completed, element, space_of, type_of, whole
+from .memory import atomically, check_multiple, complete_mbarrier, element, space_of, type_of
 from .values import Values, c_type, size_of
 
 _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
@@ -33,10 +33,10 @@ def cp(v: Values, i: PtxInstruction) -> str:
         return _bulk(v, i)
     if m[0] != "async":
         raise v.unsupported()
-    return _few(v, i)
+    return _small(v, i)
 
 
-def _few(v: Values, i: PtxInstruction) -> str:
+def _small(v: Values, i: PtxInstruction) -> str:
     """Translate cp.async of 4, 8 or 16 bytes."""
     size = i.operands[2]
     if not isinstance(size, Immediate):
@@ -62,31 +62,33 @@ def _few(v: Values, i: PtxInstruction) -> str:
 def _bulk(v: Values, i: PtxInstruction) -> str:
     """Translate cp.async.bulk and cp.reduce.async.bulk of multiples of 16 bytes. A cluster has one block."""
     m = list(i.modifiers)
-    to, of = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
+    to, source_space = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
     v.code.alone = True
     operands = list(i.operands)
     destination, source = v.address(operands[0]), v.address(operands[1])
-    text = f"{{ {v.line()} const u64 to_ = {destination}, of_ = {source}; "
-    text += f"const u32 n_ = {v.src(operands[2], 'u32')}; {whole(to, 'to_', 'n_', 16)} "
+    text = f"{{ {v.line()} const u64 to_ = {destination}, from_ = {source}; "
+    text += f"const u32 n_ = {v.src(operands[2], 'u32')}; {check_multiple(to, 'to_', 'n_', 16)} "
     if m[0] == "reduce":
         operation = next(x for x in m if x in _REDUCTIONS)
         t = type_of(v, i)
         width = size_of(t)
         kind = c_type(width)
-        body = f"const {kind} v_ = LD({kind}, {element(v, of, 'of_', width, 'r')}); "
+        body = f"const {kind} v_ = LD({kind}, {element(v, source_space, 'from_', width, 'r')}); "
         body += f"(void){atomically(v, operation, t, element(v, to, 'to_', width, 'a'))};"
         text += f"for (u32 k_ = 0; k_ < n_; k_ += {width}) {{ {body} }} "
     else:
-        read, write = element(v, of, "of_", 16, "r"), element(v, to, "to_", 16, "w")
+        read, write = element(v, source_space, "from_", 16, "r"), element(v, to, "to_", 16, "w")
         copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
         if "cp_mask" in m:
-            copy = f"cs_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
+            copy = f"cs_copy_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
         if "multicast::cluster" in m:
             text += f"if ({v.src(operands[4], 'b16')} & 1) "
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
     if "bulk_group" not in m:
-        tell = completed(v, "shared", operands[3], "n_")
-        text += f"if ({v.src(operands[4], 'b16')} & 1) {tell}" if "multicast::cluster" in m else tell
+        completion = complete_mbarrier(v, "shared", operands[3], "n_")
+        text += (
+            f"if ({v.src(operands[4], 'b16')} & 1) {completion}" if "multicast::cluster" in m else completion
+        )
     return text + " }"
 
 

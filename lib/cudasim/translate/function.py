@@ -24,11 +24,10 @@ from .values import Code, Unsupported, Values, c_type, size_of
 
 SLOT = 16  # bytes: alignment of call arguments
 SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
-SPIN_COST = (
-    16  # a loop with atomics or ordered loads may wait for another thread, so it uses up its quantum faster
-)
+# A loop with atomics or ordered loads may wait for another thread, so each iteration uses more of the quantum.
+SPIN_COST = 16
 
-CHECKED_AT_ONCE = 6  # fewest shared accesses in a segment that are checked together
+MIN_CHECKED_TOGETHER = 6  # shared accesses in a segment, to check them all at once
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)")
@@ -43,11 +42,11 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    members: str = ""  # of a collective: the mask if it is constant
+    members: str = ""  # the mask of a collective, if it is constant
     line: int = 0
     spins: bool = False
-    reached: int = 0  # virtual clock: instructions of the application, the terminator's included
-    turn: bool = False  # … whether its first instruction communicates: it waits until no thread is earlier
+    reached: int = 0  # virtual clock: instructions of the application, including the terminator
+    turn: bool = False  # virtual clock: its first instruction communicates, so it waits for its turn
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()
@@ -272,7 +271,7 @@ class FunctionCode:
         return found
 
     def _omitted(self, position: int) -> None:
-        """Return how many instructions the original reaches before a statement that this copy leaves out."""
+        """Count the instructions of the original that this copy leaves out before a statement."""
         count = self.names.omitted.get(position)
         if count:
             if self._current.kind != "goto" or self._current.targets:
@@ -292,7 +291,7 @@ class FunctionCode:
         code = self.values.code
         code.text = text
         timed = any(name.startswith(("%clock", "%globaltimer")) for name in names(statement.operands[1:]))
-        code.again = (statement.opcode == "mov" and not timed) or (
+        code.rematerializable = (statement.opcode == "mov" and not timed) or (
             self.kernel and statement.opcode == "ld" and "param" in statement.modifiers
         )
         if statement.predicate is not None:
@@ -549,7 +548,7 @@ class FunctionCode:
         operands = i.operands
         sync = "sync" in m
         if i.opcode == "activemask":  # in a function, lanes are together if they were called from one place
-            together = "mask" if self.kernel else "cs_together(R->ret, mask, l)"
+            together = "mask" if self.kernel else "cs_same_caller(R->ret, mask, l)"
             v.code.text = v.dst(operands[0], "b32", together)
             self._current.codes.append(v.code)
             self._resume(after)
@@ -715,21 +714,21 @@ class FunctionCode:
     @property
     def registers(self) -> int:
         """Estimate the 32-bit registers per thread: the most that are live between blocks, plus a few."""
-        free = self._made_again()
+        free = self._rematerializable()
         kept = ({r for r in b.live_in if r.width} - free for b in self.blocks)
         most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
         return min(255, (most + 10 + 7) // 8 * 8)
 
-    def _made_again(self) -> set[Register]:
+    def _rematerializable(self) -> set[Register]:
         """Return registers that a compiler need not keep, because it can compute them again at their use: kernel parameters,
         special registers, constants, and copies of these."""
         codes = [code for block in self.blocks for code in block.codes]
-        found = set().union(*(code.defs for code in codes if code.again))
+        found = set().union(*(code.defs for code in codes if code.rematerializable))
         size = -1
         while size != len(found):
             size = len(found)
             for code in codes:
-                if not code.again or not code.uses <= found:
+                if not code.rematerializable or not code.uses <= found:
                     found -= code.defs
         return found
 
@@ -839,7 +838,7 @@ class FunctionCode:
                 inner.append(f"{c_type(r.width)} {r.name} = {value};")
             else:
                 inner.append(f"{c_type(r.width)} {r.name};")
-        # Arguments that are written and passed on at once need no place in the frame.
+        # An argument that is used in this segment only needs no place in the frame.
         mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
         passing = {
             n for n, count in mentioned.items() if count == self._mentioned[n] and n not in self._formal
@@ -872,7 +871,7 @@ class FunctionCode:
                     end, align = spans.get(register, (0, 1))
                     spans[register] = max(end, offset + size), max(align, size)
                     count += 1
-        if count < CHECKED_AT_ONCE:
+        if count < MIN_CHECKED_TOGETHER:
             return texts
         tests = [
             f"{r.name} < shared_size_ && (u64){r.name} + {end} <= shared_size_ && !({r.name} & {align - 1})"
@@ -992,7 +991,7 @@ class FunctionCode:
 
     @property
     def _no_time(self) -> str:
-        """Return C for after TICK: it resets the time that a fault adds to the lane's."""
+        """Return C for after TICK: it resets the time that a fault adds to the lane's time."""
         return " w->elapsed = 0;" if self.virtual else ""
 
     def _jump(self, block: Block, target: Block, base: int) -> str:
@@ -1056,7 +1055,7 @@ class FunctionCode:
                 call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
-            return f"w->line = {block.line};{self._no_time} api->whole_barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            return f"w->line = {block.line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
         return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _conditional(self, block: Block, base: int) -> str:

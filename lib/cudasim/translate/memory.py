@@ -162,7 +162,7 @@ def store_async(v: Values, i: PtxInstruction) -> str:
     pointer = v.pointer(space, v.address(i.operands[0]), width * len(items), "w")
     text = f"{{ {v.line()} u8 *p_ = (u8 *){pointer}; "
     text += " ".join(f"ST({c_type(width)}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
-    return f"{text} {completed(v, space, i.operands[2], str(width * len(items)))} }}"
+    return f"{text} {complete_mbarrier(v, space, i.operands[2], str(width * len(items)))} }}"
 
 
 def store_bulk(v: Values, i: PtxInstruction) -> str:
@@ -171,11 +171,11 @@ def store_bulk(v: Values, i: PtxInstruction) -> str:
     v.code.alone = True
     address = v.address(i.operands[0])
     size = v.src(i.operands[1], "u64")
-    text = f"{{ {v.line()} const u64 to_ = {address}, n_ = {size}; {whole(space, 'to_', 'n_', 8)} "
+    text = f"{{ {v.line()} const u64 to_ = {address}, n_ = {size}; {check_multiple(space, 'to_', 'n_', 8)} "
     return text + f"for (u64 k_ = 0; k_ < n_; k_ += 8) ST(u64, {element(v, space, 'to_', 8, 'w')}, 0); }}"
 
 
-def whole(space: str, address: str, size: str, unit: int) -> str:
+def check_multiple(space: str, address: str, size: str, unit: int) -> str:
     """Return a check that faults if the size of a bulk copy is not a multiple of the unit."""
     base = "shared_window_ + " if space == "shared" else ""
     return f"if ({size} & {unit - 1}) api->fault(w, CS_FAULT_MISALIGNED, {base}{address}, (u32){size}, 'w');"
@@ -187,8 +187,8 @@ def element(v: Values, space: str, address: str, width: int, access: str) -> str
     return v.pointer(space, f"{address} + k_", width, access)
 
 
-def completed(v: Values, space: str, operand: Operand, size: str) -> str:
-    """Return C that tells an mbarrier that bytes have arrived."""
+def complete_mbarrier(v: Values, space: str, operand: Operand, size: str) -> str:
+    """Return C that completes bytes on an mbarrier."""
     pointer = v.pointer(space, v.address(operand), 8, "a")
     return f"mbar_complete((u64 *){pointer}, {size});"
 
@@ -237,7 +237,7 @@ def atom(v: Values, i: PtxInstruction) -> str:
     if operation is None:
         raise v.unsupported()
     space = space_of(i)
-    tells = i.modifiers[0] == "async" and space != "global"
+    completes = i.modifiers[0] == "async" and space != "global"
     count = _vector(i)
     width = size_of(t)
     kind = c_type(width)
@@ -246,7 +246,7 @@ def atom(v: Values, i: PtxInstruction) -> str:
     pointer = v.pointer(space, v.address(operands[0]), width * count, "a")
     if space == "shared":
         v.code.reads_shared = True
-    v.code.alone = v.code.alone or tells
+    v.code.alone = v.code.alone or completes
     value = operands[1]
     swapped = v.src(operands[2], t) if operation == "cas" else ""
     if count > 1:
@@ -264,8 +264,8 @@ def atom(v: Values, i: PtxInstruction) -> str:
     text += f"const {kind} x_ = {atomically(v, operation, t, 'p_', swapped)}; (void)x_; "
     if result is not None and not is_sink(result):
         text += v.dst(result, t, "x_")
-    if tells:
-        text += completed(v, space, operands[2], str(width))
+    if completes:
+        text += complete_mbarrier(v, space, operands[2], str(width))
     return text + " }"
 
 

@@ -28,9 +28,9 @@ from gpubpf.ptx.module import (
 )
 
 PREFIX = "cudasim$outlined"  # of the new functions' names
-LEAST = 8  # fewest statements of a scope that becomes a function
+MIN_STATEMENTS = 8  # of a scope that becomes a function
 _BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
-_STAYS = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
+_NOT_OUTLINED = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
 
 
 class _Names:
@@ -82,15 +82,17 @@ def outline(module: Module) -> Module:
     for function in module.functions.values():
         if function.mentions("//gpubpf{"):
             found[function.name] = _scopes(function)
-    often = Counter(scope.text for scopes in found.values() for scope in _all(scopes))
-    made: dict[str, Function | None] = {}
+    counts = Counter(scope.text for scopes in found.values() for scope in _all(scopes))
+    outlined: dict[str, Function | None] = {}
     replaced: dict[str, Function] = {}
     for name, scopes in found.items():
         function = module.functions[name]
-        calls = dict(_calls(function, scopes, often, made))
+        calls = dict(_calls(function, scopes, counts, outlined))
         if calls:
-            replaced[name] = dataclasses.replace(function, statements=_with(function, calls), _source=None)
-    functions = [function for function in made.values() if function is not None]
+            replaced[name] = dataclasses.replace(
+                function, statements=_with_calls(function, calls), _source=None
+            )
+    functions = [function for function in outlined.values() if function is not None]
     if not functions:
         return module
     items = [
@@ -133,7 +135,7 @@ def _scopes(function: Function) -> list[_Scope]:
             scope = open_scopes.pop()
             if scope is not None:
                 scope.end = index
-                if index - scope.begin > LEAST:
+                if index - scope.begin > MIN_STATEMENTS:
                     scope.text = "\n".join(texts[k] for k in range(scope.begin + 1, index) if k in texts)
         elif isinstance(statement, Variable):
             known.declare(statement)
@@ -143,15 +145,15 @@ def _scopes(function: Function) -> list[_Scope]:
 
 
 def _calls(
-    function: Function, scopes: list[_Scope], often: Counter[str], made: dict[str, Function | None]
+    function: Function, scopes: list[_Scope], counts: Counter[str], outlined: dict[str, Function | None]
 ) -> Iterator[tuple[int, tuple[int, PtxInstruction]]]:
-    """Return by the first statement of each repeated scope: its last statement, and the call that replaces it."""
+    """Return (first statement, (last statement, call)) for each repeated scope that a call replaces."""
     body = function.body or ()
     for scope in scopes:
-        if scope.text and often[scope.text] > 1 and scope.end:
-            if scope.text not in made:
-                made[scope.text] = _made(body, scope, f"{PREFIX}{len(made)}")
-            target = made[scope.text]
+        if scope.text and counts[scope.text] > 1 and scope.end:
+            if scope.text not in outlined:
+                outlined[scope.text] = _outlined(body, scope, f"{PREFIX}{len(outlined)}")
+            target = outlined[scope.text]
             if target is not None and all(scope.outside.find(p.name) == p.type for p in target.parameters):
                 arguments = Group(tuple(Name(p.name) for p in target.parameters))
                 line = body[scope.begin].line
@@ -160,10 +162,10 @@ def _calls(
                     (scope.end, PtxInstruction("call", (), (Name(target.name), arguments), line=line)),
                 )
                 continue
-        yield from _calls(function, scope.inner, often, made)
+        yield from _calls(function, scope.inner, counts, outlined)
 
 
-def _with(function: Function, calls: dict[int, tuple[int, PtxInstruction]]) -> tuple[Statement, ...]:
+def _with_calls(function: Function, calls: dict[int, tuple[int, PtxInstruction]]) -> tuple[Statement, ...]:
     statements: list[Statement] = []
     until = -1
     for index, statement in enumerate(function.body or ()):
@@ -175,7 +177,7 @@ def _with(function: Function, calls: dict[int, tuple[int, PtxInstruction]]) -> t
     return tuple(statements)
 
 
-def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
+def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
     """Return a function with the statements of a scope; None if the scope depends on its place."""
     inside = _Names()
     nested = [inside]
@@ -197,7 +199,7 @@ def _made(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | N
                     return None
                 continue
             case PtxInstruction():
-                if statement.opcode in _STAYS:
+                if statement.opcode in _NOT_OUTLINED:
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
                     return None  # depends on which lanes are active together

@@ -27,7 +27,7 @@ from .values import RESERVED_SHARED, Unsupported, immediate_bits
 # A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
 # compiler takes 0.1 s even for an empty file.
 SPLIT_LINES, PART_LINES = 3_000, 800
-# Limits in bytes: of an initialised variable; of shared memory, local memory and parameters. No device has as much.
+# Limits in bytes: of an initialised variable, shared memory, local memory, parameters. They are above those of any device.
 MOST_INITIAL = 1 << 28
 MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15
 
@@ -195,7 +195,7 @@ class TranslatedModule:
                 self.taken.add(names[index])
                 todo.append(names[index])
         bad = set(self.refused)
-        while bad:  # and their callers
+        while bad:  # refuse the callers, too
             bad = {n for n, code in self.codes.items() if not self._callees(code).isdisjoint(self.refused)}
             for name in bad:
                 callees = self._callees(self.codes[name])
@@ -209,7 +209,7 @@ class TranslatedModule:
         return code.callees | {n for n in self.taken if self.functions[n].kind == "func"}
 
     def _order(self) -> None:
-        """Return the strongly connected components of the call graph, callees first (Tarjan's algorithm, without recursion)."""
+        """Find the strongly connected components of the call graph, callees first (Tarjan's algorithm, without recursion)."""
         number: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []
@@ -280,7 +280,6 @@ class TranslatedModule:
             for n in component
         }
         self.args = max([SLOT, *(c.args_size for c in self.codes.values())])
-        self.of = of
 
     def reach(self, name: str) -> set[str]:
         seen: set[str] = set()

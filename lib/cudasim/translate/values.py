@@ -73,7 +73,7 @@ class Code:
     writes_shared: bool = False
     reads_shared: bool = False
     memory: bool = False
-    again: bool = False  # may be moved to where its result is used
+    rematerializable: bool = False  # a compiler may compute its result again at each use
     shared: list[tuple[Register, int, int]] = field(default_factory=list)  # accesses: register, offset, bytes
 
 
@@ -152,9 +152,9 @@ class Values:
         self.names = names
         self.functions = functions
         self.virtual = virtual  # on the virtual clock
-        self.elapsed = 0  # … instructions of the block before this one
-        self.injected = False  # … whether this one was added by the injector
-        self.cost = 1  # … its own ns; 0 if the block's time has been added already
+        self.elapsed = 0  # virtual clock: instructions of the block before this one
+        self.injected = False  # virtual clock: whether the injector added this instruction
+        self.cost = 1  # virtual clock: its ns; 0 if the block's time has been added already
         self.code = Code()
         self.scope: Scope = names.root
         self.instruction = PtxInstruction("")

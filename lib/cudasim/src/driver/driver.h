@@ -1,0 +1,480 @@
+// Shared by the files of the driver: the objects behind CUDA's handles, and the functions that entry points use.
+//
+// A handle is a key into a `Handles` table, and every call looks it up. So a stale or invalid handle returns an error
+// and never crashes. Objects are held by shared pointers, so work in progress keeps what it uses alive.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "config.h"
+#include "driver/clock.h"
+#include "driver/free_list.h"
+#include "driver/memory.h"
+#include "driver/queue.h"
+#include "engine/engine.h"
+
+namespace cudasim::driver {
+
+struct Context;
+struct Stream;
+struct Graph;
+struct GraphNode;
+
+// ---------------------------------------------------------------------------------------------------- handles
+
+// The live objects of one type, by handle. In hostile mode, the handle of a destroyed object is reused at once, as real
+// drivers do. Otherwise it is reused as late as possible, so that the use of a stale handle returns an error.
+template <class T>
+class Handles {
+  public:
+    void *add(std::shared_ptr<T> object) {
+        std::unique_lock lock(mutex_);
+        void *handle = nullptr;
+        if (!unused_.empty() && (config().hostile || unused_.size() > 4096)) {
+            handle = config().hostile ? unused_.back() : unused_.front();
+            config().hostile ? unused_.pop_back() : unused_.pop_front();
+        } else {
+            handle = new std::array<uint64_t, 4>();  // never freed: only its address is used
+        }
+        live_.emplace(handle, std::move(object));
+        return handle;
+    }
+
+    std::shared_ptr<T> get(const void *handle) const {
+        std::shared_lock lock(mutex_);
+        auto found = live_.find(handle);
+        return found == live_.end() ? nullptr : found->second;
+    }
+
+    std::shared_ptr<T> remove(const void *handle) {
+        std::unique_lock lock(mutex_);
+        auto found = live_.find(handle);
+        if (found == live_.end()) return nullptr;
+        std::shared_ptr<T> object = std::move(found->second);
+        live_.erase(found);
+        unused_.push_back(const_cast<void *>(handle));
+        return object;
+    }
+
+    std::vector<std::shared_ptr<T>> all() const {
+        std::shared_lock lock(mutex_);
+        std::vector<std::shared_ptr<T>> objects;
+        for (const auto &[handle, object] : live_) objects.push_back(object);
+        return objects;
+    }
+
+  private:
+    mutable std::shared_mutex mutex_;
+    std::unordered_map<const void *, std::shared_ptr<T>> live_;
+    std::deque<void *> unused_;
+};
+
+// ---------------------------------------------------------------------------------------------------- operations
+
+struct Dim3 {
+    unsigned x = 1, y = 1, z = 1;
+    uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct Function;
+struct Module;
+
+struct KernelLaunch {
+    std::shared_ptr<Function> function;
+    std::shared_ptr<Module> module;  // keeps the module loaded until the launch has run
+    const void *handle = nullptr;    // the CUfunction or CUkernel that the application passed
+    bool by_kernel = false;          // a graph node whose parameters have `kern` set, not `func`
+    Dim3 grid, block;
+    unsigned shared_bytes = 0;
+    bool cooperative = false;
+    std::vector<uint8_t> parameters;  // the kernel's parameter buffer
+};
+
+struct Copy {  // three-dimensional; rows of `width` bytes
+    uint64_t source = 0, destination = 0;
+    size_t width = 0, height = 1, depth = 1;
+    size_t source_pitch = 0, source_slice = 0, destination_pitch = 0, destination_slice = 0;
+    size_t bytes() const { return width * height * depth; }
+    CUDA_MEMCPY3D described{};  // as the application passed it
+};
+
+struct Memset {
+    uint64_t destination = 0;
+    unsigned value = 0, element_size = 1;     // 1, 2, 4
+    size_t width = 0, height = 1, pitch = 0;  // width in elements, pitch in bytes
+};
+
+struct HostCall {
+    CUhostFn function = nullptr;
+    void *data = nullptr;
+    CUstreamCallback callback = nullptr;  // of cuStreamAddCallback; then `function` is null
+    CUstream stream = nullptr;
+};
+
+struct EventState;
+
+// One operation of a stream, or of a graph node.
+struct Operation {
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    KernelLaunch kernel;
+    Copy copy;
+    Memset memset;
+    HostCall host;
+    std::shared_ptr<struct Event> event;
+    std::shared_ptr<EventState>
+        recording;                // an event record completes it; an event wait node of a graph waits for it
+    std::vector<Fence> wait_for;  // besides the dependencies that follow from the stream
+    std::shared_ptr<Graph> child;
+    std::vector<CUstreamBatchMemOpParams> memory;  // values to write or to wait for
+    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};       // of allocation nodes; free nodes use only `dptr`
+    std::function<void()> stream_only;             // work that cannot be captured into a graph
+    std::shared_ptr<void> keep_alive;              // owns what the work reads, such as staged host memory
+};
+
+// ---------------------------------------------------------------------------------------------------- objects
+
+struct EventState {  // one record of an event
+    std::shared_ptr<Completion> completion = std::make_shared<Completion>();
+    uint64_t time_ns = 0;  // valid once it is done
+    Fence fence() const { return {completion}; }
+    bool done() const { return completion->done(); }
+};
+
+struct Event {
+    std::weak_ptr<Context> context;
+    void *handle = nullptr;
+    unsigned flags = 0;
+    std::mutex mutex;
+    std::shared_ptr<EventState> last;  // null: never recorded
+    // If it was recorded in a capturing stream: the nodes that a wait for the event depends on.
+    std::shared_ptr<Graph> captured_graph;
+    std::vector<std::shared_ptr<GraphNode>> captured_dependencies;
+};
+
+struct Capture {
+    std::shared_ptr<Graph> graph;
+    CUgraph graph_handle = nullptr;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    uint64_t id = 0;
+    std::thread::id thread;
+    std::atomic<bool> invalid{false};
+    bool existing_graph = false;  // cuStreamBeginCaptureToGraph
+    std::shared_ptr<Stream> origin;
+    std::vector<std::shared_ptr<Stream>> streams;  // the origin and the streams that joined the capture
+};
+
+struct Stream {
+    std::weak_ptr<Context> context;
+    void *handle = nullptr;
+    uint64_t id = 0;
+    unsigned flags = 0;
+    int priority = 0;
+    bool legacy = false;  // the context's default stream
+    bool blocking() const { return !legacy && (flags & CU_STREAM_NON_BLOCKING) == 0; }
+    std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+    std::shared_ptr<Capture> capture;                              // guarded by the context's mutex
+    std::vector<std::shared_ptr<GraphNode>> capture_dependencies;  // dependencies of the next captured node
+    std::vector<CUgraphNode> capture_handles;  // storage for cuStreamGetCaptureInfo's result
+    std::map<int, CUstreamAttrValue> attributes;
+};
+
+struct Module;
+struct Library;
+
+// A CUfunction: a kernel in a context.
+struct Function {
+    std::weak_ptr<Module> module;
+    std::shared_ptr<const Image> image;
+    uint32_t index = 0;
+    void *handle = nullptr;
+    const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
+    unsigned registers = 0;
+    std::atomic<bool> refusal_logged{false};  // whether the reason why it cannot run was printed
+    std::atomic<bool> loaded{false};          // used before, or loaded eagerly
+    // attributes that cuFuncSetAttribute sets
+    std::atomic<int> max_dynamic_shared{-1};  // -1: never set
+    std::atomic<int> carveout{-1};
+    std::atomic<int> nonportable_cluster{0};
+    std::atomic<int> cluster_policy{0};
+    std::atomic<int> required_cluster[3]{};
+};
+
+struct Module {
+    std::weak_ptr<Context> context;
+    void *handle = nullptr;
+    std::weak_ptr<Library> library;  // null for modules of cuModuleLoad*
+    std::shared_ptr<const Image> image;
+    std::string options;                               // ptxas options that the image records
+    std::vector<uint64_t> variables;                   // the address of each, by index in the image
+    std::vector<std::pair<uint64_t, uint64_t>> owned;  // their allocations: address, id
+    std::vector<std::shared_ptr<Function>> functions;  // by kernel index
+    std::mutex mutex;
+    std::set<std::string> registered_variables;  // variables that cuLibraryGetGlobal was called for
+    ~Module();
+};
+
+// A CUkernel: a kernel of a library, independent of contexts.
+struct LibraryKernel {
+    std::weak_ptr<Library> library;
+    uint32_t index = 0;
+    void *handle = nullptr;
+    std::map<std::pair<int, int>, int> attributes;  // (attribute, device) → value, for contexts created later
+};
+
+struct Library {
+    void *handle = nullptr;
+    std::shared_ptr<const Image> image;
+    std::string options;
+    std::mutex mutex;
+    std::vector<std::shared_ptr<LibraryKernel>> kernels;
+    std::map<const Context *, std::shared_ptr<Module>> modules;
+    std::vector<uint64_t>
+        managed;  // addresses of managed variables, the same in all contexts; 0 for other variables
+    ~Library();
+};
+
+struct MemoryPool {
+    void *handle = nullptr;
+    int device = 0;
+    bool is_default = false;
+    uint64_t release_threshold = 0;
+    std::map<int, int> switches;
+    std::atomic<uint64_t> used{0}, used_high{0};
+};
+
+struct Context : std::enable_shared_from_this<Context> {
+    void *handle = nullptr;
+    uint64_t id = 0;
+    int device = 0;
+    bool primary = false;
+    unsigned flags = 0;
+    std::atomic<int> sticky_error{0};  // the first fault; every later call returns it (CUDA: a sticky error)
+    std::atomic<bool> cancel{false};   // running kernels stop, because the context is being destroyed
+    std::atomic<bool> destroyed{false};
+
+    std::recursive_mutex mutex;  // held by every call that changes the context or submits work
+    std::shared_ptr<Stream> legacy;
+    std::vector<std::shared_ptr<Stream>> streams;  // without the default streams
+    std::map<std::thread::id, std::shared_ptr<Stream>> per_thread;
+    std::vector<std::shared_ptr<Module>> modules;
+    std::mutex limits_mutex;
+    std::map<int, size_t> limits;  // guarded by limits_mutex
+    CUfunc_cache cache_config = CU_FUNC_CACHE_PREFER_NONE;
+    CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
+    std::vector<Fence> destroyed_stream_work;  // what destroyed streams still have to do
+    uint32_t stack_high_water = 1024;  // most bytes of local memory per thread that a launch has needed
+    std::atomic<uint64_t> next_grid{1};
+    Environment environment;
+    std::set<int> peers;
+
+    std::mutex print_mutex;
+    std::string printed;  // device-side printf output, not flushed yet
+
+    std::mutex heap_mutex;  // device-side malloc
+    uint64_t heap = 0;
+    FreeList heap_free;
+    std::map<uint64_t, size_t> heap_used;  // address → bytes
+
+    ~Context();
+};
+
+struct GraphNode {
+    void *handle = nullptr;
+    uint64_t id = 0;
+    std::weak_ptr<Graph> graph;
+    Operation operation;
+    std::vector<std::shared_ptr<GraphNode>> dependencies;
+    std::shared_ptr<GraphNode> original;  // in a clone or an executable graph: the node that this one copies
+    bool enabled = true;
+    std::vector<void *>
+        parameter_pointers;  // storage for KernelNodeGetParams' result; they point into `operation`
+    std::map<int, CUlaunchAttributeValue> attributes;
+    // in an executable graph: indices into Graph::nodes and Graph::queues
+    size_t position = 0, queue = 0;
+};
+
+// An object of the application that graphs keep alive. `destroy` is called when the last reference is gone.
+struct UserObject {
+    void *data = nullptr;
+    CUhostFn destroy = nullptr;
+    ~UserObject() { destroy(data); }
+};
+
+struct UserReferences {  // the application's own references
+    std::shared_ptr<UserObject> object;
+    std::mutex mutex;
+    unsigned count = 0;
+};
+
+struct Graph {
+    void *handle = nullptr;
+    std::weak_ptr<Context> context;
+    std::mutex mutex;
+    std::vector<std::shared_ptr<GraphNode>> nodes;
+    uint64_t next_id = 1;
+    std::vector<std::shared_ptr<Queue>> queues;  // of an executable graph with parallel branches; else none
+    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>>
+        user_objects;  // by handle, with the number of references
+};
+
+struct GraphExec {
+    void *handle = nullptr;
+    unsigned long long flags = 0;
+    std::shared_ptr<Context> context;
+    std::shared_ptr<Graph> graph;  // a private copy, in topological order
+    std::mutex mutex;
+    Fence last;  // the previous launch: launches of one executable graph do not overlap
+};
+
+// The handle tables of the process. They are never destroyed, because threads may still run while the process exits.
+struct Tables {
+    Handles<Context> contexts;
+    Handles<Stream> streams;
+    Handles<Event> events;
+    Handles<Module> modules;
+    Handles<Library> libraries;
+    Handles<LibraryKernel> kernels;
+    Handles<Function> functions;
+    Handles<Graph> graphs;
+    Handles<GraphNode> nodes;
+    Handles<GraphExec> execs;
+    Handles<MemoryPool> pools;
+    Handles<UserReferences> user_objects;
+};
+Tables &tables();
+
+// ---------------------------------------------------------------------------------------------------- limits, context
+
+constexpr int kMultiprocessors = 16;
+constexpr int kThreadsPerMultiprocessor = 2048;
+constexpr int kBlocksPerMultiprocessor = 32;
+constexpr int kRegisters = 65536;          // per multiprocessor and per block
+constexpr int kSharedPerBlock = 48 << 10;  // without opting in
+constexpr int kSharedPerBlockOptin = 227 << 10;
+constexpr int kSharedPerMultiprocessor = 228 << 10;
+constexpr int kSharedReserved = 1 << 10;
+constexpr int kThreadsPerBlock = 1024;
+constexpr int kVersion = 13000;
+
+// Returns CUDA_ERROR_NOT_INITIALIZED before cuInit, and in a child that was forked after it.
+CUresult check_initialized();
+
+// Finds the calling thread's current context. Returns an error if there is none, or if it has a sticky error.
+CUresult current_context(std::shared_ptr<Context> &context);
+// The same without a check for errors, for calls that clean up.
+std::shared_ptr<Context> current_context_or_null();
+std::shared_ptr<Context> primary_context(int device, CUresult &status);  // creates it if necessary
+void set_current_context(const std::shared_ptr<Context> &context);
+
+// Finds the stream of a handle, which may be null, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD, and its context.
+// `per_thread`: a null handle means the calling thread's default stream, not the legacy default stream.
+CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
+                     std::shared_ptr<Context> &context);
+std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, unsigned flags, int priority);
+
+// Appends an operation to a stream, or to the graph that the stream is capturing. Sets `fence` to the operation's fence,
+// unless it is captured. `call_ns`: virtual time that the call takes if it succeeds.
+CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                Operation operation, Fence *fence = nullptr, uint64_t call_ns = 0);
+// The same, but waits until the operation is done, and flushes printf output.
+CUresult submit_and_wait(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                         Operation operation);
+// Submits a kernel launch, after the checks of hostile mode.
+CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                       KernelLaunch launch);
+// Executes an operation in the calling thread, a worker. Takes and returns virtual times: its start and its end.
+uint64_t execute(Context &context, const Operation &operation, uint64_t start);
+
+// Waits for all work that was submitted to a context, and flushes its printf output. `timed`: the wait advances the
+// calling thread's virtual time. Waits that only hostile mode adds do not.
+void drain(Context &context, bool timed = true);
+void flush_printf(Context &context);
+
+// Checks whether a potentially unsafe call, such as an allocation, is allowed. A capture that prohibits it is
+// invalidated (cuThreadExchangeStreamCaptureMode).
+CUresult check_unsafe_call();
+// Checks that no stream of a context is capturing, as calls that synchronise with the context must. Otherwise the
+// capture is invalidated.
+CUresult check_not_capturing(const std::shared_ptr<Context> &context);
+
+CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                       CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
+                       const std::vector<std::shared_ptr<GraphNode>> &dependencies);
+CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                     CUgraph *graph);
+// Invalidates the capture of a stream, because of a call that is not allowed on a capturing stream. Returns the error of
+// that call; CUDA_SUCCESS if the stream is not capturing.
+CUresult invalidate_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream);
+CUresult record_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                      const std::shared_ptr<Event> &event, bool external);
+CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                    const std::shared_ptr<Event> &event, bool external);
+
+// Holds a context's mutex for a call that loads, allocates or frees. In hostile mode, it first waits for running work.
+class ExclusiveContext {
+  public:
+    explicit ExclusiveContext(const std::shared_ptr<Context> &context);
+
+  private:
+    std::shared_ptr<Context> context_;
+    std::unique_lock<std::recursive_mutex> lock_;
+};
+
+void log_line(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));  // prints "cudasim: …" to standard error
+
+uint64_t now_ns();  // CLOCK_MONOTONIC
+
+bool is_device(CUdevice device);
+
+// ------------------------------------------------------------------------------------- kernels, memory, graphs
+
+// Checks a launch and copies its parameters.
+CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
+                         unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
+                         KernelLaunch &launch);
+// Loads a function at its first use. With lazy loading this may wait for running kernels (CUDA programming guide, "Lazy
+// Loading").
+void load_function(Function &function, const std::shared_ptr<Context> &context);
+// Finds the function of a CUfunction or CUkernel in a context.
+CUresult find_function(const void *handle, const std::shared_ptr<Context> &context,
+                       std::shared_ptr<Function> &function);
+// Finds a library's module in a context; loads it if necessary.
+CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
+                        std::shared_ptr<Module> &module);
+// Removes the handles of a module and its functions.
+void remove_handles(const Module &module);
+int max_threads(const Function &function);                                  // per block
+int occupancy(const Function &function, int block, size_t dynamic_shared);  // blocks per multiprocessor
+CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
+// Checks that [address, address + bytes) lies in one allocation.
+CUresult check_range(uint64_t address, size_t bytes);
+CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
+                      const std::shared_ptr<GraphExec> &exec);
+CUresult check_memory_operations(const std::vector<CUstreamBatchMemOpParams> &operations);
+// Allocates the memory of a graph's allocation node. It lives as long as a graph that has the node.
+CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t bytes, Operation &operation);
+bool belongs_to_graph(uint64_t address);
+CUresult free_operation(uint64_t address, Operation &operation);
+std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
+                                    const std::vector<std::shared_ptr<GraphNode>> &dependencies);
+void drop_context_modules(const Context *context);  // the modules that libraries loaded into it
+std::shared_ptr<MemoryPool> default_pool(int device);
+
+}  // namespace cudasim::driver

@@ -1,0 +1,51 @@
+// Images that applications pass to the driver: PTX text, fat binaries, their wrappers, cubins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cudasim {
+
+struct FatbinImage {
+    bool ptx = false;     // else a cubin (SASS)
+    unsigned sm = 0;      // 75 for compute_75
+    std::string options;  // ptxas options that nvcc recorded
+    std::string name;     // source file, if recorded
+    const uint8_t *payload = nullptr;
+    size_t payload_size = 0;       // bytes in the file
+    size_t uncompressed_size = 0;  // 0 when not compressed
+    enum class Packing { none, lz4, zstd } packing = Packing::none;
+};
+
+enum class ImageKind { unknown, ptx, fatbin, elf };
+
+// Returns the kind of an image, from its first bytes. A wrapper ({0x466243B1, …, data}) counts as a fat binary.
+ImageKind image_kind(const void *image);
+
+// Returns the images of a fat binary or of its wrapper. The sizes in its headers are checked against each other. If one
+// does not fit, the list ends there, and `problem` says why.
+std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem);
+
+// Decompresses an image. Returns false and sets `problem` if the payload is damaged.
+bool unpack(const FatbinImage &image, std::string &out, std::string &problem);
+
+struct ChosenPtx {
+    std::string text;
+    std::vector<std::string> more_texts;  // of a cubin that was linked from several texts: the others
+    std::string options;                  // of ptxas
+    unsigned sm = 0;
+};
+
+// Chooses the PTX that a device of compute capability `cc` (90 for 9.0) runs. That is, in this order:
+// - the PTX for the highest architecture that is not above the device;
+// - unless `strict`, the PTX for the lowest architecture above it;
+// - the PTX of a cubin for the device (cubin.h).
+// Returns a CUresult: 0, 209 (no image for this device) or 200 (damaged), and sets `problem`.
+int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem);
+
+// Returns the value of -maxrregcount in ptxas options; 0 if there is none.
+unsigned max_registers(const std::string &options);
+
+}  // namespace cudasim

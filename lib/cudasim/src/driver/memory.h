@@ -1,0 +1,85 @@
+// The device's memory: one region of virtual addresses, which holds device, pinned and managed allocations. A device
+// address is also the host address of its bytes. So generated code checks an access with one comparison against the
+// region, and the page tables catch the rest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <shared_mutex>
+#include <vector>
+
+#include "driver/free_list.h"
+
+namespace cudasim {
+
+enum class MemoryKind { device, pinned, managed, registered };
+
+struct Allocation {
+    uint64_t base = 0;  // the address that the application gets
+    size_t size = 0;    // bytes requested
+    MemoryKind kind = MemoryKind::device;
+    int device = 0;
+    const void *owner = nullptr;   // handle of the context
+    const void *pool = nullptr;    // handle of the memory pool, if it is from one
+    unsigned flags = 0;            // of the call that allocated or registered it
+    uint64_t id = 0;               // never reused within a process
+    uint64_t mapping = 0;          // first mapped page
+    size_t mapped = 0;             // bytes mapped, whole pages
+    size_t guard = 0;              // bytes of the guard page after it, which is never mapped
+    bool mapped_to_device = true;  // whether kernels may access it
+};
+
+class Memory {
+  public:
+    // The region of this process. It is reserved at first use and never released.
+    static Memory &instance();
+
+    uint64_t begin() const { return begin_; }
+    uint64_t end() const { return begin_ + reserved_; }
+    // The end of the region is reserved for constant variables, so that isspacep recognises their addresses.
+    static constexpr size_t kConstantBytes = size_t{1} << 30;
+    uint64_t constant_base() const { return end() - kConstantBytes; }
+
+    // Allocates `size` bytes (> 0), at least 256-byte aligned, with an unmapped guard page after them. Returns 0 if the
+    // device's memory or the region is exhausted.
+    uint64_t allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags = 0,
+                      const void *pool = nullptr, bool constant = false);
+    // Frees the allocation that begins at `base`. Returns false if there is none, if it is registered memory, or if its id
+    // is not `id` (0: any id).
+    bool release(uint64_t base, uint64_t id = 0);
+
+    // Registers host memory of the application. Returns false if it overlaps another allocation.
+    bool add_registered(uint64_t base, size_t size, int device, const void *owner, unsigned flags);
+    bool remove_registered(uint64_t base);
+
+    // Finds the allocation that contains `address`.
+    std::optional<Allocation> find(uint64_t address) const;
+    // Returns whether [address, address + size) lies in one allocation.
+    bool covers(uint64_t address, size_t size) const;
+    // Returns whether any byte of [address, address + size) lies in the region or in registered memory.
+    bool touches(uint64_t address, size_t size) const;
+    bool in_region(uint64_t address) const { return address - begin_ < reserved_; }
+
+    size_t used(int device) const;
+    size_t total() const { return total_; }
+
+    // Returns the allocations of a context.
+    std::vector<Allocation> owned_by(const void *owner) const;
+
+  private:
+    Memory();
+    FreeList &free_list(uint64_t address) { return address >= constant_base() ? free_constant_ : free_; }
+
+    mutable std::shared_mutex mutex_;
+    uint64_t begin_ = 0;
+    size_t reserved_ = 0;
+    size_t total_ = 0;
+    uint64_t next_id_ = 1;
+    FreeList free_, free_constant_;               // whole pages
+    std::map<uint64_t, Allocation> allocations_;  // by base
+    std::map<int, size_t> used_;                  // device → bytes
+};
+
+}  // namespace cudasim

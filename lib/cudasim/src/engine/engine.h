@@ -1,0 +1,202 @@
+// The engine of the embedded CUDA device: it executes translated PTX on the CPU.
+//
+// This header is the whole interface to the driver (contexts, modules, memory, streams). The engine does not know
+// contexts and streams. It translates PTX to an Image, and it runs one grid of a kernel until the grid has finished or
+// failed. The calling thread and a pool of worker threads run the blocks.
+//
+// Addresses: a device pointer is a host address in the device region (Environment::region_*), which the driver reserves
+// and maps as needed. Kernels may access mapped pages of the region, and host memory that Environment::host_range
+// accepts. Shared, local and parameter memory have generic addresses in windows that the engine reserves outside of the
+// region.
+//
+// Thread safety: any thread may call these functions. Several threads may call run() at once; their grids overlap.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cudasim {
+
+// ---------------------------------------------------------------------------------------------------- images
+
+struct Relocation {
+    uint64_t offset;  // in the variable, in bytes
+    uint32_t width;   // bytes to write: 1, 2, 4, 8 (less than 8 with a mask such as 0xFF00(symbol))
+    bool function;    // the value is Image::function_address(index); else the address of variable `index`
+    uint32_t index;
+    int64_t addend;
+    uint64_t mask;  // writes (value & mask) >> shift
+    uint32_t shift;
+};
+
+enum class Space { global, constant };
+
+struct Variable {  // a module-scope variable in .global or .const; the driver allocates it
+    std::string name;
+    Space space;
+    uint64_t size;             // bytes; 0 for `.extern` of unknown size
+    uint64_t align;            // power of two
+    bool visible;              // .visible, .weak, .common: not local to the module
+    bool external;             // .extern: defined in another module, so it has no storage
+    bool managed;              // .attribute(.managed)
+    std::string_view initial;  // if shorter than size, the rest is zero
+    std::vector<Relocation> relocations;
+};
+
+struct Parameter {
+    uint32_t offset, size, align;  // bytes
+};
+
+struct Kernel {
+    std::string name;  // as in PTX (mangled)
+    std::vector<Parameter> parameters;
+    uint32_t parameter_bytes;
+    uint32_t static_shared;           // bytes
+    uint32_t local;                   // bytes per thread
+    uint32_t registers;               // per thread, estimated
+    uint32_t reqntid[3];              // .reqntid; 0, 0, 0 if none
+    uint32_t maxntid[3];              // .maxntid; 0, 0, 0 if none
+    bool recursive;                   // needs a stack of unknown size
+    std::vector<uint32_t> variables;  // indices of the module variables that it and its callees use
+    std::string refused;  // why it cannot run, such as an unsupported instruction; empty if it can
+};
+
+struct TranslateError {
+    int code =
+        0;  // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
+    std::string log;  // one or more lines, with the instruction and the PTX line
+};
+
+// A translated module. It is immutable, and shared by all contexts that load the same PTX.
+class Image {
+  public:
+    virtual ~Image() = default;
+    const std::vector<Kernel> &kernels() const { return kernels_; }
+    const std::vector<Variable> &variables() const { return variables_; }
+    // Returns an index into kernels() or variables(); -1 if there is none of that name.
+    int find_kernel(std::string_view name) const;
+    int find_variable(std::string_view name) const;
+    // Returns a function's address, as `mov` of its name and relocations give it.
+    uint64_t function_address(uint32_t index) const;
+    // Compiles and loads the code of a kernel of a large module, unless it is loaded. Returns false and sets `error` if that
+    // fails.
+    virtual bool prepare(uint32_t kernel, TranslateError &error) const = 0;
+    // Writes a variable's initial value, relocated, to `destination` (size bytes). `addresses[i]` is the address of
+    // variable i.
+    void initialise(uint32_t variable, const uint64_t *addresses, void *destination) const;
+    // PTX `.version` and `.target`: 90 for 9.0, and for sm_90.
+    int ptx_version = 0;
+    int target = 0;
+    bool virtual_clock = false;  // whether it was translated for the virtual clock
+
+  protected:
+    std::vector<Kernel> kernels_;
+    std::vector<Variable> variables_;
+};
+
+// Translates PTX to machine code, or takes the code from the cache. Takes about 0.3 s if it is not cached. `ptx` need not end
+// in NUL. Returns null and sets `error` if it fails. A kernel that cannot be translated is part of the image, with the
+// reason in `refused`.
+//
+// With `virtual_clock`, each thread has a clock in ns, which the clock registers read instead of Environment::globaltimer
+// and ::clock. A PTX instruction of the application takes 1 ns, and nanosleep its operand. Instructions between the
+// comments //gpubpf{ and //gpubpf} take no time. A barrier sets its threads' clocks to the time of the last arrival.
+//
+// Environment variables: CUDASIM_PYTHON (the translator's interpreter), CUDASIM_PYTHONPATH (the directory of the package
+// `cudasim`), CUDASIM_CC_COMPILER, CUDASIM_CACHE (else $XDG_CACHE_HOME/gpubpf/cudasim, and so on).
+std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error,
+                                       bool virtual_clock = false);
+
+struct LinkInput {
+    std::string name, text;
+};
+
+// Links PTX texts into one (gpubpf.ptx.link). `complete`: all symbols must be defined; otherwise the texts are only checked.
+// Returns false and sets `error` if it fails, with code 218 for PTX that cannot be parsed, 999 for texts that do not fit
+// together. Results are cached, as translations are.
+bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error);
+
+// Sets the translator's interpreter and its PYTHONPATH, for when neither environment variables nor the build
+// (-DCUDASIM_PYTHON=…, -DCUDASIM_PYTHONPATH=…) set them. To be called before the first translate().
+void set_translator(std::string python, std::string pythonpath);
+
+// ---------------------------------------------------------------------------------------------------- launches
+
+// What a context provides to kernels. Any thread may call the functions, several at once, with `self` as first argument. They
+// must not call the engine. The environment must outlive every run() that uses it.
+struct Environment {
+    void *self = nullptr;
+    uint64_t region_base = 0, region_size = 0;  // the reserved device region; its last page is never mapped
+    uint64_t constant_base = 0, constant_size = 0;  // the part of it with .const variables
+    // Returns whether [address, address + size) is host memory that kernels may access, such as registered memory.
+    bool (*host_range)(void *self, uint64_t address, uint64_t size) = nullptr;
+    // Takes text that a kernel prints, once per vprintf. Null: the text goes to standard output.
+    void (*print)(void *self, const char *text, size_t size) = nullptr;
+    // Device-side malloc: returns an address in the region, 16-byte aligned, or 0. Null: always 0.
+    uint64_t (*allocate)(void *self, uint64_t size) = nullptr;
+    bool (*release)(void *self,
+                    uint64_t address) = nullptr;  // returns false for an invalid address, which is a fault
+    // Return ns for %globaltimer, and cycles for %clock64. Null: CLOCK_MONOTONIC_RAW plus an offset; for %clock64, each
+    // multiprocessor has its own offset.
+    uint64_t (*globaltimer)(void *self) = nullptr;
+    uint64_t (*clock)(void *self, uint32_t multiprocessor) = nullptr;
+    uint32_t multiprocessors = 16;           // %nsmid
+    uint32_t max_shared_per_block = 232448;  // bytes, static and dynamic
+};
+
+struct LaunchDescription {
+    const Environment *environment = nullptr;
+    const Image *image = nullptr;
+    uint32_t kernel = 0;                  // index into image->kernels()
+    const uint64_t *variables = nullptr;  // addresses, one per image->variables()
+    const void *parameters = nullptr;  // Kernel::parameter_bytes bytes, with the layout of Kernel::parameters
+    uint32_t grid[3] = {1, 1, 1};
+    uint32_t block[3] = {1, 1, 1};
+    uint32_t dynamic_shared = 0;  // bytes
+    uint64_t grid_id = 0;         // %gridid
+    uint32_t stack_limit = 1024;  // bytes per thread for recursion (cudaLimitStackSize)
+    bool cooperative = true;      // provides the grid barrier's workspace; without it, grid.sync() traps
+    bool shuffle = false;         // hostile mode: random order of blocks and warps, from `seed`
+    uint64_t seed = 0;
+    uint64_t start_ns = 0;  // virtual clock: the start of the grid
+    uint64_t *ends =
+        nullptr;  // virtual clock, if not null: gets the end of each thread of the grid, by its number
+    const std::atomic<bool> *cancel =
+        nullptr;  // set to true to stop the grid (Fault with code 0 and cancelled)
+};
+
+struct Fault {
+    int code = 0;  // CUresult: 0 none, 700 ILLEGAL_ADDRESS, 710 ASSERT, 715 ILLEGAL_INSTRUCTION,
+                   // 716 MISALIGNED_ADDRESS, 718 INVALID_PC, 719 LAUNCH_FAILED (trap, stack, deadlock)
+    bool cancelled = false;
+    std::string kernel;        // mangled name
+    uint64_t address = 0;      // 0 if it is not a memory access
+    char access = 0;           // 'r', 'w', 'a' (atomic), 0
+    uint32_t access_size = 0;  // bytes
+    uint32_t block[3] = {}, thread[3] = {};
+    uint32_t line = 0;    // in the PTX text; 0: unknown
+    std::string message;  // one line with all of this
+    explicit operator bool() const { return code != 0; }
+};
+
+// Runs a grid and returns when it has finished; its writes to memory are then visible to the caller. The caller has checked
+// the limits (threads per block, shared memory, …). On the virtual clock, `duration_ns` gets the time from
+// LaunchDescription::start_ns to the end of the last thread, or to the fault. On the real clock it gets 0.
+Fault run(const LaunchDescription &launch, uint64_t *duration_ns = nullptr);
+
+// Statistics of the process, for tests.
+struct Statistics {
+    uint64_t grids, blocks, slices;
+};
+Statistics statistics();
+
+// Resets the engine in a child of fork(), which has no worker threads. New ones start when needed. The engine registers this
+// with pthread_atfork; it is declared for tests.
+void after_fork_in_child();
+
+}  // namespace cudasim
