@@ -409,14 +409,46 @@ def _integer_cases() -> None:
         ),
     )
     case("slct.u32.s32 {}, {}, {}, {};", "u32 u32 u32 s32", lambda a, b, c: a if signed(c, 32) >= 0 else b)
-    carry = "{{ .reg .u32 lo, hi; add.cc.u32 lo, {1}, {2}; addc.u32 {0}, 0, 0; }}"
-    case(carry, "u32 u32 u32", lambda a, b: a + b >> 32)
-    borrow = "{{ .reg .u32 lo; sub.cc.u32 lo, {1}, {2}; subc.u32 {0}, 0, 0; }}"
-    case(borrow, "u32 u32 u32", lambda a, b: -(a < b) & m)
-    madc = "{{ .reg .u32 lo; mad.lo.cc.u32 lo, {1}, {2}, {3}; madc.hi.u32 {0}, {1}, {2}, 0; }}"
-    case(madc, "u32 u32 u32 u32", lambda a, b, c: a * b + c >> 32 & m)
     pack = "{{ .reg .b32 lo, hi; mov.b64 {{lo, hi}}, {1}; mov.b64 {0}, {{hi, lo}}; }}"
     case(pack, "u64 u64", lambda a: a >> 32 | (a & m) << 32)
+
+
+def _with_carry(op: str, t: str, a: int, b: int, c: int, carry: int) -> tuple[int, int]:
+    """The result and the carry-out of an instruction with .cc. It adds as hardware does: a - b is a + ~b + 1."""
+    w = bits(t)
+    m = (1 << w) - 1
+    if op.startswith("mad"):
+        product = signed(a, w) * signed(b, w) if t[0] == "s" else a * b
+        total = (product >> w if ".hi" in op else product) & m
+        total += c
+    else:
+        total = a + (~b & m if op.startswith("sub") else b)
+    if "c." in op:  # addc, subc, madc
+        total += carry
+    else:
+        total += op.startswith("sub")
+    return total & m, total >> w
+
+
+def _carry_cases() -> None:
+    """Every instruction that writes the carry before every one that reads it, and the carry after both."""
+    for t in ("u32", "s32", "u64", "s64"):
+        for first in ("add.cc", "sub.cc", "mad.lo.cc", "mad.hi.cc"):
+            for second in ("addc.cc", "subc.cc", "madc.lo.cc", "madc.hi.cc"):
+                if t[0] == "s" and ".hi" not in first + second:
+                    continue
+                one = f"{first}.{t} r, {{1}}, {{2}}" + (", {3};" if "mad" in first else ";")
+                two = f"{second}.{t} s, {{3}}, {{1}}" + (", {2};" if "mad" in second else ";")
+                end = f"addc.{t} c, 0, 0; mad.lo.{t} r, s, 3, r; mad.lo.{t} {{0}}, c, 5, r;"
+
+                def reference(
+                    a: int, b: int, c: int, t: str = t, first: str = first, second: str = second
+                ) -> int:
+                    r, carry = _with_carry(first, t, a, b, c, 0)
+                    s, carry = _with_carry(second, t, c, a, b, carry)
+                    return r + 3 * s + 5 * carry & (1 << bits(t)) - 1
+
+                case(f"{{{{ .reg .{t} r, s, c; {one} {two} {end} }}}}", f"{t} {t} {t} {t}", reference)
 
 
 def permute(a: int, b: int, c: int) -> int:
@@ -709,6 +741,7 @@ def compare(a: int, b: int, t: str, op: str) -> int:
 
 _integer_cases()
 _conversion_cases()
+_carry_cases()
 _float_cases()
 NAMES = {instruction: f"k{k}" for k, instruction in enumerate(CASES)}
 

@@ -132,6 +132,15 @@ def _set_carry(v: Values, expression: str) -> str:
     return f"{found.name} = (u8)({expression});"
 
 
+def _sum_with_carry(v: Values, i: Instruction, t: str, a: str, b: str, carry: str | int) -> str:
+    """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum."""
+    wide = "u128" if size_of(t) == 8 else "u64"
+    text = f"{{ const {wide} x_ = ({wide}){a} + {b} + {carry}; {v.dst(i.operands[0], t, 'x_')}"
+    if "cc" in i.modifiers:
+        text += " " + _set_carry(v, f"(x_ >> {width_bits(t)}) & 1")
+    return text + " }"
+
+
 @emits("add", "sub", "addc", "subc")
 def add(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
@@ -140,14 +149,11 @@ def add(v: Values, i: PtxInstruction) -> str:
         return float_operation(v, i, "sub" if subtract else "add", t, 2)
     sign = "-" if subtract else "+"
     if i.opcode in ("addc", "subc") or "cc" in i.modifiers:
-        a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
-        wide = "u128" if size_of(t) == 8 else "u64"
-        carry = f" {sign} {_carry(v)}" if i.opcode in ("addc", "subc") else ""
-        text = f"{{ const {wide} x_ = ({wide})({a}) {sign} ({wide})({b}){carry}; "
-        text += v.dst(i.operands[0], t, "x_")
-        if "cc" in i.modifiers:
-            text += " " + _set_carry(v, f"(x_ >> {width_bits(t)}) & 1")
-        return text + " }"
+        # The carry is the adder's: a - b is a + ~b + 1, which carries unless it borrows.
+        a, b = (c_cast(t, v.src(o, t)) for o in i.operands[1:3])
+        b = c_cast(t, f"~{b}") if subtract else b
+        carry = _carry(v) if i.opcode in ("addc", "subc") else int(subtract)
+        return _sum_with_carry(v, i, t, a, b, carry)
     if t in PACKED:
         return halves(v, i, t, lambda x: f"(u16)({x[0]} {sign} {x[1]})", 2)
     a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
@@ -194,13 +200,8 @@ def mad(v: Values, i: PtxInstruction) -> str:
     product = _product(v, i, t)
     c = v.src(i.operands[3], result)
     if i.opcode == "madc" or "cc" in i.modifiers:
-        wide = "u128" if size_of(result) == 8 else "u64"
-        carry = f" + {_carry(v)}" if i.opcode == "madc" else ""
-        text = f"{{ const {wide} x_ = ({wide}){c_cast(result, product)} + ({wide})({c}){carry}; "
-        text += v.dst(i.operands[0], result, "x_")
-        if "cc" in i.modifiers:
-            text += " " + _set_carry(v, f"(x_ >> {width_bits(result)}) & 1")
-        return text + " }"
+        carry = _carry(v) if i.opcode == "madc" else 0
+        return _sum_with_carry(v, i, result, c_cast(result, product), c_cast(result, c), carry)
     if "sat" in i.modifiers:  # mad.hi.sat.s32
         return v.dst(i.operands[0], result, f"add_sat_s32({product}, {c})")
     return v.dst(i.operands[0], result, f"{product} + {c}")

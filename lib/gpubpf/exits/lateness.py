@@ -484,10 +484,12 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     least, most = float(means.min()), float(means.max())
     if not most:
         return ["the lanes of a warp exit together"]
+    together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
+    if len(together) == len(report.lanes):
+        return [f"the lanes of a warp exit equally late: {duration(most)} after its first exit (mean)"]
     late = [lane for lane in report.lanes if lane.late.mean > (most + least) / 2]
     early = [lane for lane in report.lanes if lane not in late]
-    gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) if early else 0.0
-    together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
+    gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early)
     if gap < GAP * most and 2 * len(together) >= len(report.lanes):  # the late lanes exit one after the other
         late, early = [lane for lane in report.lanes if lane not in together], together
     elif gap < GAP * most:

@@ -1,4 +1,4 @@
-"""Programs at launches and operations begin with a copy of their context to the stack.
+"""Programs at launches and operations are given a copy of their context on the stack.
 
 In the kernel, the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure. And compilers load
 through context pointers in ways that verifiers reject, such as two fields by one load. With a copy on the stack, both work.
@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, STACK_SIZE, BpfFunction, Instruction
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
-from gpubpf.errors import VerifyError
 
 # The offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: those of the
 # first six arguments (System V ABI), then two that a callee need not save.
@@ -27,58 +26,42 @@ _LONG = b.MEM | 0x18
 
 
 def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
-    """Return the program with code in front that copies the fields of its context to the stack.
+    """Return a program that copies the fields of its context to its stack, and calls the given one with the copy.
 
-    where: the offsets of the fields from the address that the program is really given. Raises VerifyError if the stack has no room
-    for the copy.
+    The given program has a stack frame of its own, so it cannot overwrite the copy. Behind the copy is the address of the real
+    context, for helpers that take it.
+
+    where: the offsets of the fields from the address that the program is really given.
     """
     code = function.instructions
-    room = 8 * len(where) + 8
-    base = (_lowest(code) & ~7) - room
-    if base < -STACK_SIZE:
-        raise VerifyError(
-            f"host program {function.name}: it uses {-base - room} bytes of the stack, and its context takes {room} of the"
-            f" {STACK_SIZE}; keep less on the stack"
-        )
     line = code[0].line if code else 0
-    real = base + room - 8
-    made = [Instruction(b.STX | _LONG, 10, 1, real)]
+    base = -8 * len(where) - 8
+    front = [Instruction(b.STX | _LONG, 10, 1, -8)]
     for number, offset in enumerate(where):
-        made.append(Instruction(b.LDX | _LONG, 0, 1, offset))
-        made.append(Instruction(b.STX | _LONG, 10, 0, base + 8 * number))
-    made += [Instruction(b.ALU64 | b.MOV | 8, 1, 10), Instruction(b.ALU64 | b.ADD, 1, imm=base)]
-    made = [replace(i, line=line) for i in made]
+        front.append(Instruction(b.LDX | _LONG, 0, 1, offset))
+        front.append(Instruction(b.STX | _LONG, 10, 0, base + 8 * number))
+    front += [
+        Instruction(b.ALU64 | b.MOV | 8, 1, 10),
+        Instruction(b.ALU64 | b.ADD, 1, imm=base),
+        Instruction(b.JMP | b.CALL, src=b.PSEUDO_CALL, imm=1),
+        Instruction(b.JMP | b.EXIT),
+    ]
+    made = [replace(i, line=line) for i in front]
     start: list[int] = []
     placed: dict[int, int] = {}  # the old number of each instruction, by its new one
     for pc, i in enumerate(code):
         start.append(len(made))
         if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in TAKE_CONTEXT:
-            made.append(Instruction(b.LDX | _LONG, 1, 10, real, line=i.line))
+            made.append(Instruction(b.LDX | _LONG, 1, 1, 8 * len(where), line=i.line))
         placed[len(made)] = pc
         made.append(i)
     for at, pc in placed.items():
         i = code[pc]
         op = i.opcode & 0xF0
-        if i.cls not in (b.JMP, b.JMP32) or op in (b.CALL, b.EXIT):
+        if i.cls not in (b.JMP, b.JMP32) or op == b.EXIT or (op == b.CALL and i.src != b.PSEUDO_CALL):
             continue
-        if op == b.JA and i.cls == b.JMP32:
+        if op == b.CALL or (op == b.JA and i.cls == b.JMP32):
             made[at] = replace(i, imm=start[pc + 1 + i.imm] - at - 1)
         else:
             made[at] = replace(i, offset=start[pc + 1 + i.offset] - at - 1)
     return replace(function, instructions=tuple(made))
-
-
-def _lowest(code: tuple[Instruction, ...]) -> int:
-    """Return a stack offset below which the program accesses nothing."""
-    addresses = {10}
-    copies = [(i.dst, i.src) for i in code if i.opcode == b.ALU64 | b.MOV | 8]
-    for _ in range(10):
-        addresses |= {target for target, source in copies if source in addresses}
-    lowest = 0
-    for i in code:
-        reaches = (i.cls == b.LDX and i.src == 10) or (i.cls in (b.ST, b.STX) and i.dst == 10)
-        if reaches:
-            lowest = min(lowest, i.offset)
-        elif i.opcode == b.ALU64 | b.ADD and i.dst in addresses:
-            lowest = min(lowest, i.imm)
-    return lowest

@@ -13,7 +13,7 @@ from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
 from gpubpf.verify.registers import AbstractMachine
-from gpubpf.verify.values import CheckedCall, State, Value, signed64, value_alignment
+from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 # These are checked before the other arguments, which depend on them.
@@ -274,7 +274,9 @@ class HelperCall:
                     f"{self.name}: the address of its {what} is not constant", "unroll the loop"
                 )
             begin = self.machine.stack_bounds(self.state.pc, value.range, size)
-            stack = self.state.stacks[int(value.object or 0)]
+            frame = int(value.object or 0)
+            stack = self.state.stacks[frame]
+            self.state.reads(frame_bytes(frame, begin, size))
             result = []
             for k in range(size):
                 part = stack.get(begin + k)

@@ -73,43 +73,23 @@ def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int
     return targets, live, matters
 
 
-def spills(code: Sequence[Instruction]) -> tuple[int, list[int]]:
-    """Return the stack offset below which there are only spilled registers, because no address points there.
+def spills(code: Sequence[Instruction]) -> int:
+    """Return the stack offset below which a compiler has put only spilled registers: the lowest address that the program takes.
 
-    Also return, by instruction, a mask of the stack bytes, from the lowest, that may still be read. Two states may differ in all
-    other bytes of that part and still count as the same.
+    This is a guess. Only the number of paths that are followed depends on it.
     """
-    nothing = -STACK_SIZE, [0] * len(code)
     low = 0
     for pc, i in enumerate(code):
         if i.opcode == b.JMP | b.CALL and i.src == 1:
-            return nothing  # functions have stacks of their own
+            return -STACK_SIZE  # functions have stacks of their own
         if i.cls in (b.ALU, b.ALU64) and i.opcode & 0x08 and i.src == 10:
             then = code[pc + 1] if pc + 1 < len(code) else i
             if i.opcode & 0xF0 != b.MOV or then.opcode != b.ALU64 | b.ADD or then.dst != i.dst:
-                return nothing
+                return -STACK_SIZE
             low = min(low, then.imm)
         if i.cls == b.STX and i.src == 10:
-            return nothing
-    live = [0] * (len(code) + 1)
-    changed = True
-    while changed:
-        changed = False
-        for pc in range(len(code) - 1, -1, -1):
-            i, result = code[pc], 0
-            for successor in successors(code, pc):
-                result |= live[successor]
-            at = i.offset + STACK_SIZE
-            if 0 <= at < STACK_SIZE:
-                bytes_ = ((1 << b.WIDTH[i.opcode & 0x18]) - 1) << at
-                if i.cls == b.LDX and i.src == 10:
-                    result |= bytes_
-                elif i.cls in (b.ST, b.STX) and i.dst == 10:
-                    atomic = i.cls == b.STX and i.opcode & 0xE0 == b.ATOMIC
-                    result = result | bytes_ if atomic else result & ~bytes_
-            if result != live[pc]:
-                live[pc], changed = result, True
-    return low, live
+            return -STACK_SIZE
+    return low
 
 
 def _uses(i: Instruction) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from gpubpf.verify.values import (
     CodePlace,
     State,
     Value,
+    frame_bytes,
     place_of,
     signed64,
     value_alignment,
@@ -177,6 +178,7 @@ class AbstractMachine:
 
     def _stack_load(self, state: State, frame: int, at: int, size: int) -> Value:
         stack = state.stacks[frame]
+        state.reads(frame_bytes(frame, at, size))
         parts = []
         for k in range(size):
             part = stack.get(at + k)
@@ -205,6 +207,7 @@ class AbstractMachine:
             value = Value("number", truncate(value.range, 8 * size))
         stack = state.stacks[frame]
         self.stack_low = min(self.stack_low, at)
+        state.written |= frame_bytes(frame, at, size)
         for k in range(size):
             stack[at + k] = (value, k, size)
 

@@ -10,13 +10,23 @@ from collections import deque
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.verify import flow, ranges
 from gpubpf.verify.calls import HelperCall
 from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
 from gpubpf.verify.registers import AbstractMachine
-from gpubpf.verify.values import NUMBER, Checked, Checkpoint, CodePlace, State, Value, title, value_covers
+from gpubpf.verify.values import (
+    NUMBER,
+    Checked,
+    Checkpoint,
+    CodePlace,
+    State,
+    Value,
+    frame_bytes,
+    title,
+    value_covers,
+)
 
 MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
@@ -44,7 +54,7 @@ class _Checker(AbstractMachine):
     def run(self) -> Checked:
         self._validate()
         self.targets, self.live, self.matters = flow.liveness(self.code)
-        self.spills, self.spilled = flow.spills(self.code)
+        self.spills = flow.spills(self.code)
         first = State()
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
@@ -100,11 +110,12 @@ class _Checker(AbstractMachine):
             if checkpoint.open:
                 if self._covers(checkpoint.state, state) and self._covers(state, checkpoint.state):
                     self._endless(state)
-            elif self._covers(checkpoint.state, state):
+            elif self._covers(checkpoint.state, state, checkpoint.read):
+                state.reads(checkpoint.read)
                 return True
         checkpoint = Checkpoint(state.copy(), state.mark)
         kept.append(checkpoint)
-        state.mark = checkpoint
+        state.mark, state.written = checkpoint, 0
         return False
 
     def _forget(self, state: State) -> None:
@@ -146,12 +157,15 @@ class _Checker(AbstractMachine):
             place, "a loop that may never end", "bound it by a counter that changes in every iteration"
         )
 
-    def _covers(self, old: State, new: State) -> bool:
-        """Return whether everything that is possible in `new` is possible in `old`."""
+    def _covers(self, old: State, new: State, read: int = -1) -> bool:
+        """Return whether everything that is possible in `new` is possible in `old`.
+
+        read: the bytes of the stacks that matter. In all others, the states may differ.
+        """
         if len(old.stacks) != len(new.stacks) or len(old.held) != len(new.held):
             return False
         live = self.live[old.pc]
-        ids: dict[int, int] = {}
+        ids: dict[int, object] = {}
         for number in range(11):
             if live >> number & 1 and not value_covers(old.registers[number], new.registers[number], ids):
                 return False
@@ -159,20 +173,37 @@ class _Checker(AbstractMachine):
             for x, y in zip(old_saved, new_saved, strict=True):
                 if not value_covers(x, y, ids):
                     return False
-        for old_stack, new_stack in zip(old.stacks, new.stacks, strict=True):
+        for frame, (old_stack, new_stack) in enumerate(zip(old.stacks, new.stacks, strict=True)):
             for at, (value, k, n) in old_stack.items():
-                if at < self.spills and not self.spilled[old.pc] >> (at + STACK_SIZE) & 1:
+                if not read & frame_bytes(frame, at, 1):
                     continue
                 other = new_stack.get(at)
                 if other is None:
                     return False
-                if value is other[0] and (k, n) == other[1:]:
+                if (
+                    value.kind == "number"
+                    and value.range == ANY
+                    and not value.id
+                    and other[0].kind == "number"
+                ):
                     continue
-                if value.kind == "number" and value.range == ANY and other[0].kind == "number":
-                    continue
-                if (k, n) != other[1:] or not value_covers(value, other[0], ids):
+                if (k, n) != other[1:]:
                     return False
-        return True
+                # The bytes of one value are one copy of it.
+                before = (
+                    k
+                    and read & frame_bytes(frame, at - 1, 1)
+                    and old_stack.get(at - 1) == (value, k - 1, n)
+                    and new_stack.get(at - 1) == (other[0], k - 1, n)
+                )
+                if not before and not value_covers(value, other[0], ids):
+                    return False
+        # Each record of the old state stands for one of its own in the new state.
+        found = [ids.get(number) for number in old.held]
+        return len(set(found)) == len(found) and all(
+            isinstance(number, int) and number in new.held and new.held[number][0] == name
+            for number, (name, _) in zip(found, old.held.values(), strict=True)
+        )
 
     # Structure
 
@@ -207,11 +238,9 @@ class _Checker(AbstractMachine):
                         pc, "refers to a variable or an unknown map", "use a map or an array on the stack"
                     )
                 pc += 1
-            writes = i.cls in (b.LD, b.LDX, b.ALU, b.ALU64) or (
-                i.cls == b.STX and i.opcode & 0xE0 == b.ATOMIC and i.imm & b.FETCH
-            )
-            target = i.src if i.cls == b.STX else i.dst
-            if writes and target == 10 and i.imm != b.ATOMIC_CMPXCHG:
+            fetches = i.cls == b.STX and i.opcode & 0xE0 == b.ATOMIC and i.imm & b.FETCH
+            writes = i.cls in (b.LD, b.LDX, b.ALU, b.ALU64) or (fetches and i.imm != b.ATOMIC_CMPXCHG)
+            if writes and (i.src if fetches else i.dst) == 10:
                 raise self.reject(pc, "writes r10, the frame pointer", "compile the C text again")
             pc += 1
         for pc in starts:

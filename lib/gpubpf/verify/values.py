@@ -8,7 +8,7 @@ from math import gcd
 from typing import NamedTuple
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import BpfFunction, Program
+from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.verify.ranges import ANY, Range
 
@@ -81,18 +81,23 @@ Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 
 
 class Checkpoint:
-    """A state at a jump target, and the number of paths from it that are not followed to their end yet (`open`)."""
+    """A state at a jump target, and the number of paths from it that are not followed to their end yet (`open`).
 
-    __slots__ = ("open", "parent", "state")
+    `read`: the bytes of the stacks whose value, here, some path from here has read. Complete once no path is open. `written`: the
+    bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`).
+    """
+
+    __slots__ = ("open", "parent", "read", "state", "written")
 
     def __init__(self, state: State, parent: Checkpoint | None) -> None:
         self.state, self.parent, self.open = state, parent, 1
+        self.read, self.written = 0, state.written
 
 
 class State:
     """Everything that is known at one place on one path."""
 
-    __slots__ = ("chain", "held", "mark", "pc", "registers", "returns", "stacks")
+    __slots__ = ("chain", "held", "mark", "pc", "registers", "returns", "stacks", "written")
 
     def __init__(self) -> None:
         self.pc = 0
@@ -102,15 +107,33 @@ class State:
         self.returns: list[tuple[Value | None, ...]] = []  # the callers' r6 to r9
         self.held: dict[int, tuple[str, int]] = {}  # records reserved: map and instruction, by id
         self.mark: Checkpoint | None = None
+        self.written = 0  # the bytes of the stacks that were written since `mark`
 
     def copy(self) -> State:
         other = State.__new__(State)
-        other.pc, other.chain, other.mark = self.pc, self.chain, self.mark
+        other.pc, other.chain, other.mark, other.written = self.pc, self.chain, self.mark, self.written
         other.registers = list(self.registers)
         other.stacks = [dict(stack) for stack in self.stacks]
         other.returns = list(self.returns)
         other.held = dict(self.held)
         return other
+
+    def reads(self, bytes_: int) -> None:
+        """Tell all checkpoints on the way here, back to where these bytes of the stacks were written, that their value is read."""
+        bytes_ &= ~self.written
+        mark = self.mark
+        while mark is not None:
+            bytes_ &= ~mark.read  # those were told to the parents too
+            if not bytes_:
+                return
+            mark.read |= bytes_
+            bytes_ &= ~mark.written
+            mark = mark.parent
+
+
+def frame_bytes(frame: int, at: int, size: int) -> int:
+    """Return a mask of bytes in the stack of a frame."""
+    return ((1 << size) - 1) << (frame * STACK_SIZE + STACK_SIZE + at)
 
 
 def place_of(program: Program, function: BpfFunction, pc: int) -> str:
@@ -139,15 +162,21 @@ def value_alignment(definition: MapDefinition) -> int:
     return gcd(16, definition.stride)
 
 
-def value_covers(old: Value | None, new: Value | None, ids: dict[int, int]) -> bool:
-    """Return whether everything that `new` can be, `old` can be too. `ids` maps ids of the old state to those of the new one."""
+def value_covers(old: Value | None, new: Value | None, ids: dict[int, object]) -> bool:
+    """Return whether everything that `new` can be, `old` can be too.
+
+    `ids` says which value of the new state each id of the old one stands for: copies in the old state must be copies in the new one.
+    """
     if old is None:
         return True
     if new is None or old.kind != new.kind or old.object != new.object or old.nullable != new.nullable:
         return False
-    if old.kind == "number":
-        if old.id and ids.setdefault(old.id, new.id) != new.id:
-            return False
-    elif (old.nullable or old.kind == "record") and ids.setdefault(old.id, new.id) != new.id:
+    if not old.range.includes(new.range):
         return False
-    return old.range.includes(new.range)
+    if not old.id:
+        return True
+    same: object = new.id
+    if not new.id:  # equal to another only if both are the same constant
+        number = new.range.constant
+        same = object() if number is None else ("constant", number)
+    return ids.setdefault(old.id, same) == same

@@ -1,0 +1,139 @@
+"""The text of kernelretsnoop over generated reports: it never fails, fits a terminal, and says something."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gpubpf.exits import exits_text, lateness
+from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
+from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.table import WIDTH
+
+KERNEL = KernelShape(4711, "app", 0, "_Z5scalePfi", (4, 1, 1), (256, 1, 1))
+HUGE = lateness.LARGEST
+
+
+def report(
+    kernel: KernelShape, times: np.ndarray, launches: int = 1, clock: CycleLength | None = None
+) -> ExitReport:
+    """The report of lanes [exit, lane] that are late by `times` (cycles; below 0: the lane has no such exit)."""
+    exits = Exits(kernel.shape)
+    for lane in range(times.shape[1]):
+        own = times[times[:, lane] >= 0, lane]
+        exits.lateness.add(np.full(len(own), lane), own, np.full(len(own), 3))
+    for row in times:
+        some = row[row >= 0]
+        if len(some):
+            exits.warp.add(np.array([np.ptp(some)]))
+    return ExitReport.of(exits, launches, clock or CycleLength())
+
+
+def text(
+    *reports: tuple[KernelShape, ExitReport], site: str | None = "scale.cu:17", verbose: bool = False
+) -> list[str]:
+    owners = OwnerColumns()
+    return list(
+        exits_text.lines(reports, lambda kernel, _: "scale", lambda _: lambda _: site, owners, verbose)
+    )
+
+
+def check(kernel: KernelShape, found: ExitReport, site: str | None = "scale.cu:17") -> None:
+    for verbose in (False, True):
+        lines = text((kernel, found), site=site, verbose=verbose)
+        assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+    said = lateness.findings(found, lambda _: site)
+    assert said and all(len(one) > 10 and " ()" not in one and "nan" not in one for one in said)
+
+
+@pytest.mark.parametrize("late", [1, 12, 12_345, HUGE])
+@pytest.mark.parametrize("lanes", [1, 2, 31, 32])
+def test_lanes_that_are_equally_late(late: int, lanes: int) -> None:
+    """On average: in each warp, another lane is the first."""
+    times = np.full((lanes, lanes), late)
+    np.fill_diagonal(times, 0)
+    found = report(KERNEL, times)
+    check(KERNEL, found)
+    (said, *_) = lateness.findings(found, lambda _: None)
+    assert ("equally late" in said) is (lanes > 1)
+
+
+def test_lanes_that_are_nearly_equally_late() -> None:
+    """The branch `if (x[i] < 0) x[i] = 0;` over sin(i): each lane takes it as often as the others, but not at the same time."""
+    lane = np.arange(64_000).reshape(-1, 32)
+    times = np.where(np.sin(lane) < 0, 2, 0)
+    check(KERNEL, report(KERNEL, times - times.min(axis=1, keepdims=True)))
+
+
+def test_one_lane_differs_a_little() -> None:
+    times = np.full((100, 32), 1000)
+    times[:, 5] = 1049
+    assert "equally late" in lateness.findings(report(KERNEL, times), lambda _: None)[0]
+    times[:, 5] = 2000
+    assert "lane 5" in lateness.findings(report(KERNEL, times), lambda _: None)[0]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_generated_reports(seed: int) -> None:
+    rng = random.Random(seed)
+    block = rng.choice((1, 7, 32, 33, 256, 1024))
+    blocks = rng.choice((1, 2, 1000))
+    kernel = KernelShape(
+        rng.choice((1, 4194304)), "x" * rng.randrange(1, 16), 7, "_Z1kv", (blocks, 1, 1), (block, 1, 1)
+    )
+    lanes = min(block, 32)
+    source = np.random.default_rng(seed)
+    scale = rng.choice((1, 10, 10**4, 10**9, HUGE))
+    times = source.integers(0, scale, (rng.choice((1, 3, 50)), lanes), endpoint=True)
+    how = rng.randrange(6)
+    if how == 0:
+        times[:] = scale
+    elif how == 1:
+        times[:] = 0
+    elif how == 2:
+        times[:, rng.randrange(lanes)] = scale
+    elif how == 3:
+        times[source.random(times.shape) < 0.7] = -1  # exits that are missing
+    elif how == 4:
+        times[:] = scale + source.integers(0, 2, times.shape)
+    clock = CycleLength(rng.choice((0.5, 1.0, 40.0)), rng.choice((0.0, 0.1)))
+    found = report(kernel, np.minimum(times, HUGE), rng.randrange(1, 5), clock)
+    site = rng.choice((None, "a.cu:1", "a_file_with_a_long_name_in_a_deep_directory.cuh:12345"))
+    check(kernel, found, site)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_generated_blocks_and_launches(seed: int) -> None:
+    rng = random.Random(seed)
+    warps, blocks = rng.choice((1, 2, 32)), rng.choice((1, 2, 50))
+    kernel = KernelShape(1, "app", 0, "k", (blocks, 1, 1), (32 * warps, 1, 1))
+    exits = Exits(kernel.shape)
+    source = np.random.default_rng(seed)
+    scale = rng.choice((0, 1, 10**5, 10**11))
+    for _ in range(rng.randrange(4)):
+        first = source.integers(0, scale, (blocks, warps), endpoint=True)
+        late = source.integers(0, min(scale, HUGE), (blocks, warps), endpoint=True)
+        exits.add_warps(first, late, np.ones((blocks, warps), bool))
+        if rng.random() < 0.7:
+            sms = source.integers(0, rng.choice((1, 132)), blocks, endpoint=True)
+            exits.add_launch(np.arange(blocks), (first + late).max(axis=1), sms, rng.choice((0.0, 32.0)))
+    exits.lateness.add(np.arange(32), np.arange(32) * scale % HUGE, np.zeros(32, np.int64))
+    check(kernel, ExitReport.of(exits, 3, CycleLength()))
+
+
+def test_nothing_was_read() -> None:
+    empty = LaneLateness.none()
+    found = ExitReport.of(Exits(KERNEL.shape), 0, CycleLength(), empty)
+    check(KERNEL, found)
+    assert lateness.findings(found, lambda _: None) == ["no thread has exited"]
+
+
+def test_several_processes() -> None:
+    others = [
+        KernelShape(pid, "a_long_command", pid % 3, "_Z5scalePfi", (4, 1, 1), (256, 1, 1)) for pid in range(9)
+    ]
+    reports = [(kernel, report(kernel, np.full((3, 32), 10**9))) for kernel in others]
+    assert max(map(len, text(*reports, verbose=True))) <= WIDTH
