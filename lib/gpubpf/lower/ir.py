@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
-from gpubpf.ebpf.maps import BLOCKS, DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition, internal
+from gpubpf.ebpf.maps import (
+    BLOCKS,
+    DISCARDED,
+    PRINT_ARGUMENTS,
+    PRINTS,
+    SHAPED,
+    SHARDS_SHIFT,
+    MapDefinition,
+    internal,
+)
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
@@ -607,7 +616,7 @@ class _Lowering:
     def of_site(self, site: str, capacity: str) -> str:
         """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
         sites = self.low(capacity)
-        mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
+        mask = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
         shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
         row = self.value(f"mul i32 {shard}, {sites}")
         own = self.value(f"add i32 {row}, {site}")
