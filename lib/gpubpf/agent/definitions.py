@@ -60,11 +60,6 @@ OTHER_OPERATION = 1 << 39  # set in the numbers of all operations but launches o
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
-def operation_id(process: int, number: int = 0) -> int:
-    """Return the id of an operation. `process`: the number of its process in the session."""
-    return process << NUMBER_BITS | number
-
-
 # --- messages -------------------------------------------------------------------------------------------------
 
 

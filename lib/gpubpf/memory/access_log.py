@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK, operation_id
+from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK
 from gpubpf.ebpf.bytecode import WRITES
 from gpubpf.session.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
@@ -83,7 +83,7 @@ class Accesses:
         timed = "time" in (records.dtype.names or ())
         return cls(
             place,
-            (word & np.uint64(NUMBER_MASK)) | np.uint64(operation_id(process)),
+            (word & np.uint64(NUMBER_MASK)) | np.uint64(process << NUMBER_BITS),
             np.ascontiguousarray(records["site"]),
             (how >> 2).astype(np.uint8) & np.uint8(3),
             how.astype(np.uint8) & np.uint8(3),
