@@ -33,7 +33,7 @@ def records(count: int, start: int = 0, scattered: bool = False) -> Any:
     made["thread"] = 32 * warp + lane
     made["site"] = number // 32 % 2
     made["how"] = (number // 32 % 2) << 2 | (warp // 8 % 132) << 4
-    made["launch"] = np.uint64(1 | 4 << access_log.WIDTH_AT)
+    made["launch"] = np.uint64(1 | 4 << access_log.NUMBER_BITS)
     at = np.random.default_rng(start).integers(0, 1 << 26, count) if scattered else made["thread"]
     made["address"] = 0x7F0000000000 + 4 * at.astype(np.uint64)
     return made

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpubpf.ebpf import compile
-from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.bytecode import HOST_STUB, Program
 from gpubpf.linux import host_programs
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
@@ -63,7 +63,7 @@ def executable(file: int) -> int:
 def stub() -> Iterator[tuple[int, Callable[..., None]]]:
     """The stub that an agent has, and a function that calls it."""
     file = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
-    os.write(file, host_programs.STUB.ljust(mmap.PAGESIZE, b"\xcc"))
+    os.write(file, HOST_STUB.ljust(mmap.PAGESIZE, b"\xcc"))
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, host_programs._SEALS)
     yield file, ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 6)(executable(file))
     os.close(file)

@@ -287,7 +287,13 @@ def sources() -> str:
     digest = hashlib.sha256()
     folders = ("lib/gpubpf/agent/src", "examples", "script/gpu/programs")
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*"))
-    for file in (*files, ROOT / "lib/gpubpf/agent/definitions.py"):
+    shared = (
+        "agent/definitions.py",
+        "ebpf/bytecode.py",
+        "ebpf/maps.py",
+        "ptx/values.py",
+    )  # as in the agent's Makefile
+    for file in (*files, *(ROOT / "lib/gpubpf" / path for path in shared)):
         if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S", ".py"):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

@@ -132,7 +132,7 @@ def _set_carry(v: Values, expression: str) -> str:
     return f"{found.name} = (u8)({expression});"
 
 
-def _sum_with_carry(v: Values, i: Instruction, t: str, a: str, b: str, carry: str | int) -> str:
+def _sum_with_carry(v: Values, i: PtxInstruction, t: str, a: str, b: str, carry: str | int) -> str:
     """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum."""
     wide = "u128" if size_of(t) == 8 else "u64"
     text = f"{{ const {wide} x_ = ({wide}){a} + {b} + {carry}; {v.dst(i.operands[0], t, 'x_')}"

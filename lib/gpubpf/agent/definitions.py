@@ -1,30 +1,64 @@
-#!/usr/bin/env python3
-"""The constants that the tool and the agent share: message numbers, flags, states and the layout of operation log records.
+"""What the tool and the agent share: message numbers, flags, states, limits, names, and the layout of memory that both map.
 
-This is the only place that defines them. Python imports it; `make` turns it into the C++ header that the agent includes:
+This is the only place that defines them, except for what the layers below define: the layout of rings, the fields of host programs'
+contexts, the launch block. Python imports it. `make` turns all of it into the C++ header that the agent includes:
 
-    definitions.py > definitions.h
+    python -m gpubpf.agent.definitions > definitions.h
 
-`definitions.py --markdown` prints the table of log records in docs/timing.md, which a test compares.
+With `--markdown` it prints the table of log records in docs/timing.md, which a test compares.
 
-It imports only the standard library, because it also runs before anything is installed.
+It imports only modules that need nothing but the standard library, because it also runs before anything is installed.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
+import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
+from gpubpf.ptx.values import TABLE, LaunchBlock
+
 PROTOCOL_VERSION = 5
 FRAME_LIMIT = 64 << 20  # bytes of a message
+IMAGE_LIMIT = 1 << 29  # bytes of a module's image
+MEMORY_LIMIT = 1 << 40  # bytes of a map
+SITES_LIMIT = 1 << 22  # sites of a kernel
+SHARDS = 256  # of a ring or a site array, at most; further multiprocessors share them
+LEAST_CAPACITY = 2 * maps.RING_MARGIN  # records of a ring's shard, at least
+RING_LIMIT = 1 << 36  # bytes of a ring
+LOG_LIMIT = 1 << 28  # records of an operation log
+STACK_LIMIT = 64  # frames of a host stack
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
 NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name is unknown
 NO_FUNCTION = 0xFFFFFFFF  # function of a call that is not in the agent's table
 NO_RECORD = 0xFFFFFFFFFFFFFFFF  # awaited record of an event that has completed or was never recorded
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+SOCKET_VARIABLE = "GPUBPF_SOCKET"  # environment variable: the tool's socket
+CUPTI_VARIABLE = "GPUBPF_CUPTI"  # environment variable: where libcupti.so may be, separated by colons
+# The agent exports these; agent.cpp defines them under the same names.
+ATTACH_FUNCTION = "gpubpf_attach"
+OWNER_VARIABLE = "gpubpf_owner"  # text: the tool that is attached
+OWNER_SIZE = 128
+# The argument of ATTACH_FUNCTION, and the value of SOCKET_VARIABLE: the socket's name, or this prefix and the number of a socket that
+# the process has open. With the suffix, the process is inside its first cuInit.
+FILE_PREFIX = "fd:"
+STARTING_SUFFIX = " starting"
+
+# --- numbers of operations (docs/timing.md, "Launch identity") -----------------------------------------------------
+
+NUMBER_BITS = 40  # of an id: they count the operations of a process; its number in the session is above
+OTHER_OPERATION = 1 << 39  # set in the numbers of all operations but launches of kernels
+NUMBER_MASK = (1 << NUMBER_BITS) - 1
+
 
 # --- messages -------------------------------------------------------------------------------------------------
 
@@ -113,13 +147,6 @@ class Place(IntEnum):
     HOST = 4
 
 
-class HostPoint(IntEnum):
-    """Where a host program runs in the traced process."""
-
-    LAUNCH = 0
-    OPERATION = 1
-
-
 class HostArgument(IntEnum):
     """The kind of an argument of a host program's machine code, and what its value is. CONTEXT: number of a context field. MAP_BASE:
     number of a map in a shared file. PARAM: offset in the parameter bytes. HELPER: number of a helper, as in bpf.h."""
@@ -156,7 +183,7 @@ class Reason(IntEnum):
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid
 
 
-REASONS = 16  # counters that each kernel name reserves for reasons
+REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none
 
 
 class Outcome(IntEnum):
@@ -166,6 +193,138 @@ class Outcome(IntEnum):
     NOT_READY = 254  # the instrumented copy was not ready yet
     NOT_MATCHED = 255  # the user did not ask for the kernel, or the tool has not answered yet
 
+
+# --- layouts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a structure. type: one of `SIZES`; count: elements, 1 for a plain field; align: bytes, 0: its size."""
+
+    type: str
+    name: str
+    count: int = 1
+    about: str = ""
+    align: int = 0
+
+
+SIZES = {"u64": 8, "u32": 4, "u16": 2, "i32": 4, "char": 1, "u8": 1}
+_C_TYPES = {
+    "u64": "uint64_t",
+    "u32": "uint32_t",
+    "u16": "uint16_t",
+    "i32": "int32_t",
+    "char": "char",
+    "u8": "uint8_t",
+}
+_FORMATS = {"u64": "Q", "u32": "I", "u16": "H", "i32": "i", "char": "c", "u8": "B"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A structure in a file that agent and tool share: `size` bytes, zeros behind the fields.
+
+    name: in C++, where the fields of a structure with `atomic` are atomic. tail: a C++ declaration of what follows in the file."""
+
+    name: str
+    size: int
+    fields: tuple[Field, ...]
+    atomic: bool = True
+    tail: str = ""
+
+    def offsets(self) -> Iterator[tuple[Field, int]]:
+        """Yield each field with its offset: naturally aligned, as in C."""
+        return _placed(self.fields)
+
+    def offset(self, name: str) -> int:
+        """Return the offset of a field."""
+        return next(at for field, at in self.offsets() if field.name == name)
+
+    def values(self, data: bytes | mmap.mmap, name: str) -> tuple[int, ...]:
+        """Return all elements of a field of the structure that `data` begins with."""
+        field, at = next((field, at) for field, at in self.offsets() if field.name == name)
+        return struct.unpack_from(f"<{field.count}{_FORMATS[field.type]}", data, at)
+
+    def value(self, data: bytes | mmap.mmap, name: str) -> int:
+        """Return the only or first element of a field."""
+        return self.values(data, name)[0]
+
+    def packing(self) -> struct.Struct:
+        """Return the format of the whole structure. An array of bytes is one value."""
+        text, end = "<", 0
+        for field, at in self.offsets():
+            text += f"{at - end}x{field.count}{'s' if field.type == 'u8' else _FORMATS[field.type]}"
+            end = at + SIZES[field.type] * field.count
+        return struct.Struct(f"{text}{self.size - end}x")
+
+
+# Counters in a file, so that they survive the death of the process. First the counters of the whole process, then those of each
+# kernel name. A launch that is neither instrumented nor counted under a reason came before the copy was ready, or its kernel does
+# not match. The tool knows which.
+SLOT = Layout(
+    "Slot",
+    256,
+    (
+        Field("u64", "seen"),
+        Field("u64", "instrumented"),
+        Field("u64", "reasons", REASONS),
+        Field("u64", "number", about="launches of the kernel, as --launch and --sample count them"),
+        Field(
+            "u64",
+            "threads",
+            about="of the instrumented launches; they limit the number of records when the process is killed",
+        ),
+    ),
+)
+CONTROL = Layout(
+    "Control",
+    128,
+    (
+        Field("u32", "used", about="number of slots in use"),
+        Field("u32", "cut", about="the program closed the agent's files; nothing is counted from then on"),
+        Field("u64", "unnamed", about="launches of functions whose name was never seen"),
+        Field("u64", "graphs", about="graph launches for which the number of kernel executions is unknown"),
+        Field(
+            "u64",
+            "started_ns",
+            about="on the embedded device's virtual clock, else 0: when the agent was attached",
+        ),
+        Field("u64", "ended_ns", about="the same: when the process announced its end"),
+        Field(
+            "u64",
+            "graphs_before",
+            about="launches of graphs that were instantiated before the attachment; `graphs` has them, too",
+        ),
+        Field("u64", "hooks", about="calls through hooks; each thread reports 64 at a time"),
+        Field("u64", "hooks_timed", about="how many of them were timed"),
+        Field("u64", "hooks_ticks_ns", about="time that timed calls spent in the agent, without the driver"),
+        Field(
+            "u64",
+            "hooks_rest",
+            about="calls that threads had not reported when the maps were last read",
+        ),
+        Field(
+            "u64",
+            "hooks_long",
+            about="timed calls that took longer than kLong (thread.cpp); hooks_ticks_ns leaves them out",
+        ),
+        Field("u64", "hooks_long_ns", about="their time"),
+        Field("u64", "hooks_rare_ns", about="total time of rare work that may take long (SlowPath)"),
+    ),
+    tail="Slot slots[kSlots];",
+)
+# A change of code: a list of them is a file that the tool reads (attach/patching.py).
+PATCH = Layout(
+    "Patch",
+    32,
+    (
+        Field("u64", "at", about="address of the code to change"),
+        Field("u8", "before", 8),
+        Field("u8", "after", 8),
+        Field("u64", "size", about="bytes of `before` and `after` that count"),
+    ),
+    atomic=False,
+)
 
 # --- the operation log ------------------------------------------------------------------------------------------
 
@@ -221,19 +380,19 @@ class QueueKind(IntEnum):
     NON_BLOCKING = 3
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field of a log record. type: one of `SIZES`; count: elements, 1 for a plain field."""
-
-    type: str
-    name: str
-    count: int = 1
-    about: str = ""
-
-
-SIZES = {"u64": 8, "u32": 4, "u16": 2, "i32": 4, "char": 1}
-_C_TYPES = {"u64": "uint64_t", "u32": "uint32_t", "u16": "uint16_t", "i32": "int32_t", "char": "char"}
-
+LOG_VERSION = 1
+LOG_HEADER = Layout(
+    "LogHeader",
+    4096,
+    (
+        Field("u64", "version"),
+        Field("u64", "capacity", about="records, a power of two"),
+        Field("u64", "clock", about="1: times are on the embedded device's virtual clock"),
+        Field("u64", "reserved", about="records that were begun", align=64),
+        Field("u64", "lost", about="records that found no room", align=64),
+        Field("u64", "consumed", about="records that were read; the tool writes it", align=64),
+    ),
+)
 RECORD_SIZE = 128
 PART_OFFSET = 64
 HEADER = (
@@ -400,7 +559,8 @@ def _placed(fields: Iterable[Field]) -> Iterator[tuple[Field, int]]:
     at = 0
     for field in fields:
         size = SIZES[field.type]
-        at = -(-at // size) * size
+        align = field.align or size
+        at = -(-at // align) * align
         yield field, at
         at += size * field.count
 
@@ -417,7 +577,6 @@ _SCOPED = {
     Message: "uint32_t",
     Unit: "uint32_t",
     Place: "uint32_t",
-    HostPoint: "uint32_t",
     HostArgument: "uint32_t",
     AttachStatus: "int",
     Kind: "uint16_t",
@@ -433,15 +592,48 @@ _UNSCOPED = {
     Outcome: "uint32_t",
     RecordFlag: "uint16_t",
 }
-_CONSTANTS = {
-    "PROTOCOL_VERSION": "uint32_t",
-    "FRAME_LIMIT": "uint32_t",
-    "SLOTS": "uint32_t",
-    "NO_FIELD": "uint32_t",
-    "NO_SLOT": "uint32_t",
-    "NO_FUNCTION": "uint32_t",
-    "NO_RECORD": "uint64_t",
-    "REASONS": "uint32_t",
+# The constants of the header: type → name and value.
+_CONSTANTS: Mapping[str, Mapping[str, int]] = {
+    "uint32_t": {
+        "PROTOCOL_VERSION": PROTOCOL_VERSION,
+        "FRAME_LIMIT": FRAME_LIMIT,
+        "SITES_LIMIT": SITES_LIMIT,
+        "STACK_LIMIT": STACK_LIMIT,
+        "SLOTS": SLOTS,
+        "SHARDS": SHARDS,
+        "SHARDS_SHIFT": maps.SHARDS_SHIFT,
+        "REASONS": REASONS,
+        "NO_FIELD": NO_FIELD,
+        "NO_SLOT": NO_SLOT,
+        "NO_FUNCTION": NO_FUNCTION,
+        "NUMBER_BITS": NUMBER_BITS,
+        "OWNER_SIZE": OWNER_SIZE,
+        "HOST_POINTS": len(HOST_POINTS),
+        "OPERATION_STUB": OPERATION_STUB,
+        "BLOCK_LAUNCH": LaunchBlock.launch_id,
+        "BLOCK_REPLAY": LaunchBlock.replay,
+    },
+    "uint64_t": {
+        "IMAGE_LIMIT": IMAGE_LIMIT,
+        "MEMORY_LIMIT": MEMORY_LIMIT,
+        "RING_LIMIT": RING_LIMIT,
+        "LOG_LIMIT": LOG_LIMIT,
+        "LOG_VERSION": LOG_VERSION,
+        "LEAST_CAPACITY": LEAST_CAPACITY,
+        "MAP_ALIGNMENT": maps.ALIGNMENT,
+        "RING_HEADER": maps.HEADER,
+        "RING_SHARD": maps.RING_SHARD,
+        "RING_PAGE": maps.RING_PAGE,
+        "NO_RECORD": NO_RECORD,
+        "OTHER_OPERATION": OTHER_OPERATION,
+    },
+}
+_TEXTS = {
+    "SOCKET_VARIABLE": SOCKET_VARIABLE,
+    "CUPTI_VARIABLE": CUPTI_VARIABLE,
+    "FILE_PREFIX": FILE_PREFIX,
+    "STARTING_SUFFIX": STARTING_SUFFIX,
+    "VARIABLES_TABLE": TABLE,
 }
 
 
@@ -457,14 +649,22 @@ def _declaration(field: Field) -> str:
 def cpp() -> str:
     """Return the text of definitions.h."""
     out = ["// Made by definitions.py, which is the place to change.", "#pragma once", ""]
-    out += ["#include <cstddef>", "#include <cstdint>", "", "namespace gpubpf {", ""]
-    for name, type_ in _CONSTANTS.items():
+    out += ["#include <atomic>", "#include <cstddef>", "#include <cstdint>", "", "namespace gpubpf {", ""]
+    for type_, constants in _CONSTANTS.items():
         suffix = "ull" if type_ == "uint64_t" else "u"
-        out.append(f"constexpr {type_} k{_camel(name)} = {globals()[name]}{suffix};")
+        out += [f"constexpr {type_} k{_camel(name)} = {value}{suffix};" for name, value in constants.items()]
+    out += [f'constexpr char k{_camel(name)}[] = "{text}";' for name, text in _TEXTS.items()]
+    out.append(f"constexpr uint8_t kHostStub[] = {{{', '.join(map(hex, HOST_STUB))}}};")
+    points = ", ".join(f"{_camel(point)} = {number}" for number, point in enumerate(HOST_POINTS))
+    out += ["", f"enum class HostPoint : uint32_t {{ {points} }};"]
+    for point in HOST_POINTS:  # the fields of the programs' contexts
+        out.append(f"struct Host{_camel(point)} {{ uint64_t {', '.join(CONTEXTS[point])}; }};")
     for enums, head, prefix in ((_SCOPED, "enum class", ""), (_UNSCOPED, "enum", "k")):
         for enum, type_ in enums.items():
             members = ", ".join(f"{prefix}{_camel(member.name)} = {member.value}" for member in enum)
             out += ["", f"{head} {enum.__name__} : {type_} {{ {members} }};"]
+    for layout in (SLOT, CONTROL, LOG_HEADER, PATCH):
+        out += ["", *_structure(layout)]
     for part in PARTS:
         fields = " ".join(_declaration(field) for field in part.fields)
         out += ["", f"struct {_camel(part.name)}Part {{ {fields} }};"]
@@ -482,6 +682,27 @@ def cpp() -> str:
             f"static_assert(offsetof({_camel(part.name)}Part, {f.name}) == {at});" for f, at in part.offsets()
         ]
     return "\n".join([*out, "", "}  // namespace gpubpf", ""])
+
+
+def _structure(layout: Layout) -> Iterator[str]:
+    """The declaration of a layout, and checks that the compiler places its fields as `Layout.offsets` does."""
+    yield f"struct {layout.name} {{"
+    end = 0
+    for field, at in layout.offsets():
+        end = at + SIZES[field.type] * field.count
+        type_ = f"std::atomic<{_C_TYPES[field.type]}>" if layout.atomic else _C_TYPES[field.type]
+        count = f"[{field.count}]" if field.count > 1 else ""
+        about = f"  // {field.about}" if field.about else ""
+        yield f"  {f'alignas({field.align}) ' if field.align else ''}{type_} {field.name}{count};{about}"
+    if layout.size > end:
+        yield f"  char rest_[{layout.size - end}];"
+    if layout.tail:
+        yield f"  {layout.tail}"
+    yield "};"
+    size = f"offsetof({layout.name}, slots)" if layout.tail else f"sizeof({layout.name})"
+    yield f"static_assert({size} == {layout.size});"
+    for field, at in layout.offsets():
+        yield f"static_assert(offsetof({layout.name}, {field.name}) == {at});"
 
 
 def _member(part: Part) -> str:

@@ -1,4 +1,4 @@
-"""The messages between tool and agent, encoded and decoded. `src/wire.h` and `src/control.h` are the agent's side.
+"""The messages between tool and agent, encoded and decoded. `src/wire.h` is the agent's side.
 
 A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. The agent runs
 in the traced process, so what it sends is untrusted. The functions check every length, count and offset, and raise `Malformed`. They
@@ -18,10 +18,20 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpubpf.agent.definitions import (
+    CONTROL,
     FRAME_LIMIT,
+    IMAGE_LIMIT,
+    LEAST_CAPACITY,
+    LOG_LIMIT,
+    MEMORY_LIMIT,
     NO_FIELD,
     PROTOCOL_VERSION,
+    RING_LIMIT,
+    SHARDS,
+    SITES_LIMIT,
+    SLOT,
     SLOTS,
+    STACK_LIMIT,
     FoundFlag,
     Message,
     Place,
@@ -29,23 +39,12 @@ from gpubpf.agent.definitions import (
     Unit,
     WelcomeFlag,
 )
+from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import HOST_POINTS
 from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
 
-IMAGE_LIMIT = 1 << 29
-MEMORY_LIMIT = 1 << 40
-SITES_LIMIT = 1 << 22  # of a kernel
-SHARDS = 256  # of a ring or a site array, at most
-LEAST_CAPACITY = 4096  # records of a shard, at least
-RING_BYTES = 1 << 36  # at most
-LOG_RECORDS = 1 << 28  # at most
-FRAMES_LIMIT = 256  # of a host stack
 GPUS = 256  # of a machine, at most
-
-# The control block (src/control.h).
-CONTROL_HEADER = 128
-CONTROL_SIZE = CONTROL_HEADER + 256 * SLOTS
 REASONS = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
@@ -262,6 +261,11 @@ class RingPlace:
     stride: int
 
     @property
+    def control_size(self) -> int:
+        """Bytes of the control block."""
+        return maps.HEADER + RING_SHARD * self.shards
+
+    @property
     def first(self) -> int:
         """The offset of the first record, after `RING_SHARD` bytes for each shard."""
         return -(-RING_SHARD * self.shards // RING_PAGE) * RING_PAGE
@@ -402,7 +406,7 @@ def snapshot(payload: bytes) -> Snapshot:
     rings = []
     for _ in range(r.count(28)):
         ring = RingPart(r.u32(), r.u64(), r.u64(), r.u64())
-        within(ring.control, 64)
+        within(ring.control, maps.HEADER)
         within(ring.offset, ring.size)
         rings.append(ring)
     return Snapshot(sequence, context, gpu, flags, size, taken_ns, tuple(instances), shared, tuple(rings))
@@ -420,7 +424,7 @@ def ring(payload: bytes) -> RingPlace:
         not 1 <= shards <= SHARDS
         or capacity < LEAST_CAPACITY
         or capacity & (capacity - 1)
-        or made.size > RING_BYTES
+        or made.size > RING_LIMIT
     ):
         raise Malformed("a ring of an invalid size")
     return made
@@ -429,7 +433,7 @@ def ring(payload: bytes) -> RingPlace:
 def log(payload: bytes) -> int:
     """Return the records that the log has room for."""
     records = PayloadReader(payload).u64()
-    if not 0 < records <= LOG_RECORDS or records & (records - 1):
+    if not 0 < records <= LOG_LIMIT or records & (records - 1):
         raise Malformed("a log of an invalid size")
     return records
 
@@ -447,7 +451,7 @@ def stack(payload: bytes) -> tuple[int, tuple[StackFrame, ...]]:
     """Return the number of a host stack, and its frames, innermost first."""
     r = PayloadReader(payload)
     number, count = r.u32(), r.count(24)
-    if count > FRAMES_LIMIT:
+    if count > STACK_LIMIT:
         raise Malformed("a stack that is too deep")
     return number, tuple(StackFrame(r.u64(), r.u64(), r.text()[:4096], r.text()[:4096]) for _ in range(count))
 
@@ -571,7 +575,7 @@ def sidecar(
 
 def sites_and_shards(capacity: int) -> tuple[int, int]:
     """Split the capacity of a site array into sites and shards. Raises Malformed if it is invalid."""
-    sites, shards = capacity & 0xFFFFFFFF, (capacity >> 32) + 1
+    sites, shards = maps.sites_and_shards(capacity)
     if sites > SITES_LIMIT or shards > SHARDS or shards & (shards - 1):
         raise Malformed("an invalid number of sites")
     return sites, shards
@@ -657,14 +661,11 @@ class Counters:
 
 def read_control(file: int) -> tuple[list[Counters], int]:
     """Return the counters by slot, and the launches of kernels whose name is unknown."""
-    header = read_file(file, CONTROL_HEADER)
-    if len(header) < CONTROL_HEADER:
-        return [], 0
-    used, unnamed = struct.unpack_from("<I4xQ", header)
-    data = read_file(file, min(used, SLOTS) * 256, CONTROL_HEADER)
-    slots = [_counters(data[at : at + 256]) for at in range(0, len(data) - 255, 256)]
+    used, unnamed = _control(file, "used", "unnamed")
+    data = read_file(file, min(used, SLOTS) * SLOT.size, CONTROL.size)
+    slots = [_counters(data[at : at + SLOT.size]) for at in range(0, len(data) - SLOT.size + 1, SLOT.size)]
     # All names beyond the slots share the last one.
-    others = _counters(read_file(file, 256, CONTROL_HEADER + 256 * (SLOTS - 1)))
+    others = _counters(read_file(file, SLOT.size, CONTROL.size + SLOT.size * (SLOTS - 1)))
     if others.seen and used < SLOTS:
         slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
     return slots, unnamed
@@ -672,12 +673,12 @@ def read_control(file: int) -> tuple[list[Counters], int]:
 
 def graph_launches(file: int) -> int:
     """Return the launches of CUDA graphs for which it is unknown how often their kernels ran."""
-    return int.from_bytes(read_file(file, 8, 16), "little")
+    return _control(file, "graphs")[0]
 
 
 def graph_launches_before(file: int) -> int:
     """Return those of `graph_launches` whose graph was instantiated before the agent was loaded, so its nodes are unknown."""
-    return int.from_bytes(read_file(file, 8, 40), "little")
+    return _control(file, "graphs_before")[0]
 
 
 class HookCalls(NamedTuple):
@@ -709,32 +710,33 @@ class HookCalls(NamedTuple):
 
 def hook_calls(file: int) -> HookCalls:
     """Return the counts and times of hooked calls from a control block."""
-    data = read_file(file, 56, 48)
-    if len(data) < 56:
-        return HookCalls()
-    told, timed, ns, rest, long, long_ns, rare_ns = struct.unpack("<7Q", data)
-    return HookCalls(told + rest, timed, ns, long, long_ns, rare_ns)
+    names = ("timed", "ticks_ns", "long", "long_ns", "rare_ns")
+    told, rest, *numbers = _control(file, "hooks", "hooks_rest", *(f"hooks_{name}" for name in names))
+    return HookCalls(told + rest, *numbers)
 
 
 def virtual_times(file: int) -> tuple[int, int]:
     """Return when the agent attached and when the process announced its end, in ns on the embedded device's virtual clock.
 
     0: that has not happened yet, or the clock is real."""
-    data = read_file(file, 16, 24)
-    return (
-        (0, 0) if len(data) < 16 else (int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little"))
-    )
+    started, ended = _control(file, "started_ns", "ended_ns")
+    return started, ended
 
 
 def was_cut(file: int) -> bool:
     """Return whether the process closed the agent's file descriptors, and with them the connection to the tool."""
-    return read_file(file, 4, 4) not in (b"", bytes(4))
+    return _control(file, "cut")[0] != 0
+
+
+def _control(file: int, *names: str) -> list[int]:
+    """Return fields of the control block; zeros if the file is too short."""
+    data = read_file(file, CONTROL.size).ljust(CONTROL.size, b"\0")
+    return [CONTROL.value(data, name) for name in names]
 
 
 def _counters(data: bytes) -> Counters:
-    if len(data) < 256:
+    if len(data) < SLOT.size:
         return Counters()
-    seen, instrumented, *reasons, _, threads = struct.unpack_from("<20Q", data)
-    return Counters(
-        seen, instrumented, threads, {name: n for name, n in zip(REASONS, reasons, strict=False) if n}
-    )
+    seen, instrumented, threads = (SLOT.value(data, name) for name in ("seen", "instrumented", "threads"))
+    reasons = zip(REASONS, SLOT.values(data, "reasons"), strict=False)
+    return Counters(seen, instrumented, threads, {name: n for name, n in reasons if n})

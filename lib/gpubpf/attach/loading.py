@@ -55,6 +55,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpubpf import elf
+from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError
@@ -210,9 +211,9 @@ def inject(
 ) -> Injection:
     """Load `library` into the process, and call its function `entry`, of type int (const char *), on a new thread.
 
-    `argument` has less than 1024 bytes. `connect`: pass `fd:N` instead, a connected stream socket in the process; the result has the
-    other end. `starting`: ID of a thread of the process that is `Held`; if it is still held, ` starting` is appended to the argument.
-    Raises SessionError; the process is unchanged then.
+    `argument` has less than 1024 bytes. `connect`: pass the number of a connected stream socket in the process instead, behind
+    FILE_PREFIX; the result has the other end. `starting`: ID of a thread of the process that is `Held`; if it is still held,
+    STARTING_SUFFIX is appended to the argument. Raises SessionError; the process is unchanged then.
     """
     if not os.access(library, os.R_OK):
         raise SessionError(f"cannot read {library}; run script/setup")
@@ -230,11 +231,11 @@ def inject(
         function, opened = _load(worker, library, entry)
         if connect:
             connection, number = worker.connection()
-            argument = f"fd:{number}"
+            argument = f"{FILE_PREFIX}{number}"
         if opened >= 0:
             worker.call("close", opened)
         if held is not None and held.begin_agent(connection):
-            argument += " starting"
+            argument += STARTING_SUFFIX
         worker.start(function, worker.text(argument, 0))
     except BaseException as error:
         if connection is not None:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import random
-import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from gpubpf.agent.definitions import PATCH
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, fresh_thread, ptrace, target_files, traceable
 from gpubpf.process.address_space import Mapping, Memory
@@ -26,7 +26,7 @@ from gpubpf.process.ptrace import NotStopped, TraceRefused
 
 PATIENCE = 3.0  # seconds for finding a moment at which the code can be changed
 PASSING = 1.0  # seconds to wait for another tool that briefly traces the threads
-RECORD = struct.Struct("<Q8s8sQ")  # of a list of patches: address, old bytes, new bytes, how many bytes count
+RECORD = PATCH.packing()  # of a list of patches: address, old bytes, new bytes, how many bytes count
 PATCH_LIMIT = 4096
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SCANNED = 128 << 10  # bytes of each thread's stack that are searched for addresses in code that changes

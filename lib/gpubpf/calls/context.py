@@ -10,6 +10,7 @@
 
 Without `why` and `spans` there is one program, which measures how long threads were off the CPU. If this
 kernel lacks a tracepoint or a member of a structure, a notice says what is unknown, and the rest is measured.
+launches/off_cpu.py says why it measures times off the CPU in another way.
 """
 
 from __future__ import annotations
@@ -63,9 +64,7 @@ class ContextProbes:
         self._foreign: list[int] = []  # sockets of processes that are not traced
         self._next_look = 0.0  # time.monotonic
         self._sockets = False  # whether there is a program for TCP retransmits
-        raw = calls.pid_offset is not None and tracepoints.has_arguments(
-            tracepoints.SWITCH, tracepoints.SWITCH_ARGUMENTS
-        )
+        raw = calls.pid_offset is not None
         if not self._reasons:
             self._attach_switch("context_switch_time", raw)
             return
@@ -83,12 +82,11 @@ class ContextProbes:
     # --- programs ---
 
     def _attach_switch(self, function: str, raw: bool, old: str = "") -> None:
-        if raw:
-            self._attach(tracepoints.SWITCH, function)
-            return
-        event = f"sched:{tracepoints.SWITCH}"
-        tracepoints.check_record(event, tracepoints.SWITCH_RECORD)
-        self._calls.bpf.attach_tracepoint(event, function + (old or "_record"))
+        event = tracepoints.switch_event(raw)
+        if event == tracepoints.RAW_SWITCH:
+            self._calls.bpf.attach_raw_tracepoint(event, function)
+        else:
+            self._calls.bpf.attach_tracepoint(event, function + (old or "_record"))
 
     def _attach(self, event: str, function: str) -> None:
         tracepoints.has_arguments(event, 1)  # raises Error if there is no such tracepoint

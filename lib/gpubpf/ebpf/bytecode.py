@@ -56,6 +56,9 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
 HOST_POINTS = ("launch", "operation")  # these run on the host, in the thread that calls the driver
+# What a uprobe of a host point is put on, in a file of the agent: for launches at its beginning, for operations at OPERATION_STUB.
+HOST_STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
+OPERATION_STUB = 64
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
 # Memory accesses: in the order of enum gpu_kind and gpu_space in gpubpf.h, and the bits of enum gpu_effect.
 KINDS = ("load", "store", "atomic", "async")

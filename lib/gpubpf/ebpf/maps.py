@@ -1,6 +1,6 @@
 """Maps: their definitions, and their layout in GPU memory, which the lowering, the agent and the decoder share.
 
-All numbers are little-endian; storage begins at an address that is a multiple of 256.
+All numbers are little-endian; storage begins at an address that is a multiple of ALIGNMENT.
 
     thread_array, warp_array, block_array, kernel_array
                   value[entries][units] and one more value: for each entry, one value for each unit, which is a thread, a warp, a
@@ -51,7 +51,8 @@ SHAPED = {
     "site_array": "site",
 }
 DEVICE_KINDS = (*SHAPED, "param")  # host programs can use none of these, except copies of parameters
-HEADER = 64
+ALIGNMENT = 256  # of storage, in bytes
+HEADER = 64  # of a hash, and of a ring's control block
 RECORD_HEADER = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
 MAX_RECORD = 4096 - RECORD_HEADER
 DISCARDED = 1 << 31  # in a record's size
@@ -66,6 +67,7 @@ BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the fir
 BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
 BLOCK_PROBES = 64  # slots that a block can be in
 MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers have 32 bits on the GPU
+SHARDS_SHIFT = 32  # the capacity of a site array is sites | shards - 1 << SHARDS_SHIFT
 
 # C types as bcc spells them, to NumPy's.
 _SCALARS = {
@@ -285,14 +287,20 @@ def dtype(kind: Any, size: int) -> np.dtype[Any]:
     return result if result is not None and result.itemsize == size else np.dtype(f"V{size}")
 
 
+def sites_and_shards(capacity: int) -> tuple[int, int]:
+    """Split the capacity of a site array into sites and shards."""
+    return capacity & ((1 << SHARDS_SHIFT) - 1), (capacity >> SHARDS_SHIFT) + 1
+
+
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
     """Return the size of a map's storage in bytes; of a ring buffer without its control block, of `param` 0.
 
     units: the number of threads, warps or blocks that an instance of such an array has room for; 1 for a kernel array,
-    sites | shards - 1 << 32 for a site array. Raises ValueError for a number out of range or an unknown kind.
+    for a site array as `sites_and_shards` takes it. Raises ValueError for a number out of range or an unknown kind.
     """
     if defn.kind == "site_array":
-        units = (units & 0xFFFFFFFF) * ((units >> 32) + 1)
+        sites, shards = sites_and_shards(units)
+        units = sites * shards
     if defn.kind in SHAPED:
         if not 0 <= units <= MAX_THREADS:
             raise ValueError(f"an instance has room for at most {MAX_THREADS} units, not {units}")
@@ -352,7 +360,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
             f"map {defn.name}: only {len(raw)} of {storage_size(defn, units)} bytes were read; measure again"
         )
     if defn.kind == "site_array":
-        sites, shards = units & 0xFFFFFFFF, (units >> 32) + 1
+        sites, shards = sites_and_shards(units)
         return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites)
     if defn.kind in SHAPED:
         values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * units)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
-from gpubpf.session.kernel_shapes import COUNT, READINGS, KernelShape, KernelShapes
+from gpubpf.session.kernel_shapes import READINGS, KernelShape, KernelShapes
 from gpubpf.session.launch_shape import WARP, Index, Ranges
 from gpubpf.show import bulk_text, table
 from gpubpf.show.heatmap import BlockHeat
@@ -176,7 +177,7 @@ class ExitLog:
         borders = np.flatnonzero(np.diff(records["launch"][order])) + 1
         for part in np.split(order, borders) if len(order) else ():
             some = records[part]
-            self._pending.setdefault((ring.process, int(some["launch"][0]) & COUNT), []).append(some)
+            self._pending.setdefault((ring.process, int(some["launch"][0]) & NUMBER_MASK), []).append(some)
 
     def _tell(self, final: bool) -> None:
         """Pass the records of launches that are in the log to `each`."""
@@ -387,7 +388,7 @@ def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -
     """Return lines for people. `since`: ns since the first exit. The lines of several processes fit into 80 columns, too."""
     thread = records["thread"].astype(np.int64)
     block, own = np.divmod(thread, kernel.shape.block_size)
-    launch, lane = records["launch"] & np.uint64(COUNT), own % WARP
+    launch, lane = records["launch"] & np.uint64(NUMBER_MASK), own % WARP
     columns = owners.columns(kernel, len(records))
     if since.min() < 0:  # the records of another process came first
         since = bulk_text.Words([b"%d" % ns for ns in since.tolist()], np.arange(len(since)))

@@ -20,6 +20,7 @@
 #define GPUBPF_CONTEXT_H
 
 #include <gpubpf_calls.h>
+#include <gpubpf_switch.h>
 
 enum context_reason {
     CONTEXT_PREEMPTED,
@@ -34,29 +35,14 @@ enum context_reason {
 #define CONTEXT_OUTSIDE (-1)            /* in place of a system call: in none */
 #define CONTEXT_UNKNOWN (-2)            /* in place of a system call: not known */
 #define CONTEXT_IO 0x100                /* added to the reason in left_state: it waits for a block device */
-#define CONTEXT_STATES 0x907f           /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
-#define CONTEXT_STATES_RUNNABLE 0x100   /* TASK_REPORT_MAX, in records: it could have run on */
-#define CONTEXT_STATES_STOPPED (4 | 8)
 #define CONTEXT_ORIG_AX 15              /* offset in struct pt_regs, in words */
 #define CONTEXT_PARTS 8
 #define CONTEXT_BETWEEN 0x10000         /* added to a function's number: only its calls between launches; they have a row without it, too */
 #define CONTEXT_NOBODY 0xffffffffu      /* owner of a socket: no process that has made calls */
 
-/* Arguments of raw tracepoints. */
-struct context_switch_arguments {
-    u64 preempt, prev, next, prev_state;
-};
+/* Arguments of a raw tracepoint. */
 struct context_retransmit_arguments {
     u64 sk, skb;
-};
-/* The record of a tracepoint, as described in /sys/kernel/tracing/events. calls/context.py checks the layout. */
-struct context_switch_record {
-    u64 common;
-    char prev_comm[16];
-    u32 prev_pid, prev_prio;
-    u64 prev_state;
-    char next_comm[16];
-    u32 next_pid, next_prio;
 };
 
 /* Offsets of members of the kernel's structures. The mask of a bit field is 0 if the kernel does not have it. */
@@ -253,11 +239,11 @@ static __always_inline void context_leaves(struct call_thread *t, u64 state, int
 
     t->left_state = CONTEXT_PREEMPTED;
     t->left_syscall = CONTEXT_OUTSIDE;
-    if (s && state && !(state & CONTEXT_STATES_RUNNABLE)) {
+    if (s && state && !(state & SWITCH_RUNNABLE)) {
         task = (void *)bpf_get_current_task();
         t->left_syscall = context_syscall(old);
         t->left_state = t->left_syscall == CONTEXT_OUTSIDE ? CONTEXT_PAGE_FAULT : CONTEXT_BLOCKED;
-        if (state & CONTEXT_STATES_STOPPED)
+        if (state & SWITCH_STOPPED)
             t->left_state = CONTEXT_STOPPED;
         if (context_bit(task, s->iowait, s->iowait_mask))
             t->left_state = CONTEXT_BLOCK_IO | CONTEXT_IO;
@@ -327,7 +313,7 @@ static __always_inline int context_switched_time(u32 leaves, u32 comes, u64 stat
 
     if (t) {
         context_check(t);
-        t->left_state = state && !(state & CONTEXT_STATES_RUNNABLE) ? CONTEXT_BLOCKED : CONTEXT_PREEMPTED;
+        t->left_state = state && !(state & SWITCH_RUNNABLE) ? CONTEXT_BLOCKED : CONTEXT_PREEMPTED;
         t->left_ns = bpf_ktime_get_boot_ns();
     }
     t = comes ? call_threads.lookup(&comes) : 0;
@@ -343,34 +329,28 @@ static __always_inline int context_switched_time(u32 leaves, u32 comes, u64 stat
     return 0;
 }
 
-/* Return the state as in a record: only these bits, and 0 for a preempted thread. */
-static __always_inline u64 context_state(struct context_switch_arguments *ctx)
-{
-    return (u8)ctx->preempt ? 0 : ctx->prev_state & CONTEXT_STATES;
-}
-
 /* The thread that leaves is still the current one. */
-int context_switch(struct context_switch_arguments *ctx)
+int context_switch(struct switch_arguments *ctx)
 {
-    return context_switched(bpf_get_current_pid_tgid(), call_pid(ctx->next), context_state(ctx), 0);
+    return context_switched(bpf_get_current_pid_tgid(), call_pid(ctx->next), switch_state(ctx), 0);
 }
 
-int context_switch_time(struct context_switch_arguments *ctx)
+int context_switch_time(struct switch_arguments *ctx)
 {
-    return context_switched_time(bpf_get_current_pid_tgid(), call_pid(ctx->next), context_state(ctx));
+    return context_switched_time(bpf_get_current_pid_tgid(), call_pid(ctx->next), switch_state(ctx));
 }
 
-int context_switch_record(struct context_switch_record *ctx)
+int context_switch_record(struct switch_record *ctx)
 {
     return context_switched(ctx->prev_pid, ctx->next_pid, ctx->prev_state, 0);
 }
 
-int context_switch_old(struct context_switch_record *ctx)
+int context_switch_old(struct switch_record *ctx)
 {
     return context_switched(ctx->prev_pid, ctx->next_pid, ctx->prev_state, 1);
 }
 
-int context_switch_time_record(struct context_switch_record *ctx)
+int context_switch_time_record(struct switch_record *ctx)
 {
     return context_switched_time(ctx->prev_pid, ctx->next_pid, ctx->prev_state);
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf.agent.definitions import Kind, QueueKind, Reason
+from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK, OTHER_OPERATION, Kind, QueueKind, Reason
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Records: TypeAlias = NDArray[Any]
 
-COUNTER = (1 << 40) - 1  # the low bits of an id count operations; the process is in the bits above
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
 LEFT_OUT = (1 + Reason.SAMPLED_OUT, 1 + Reason.FILTERED)  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti")
@@ -261,12 +260,12 @@ class Launches:
         self._records = kept[::-1]
         ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
         self._told = np.intersect1d(self._told, ids)
-        launched = ids[ids & COUNTER < 1 << 39]
+        launched = ids[ids & OTHER_OPERATION == 0]
         for number, passed in self._passed.items():
-            last = int(launched[launched >> 40 == number].max(initial=0))
+            last = int(launched[launched >> NUMBER_BITS == number].max(initial=0))
             self._passed[number] = passed[np.isin(passed, ids) | (passed > last - KEPT)]
         for cells in self._cells.values():
-            cells.forget(np.setdiff1d(ids, self._told) & COUNTER)
+            cells.forget(np.setdiff1d(ids, self._told) & NUMBER_MASK)
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
         """Note that later operations in these streams do not wait for work from before attaching."""
@@ -573,7 +572,7 @@ class _ColumnsBuilder:
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
             at = np.flatnonzero(probed & np.isin(self.owner, here))
-            there, cell = cells.lookup(ops.id[at] & COUNTER)
+            there, cell = cells.lookup(ops.id[at] & NUMBER_MASK)
             read[at[there]], found[at[there]] = True, cell[there]
             if source == _HOST:  # only the host has it: its process has ended
                 found["past"][at[there]] = True

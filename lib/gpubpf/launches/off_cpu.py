@@ -9,6 +9,11 @@
 Host programs at raw tracepoints record the activity of threads that have launched a kernel. A thread is
 recorded from its first launch on. Nothing is recorded if this process may not load eBPF programs; then
 `known` is False.
+
+calls/context.py also measures times off the CPU, and shares with this file what the kernel tells of a switch
+(gpubpf_switch.h, linux/tracepoints.py). The rest differs. This file needs each time and each long system
+call of the threads that launch, to explain one launch afterwards. calls/ adds up times by call and reason in
+the kernel, so that it can measure for days.
 """
 
 from __future__ import annotations
@@ -35,25 +40,11 @@ if TYPE_CHECKING:
     from gpubpf.linux.host_programs import Host
 
 PROGRAM = r"""
-#include <gpubpf.h>
+#include <gpubpf_switch.h>
 
-#define STATES 0x907f /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
-
-/* Arguments of raw tracepoints. */
-struct switch_arguments {
-    u64 preempt, prev, next, prev_state;
-};
+/* Arguments of a raw tracepoint. */
 struct enter_arguments {
     u64 registers, number;
-};
-/* The record of sched:sched_switch. Before Linux 5.18 the raw tracepoint does not pass the state. */
-struct switch_record {
-    u64 common;
-    char prev_comm[16];
-    u32 prev_pid, prev_prio;
-    u64 prev_state;
-    char next_comm[16];
-    u32 next_pid, next_prio;
 };
 
 struct settings {
@@ -137,7 +128,7 @@ int offcpu_switch(struct switch_arguments *ctx)
 
     if (s)
         bpf_probe_read_kernel(&comes, sizeof(comes), (void *)(ctx->next + s->pid));
-    return switched(bpf_get_current_pid_tgid(), comes, (u8)ctx->preempt ? 0 : ctx->prev_state & STATES);
+    return switched(bpf_get_current_pid_tgid(), comes, switch_state(ctx));
 }
 
 int offcpu_switch_record(struct switch_record *ctx)
@@ -180,8 +171,7 @@ int offcpu_ends(void *ctx)
 }
 """
 _SYSCALL = (1 << 64) - 1  # `state` of a system call
-_PREEMPTED = 0x100  # TASK_REPORT_MAX, in records; like TASK_RUNNING, which is 0, it means that the thread could have run on
-_STOPPED = 4 | 8
+_PREEMPTED, _STOPPED = 0x100, 4 | 8  # SWITCH_RUNNABLE, SWITCH_STOPPED; a state of 0 means preempted, too
 _PROGRAMS = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
 _POLL = 0.1  # seconds; the ring has room for 200,000 records
 
@@ -313,13 +303,10 @@ class OffCpu:
         with contextlib.suppress(Error):
             self._settings["pid"] = btf.member("task_struct", "pid").offset
         self._bpf["settings"].set(self._settings)
-        if "pid" in self._settings and tracepoints.has_arguments(
-            tracepoints.SWITCH, tracepoints.SWITCH_ARGUMENTS
-        ):
-            self._bpf.attach_raw_tracepoint(tracepoints.SWITCH, "offcpu_switch")
+        event = tracepoints.switch_event(raw="pid" in self._settings)
+        if event == tracepoints.RAW_SWITCH:
+            self._bpf.attach_raw_tracepoint(event, "offcpu_switch")
         else:
-            event = f"sched:{tracepoints.SWITCH}"
-            tracepoints.check_record(event, tracepoints.SWITCH_RECORD)
             self._bpf.attach_tracepoint(event, "offcpu_switch_record")
 
     def _poll(self) -> None:

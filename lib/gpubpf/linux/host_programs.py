@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, BpfFunction, Program, encode
+from gpubpf.ebpf.bytecode import HOST_POINTS, HOST_STUB, OPERATION_STUB, BpfFunction, Program, encode
 from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
 
-# Offset of the stub for operations in the agent's file; the stub for launches is at offset 0.
-OPERATION_STUB = 64
-STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -523,7 +520,7 @@ def _is_stub(marker: int, offset: int) -> bool:
         return (
             stat.S_ISREG(os.fstat(marker).st_mode)
             and fcntl.fcntl(marker, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-            and os.pread(marker, len(STUB), offset) == STUB
+            and os.pread(marker, len(HOST_STUB), offset) == HOST_STUB
         )
     except OSError:
         return False

@@ -14,8 +14,9 @@ from gpubpf.process import bpf_syscall
 
 RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in bytes, by field
 
-SWITCH = "sched_switch"
-SWITCH_ARGUMENTS = 4  # the last one is the state of the thread that leaves the CPU; since Linux 5.18
+# include/gpubpf_switch.h has the structures.
+RAW_SWITCH, SWITCH = "sched_switch", "sched:sched_switch"
+_SWITCH_ARGUMENTS = 4  # the last one is the state of the thread that leaves the CPU; since Linux 5.18
 SWITCH_RECORD: RecordLayout = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
 
 
@@ -36,3 +37,14 @@ def check_record(event: str, layout: RecordLayout) -> None:
     fields = bpf_syscall.tracepoint(event).fields
     if any(fields.get(name) != place for name, place in layout.items()):
         raise Error(f"this kernel's tracepoint {event} has an unknown layout; use Linux 5.8 or newer")
+
+
+def switch_event(raw: bool) -> str:
+    """Return the tracepoint that tells of every switch between threads: RAW_SWITCH if it passes the thread's state, else SWITCH.
+
+    raw: programs can use the raw one. Raise Error if this kernel has none, or its record has another layout.
+    """
+    if raw and has_arguments(RAW_SWITCH, _SWITCH_ARGUMENTS):
+        return RAW_SWITCH
+    check_record(SWITCH, SWITCH_RECORD)
+    return SWITCH

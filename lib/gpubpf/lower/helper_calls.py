@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
-from gpubpf.ebpf.maps import DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, MapDefinition
+from gpubpf.ebpf.maps import DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, SHARDS_SHIFT, MapDefinition
 from gpubpf.lower import storage
 from gpubpf.lower.emitter import AXES, Emitter
 from gpubpf.verify.values import CheckedCall, value_alignment
@@ -83,7 +83,7 @@ class HelperCalls(Emitter):
     def of_site(self, site: str, capacity: str) -> str:
         """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
         sites = self.low(capacity)
-        mask = self.low(self.value(f"lshr i64 {capacity}, 32"))
+        mask = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
         shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
         row = self.value(f"mul i32 {shard}, {sites}")
         own = self.value(f"add i32 {row}, {site}")

@@ -5,7 +5,7 @@
         …
 
 access_trace.py has the device programs that write the records. A record has 24 bytes, or 32 with a time: the address; the number of
-the launch in its process (40 bits) with the width above it; the number of the thread in its grid; the site; space, kind and
+the launch in its process (NUMBER_BITS) with the width above it; the number of the thread in its grid; the site; space, kind and
 multiprocessor. The operation log says which kernel and shape a launch has, and the session says what a site is. The traced process is
 not trusted: records that make no sense are counted and left out.
 """
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK
 from gpubpf.ebpf.bytecode import WRITES
-from gpubpf.session.kernel_shapes import COUNT, KernelShape, KernelShapes, site_names
+from gpubpf.session.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.results import Results
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 RING, TIMED_RING = "accesses", "moments"  # the rings that on_record and on_timed_record write to
-WIDTH_AT = 40  # lowest bit of the width in a record's `launch` word
 SITE_TOO_LARGE = 0xFFFF  # stands for every site number that does not fit into a record
 CHUNK = 1 << 16  # records decoded together: their columns stay in the CPU cache
 MOST_WAITING = 1 << 22  # records whose launch is not known yet
@@ -48,7 +48,7 @@ MOST_HELD = 1 << 22  # records kept until the end, to be sorted
 class Accesses:
     """Accesses of one kernel and launch shape, in the order of their records. All arrays have the same length.
 
-    launch   u64: number of the launch in its process, with the process's number above its 40 bits
+    launch   u64: number of the launch in its process, with the process's number above
     site     u16; SITE_TOO_LARGE when the number does not fit
     kind     u8: index into bytecode.KINDS
     space    u8: index into bytecode.SPACES
@@ -83,12 +83,12 @@ class Accesses:
         timed = "time" in (records.dtype.names or ())
         return cls(
             place,
-            (word & np.uint64(COUNT)) | np.uint64(process << 40),
+            (word & np.uint64(NUMBER_MASK)) | np.uint64(process << NUMBER_BITS),
             np.ascontiguousarray(records["site"]),
             (how >> 2).astype(np.uint8) & np.uint8(3),
             how.astype(np.uint8) & np.uint8(3),
             np.ascontiguousarray(records["address"]),
-            (word >> np.uint64(WIDTH_AT)).astype(np.uint32),
+            (word >> np.uint64(NUMBER_BITS)).astype(np.uint32),
             records["thread"].astype(np.int64),
             how >> 4,
             records["time"].astype(np.int64) if timed else None,
@@ -233,7 +233,7 @@ class AccessLog:
 
     def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
         """Return the records whose launch is unknown, and the others by kernel and launch shape, all in their order."""
-        count = records["launch"] & np.uint64(COUNT)
+        count = records["launch"] & np.uint64(NUMBER_MASK)
         known = self.places.of_launch
         if len(count) and count[0] == count[-1] and (count == count[0]).all():
             place = known.get((process, int(count[0])))
@@ -365,6 +365,8 @@ def _sort_records(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
     for process in sorted(by_process):
         records = np.concatenate(by_process[process])
         time = records["time"] if "time" in (records.dtype.names or ()) else np.zeros(len(records))
-        order = np.lexsort((records["site"], records["thread"], time, records["launch"] & np.uint64(COUNT)))
+        order = np.lexsort(
+            (records["site"], records["thread"], time, records["launch"] & np.uint64(NUMBER_MASK))
+        )
         made.append((process, records[order]))
     return made

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpubpf import names
+from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.memory.access_log import CHUNK, quotient_and_remainder
-from gpubpf.session.kernel_shapes import COUNT, KernelShape
+from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
 from gpubpf.show.output import csv_cells
@@ -105,7 +106,7 @@ class AccessPrinter:
             blocks, of = np.unique(block, return_inverse=True)
             texts = [_cut_beginning(text, WHERE_WIDTH).encode("ascii", "replace") for text in where.texts]
             columns: dict[str, bulk_text.Column] = {
-                "LAUNCH": accesses.launch[one] & np.uint64(COUNT),
+                "LAUNCH": accesses.launch[one] & np.uint64(NUMBER_MASK),
                 "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
                 "THREAD": Words(threads, own),
                 "OP": Words(_encoded(KINDS), accesses.kind[one]),

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 PROGRAM = r"""
 #include <gpubpf.h>
 
+#define NUMBER_BITS 40              /* of the number of a launch in its process */
+
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 struct access {
-    u64 address, launch;            /* launch: its number in the process (40 bits), above it the width */
+    u64 address, launch;            /* launch: its number in the process, above it the width */
     u32 thread;
     u16 site, how;                  /* how: space, kind << 2, multiprocessor << 4 */
 };
@@ -68,7 +70,7 @@ static __always_inline int is_wanted(u64 address, u64 width, u32 site) {
 
 static __always_inline void describe(struct access *to, u64 address, u64 width, u64 launch, u64 site, u64 how) {
     to->address = address;
-    to->launch = (launch & ((1ull << 40) - 1)) | width << 40;
+    to->launch = (launch & ((1ull << NUMBER_BITS) - 1)) | width << NUMBER_BITS;
     to->thread = gpu_global_thread();
     to->site = site < 0xffff ? site : 0xffff;
     to->how = how | gpu_sm() << 4;

@@ -152,7 +152,7 @@ def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
     for argument in arguments:
         if argument.kind == "param":
             sizes[map_of(argument)] = max(sizes.get(map_of(argument), 0), argument.offset + argument.width)
-    position = 16
+    position = LaunchBlock.replay + 8
     roomy = {argument.map for argument in arguments if argument.kind == "map_capacity"}
     for argument in arguments:
         if argument.kind not in ("map_base", "map_capacity") or map_of(argument) in bases:

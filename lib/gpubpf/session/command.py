@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
+from gpubpf.agent.definitions import CUPTI_VARIABLE, SOCKET_VARIABLE
 from gpubpf.errors import SessionError
 from gpubpf.process import users
 
@@ -44,10 +45,10 @@ def start_command(
     environment = dict(os.environ)
     environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
-    environment["GPUBPF_SOCKET"] = socket_name
-    environment.pop("GPUBPF_CUPTI", None)
+    environment[SOCKET_VARIABLE] = socket_name
+    environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:
-        environment["GPUBPF_CUPTI"] = ":".join(measurement.follow.cupti)
+        environment[CUPTI_VARIABLE] = ":".join(measurement.follow.cupti)
     if measurement.user and not users.can_read(measurement.user, agent.LIBRARY.resolve()):
         raise SessionError(
             f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can read it, or use --user root"

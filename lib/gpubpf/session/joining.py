@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent, elf
-from gpubpf.agent.definitions import AttachStatus
+from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, traceable
 from gpubpf.session.device import Device
@@ -36,7 +36,6 @@ RETRY_INTERVAL = 0.1
 EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readiness of its pidfd
 
 _DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
-OWNER_BYTES = 128  # size of `gpubpf_owner` in the agent
 DESCENDANTS = 4096  # processes that are searched for untraced children, at most
 # Why a process is not traced; keys of `missed` in the JSON summary.
 ENDED, NO_DRIVER, TRACED, BUSY = "ended", "no CUDA driver", "traced by another", "not free in time"
@@ -147,7 +146,7 @@ class Joining:
         """Inject the agent and return its `AttachStatus`. Raises SessionError."""
         from gpubpf.attach import loading
 
-        injection = loading.inject(pid, agent.LIBRARY, "gpubpf_attach", connect=True, starting=starting)
+        injection = loading.inject(pid, agent.LIBRARY, ATTACH_FUNCTION, connect=True, starting=starting)
         assert injection.socket is not None
         process = self._server.adopt(injection.socket, pid, os.dup(ended))
         if process is None:
@@ -202,8 +201,8 @@ def _owner(pid: int) -> str:
     """Return the name of the tool that traces the process, as its agent knows it. Untrusted text, so only for messages."""
     with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
         for library in address_space.libraries(address_space.mappings(pid, address_space.AGENT)):
-            if symbol := elf.exports(memory, library.base).get("gpubpf_owner"):
-                text = memory.some(symbol.address, OWNER_BYTES).partition(b"\0")[0].decode(errors="replace")
+            if symbol := elf.exports(memory, library.base).get(OWNER_VARIABLE):
+                text = memory.some(symbol.address, OWNER_SIZE).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"
 

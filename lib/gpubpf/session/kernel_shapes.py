@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.session import operation_log
 from gpubpf.session.clock import Bracket, GpuClock
 from gpubpf.session.launch_shape import Index, Shape
@@ -29,8 +30,6 @@ MOST_SHAPES = 4096
 MOST_LAUNCHES = 1 << 20  # launches that are remembered, because their records may still come
 MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
 READINGS = 4096  # of clocks, for each GPU
-# The low bits of a launch's number count within its process; the process's number is above.
-COUNT = (1 << 40) - 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class KernelShape:
 class KernelShapes:
     """Collects what the logs say. `numbered`: also remember launches by number, because records will refer to them.
 
-    of_launch   the kernel and shape by (process number in the session, launch number in the process, see `COUNT`)
+    of_launch   the kernel and shape by (process number in the session, launch number in the process, see `NUMBER_MASK`)
     launches    how many launches of each kernel and shape are in the logs
     virtual     pids of processes whose times are on the virtual clock
     faults      pids of processes whose CUDA context failed
@@ -121,7 +120,7 @@ class KernelShapes:
             if kernel_shape not in self.launches and len(self.launches) >= MOST_SHAPES:
                 continue  # its records will count as unknown
             if self._numbered:
-                self.of_launch[log.process, number & COUNT] = kernel_shape
+                self.of_launch[log.process, number & NUMBER_MASK] = kernel_shape
                 if len(self.of_launch) > MOST_LAUNCHES:
                     for old in list(self.of_launch)[: MOST_LAUNCHES // 2]:
                         del self.of_launch[old]

@@ -9,14 +9,11 @@ import fcntl
 import mmap
 import os
 
-from gpubpf.agent import definitions
+from gpubpf.agent.definitions import LOG_HEADER, LOG_LIMIT, LOG_VERSION, RECORD_SIZE
 from gpubpf.errors import SessionError
 
-VERSION = 1
-HEADER = 4096
-RECORD = definitions.RECORD_SIZE
-MOST_RECORDS = 1 << 28
-_BEGUN_OFFSET = 64  # in the header: how many records were begun
+HEADER = LOG_HEADER.size
+RECORD = RECORD_SIZE
 
 
 class LogFile:
@@ -33,7 +30,7 @@ class LogFile:
     @property
     def begun(self) -> int:
         """Records that were ever begun, modulo 2^64, according to the process."""
-        return int.from_bytes(self.map[_BEGUN_OFFSET : _BEGUN_OFFSET + 8], "little")
+        return LOG_HEADER.value(self.map, "reserved")
 
 
 def _map(file: int) -> tuple[mmap.mmap, int, bool]:
@@ -41,13 +38,13 @@ def _map(file: int) -> tuple[mmap.mmap, int, bool]:
     try:
         size = os.fstat(file).st_size
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-        header = os.pread(file, 24, 0)
+        header = os.pread(file, HEADER, 0)
     except OSError:
         raise wrong from None
-    if not seals & fcntl.F_SEAL_SHRINK or len(header) < 24:
+    if not seals & fcntl.F_SEAL_SHRINK or len(header) < HEADER:
         raise wrong
-    version, capacity, clock = (int.from_bytes(header[i : i + 8], "little") for i in (0, 8, 16))
-    if version != VERSION or not 0 < capacity <= MOST_RECORDS or capacity & (capacity - 1) or clock > 1:
+    version, capacity, clock = (LOG_HEADER.value(header, name) for name in ("version", "capacity", "clock"))
+    if version != LOG_VERSION or not 0 < capacity <= LOG_LIMIT or capacity & (capacity - 1) or clock > 1:
         raise wrong
     if size < HEADER + capacity * RECORD:
         raise wrong

@@ -66,6 +66,9 @@ def _record_fields() -> Iterator[tuple[str, Any, int]]:
 # A record: the fields of all kinds, and for each kind a structure of the last 64 bytes, such as `records["copy"]["bytes"]`.
 DTYPE = _dtype(_record_fields(), definitions.RECORD_SIZE)
 Records = npt.NDArray[np.void]
+_RESERVED, _LOST, _CONSUMED = (
+    definitions.LOG_HEADER.offset(name) // 8 for name in ("reserved", "lost", "consumed")
+)
 
 
 class OpLog:
@@ -82,13 +85,13 @@ class OpLog:
     @property
     def lost(self) -> int:
         """Operations that were not logged because the log was full."""
-        return int(self._header[16])
+        return int(self._header[_LOST])
 
     def read(self, ended: bool = False) -> Records:
         """Return the new complete records as an array of `DTYPE`, and let the agent reuse their room.
 
         ended: the process has ended, so records that it did not complete are skipped, and nothing will follow."""
-        reserved = int(self._header[8])
+        reserved = int(self._header[_RESERVED])
         available = min((reserved - self._next) % (1 << 64), self.capacity)
         at = self._next % self.capacity
         first = min(available, self.capacity - at)
@@ -103,5 +106,5 @@ class OpLog:
         if ended:
             copied = copied[complete]
         self._next += available
-        self._header[24] = self._next
+        self._header[_CONSUMED] = self._next
         return copied.view(DTYPE).reshape(-1)

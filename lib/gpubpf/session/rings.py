@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf.ebpf.maps import DISCARDED, RECORD_HEADER, pad8
+from gpubpf.ebpf.maps import DISCARDED, HEADER, RECORD_HEADER, RING_SHARD, pad8
 from gpubpf.errors import Error
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Marks that are compared at a time, first and later; few enough for the processor's cache.
 _FIRST, _CHUNK = 256, 16384
+_WORDS = RING_SHARD // 8
 
 
 class _Marks:
@@ -125,7 +126,8 @@ class RingReader:
         self.full = 0.0  # how full the fullest shard was at the last reading, from 0 to 1
         if file is not None:
             self._area = mmap.mmap(file, place.size)
-            self._heads = np.frombuffer(self._area, "<u8", 8 * place.shards).reshape(place.shards, 8)[:, 0]
+            heads = np.frombuffer(self._area, "<u8", _WORDS * place.shards)
+            self._heads = heads.reshape(place.shards, _WORDS)[:, 0]
 
     @property
     def consumed(self) -> Sequence[int]:
@@ -134,7 +136,7 @@ class RingReader:
 
     def control(self, raw: bytes) -> None:
         """Update reserved and lost records from the control block in a snapshot."""
-        numbers = np.frombuffer(raw, "<u8", 8 * (1 + self.place.shards)).reshape(-1, 8)[1:, :2]
+        numbers = np.frombuffer(raw, "<u8", _WORDS * self.place.shards, HEADER).reshape(-1, _WORDS)[:, :2]
         self._control, self._known = np.maximum(self._control, numbers), True
 
     def read(self, last: bool = False) -> Records:

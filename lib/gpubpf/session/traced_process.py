@@ -21,8 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import Place, SnapshotFlag
-from gpubpf.ebpf.maps import RING_SHARD
+from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag
 from gpubpf.errors import Error, SessionError
 from gpubpf.session.log_file import LogFile
 
@@ -263,7 +262,7 @@ class TracedProcess:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
                 continue
-            size = RING_SHARD * (1 + ring.reader.place.shards)
+            size = ring.reader.place.control_size
             control = protocol.read_file(file, size, part.control)
             if len(control) == size and not snapshot.flags & SnapshotFlag.FAILED:
                 ring.reader.control(control)
@@ -315,7 +314,7 @@ class TracedProcess:
         from gpubpf.session.rings import RingReader
 
         size = place.shards * place.capacity * place.stride
-        if size > most and place.capacity > protocol.LEAST_CAPACITY:
+        if size > most and place.capacity > LEAST_CAPACITY:
             raise protocol.Malformed("a ring larger than requested")
         if (place.map, place.context) in self.rings or len(self.rings) >= RING_LIMIT:
             raise protocol.Malformed("too many rings")

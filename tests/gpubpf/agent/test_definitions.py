@@ -1,15 +1,28 @@
-"""What tool and agent agree on: the C++ header compiles, and the documentation shows the same tables."""
+"""What tool and agent agree on: the C++ header compiles, no source repeats it, and the documentation shows the same tables."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from gpubpf import agent
 from gpubpf.agent import definitions
+from gpubpf.ebpf import headers
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS
+from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.launches import device_times
+from gpubpf.memory import access_trace
 from gpubpf.session import operation_log
+from gpubpf.tools import launchlate
 
 ROOT = Path(__file__).resolve().parents[3]
+AGENT = Path(agent.__file__).parent
+SOURCES = {path: path.read_text() for path in (AGENT / "src").rglob("*") if path.suffix in (".cpp", ".h")}
 
 
 def test_the_header_compiles_with_the_offsets_that_python_reads(tmp_path: Path) -> None:
@@ -23,6 +36,84 @@ def test_the_header_compiles_with_the_offsets_that_python_reads(tmp_path: Path) 
             offset = read.fields[field.name][1]
             assert offset == (at if part.name != "queue" else definitions.PART_OFFSET + at)
             assert f"offsetof({part.name.title()}Part, {field.name}) == {at})" in definitions.cpp()
+    for layout in (definitions.CONTROL, definitions.SLOT, definitions.LOG_HEADER, definitions.PATCH):
+        for field, at in layout.offsets():
+            assert f"offsetof({layout.name}, {field.name}) == {at})" in definitions.cpp()
+        assert layout.packing().size == layout.size
+
+
+def test_the_header_needs_only_the_standard_library() -> None:
+    command = [sys.executable, "-S", "-B", "-m", "gpubpf.agent.definitions"]
+    made = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT / "lib")}, check=True, capture_output=True, text=True
+    )
+    assert made.stdout == definitions.cpp()
+
+
+def test_the_agent_was_built_from_these_definitions() -> None:
+    made = AGENT / "lib" / "build" / "definitions.h"
+    if not made.exists():
+        pytest.skip("the agent is installed without the header that it was built with")
+    assert made.read_text() == definitions.cpp(), "run make -C lib/gpubpf/agent"
+
+
+def test_the_agent_exports_the_names_that_the_tool_looks_up() -> None:
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", "--print-size", agent.LIBRARY], check=True, capture_output=True
+    )
+    sizes = {
+        words[3]: int(words[1], 16)
+        for line in listed.stdout.decode().splitlines()
+        if len(words := line.split()) == 4
+    }
+    assert sizes[definitions.OWNER_VARIABLE] == definitions.OWNER_SIZE
+    assert definitions.ATTACH_FUNCTION in sizes
+
+
+def test_no_source_of_the_agent_repeats_a_name_or_a_number() -> None:
+    for path, text in SOURCES.items():
+        for name in definitions._TEXTS.values():
+            assert f'"{name}"' not in text, path
+        for constants in definitions._CONSTANTS.values():
+            for name in constants:
+                assert not re.search(rf"\bk{definitions._camel(name)}\s*=", text), f"{path} defines {name}"
+
+
+def test_every_constant_is_used() -> None:
+    used = set(re.findall(r"\bk[A-Z]\w*", "".join(SOURCES.values())))
+    names = [name for constants in definitions._CONSTANTS.values() for name in constants]
+    assert {f"k{definitions._camel(name)}" for name in (*names, *definitions._TEXTS)} <= used
+
+
+def test_the_agent_has_every_helper_that_is_a_function_there() -> None:
+    source = (AGENT / "src" / "log" / "marker.cpp").read_text()
+    helpers = {
+        number for number, helper in HELPERS.items() if helper.native and helper.native.lowering == "function"
+    }
+    assert set(map(int, re.findall(r"^ +case (\d+):", source, re.M))) == helpers
+
+
+def test_the_contexts_of_host_programs_are_those_of_the_header_for_programs() -> None:
+    text = re.sub(r"/\*.*?\*/", "", (headers.INCLUDE / "gpubpf.h").read_text(), flags=re.S)
+    for point in HOST_POINTS:
+        body = re.search(rf"struct gpu_{point} {{(.*?)}};", text, re.S)
+        assert body is not None
+        assert re.findall(r"u64 (\w+(?:, \w+)*);", body[1]) != []
+        fields = ", ".join(re.findall(r"u64 (\w+(?:, \w+)*);", body[1])).split(", ")
+        assert fields == list(CONTEXTS[point])
+
+
+def test_device_programs_have_the_numbers_that_decode_their_records() -> None:
+    assert _defined(access_trace.PROGRAM)["NUMBER_BITS"] == str(definitions.NUMBER_BITS)
+    launches = _defined(launchlate.PROGRAM)
+    assert launches["SLOTS"] == str(launchlate.SLOTS)
+    assert launches["TIME"] == f"((1ULL << {device_times.TIME_BITS}) - 1)"
+    assert set(re.findall(r"SLOTS\) << (\d+)", launchlate.PROGRAM)) == {str(device_times.TIME_BITS)}
+
+
+def _defined(text: str) -> dict[str, str]:
+    """Return the macros of a C text with their values."""
+    return dict(re.findall(r"^#define (\w+) (\S.*?)\s*(?:/\*.*)?$", text, re.M))
 
 
 def test_every_kind_has_one_part() -> None:
@@ -38,5 +129,5 @@ def test_every_kind_has_one_part() -> None:
 
 def test_the_documentation_shows_them() -> None:
     assert definitions.markdown() in (ROOT / "docs" / "timing.md").read_text(), (
-        "docs/timing.md: put in what lib/gpubpf/agent/definitions.py --markdown prints"
+        "docs/timing.md: put in what python -m gpubpf.agent.definitions --markdown prints"
     )

@@ -11,7 +11,7 @@ import struct
 import pytest
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import Message, Place, SnapshotFlag
+from gpubpf.agent.definitions import CONTROL, SLOT, SLOTS, Message, Place, SnapshotFlag
 from gpubpf.agent.protocol import Malformed
 
 SNAPSHOT = (
@@ -198,14 +198,41 @@ def test_a_module_from_before() -> None:
 
 def test_control_block() -> None:
     file = os.memfd_create("control")
-    os.pwrite(file, struct.pack("<I4xQ", 2, 3), 0)
-    os.pwrite(file, struct.pack("<4Q", 10, 6, 1, 3), protocol.CONTROL_HEADER + 256)
-    os.pwrite(file, struct.pack("<Q", 192), protocol.CONTROL_HEADER + 256 + 19 * 8)
-    os.ftruncate(file, protocol.CONTROL_SIZE)
+    second = CONTROL.size + SLOT.size
+    os.pwrite(file, struct.pack("<I", 2), CONTROL.offset("used"))
+    os.pwrite(file, struct.pack("<Q", 3), CONTROL.offset("unnamed"))
+    os.pwrite(file, struct.pack("<Q", 10), second + SLOT.offset("seen"))
+    os.pwrite(file, struct.pack("<Q", 6), second + SLOT.offset("instrumented"))
+    os.pwrite(file, struct.pack("<2Q", 1, 3), second + SLOT.offset("reasons"))
+    os.pwrite(file, struct.pack("<Q", 192), second + SLOT.offset("threads"))
+    os.ftruncate(file, CONTROL.size + SLOTS * SLOT.size)
     slots, unnamed = protocol.read_control(file)
     assert unnamed == 3
     assert slots == [
         protocol.Counters(),
         protocol.Counters(10, 6, 192, {"sampled out": 1, "filtered": 3}),
     ]
+    os.close(file)
+
+
+def test_counts_of_the_whole_process() -> None:
+    file = os.memfd_create("control")
+    assert protocol.read_control(file) == ([], 0) and not protocol.was_cut(file)  # too short
+    names = [
+        "hooks",
+        "hooks_timed",
+        "hooks_ticks_ns",
+        "hooks_rest",
+        "hooks_long",
+        "hooks_long_ns",
+        "hooks_rare_ns",
+    ]
+    names += ["graphs", "graphs_before", "started_ns", "ended_ns"]
+    for number, name in enumerate(names):
+        os.pwrite(file, struct.pack("<Q", 1 << number), CONTROL.offset(name))
+    os.pwrite(file, struct.pack("<I", 1), CONTROL.offset("cut"))
+    os.ftruncate(file, CONTROL.size)
+    assert protocol.hook_calls(file) == protocol.HookCalls(1 + 8, 2, 4, 16, 32, 64)
+    assert (protocol.graph_launches(file), protocol.graph_launches_before(file)) == (128, 256)
+    assert protocol.virtual_times(file) == (512, 1024) and protocol.was_cut(file)
     os.close(file)

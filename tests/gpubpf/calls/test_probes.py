@@ -102,6 +102,8 @@ def test_constants_are_those_of_the_headers() -> None:
         "RING_MAGIC": dispatches.MAGIC,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
+    agent = Path(rocprofiler.__file__).with_name("agent.c").read_text()
+    assert f'#define SOCKET "{dispatches.SOCKET}"' in agent
 
 
 # --- what a call is ---

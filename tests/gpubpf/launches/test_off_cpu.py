@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpubpf.ebpf import headers
 from gpubpf.errors import Error
 from gpubpf.launches import off_cpu
 from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
+from gpubpf.linux import tracepoints
 from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
 from gpubpf_host import ROOTLESS, needs_bpf, stub
@@ -37,6 +39,20 @@ FUTEX, IOCTL, UPROBE = 202, 16, 336
 
 def activity(*records: tuple[int, int, int, int, int]) -> Activity:
     return activity_of(np.array(list(records), RECORD))
+
+
+def test_the_header_for_switches_has_the_numbers_that_python_reads(tmp_path: Path) -> None:
+    header = (headers.INCLUDE / "gpubpf_switch.h").read_text()
+    values = {"SWITCH_RUNNABLE": off_cpu._PREEMPTED, "SWITCH_STOPPED": off_cpu._STOPPED}
+    wrong = [f"{name} != {value}" for name, value in values.items()]
+    for name, (offset, size) in tracepoints.SWITCH_RECORD.items():
+        wrong.append(f"offsetof(struct switch_record, {name}) != {offset}")
+        wrong.append(f"sizeof ((struct switch_record *)0)->{name} != {size}")
+    checks = "".join(f'_Static_assert(!({what}), "{what}");\n' for what in wrong)
+    types = "typedef unsigned char u8; typedef unsigned u32; typedef unsigned long long u64;\n"
+    text = header.replace("#include <gpubpf.h>", "#include <stddef.h>\n#define __always_inline\n" + types)
+    (tmp_path / "switch.c").write_text(text + checks)
+    subprocess.run(["cc", "-fsyntax-only", tmp_path / "switch.c"], check=True)
 
 
 def test_explains_by_overlap() -> None:

@@ -21,7 +21,7 @@ import gpubpf_asm as asm
 import gpubpf_bcc
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.bytecode import HOST_STUB, Program
 from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
@@ -155,11 +155,11 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
     with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
         ordinary = tmp_path / "library.so"
-        ordinary.write_bytes(host_programs.STUB.ljust(4096, b"\0"))
+        ordinary.write_bytes(HOST_STUB.ljust(4096, b"\0"))
         unsealed = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
-        os.write(unsealed, host_programs.STUB)
+        os.write(unsealed, HOST_STUB)
         other = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
-        os.write(other, b"\x55" + host_programs.STUB)
+        os.write(other, b"\x55" + HOST_STUB)
         fcntl.fcntl(other, fcntl.F_ADD_SEALS, host_programs._SEALS)
         files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
         for file in files:

@@ -111,7 +111,9 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
     mixed = np.concatenate([some(number, range(100)) for number in (5, 900, 6)])
     mixed = mixed[np.random.default_rng(1).permutation(300)]
     found.take(session(ring(mixed)), [log(5)])
-    assert found.delivered == 100 and {part.launch[0] & access_log.COUNT for part, _ in kept.parts} == {5}
+    assert found.delivered == 100 and {part.launch[0] & access_log.NUMBER_MASK for part, _ in kept.parts} == {
+        5
+    }
     other = dataclasses.replace(log(900, 6), names={0: "_Z5otherv"})
     found.take(session(), [other])
     assert found.delivered == 300 and found.unknown == 0
@@ -120,9 +122,9 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
             thread
             for part, _ in kept.parts
             for launch, thread in zip(part.launch, part.thread, strict=True)
-            if part.place.mangled == name and launch & access_log.COUNT == number
+            if part.place.mangled == name and launch & access_log.NUMBER_MASK == number
         ]
-        assert got == mixed["thread"][(mixed["launch"] & access_log.COUNT) == number].tolist()
+        assert got == mixed["thread"][(mixed["launch"] & access_log.NUMBER_MASK) == number].tolist()
 
 
 def test_launches_of_two_programs_in_one_process_id() -> None:

@@ -47,7 +47,7 @@
 
 // The tool that is attached, for the error message of a second tool. Empty: none.
 extern "C" {
-__attribute__((visibility("default"))) char gpubpf_owner[128] = "";
+__attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
 }
 
 namespace gpubpf {
@@ -173,7 +173,6 @@ bool parse_welcome(Reader &r, Config &config) {
     number_process(r.u64());
     const std::string owner = r.text().substr(0, sizeof gpubpf_owner - 1);
     memcpy(gpubpf_owner, owner.c_str(), owner.size() + 1);
-    constexpr uint64_t kLimit = uint64_t(1) << 40;
     uint32_t n = r.count(28);
     for (uint32_t i = 0; i < n; ++i) {
         MapSpec m;
@@ -183,8 +182,8 @@ bool parse_welcome(Reader &r, Config &config) {
         m.place = static_cast<Place>(r.u32());
         m.initial = r.blob();
         const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
-        if (m.initial.size() > m.fixed || m.fixed > kLimit || m.unit > Unit::Site || m.place > Place::Host ||
-            (m.place != Place::Gpu && !m.shared()) ||
+        if (m.initial.size() > m.fixed || m.fixed > kMemoryLimit || m.unit > Unit::Site ||
+            m.place > Place::Host || (m.place != Place::Gpu && !m.shared()) ||
             (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
             return false;
         config.maps.push_back(std::move(m));
@@ -427,10 +426,16 @@ void serve(Connection *c) {
     end(c);
 }
 
+// Returns the part behind kFilePrefix of a socket's name, or null.
+const char *number_of_file(const char *name) {
+    constexpr size_t kLength = sizeof kFilePrefix - 1;
+    return strncmp(name, kFilePrefix, kLength) == 0 ? name + kLength : nullptr;
+}
+
 // Returns the tool's socket, or -1. A name that starts with @ is abstract. fd:N is a descriptor that this
 // process already has.
 int connect_to_tool(const char *name) {
-    if (strncmp(name, "fd:", 3) == 0) return move_high(atoi(name + 3));
+    if (const char *number = number_of_file(name)) return move_high(atoi(number));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     size_t length = strlen(name);
@@ -631,7 +636,7 @@ AttachStatus start(const char *name, How how) {
     choose_hooks(agent.config.log_records != 0 || operation_program());
     std::string left_out, failed;
     failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
-    if (const char *cupti = getenv("GPUBPF_CUPTI"); cupti && agent.config.stamps)
+    if (const char *cupti = getenv(kCuptiVariable); cupti && agent.config.stamps)
         if (std::string why = start_cupti(cupti); !why.empty())
             left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
     Writer w;
@@ -739,30 +744,29 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
     // Our copy then aborts unless it is initialized. Its first use initializes it.
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {
-        gpubpf::start(getenv("GPUBPF_SOCKET"), gpubpf::How::FirstInit);
+        gpubpf::start(getenv(gpubpf::kSocketVariable), gpubpf::How::FirstInit);
     } catch (...) {
     }
     return 1;
 }
 
 // The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for
-// GPUBPF_SOCKET. A trailing " starting" says that the process is inside its first cuInit. docs/attach.md
-// lists the return values.
+// GPUBPF_SOCKET, with kStartingSuffix if the process is inside its first cuInit. docs/attach.md lists the
+// return values.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {
         std::string socket = name;
-        constexpr char kStarting[] = " starting";
-        constexpr size_t kLength = sizeof kStarting - 1;
+        using namespace gpubpf;
+        constexpr size_t kLength = sizeof kStartingSuffix - 1;
         const bool starting =
-            socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStarting) == 0;
+            socket.size() > kLength && socket.compare(socket.size() - kLength, kLength, kStartingSuffix) == 0;
         if (starting) socket.resize(socket.size() - kLength);
-        using gpubpf::AttachStatus;
-        const AttachStatus status =
-            gpubpf::start(socket.c_str(), starting ? gpubpf::How::FirstInit : gpubpf::How::Running);
+        const AttachStatus status = start(socket.c_str(), starting ? How::FirstInit : How::Running);
         // In these cases the agent owns the socket.
         const bool began = status == AttachStatus::Attached || status == AttachStatus::Failed;
-        if (!began && socket.compare(0, 3, "fd:") == 0) close(atoi(socket.c_str() + 3));
+        const char *number = number_of_file(socket.c_str());
+        if (!began && number) close(atoi(number));
         return static_cast<int>(status);
     } catch (...) {
         return static_cast<int>(gpubpf::AttachStatus::Failed);

@@ -11,16 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "definitions.h"
+
 namespace gpubpf {
 
 struct Hook;
-
-// Bytes of code to change. The tool reads this layout.
-struct Patch {
-    uint64_t at;
-    uint8_t before[8], after[8];
-    uint64_t size;  // bytes of `before` and `after` that count
-};
 
 // Hook `count` functions; each hook's `original` is set before its jump is written. Return one line, "name: reason", for each
 // function that cannot be hooked; those of optional hooks go to `left_out`.

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "control.h"
+#include "definitions.h"
 #include "driver/driver.h"
 #include "lifetime.h"
 
@@ -99,6 +99,8 @@ struct Copy;
 struct Kernel;
 struct Module;
 
+inline uint64_t map_aligned(uint64_t bytes) { return (bytes + kMapAlignment - 1) & ~(kMapAlignment - 1); }
+
 struct Pool {
     CUdeviceptr base = 0;
     uint64_t size = 0;
@@ -158,7 +160,7 @@ struct Context : AttachmentObject {
 };
 
 // An array's memory for one instance. `capacity` is in the map's units; for a site array it is
-// sites | (shards - 1) << 32.
+// sites | (shards - 1) << kShardsShift.
 struct Array {
     uint32_t map;
     CUdeviceptr base;

@@ -45,10 +45,10 @@ bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
 // Copies the records that the tool has not consumed yet from a ring in GPU memory, each to its place in the
 // ring. The ring's control block was copied before.
 bool copy_records(Context &context, const RingMemory &ring, const char *control, char *to) {
-    const uint64_t first = (64 * uint64_t(ring.shards) + kPage - 1) & ~(kPage - 1);
+    const uint64_t first = first_record(ring.shards);
     for (uint32_t shard = 0; shard < ring.shards; ++shard) {
         uint64_t reserved;
-        memcpy(&reserved, control + 64 * (1 + uint64_t(shard)), sizeof reserved);
+        memcpy(&reserved, control + kRingHeader + shard * kRingShard, sizeof reserved);
         uint64_t at = shard < ring.consumed.size() ? ring.consumed[shard] : 0;
         const uint64_t begin = first + shard * ring.capacity * ring.stride;
         if (reserved < at || reserved - at > ring.capacity)

@@ -26,7 +26,7 @@ static Copy *copy_in(const Kernel &kernel, const Context *context) {
 }
 
 constexpr uint64_t kNotSaid = UINT64_MAX;
-constexpr uint32_t kMostShards = 256;
+constexpr Reason kNoReason = Reason(kReasons);
 
 // Returns the number of blocks that can be resident at once, 0 if the launch cannot run at all, or kNotSaid
 // if the driver does not tell.
@@ -96,11 +96,9 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
 // Returns the number of shards of a site array. With several, multiprocessors do not wait for each other.
 static uint32_t site_shards(const Context &context) {
     uint32_t shards = 1;
-    while (shards < context.multiprocessors && shards < kMostShards) shards *= 2;
+    while (shards < context.multiprocessors && shards < kShards) shards *= 2;
     return shards;
 }
-
-static uint64_t align256(uint64_t n) { return (n + 255) & ~uint64_t(255); }
 
 // Returns the number of a map's units in a launch of this shape. For a site array: the kernel's sites in all
 // shards.
@@ -137,7 +135,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         const uint64_t count = units(m, copy, blocks, in_block);
         // Threads, warps and blocks have 32-bit numbers on the device.
         if (m.per_unit > (UINT64_MAX >> 34) || (m.unit != Unit::Site && count > UINT32_MAX)) fits = false;
-        if (fits) needed += align256(m.fixed + m.per_unit * count);
+        if (fits) needed += map_aligned(m.fixed + m.per_unit * count);
         if (needed > uint64_t(1) << 50) fits = false;
     }
     Pool *pool = nullptr;
@@ -172,9 +170,9 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         if (!m.shared() && !known) {
             array.base = pool->base + at;
             array.bytes = m.fixed + m.per_unit * units(m, copy, blocks, in_block);
-            at += align256(array.bytes);
+            at += map_aligned(array.bytes);
             const bool sites = m.unit == Unit::Site;
-            array.capacity = sites ? copy.layout->sites | uint64_t(site_shards(context) - 1) << 32
+            array.capacity = sites ? copy.layout->sites | uint64_t(site_shards(context) - 1) << kShardsShift
                                    : units(m, copy, blocks, in_block);
             (sites ? copy.sites : instance.arrays).push_back(array);
         }
@@ -213,8 +211,8 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     }
     uint8_t *own = bytes + before;
     memcpy(own, choice.block, layout.block.size());
-    memcpy(own, &launch, sizeof launch);
-    if (replay) memcpy(own + 8, &replay, sizeof replay);
+    memcpy(own + kBlockLaunch, &launch, sizeof launch);
+    if (replay) memcpy(own + kBlockReplay, &replay, sizeof replay);
     if (layout.pid_tgid != kNoField) {
         uint64_t who = static_cast<uint64_t>(process_id()) << 32 | thread_id();
         memcpy(own + layout.pid_tgid, &who, sizeof who);

@@ -16,11 +16,7 @@ namespace gpubpf {
 
 namespace {
 
-constexpr uint64_t kArrayLimit = uint64_t(1) << 32, kRingLimit = uint64_t(1) << 36;
-constexpr uint32_t kShards = 256;  // at most; further multiprocessors share them
-// Records: twice as many as the threads of a multiprocessor can write at once.
-constexpr uint64_t kLeastCapacity = 4096;
-constexpr uint64_t kControl = 64;  // bytes of the control block of the ring, and of each shard
+constexpr uint64_t kArrayLimit = uint64_t(1) << 32;
 
 struct File {
     void *host;
@@ -32,12 +28,14 @@ std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and 
 
 bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
 
+uint64_t ring_pages(uint64_t bytes) { return (bytes + kRingPage - 1) & ~(kRingPage - 1); }
+
 uint32_t shards_of(const Context &context) {
     return std::min(std::max(context.multiprocessors, 1u), kShards);
 }
 
 uint64_t control_bytes(const Context &context) {
-    return (kControl * (1 + shards_of(context)) + 255) & ~uint64_t(255);
+    return map_aligned(kRingHeader + kRingShard * shards_of(context));
 }
 
 // Returns the GPU's address of host memory [at, at + bytes), or 0 if the driver refuses.
@@ -66,8 +64,7 @@ CUdeviceptr map_array(Context &context, const File &array) {
 bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr control) {
     RingMemory ring{map, shards_of(context), kLeastCapacity, spec.per_unit, control, 0, 0, nullptr, {}};
     while (ring.capacity * 2 * ring.shards * ring.stride <= spec.fixed) ring.capacity *= 2;
-    const uint64_t heads = (kControl * ring.shards + 4095) & ~uint64_t(4095);
-    ring.bytes = (heads + ring.shards * ring.capacity * ring.stride + 4095) & ~uint64_t(4095);
+    ring.bytes = ring_pages(first_record(ring.shards) + ring.shards * ring.capacity * ring.stride);
     if (ring.bytes > kRingLimit) return false;
     int file = -1;
     if (spec.place == Place::HostRing) {
@@ -138,6 +135,8 @@ void close_arrays() {
 
 const Lifetime shared_lifetime{nullptr, nullptr, close_arrays, [] { arrays = nullptr; }};
 
+uint64_t first_record(uint32_t shards) { return ring_pages(kRingShard * shards); }
+
 uint64_t ring_control_bytes(const Context &context) {
     uint64_t bytes = 0;
     for (const MapSpec &m : agent.config.maps)
@@ -163,9 +162,9 @@ bool prepare_shared(Context &context, CUdeviceptr control) {
 
 void take_consumed(Reader &reader) {
     const uint32_t map = reader.u32(), serial = reader.u32();
-    std::vector<uint64_t> consumed(std::min(reader.count(8), kShards + 1)), heads(kShards * kControl / 8);
+    std::vector<uint64_t> consumed(std::min(reader.count(8), kShards + 1)), heads(kShards * kRingShard / 8);
     const auto n = static_cast<uint32_t>(consumed.size());
-    for (uint32_t i = 0; i < n && i < kShards; ++i) heads[i * kControl / 8] = consumed[i] = reader.u64();
+    for (uint32_t i = 0; i < n && i < kShards; ++i) heads[i * kRingShard / 8] = consumed[i] = reader.u64();
     if (!reader.ok() || n > kShards) return;
     Context *context = nullptr;
     {
@@ -180,7 +179,8 @@ void take_consumed(Reader &reader) {
     for (RingMemory &r : context->rings) {
         if (r.map != map || r.mapped || n != r.shards || !current.ok()) continue;
         r.consumed = consumed;
-        if (driver.cuMemcpyHtoDAsync_v2(r.data, heads.data(), n * kControl, context->stream) == CUDA_SUCCESS)
+        if (driver.cuMemcpyHtoDAsync_v2(r.data, heads.data(), n * kRingShard, context->stream) ==
+            CUDA_SUCCESS)
             wait_for(context->stream, 1000);
     }
 }

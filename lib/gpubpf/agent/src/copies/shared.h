@@ -23,6 +23,7 @@ extern const Lifetime shared_lifetime;
 // memory or the driver refuses.
 bool prepare_shared(Context &context, CUdeviceptr control);
 uint64_t ring_control_bytes(const Context &context);  // of all rings, in the pool
+uint64_t first_record(uint32_t shards);               // its offset in the data of a ring
 // The tool consumed records of a ring in GPU memory.
 void take_consumed(Reader &reader);
 // The context ends, and nothing runs in it any more.

@@ -28,8 +28,6 @@ namespace gpubpf {
 namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
-constexpr uint64_t kImageLimit = uint64_t(1) << 29;
-constexpr uint32_t kSitesLimit = 1 << 22;  // per kernel
 
 struct Wrapper {
     uint32_t magic, version;
@@ -243,7 +241,7 @@ bool prepare_context(Context &context) {
     const uint64_t controls = ring_control_bytes(context);
     uint64_t shared = controls;
     for (const MapSpec &m : maps)
-        if (m.shared() && m.place == Place::Gpu) shared += (m.fixed + 255) & ~uint64_t(255);
+        if (m.shared() && m.place == Place::Gpu) shared += map_aligned(m.fixed);
     const bool all_shared =
         std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
     // The user's limit is for values. Everything else comes on top.
@@ -257,7 +255,7 @@ bool prepare_context(Context &context) {
     for (size_t i = 0; i < maps.size(); ++i) {
         if (!maps[i].shared() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
         context.storage[i] = context.pools[0]->base + at;
-        at += (maps[i].fixed + 255) & ~uint64_t(255);
+        at += map_aligned(maps[i].fixed);
         if (!maps[i].initial.empty() &&
             driver.cuMemcpyHtoDAsync_v2(context.storage[i], maps[i].initial.data(), maps[i].initial.size(),
                                         context.stream) != CUDA_SUCCESS)
@@ -301,7 +299,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
     if (answer.variables.empty()) return true;
     CUdeviceptr table = 0;
     size_t table_size = 0;
-    if (driver.cuModuleGetGlobal_v2(&table, &table_size, sidecar, "gpubpf_variables") != CUDA_SUCCESS)
+    if (driver.cuModuleGetGlobal_v2(&table, &table_size, sidecar, kVariablesTable) != CUDA_SUCCESS)
         return false;
     std::vector<uint64_t> slots(table_size / 8);
     for (const Variable &v : answer.variables) {

@@ -35,22 +35,6 @@ constexpr milliseconds kEntering{4};
 constexpr long kHeld = 200, kMostHeld = 20000;  // µs
 constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
 
-struct Key {
-    CUstream stream;
-    const Context *context;
-    uint64_t thread;  // of a per-thread default stream
-    bool operator==(const Key &o) const {
-        return stream == o.stream && context == o.context && thread == o.thread;
-    }
-};
-
-struct KeyHash {
-    size_t operator()(const Key &k) const {
-        return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
-               k.thread;
-    }
-};
-
 // A stream, since its first launch while it is being watched.
 struct Busy {
     // Guards the members below, also across driver calls. Threads that launch into the same stream would wait
@@ -86,7 +70,7 @@ struct Busy {
 
 struct Streams {
     std::mutex lock;  // guards the members below; never held across a driver call
-    std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> busy;
+    std::unordered_map<StreamKey, std::shared_ptr<Busy>, StreamKey::Hash> busy;
     std::unordered_map<const Context *, uint64_t> proofs;  // number of the requested proof
     std::unordered_set<CUstream> not_captured;             // or in a capture that a hooked call began
     // Streams in which captures began through hooks, with the thread of a per-thread default stream.
@@ -236,7 +220,7 @@ Watching::Watching() { ++watchers; }
 
 Watching::~Watching() {
     if (--watchers) return;
-    std::unordered_map<Key, std::shared_ptr<Busy>, KeyHash> over;
+    std::unordered_map<StreamKey, std::shared_ptr<Busy>, StreamKey::Hash> over;
     {
         std::lock_guard<std::mutex> hold(all->lock);
         over.swap(all->busy);

@@ -13,18 +13,9 @@ namespace gpubpf {
 
 Log oplog;
 
-struct Log::Header {
-    uint64_t version, capacity, clock;
-    alignas(64) std::atomic<uint64_t> reserved;
-    alignas(64) std::atomic<uint64_t> lost;
-    alignas(64) std::atomic<uint64_t> consumed;  // written by the tool
-};
-
-constexpr uint64_t kHeaderSize = 4096;
-
 int Log::open(uint64_t records, bool virtual_clock) {
-    if (!records || records & (records - 1) || records > uint64_t(1) << 28) return -1;
-    const uint64_t size = kHeaderSize + records * sizeof(Record);
+    if (!records || records & (records - 1) || records > kLogLimit) return -1;
+    const uint64_t size = sizeof(LogHeader) + records * sizeof(Record);
     int fd = memory_file("gpubpf-log", size);
     if (fd < 0) return -1;
     void *at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -34,23 +25,23 @@ int Log::open(uint64_t records, bool virtual_clock) {
         return -1;
     }
     madvise(at, size, MADV_DONTFORK);  // a child must not write there
-    auto *header = static_cast<Header *>(at);
-    header->version = 1;
+    auto *header = static_cast<LogHeader *>(at);
+    header->version = kLogVersion;
     header->capacity = records;
     header->clock = virtual_clock;
-    records_ = reinterpret_cast<Record *>(static_cast<char *>(at) + kHeaderSize);
+    records_ = reinterpret_cast<Record *>(static_cast<char *>(at) + sizeof(LogHeader));
     capacity_ = records;
     header_ = header;
     return fd;
 }
 
 void Log::close() {
-    if (header_) munmap(header_, kHeaderSize + capacity_ * sizeof(Record));
+    if (header_) munmap(header_, sizeof(LogHeader) + capacity_ * sizeof(Record));
     header_ = nullptr;
 }
 
 void Log::put(const Record &record) {
-    Header *h = header_;
+    LogHeader *h = header_;
     if (!h) return;
     uint64_t position = h->reserved.load(std::memory_order_relaxed);
     do {
@@ -87,8 +78,8 @@ const Lifetime log_lifetime{
 uint32_t process_id() { return process.load(std::memory_order_relaxed); }
 
 void number_process(uint64_t number) {
-    next_id = number << 40 | 1;
-    next_other = next_id | uint64_t{1} << 39;
+    next_id = number << kNumberBits | 1;
+    next_other = next_id | kOtherOperation;
 }
 
 uint32_t generation_of_process() { return generation.load(std::memory_order_relaxed); }

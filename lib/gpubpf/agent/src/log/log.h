@@ -22,8 +22,7 @@ class Log {
     void put(const Record &record);  // any thread
 
   private:
-    struct Header;
-    Header *header_ = nullptr;
+    LogHeader *header_ = nullptr;
     Record *records_ = nullptr;
     uint64_t capacity_ = 0;
 };

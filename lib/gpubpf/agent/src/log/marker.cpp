@@ -21,11 +21,8 @@ namespace gpubpf {
 
 namespace {
 
-// The kernel optimizes a uprobe on a five-byte nop. So the stub must start with the nop, without an endbr64.
-constexpr uint8_t kStub[] = {0x0F, 0x1F, 0x44, 0x00, 0x00, 0xC3};
+// The kernel optimizes a uprobe on a five-byte nop. So kHostStub starts with the nop, without an endbr64.
 constexpr uint64_t kStubFile = 4096;
-constexpr uint64_t kOperationStub = 64;  // offset of the stub for operations in the file
-constexpr size_t kPoints = 2;
 constexpr uint32_t kArguments = 64;
 
 struct Program {
@@ -46,7 +43,7 @@ struct Point {
     std::atomic<const Program *> programs{
         nullptr};  // freed at the end, because another thread may be running one
 };
-Point points[kPoints];
+Point points[kHostPoints];
 Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 
 // --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
@@ -195,7 +192,7 @@ std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
     return made->code ? std::move(made) : nullptr;
 }
 
-constexpr size_t kFields[kPoints] = {sizeof(HostLaunch) / 8, sizeof(HostOperation) / 8};
+constexpr size_t kFields[kHostPoints] = {sizeof(HostLaunch) / 8, sizeof(HostOperation) / 8};
 
 bool any(const Point &point) {
     return point.in_kernel.load(std::memory_order_relaxed) ||
@@ -232,23 +229,26 @@ void call_stub(const uint8_t *stub, const uint64_t *fields) {
 #endif
 }
 
+// Runs the programs at a point. `context` is their context, which consists of u64 fields.
+template <typename Context>
+void run_at(HostPoint where, uint64_t stub, const Context &context) {
+    uint64_t fields[8] = {};
+    static_assert(sizeof context <= sizeof fields);
+    memcpy(fields, &context, sizeof context);
+    const Point &point = at(where);
+    if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs + stub, fields);
+    run(point, fields);
+}
+
 }  // namespace
 
 bool host_program() { return any(at(HostPoint::Launch)); }
 bool operation_program() { return any(at(HostPoint::Operation)); }
 
-void run_host_program(const HostLaunch &l) {
-    const uint64_t fields[] = {l.launch, l.kernel, l.stream, l.call_ns, l.threads, l.gpu, 0, 0};
-    const Point &point = at(HostPoint::Launch);
-    if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs, fields);
-    run(point, fields);
-}
+void run_host_program(const HostLaunch &launch) { run_at(HostPoint::Launch, 0, launch); }
 
-void run_operation_program(const HostOperation &o) {
-    const uint64_t fields[] = {o.id, o.kind, o.stream, o.call_ns, o.bytes, o.destination, o.source, o.gpu};
-    const Point &point = at(HostPoint::Operation);
-    if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs + kOperationStub, fields);
-    run(point, fields);
+void run_operation_program(const HostOperation &operation) {
+    run_at(HostPoint::Operation, kOperationStub, operation);
 }
 
 int make_marker() {
@@ -256,8 +256,8 @@ int make_marker() {
     struct stat st;
     if (fd < 0) return -1;
     // Seals it, so that the tool recognizes it as ours.
-    if (write_all(fd, kStub, sizeof kStub, 0) && write_all(fd, kStub, sizeof kStub, kOperationStub) &&
-        fstat(fd, &st) == 0 &&
+    if (write_all(fd, kHostStub, sizeof kHostStub, 0) &&
+        write_all(fd, kHostStub, sizeof kHostStub, kOperationStub) && fstat(fd, &st) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {
         // The mapping is private because a probe in a shared mapping is never hit.
         void *at = mmap(nullptr, kStubFile, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
@@ -282,15 +282,15 @@ bool take_host_program(Reader &reader) {
     const uint32_t mode = reader.u32();  // 0: none, 1: in the kernel, 2: in this process
     if (mode == 1) {
         const uint32_t which = reader.u32();
-        for (size_t i = 0; i < kPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;
+        for (size_t i = 0; i < kHostPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;
     }
     if (mode != 2) return reader.ok() && mode < 2;
-    std::atomic<const Program *> *ends[kPoints];
-    std::atomic<const Program *> first[kPoints] = {};
-    for (size_t i = 0; i < kPoints; ++i) ends[i] = &first[i];
+    std::atomic<const Program *> *ends[kHostPoints];
+    std::atomic<const Program *> first[kHostPoints] = {};
+    for (size_t i = 0; i < kHostPoints; ++i) ends[i] = &first[i];
     for (uint32_t n = reader.count(16); n; --n) {
         const uint32_t point = reader.u32();
-        if (point >= kPoints) return false;
+        if (point >= kHostPoints) return false;
         std::unique_ptr<Program> made = parse_program(reader, kFields[point]);
         if (!made) return false;
         Program *program = made.release();
@@ -299,7 +299,8 @@ bool take_host_program(Reader &reader) {
     }
     if (!reader.ok()) return false;
     cgroups = find_cgroups();
-    for (size_t i = 0; i < kPoints; ++i) points[i].programs.store(first[i].load(), std::memory_order_release);
+    for (size_t i = 0; i < kHostPoints; ++i)
+        points[i].programs.store(first[i].load(), std::memory_order_release);
     return true;
 }
 

@@ -11,19 +11,13 @@
 
 namespace gpubpf {
 
-struct HostLaunch {  // `struct gpu_launch` in gpubpf.h
-    uint64_t launch, kernel, stream, call_ns, threads, gpu;
-};
 constexpr uint64_t kWholeGraph = UINT64_MAX;  // as `kernel`: a graph launch; `launch` is its first id
-
-struct HostOperation {  // `struct gpu_operation` in gpubpf.h
-    uint64_t id, kind, stream, call_ns, bytes, destination, source, gpu;
-};
 
 // Whether there are host programs. If not, their arguments need not be computed.
 bool host_program();       // at launches
 bool operation_program();  // at operations
-// Run the host programs. They never throw, and take no lock.
+// Run the host programs. They never throw, and take no lock. The structures are `struct gpu_launch` and
+// `struct gpu_operation` in gpubpf.h.
 void run_host_program(const HostLaunch &launch);
 void run_operation_program(const HostOperation &operation);
 

@@ -17,25 +17,9 @@ namespace gpubpf {
 
 namespace {
 
-struct Key {
-    CUstream stream;
-    const Context *context;  // of a default stream
-    uint64_t thread;         // of a per-thread default stream
-    bool operator==(const Key &o) const {
-        return stream == o.stream && context == o.context && thread == o.thread;
-    }
-};
-
-struct KeyHash {
-    size_t operator()(const Key &k) const {
-        return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
-               k.thread;
-    }
-};
-
 struct Queues {
     std::mutex lock;  // guards the members below
-    std::unordered_map<Key, Queue, KeyHash> known;
+    std::unordered_map<StreamKey, Queue, StreamKey::Hash> known;
     std::unordered_set<CUstream> made;  // since the attachment, in a program that ran before
     uint32_t count = 0;
 };
@@ -48,7 +32,7 @@ std::atomic<uint64_t> queue_epoch{1};  // queues that a thread cached under an e
 // The queues that the thread used last.
 struct Remembered {
     uint64_t epoch;
-    Key key;
+    StreamKey key;
     Queue queue;
 };
 struct OfThread {
@@ -62,7 +46,7 @@ uint64_t number_of(OfThread &thread) {
     return thread.number;
 }
 
-Queue new_queue(const Key &key) {
+Queue new_queue(const StreamKey &key) {
     Queue queue;
     QueueKind kind = QueueKind::Legacy;
     int priority = 0;
@@ -106,7 +90,7 @@ Queue new_queue(const Key &key) {
     return queue;
 }
 
-Queue find_queue(const Key &key, uint64_t epoch, Remembered &slot) {
+Queue find_queue(const StreamKey &key, uint64_t epoch, Remembered &slot) {
     Queue queue;
     bool known = false;
     {
@@ -122,7 +106,7 @@ Queue find_queue(const Key &key, uint64_t epoch, Remembered &slot) {
 }  // namespace
 
 Queue queue_of(StreamRef where) {
-    Key key{where.handle(), nullptr, 0};
+    StreamKey key{where.handle(), nullptr, 0};
     if (!key.stream) key.stream = CU_STREAM_LEGACY;
     const bool is_default = key.stream == CU_STREAM_LEGACY || key.stream == CU_STREAM_PER_THREAD;
     Queue queue;

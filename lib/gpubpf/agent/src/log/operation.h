@@ -17,6 +17,22 @@ struct StreamRef {
 
 constexpr StreamRef kNoStream{nullptr, false, true};
 
+// What tells streams apart: default streams have the same handle in every context and thread.
+struct StreamKey {
+    CUstream stream;
+    const Context *context;
+    uint64_t thread;  // of a per-thread default stream
+    bool operator==(const StreamKey &o) const {
+        return stream == o.stream && context == o.context && thread == o.thread;
+    }
+    struct Hash {
+        size_t operator()(const StreamKey &k) const {
+            return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
+                   k.thread;
+        }
+    };
+};
+
 // A stream with a number, because its handle may later stand for another stream. There is one legacy default
 // stream per context, and one per-thread default stream per context and thread.
 struct Queue {

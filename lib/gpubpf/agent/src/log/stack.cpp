@@ -19,14 +19,13 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kDeepest = 64;  // frames
 // Per process. The tool accepts at most 64 MiB of text.
 constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;
 
 struct Frames {
-    uintptr_t at[kDeepest];
+    uintptr_t at[kStackLimit];
     // Where the stack holds the return address; 0: the address is not a return address.
-    uintptr_t slot[kDeepest];
+    uintptr_t slot[kStackLimit];
     size_t count = 0;
 };
 
@@ -73,7 +72,7 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     if (!frames->count && own_extent().has(at)) return _URC_NO_REASON;
     frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
     frames->at[frames->count++] = at;
-    return frames->count == kDeepest ? _URC_END_OF_STACK : _URC_NO_REASON;
+    return frames->count == kStackLimit ? _URC_END_OF_STACK : _URC_NO_REASON;
 }
 
 uint64_t hash_of(const Frames &f) {
