@@ -266,6 +266,15 @@ class CallProbes:
             self.host.delete("call_sums", key.tobytes())
         return made
 
+    def launched(self) -> set[tuple[int, int]]:
+        """Return the PIDs and handles of the kernels that were launched since the sums were last read."""
+        keys = self.host.items("call_sums")["key"]
+        return {
+            (pid, kernel)
+            for pid, kernel in zip(*(keys[k].tolist() for k in ("tgid", "kernel")), strict=True)
+            if kernel
+        }
+
     def events(self) -> np.ndarray[Any, Any]:
         """Return the calls that ended since the last time, in the order in which they returned: see
         arrays.py.
