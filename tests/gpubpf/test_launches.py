@@ -104,6 +104,9 @@ def two_kernels() -> tuple[Log, Device]:
 
 def test_two_kernels_on_one_clock() -> None:
     seen = found(*two_kernels())
+    losses = LaunchLosses()
+    losses.add(latency.LaunchView(seen), np.arange(2))
+    assert losses.fields(0)["launches_timed"] == {"device": 2} and not losses.fields(0)["launches_untimed"]
     assert seen.names == ["_Z5firstPi", "_Z6secondPi"] and seen.method.tolist() == [DEVICE] * 2
     assert seen.waits.latency.tolist() == [1000, 48000] and seen.waits.wait.tolist() == [0, 47000]
     assert seen.waits.overhead.tolist() == [0, 0] and seen.waits.exec.tolist() == [49000, 10000]
@@ -485,7 +488,7 @@ def test_long_names_fit_a_terminal() -> None:
             "launches_running",
             "launches_lost",
             "launches_behind_unseen",
-            "launches_unknown",
+            "launches_untimed",
             "operations_lost",
         ),
         10**9,
