@@ -142,6 +142,23 @@ def test_who_launches_when_probes_are_live_is_measured_from_the_first_launch(
     assert [record.get("waiting") for record in seen.attached] == [None]
 
 
+@pytest.mark.parametrize("kernels", [(), ("--kernel", "add")])
+def test_what_was_launched_before_is_not_said_to_be_nothing(program: Path, kernels: tuple[str, ...]) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
+    command = [sys.executable, "-m", "cudasim.launcher", "--", program, "idle"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as target:
+        assert target.stdout is not None and target.stdout.readline() == "ready\n"
+        tool = [sys.executable, ROOT / "tools" / "threadhist.py", "-d", "1", "-p", str(target.pid), *kernels]
+        done = subprocess.run(tool, capture_output=True, text=True, env=env, timeout=60)
+        target.communicate("\n", timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("counted nothing\n")
+    assert done.stderr.endswith(
+        "note: no kernel was launched after the tool attached; it does not see what was launched before\n"
+    )
+
+
 def test_a_driver_that_tells_kernels_and_functions_apart_by_itself(program: Path) -> None:
     check(measured(program, "library", bool, CUDASIM_HOSTILE="0"), "plain_add")
 

@@ -246,8 +246,9 @@ class Session:
                 from gpubpf.images.listing import no_match
 
                 self._listener.complain(no_match(self.wanted, self._seen_names()))
-            elif not self.wanted and not self.summary()["launches_seen"]:
-                self._measurement.note("no kernel was launched")
+            elif (not self.wanted or self._loadable) and not self.summary()["launches_seen"]:
+                before = " after the tool attached; it does not see what was launched before"
+                self._measurement.note(f"no kernel was launched{before if self.targets.pids else ''}")
 
     def _wait_for_last_messages(self) -> None:
         """Wait, for LEAVING_WAIT at most, until the server has read what ended processes had sent."""
@@ -304,7 +305,12 @@ class Session:
     @property
     def nothing_matched(self) -> bool:
         """The user named kernels, and no kernel that was seen matches."""
-        return bool(self.wanted) and not any(k.matched for k in self.kernels())
+        return bool(self.wanted) and not self._loadable and not any(k.matched for k in self.kernels())
+
+    @property
+    def _loadable(self) -> bool:
+        """A running process may have loaded a kernel that matches, before the tool attached."""
+        return any(process.loadable for process in self._measurement.all_processes())
 
     # --- time ---
 

@@ -149,6 +149,7 @@ class TracedProcess:
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
     pending_images: int = 0  # images and modules without an answer
     image_answered: bool = False  # at least one was answered
+    loadable: bool = False  # its files have kernels that match
     # Request → matched kernels that were loaded before the agent, and whose copies are not ready yet. A nameless one under 0: the tool
     # does not know yet which these are.
     preparing: dict[int, frozenset[str]] = field(default_factory=dict)

@@ -237,6 +237,7 @@ class BackgroundWork:
             for cc in capabilities:
                 target = Target(device, divmod(cc, 10))
                 for data, kernels in process.mapped.modules(matches, target, AHEAD_KERNELS):
+                    process.loadable = True
                     work.append((next(self._ahead_requests), cc, target, data))
                     self._prepare(process, work[-1][0], kernels)
             self._prepare(process, 0, ())

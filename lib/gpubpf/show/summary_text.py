@@ -48,9 +48,9 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
         summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
     )
     if not seen:
-        return ["counted nothing: no kernel was launched"]
+        return ["counted nothing"]  # the session says why
     if not matched:
-        return [f"counted nothing: no matching launches ({seen:,} in total)"]
+        return [f"counted nothing of {table.count(seen, 'launch')}"]
     timed = summary.get("launches_timed", {})
     events = {what: timed[method] for method, what in WITHOUT_PROBE.items() if method in timed}
     counted = sum(timed.values()) if events else instrumented
