@@ -444,10 +444,13 @@ class Session:
         self._report_attached()
         self._run_tick()  # read logs and rings before what is missing from them is counted
         for process, launches in summary.unread_launches(self._measurement):
-            self._measurement.note(
-                f"{process.label} ended before its results could be read;"
-                f" {summary.describe_loss(self._measurement, process, launches)}"
+            why = (
+                ": its CUDA context failed, with the results in it"
+                if process.failed
+                else " ended before its results could be read"
             )
+            loss = summary.describe_loss(self._measurement, process, launches)
+            self._measurement.note(f"{process.label}{why}; {loss}")
         if silent := [
             p
             for p in self._measurement.all_processes()

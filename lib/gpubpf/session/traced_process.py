@@ -149,6 +149,7 @@ class TracedProcess:
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
     pending_images: int = 0  # images and modules without an answer
     image_answered: bool = False  # at least one was answered
+    failed: bool = False  # memory of a context could not be read, as after a fault in a kernel
     loadable: bool = False  # its files have kernels that match
     # Request → matched kernels that were loaded before the agent, and whose copies are not ready yet. A nameless one under 0: the tool
     # does not know yet which these are.
@@ -268,6 +269,7 @@ class TracedProcess:
         """Replace the last snapshot of a context. `keep`: also add it to `readings`.
 
         Takes ownership of `file`, unless it raises Malformed."""
+        self.failed |= bool(snapshot.flags & SnapshotFlag.FAILED)
         for part in snapshot.rings:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
