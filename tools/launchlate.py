@@ -279,7 +279,7 @@ def show_summary(
 
     summary = session.summary()
     summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
-    lines = [*cli.summary_lines(summary | {"lost": 0}), *latency_text.loss_lines(losses)]
+    lines = [*cli.summary_lines(summary | losses | {"lost": 0}), *latency_text.loss_lines(losses)]
     lines += cli.host_program_lines(summary) if args.verbose else []
     results.end(summary | losses, lines)
 

@@ -123,15 +123,22 @@ def report(
     counts: list[ThreadCounts], owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
 ) -> None:
     """Print what was counted since the last report."""
+    from gpubpf.threads import thread_counts
+
     results.begin()
+    if results.json or results.csv:
+        for kernel in counts:
+            if kernel.no_thread:
+                grid, block = kernel.shape.grid, kernel.shape.block_dim
+                cli.note(
+                    TOOL, f"{kernel.instance.kernel}: {thread_counts.NO_THREAD}: grid {grid}, block {block}"
+                )
     if results.json:
         for kernel in counts:
             show_json(kernel, args, results)
     elif results.csv:
         show_csv(counts, args, results)
     else:
-        from gpubpf.threads import thread_counts
-
         results.out.lines(thread_counts.lines(counts, args.work, args.by, args.top, owners, args.verbose))
 
 
@@ -171,7 +178,8 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         demangled=instance.demangled,
         mangled=instance.mangled,
         launches=counts.launches,
-        threads=len(threads),
+        threads=shape.threads,
+        selected=len(threads),
         runs=int(threads.runs.sum()),
         work=int(threads.work.sum()),
         imbalance=round(threads.imbalance, 6),

@@ -107,6 +107,7 @@ class BPF:
         self.values: dict[str, bytes] = {}  # of parameters
         # Overrides the size of maps of host programs, in entries; of a ring buffer in bytes.
         self.entries: dict[str, int] = {}
+        self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
@@ -312,6 +313,7 @@ class BPF:
             virtual=virtual,
             companions=companions,
             statistics=self.statistics,
+            hold_notices=self.hold_notices,
             note=note,
         )
 

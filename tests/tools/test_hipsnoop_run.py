@@ -327,6 +327,45 @@ def test_processes_that_run_already(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs privileges to give up")
+def test_a_kernel_is_named_though_its_process_has_ended(program: Path, tmp_path: Path) -> None:
+    """Its file says nothing of device code, and cannot be opened any more."""
+    copy = tmp_path / "copy"
+    rename = ("--rename-section=.hip_fatbin=.one", "--rename-section=.hipFatBinSegment=.other")
+    subprocess.run(["objcopy", *rename, program, copy], check=True)
+    command = [copy, "-w", "-n", "3", "-p", "200000", "hipLaunchKernel"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        copy.unlink()
+        tool = [*TOOL, "--json", "-p", str(process.pid)]
+        with subprocess.Popen(tool, stdout=subprocess.PIPE, text=True) as measuring:
+            assert measuring.stdout is not None and "attached" in measuring.stdout.readline()
+            process.communicate("\n", timeout=60)
+            found = [json.loads(line) for line in measuring.stdout]
+    assert [r["kernel"] for r in found if r["type"] == "kernel"] == ["saxpy"]
+
+
+def test_hooks_in_a_process_that_is_not_traced_are_not_its_concern(program: Path, tmp_path: Path) -> None:
+    library = gpubpf_hip.standin(tmp_path)
+    hooked = (
+        "import ctypes, mmap, sys\n"
+        f"f = ctypes.cast(ctypes.CDLL({str(library)!r}).hipMalloc, ctypes.c_void_p).value\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "libc.mprotect(ctypes.c_void_p(f & ~4095), 8192, 7)\n"
+        "ctypes.memmove(f, b'\\xe9\\0\\0\\0\\0', 5)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    words = [sys.executable, "-c", hooked]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        done = run(command=(program, "-n", 3, "-p", 200_000, "hipMalloc"))
+        assert "hooked" not in done.stderr and "hipMalloc" in done.stdout
+        own = run("-d", 1, "-p", other.pid)
+        assert f"hipMalloc of {library.name} is not traced: hooked by another tool" in own.stderr
+        other.communicate("\n")
+
+
 def test_privileges_are_given_up_once_it_watches(program: Path) -> None:
     """The thread that waits for libraries drops them, too. Threads of NumPy do not run our code."""
     started = start(program, "-n", 1, "hipFree")

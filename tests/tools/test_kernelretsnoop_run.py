@@ -219,7 +219,7 @@ def test_added_up_on_the_gpu(app, tmp_path):
     assert by_kernel["ways::after"]["warp_spread_ns"]["p50"] >= after[31]
     assert by_kernel["ways::after"]["launches_whole"] == 1
     streams = by_kernel["ways::streams"]
-    assert streams["launches"] == 80 and streams["threads"] == 80 * 256
+    assert streams["launches"] == 80 and streams["threads"] == 256 and streams["exits"] == 80 * 256
     assert 0 < streams["launches_whole"] <= 80
     assert {record["launches_instrumented"] for record in found if record["type"] == "summary"} == {87}
 

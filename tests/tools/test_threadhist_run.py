@@ -242,3 +242,13 @@ int main() {
     summary = records(tmp_path / "out")[-1]
     assert (summary["launches_seen"], summary["launches_instrumented"]) == (2, 1)
     assert summary["not_instrumented"] == {"the device cannot run it": 1}
+
+
+@pytest.mark.parametrize("how", ["stray", "assert"])
+def test_a_context_that_failed_is_not_a_process_that_ended(tmp_path, how):
+    faults = REPOSITORY / "tests" / "cudasim" / "programs" / "faults.cu"
+    program = gpubpf_cuda.build(faults.read_text(), tmp_path / "faults", f"-I{faults.parent}")
+    done = run("--", program, how)
+    assert done.returncode == 0, done.stderr
+    assert "(faults): its CUDA context failed, with the results in it; the counts of up to" in done.stderr
+    assert "ended" not in done.stderr

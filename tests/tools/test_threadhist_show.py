@@ -189,6 +189,19 @@ def test_identity_in_three_dimensions(show):
         assert number == ((bz * 3 + by) * 2 + bx) * 16 + (tz * 2 + ty) * 4 + tx == record["work"]
 
 
+def test_a_choice_of_no_thread_is_said(show, capsys):
+    made = instance(np.arange(64), (2, 1, 1))
+    lines = show("--block", "9", instances=[made]).splitlines()
+    assert lines[1:4] == [
+        "  grid 2 x 1 x 1, block 32 x 1 x 1; vectoradd (pid 1234)",
+        "  no thread of this grid matches --block and --thread",
+        "",
+    ]
+    records = show("--json", "--block", "9", instances=[made])
+    assert (records[0]["threads"], records[0]["selected"], records[0]["runs"]) == (64, 0, 0)
+    assert "grid (2, 1, 1), block (32, 1, 1)" in capsys.readouterr().err
+
+
 def test_threads_that_were_not_chosen_are_left_out(show):
     made = instance(np.arange(64), (2, 1, 1))
     records = show("--json", "--block", "1", "--thread", "2:3", instances=[made])
@@ -196,7 +209,7 @@ def test_threads_that_were_not_chosen_are_left_out(show):
         ([1, 0, 0], [2, 0, 0]),
         ([1, 0, 0], [3, 0, 0]),
     ]
-    assert records[-2]["threads"] == 2 and records[-2]["idle_lanes"] is None
+    assert (records[-2]["threads"], records[-2]["selected"]) == (64, 2) and records[-2]["idle_lanes"] is None
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -81,6 +81,7 @@ class Message(IntEnum):
     CONTEXT = 12
     PATCHES = 13  # + list of patches, for the tool to apply while the process is stopped
     FOUND = 14  # a module that was loaded before the agent; the tool answers with SIDECAR
+    READY = 15  # the copies of a SIDECAR that answers FOUND, or of an AHEAD, are in each context that can have them
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image
@@ -89,6 +90,7 @@ class Message(IntEnum):
     SHARED = 20  # + file of a shared map; before WELCOME
     CONSUMED = 21  # how far the tool has read a ring in GPU memory
     PATCHED = 22  # the patches are applied
+    AHEAD = 23  # + image: the sidecar of a module that may have been loaded before the agent, and not launched since
 
 
 class WelcomeFlag(IntFlag):

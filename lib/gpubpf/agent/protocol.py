@@ -331,12 +331,14 @@ def hello(payload: bytes) -> str:
     return r.text()[:64]
 
 
-def hooked(payload: bytes) -> tuple[str, str]:
+def hooked(payload: bytes) -> tuple[str, str, tuple[int, ...]]:
     """Return two texts with a function in each line: functions whose hooks failed, and functions that are left unhooked.
 
-    The first is empty if the hooks are live. Calls of the second are not logged."""
+    The first is empty if the hooks are live. Calls of the second are not logged. The third value: the compute capabilities of the
+    GPUs on which a running process has primary contexts."""
     r = PayloadReader(payload)
-    return r.text()[:4096], r.text()[:4096]
+    failed, left_out = r.text()[:4096], r.text()[:4096]
+    return failed, left_out, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
 
 
 def image(payload: bytes) -> Image:
@@ -363,6 +365,11 @@ def found(payload: bytes) -> Found:
     if not kernels:
         raise Malformed("a module without kernels")
     return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
+
+
+def ready(payload: bytes) -> int:
+    """Return the request whose copies are installed."""
+    return PayloadReader(payload).u32()
 
 
 def slot_and_text(payload: bytes) -> tuple[int, str]:
@@ -541,10 +548,16 @@ def sidecar(
     kernels: Iterable[KernelLayout],
     refusals: Mapping[str, str],
     variables: Sequence[VariableSlot],
+    ahead: int | None = None,
 ) -> bytes:
-    """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches."""
+    """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches.
+
+    ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability."""
     kernels = tuple(kernels)
-    parts = [struct.pack("<IQI", request, image_size, len(kernels))]
+    parts = [
+        b"" if ahead is None else struct.pack("<I", ahead),
+        struct.pack("<IQI", request, image_size, len(kernels)),
+    ]
     for k in kernels:
         parts.append(
             _bytes(k.name.encode())
@@ -570,7 +583,7 @@ def sidecar(
     for v in variables:
         parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, len(v.kernels)))
         parts += [_bytes(name.encode()) for name in v.kernels]
-    return frame(Message.SIDECAR, b"".join(parts))
+    return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 
 
 def sites_and_shards(capacity: int) -> tuple[int, int]:

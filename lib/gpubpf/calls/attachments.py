@@ -75,6 +75,7 @@ class Attachments:
         if pid in self.waiting:
             self.waiting.remove(pid)
         self._note(f"attached to {pid} ({comm})")
+        self._calls.announced(pid)
         if self._args.json:
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self._out.record(type="attached", pid=pid, comm=comm, ts_ns=now)

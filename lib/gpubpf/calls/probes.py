@@ -134,6 +134,7 @@ class CallProbes:
         }
         self.bpf = BPF(text=text)
         self.bpf.statistics = options.statistics
+        self.bpf.hold_notices = not options.everybody
         self.bpf.entries["call_events"] = RING if options.events else 4096
         self.bpf["call_settings"].set(self._settings)
         self.bpf["call_layouts"].set(arrays.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
@@ -201,6 +202,11 @@ class CallProbes:
         """Stop counting calls of this process. Calls of processes that it has started still count."""
         self.host.delete(self._chosen_pids, pid.to_bytes(4, "little"))
 
+    def announced(self, pid: int) -> None:
+        """A traced process uses the library: pass on notices about its files. Those about other processes' files are not given."""
+        if self.host.uprobes is not None:
+            self.host.uprobes.told_of(pid)
+
     def ended(self, pid: int) -> None:
         """Forget a chosen process that has ended, as another may get its PID.
 
@@ -265,6 +271,15 @@ class CallProbes:
         for key in items["key"]:
             self.host.delete("call_sums", key.tobytes())
         return made
+
+    def launched(self) -> set[tuple[int, int]]:
+        """Return the PIDs and handles of the kernels that were launched since the sums were last read."""
+        keys = self.host.items("call_sums")["key"]
+        return {
+            (pid, kernel)
+            for pid, kernel in zip(*(keys[k].tolist() for k in ("tgid", "kernel")), strict=True)
+            if kernel
+        }
 
     def events(self) -> np.ndarray[Any, Any]:
         """Return the calls that ended since the last time, in the order in which they returned: see

@@ -130,6 +130,8 @@ class CallReport:
         if inputs.calls.options.events:
             self._read_events()
         else:
+            for pid, handle in inputs.calls.launched():  # now, as the process may end before the report
+                inputs.kernels.name(pid, handle)
             self._read_dispatches(None)
         inputs.processes.unread = self._out.closed and (self._trace is None or not self._trace.open)
         return TICK

@@ -630,7 +630,8 @@ def kernel_record(report: ExitReport) -> dict[str, Any]:
     names = ("warp", "block", "grid")
     return {
         "launches": report.launches,
-        "threads": report.exits,
+        "threads": report.shape.threads,
+        "exits": report.exits,
         **{f"{name}_spread_ns": getattr(report, name).record() for name in names},
         "tail_ns": report.tail.record(),
         "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(report))},

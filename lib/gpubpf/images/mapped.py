@@ -115,6 +115,33 @@ class MappedImages:
         except (OSError, ImageError):  # the process has ended, or a file has changed or does not answer
             return None, dict.fromkeys(names, NOT_FOUND)
 
+    def modules(
+        self, matches: Callable[[str], bool], target: Target, most: int
+    ) -> list[tuple[bytes, tuple[str, ...]]]:
+        """Return the modules that the process may have loaded: the PTX that `find` would return, and its kernels that match.
+
+        Large files are left out, because a process has loaded little of them, and what comes after `most` kernels.
+        """
+        try:
+            return self._with_timeout(self._modules, matches, target, most)
+        except (OSError, ImageError):
+            return []
+
+    def _modules(
+        self, matches: Callable[[str], bool], target: Target, most: int
+    ) -> list[tuple[bytes, tuple[str, ...]]]:
+        found: dict[bytes, tuple[str, ...]] = {}
+        for file in self._refresh():
+            for number, images in enumerate(file.modules if not file.large else ()):
+                running, chosen = _taken_by_driver(images, target), choose(images, target)
+                if running is None or not isinstance(chosen, FatbinImage):
+                    continue
+                kernels = tuple(name for name in file.names(number, running) if matches(name))
+                if kernels and sum(map(len, found.values())) + len(kernels) <= most:
+                    with contextlib.suppress(ImageError):  # the file has changed meanwhile
+                        found[fatbin.pack(chosen)] = kernels
+        return list(found.items())
+
     def _with_timeout(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function` on another thread and wait for at most TIMEOUT seconds: a file system may be the process's own (FUSE).
 

@@ -340,7 +340,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
         "launches_running": "still running when the measurement ended",
         "launches_lost": "lost: their slot was reused before it was read, or their process died",
         "launches_behind_unseen": "may have waited for work from before attaching: wait unknown",
-        "launches_unknown": "not timed: they have neither a probe nor timing events",
+        "launches_untimed": "not timed: they have neither a probe nor timing events",
     }
     lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]
     if summary["operations_lost"]:

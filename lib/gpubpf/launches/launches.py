@@ -368,7 +368,7 @@ class _ColumnsBuilder:
         parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
-        waits = dataclasses.replace(waits, exec=np.where(lasted != NONE, lasted, waits.exec))
+        waits = dataclasses.replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
         wanted = self._wanted(ops, reason, asked, parent, firsts, passed)
         return OperationColumns(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
@@ -545,9 +545,10 @@ class _ColumnsBuilder:
                 times, until = clock.host(begin), clock.host(begin + length)
                 ops.start[at], start_error[at] = np.where(times.known, times.at, NONE), times.error
                 end[at], end_error[at] = np.where(good & until.known, until.at, NONE), until.error
-                # Both ends are on the GPU's clock, so the error of the host's time does not matter.
                 lasted[at] = np.where(good, length, NONE)
-                exec_error[at] = np.where(good, max(clock.tick - 1, 0), UNKNOWN)
+                # On the host's clock it lasts from start to end, which the GPU's clock measures better than their difference.
+                off = np.where(times.known & until.known, np.abs(until.at - times.at - length), 0)
+                exec_error[at] = np.where(good, max(clock.tick - 1, 0) + off, UNKNOWN)
                 method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
         # A reading from before the end of a launch may lack its last threads.

@@ -315,10 +315,11 @@ def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) ->
 
 
 class LaunchLosses:
-    """Counts lost and unknown launches for the summary, as they are reported."""
+    """Counts lost, timed and untimed launches for the summary, as they are reported."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._methods: Counter[str] = Counter()
         self._error: int | None = None
         self._steps = 0
 
@@ -330,13 +331,22 @@ class LaunchLosses:
         self._counts["lost"] += int(lost.sum())
         self._counts["running"] += int(columns.running[launched].sum())
         self._counts["behind_unseen"] += int(view.waits.unseen[launched].sum())
-        self._counts["unknown"] += int(((view.ops.start[launched] == NONE) & ~lost).sum())
+        timed = view.ops.start[launched] != NONE
+        self._counts["untimed"] += int((~timed & ~lost).sum())
+        for n, name in enumerate(METHODS):
+            if name:
+                self._methods[name] += int((timed & (columns.method[launched] == n)).sum())
         self._error = most(self._error, clock_error(view, launched))
         self._steps = max(self._steps, columns.clock_steps)
 
     def fields(self, lost: int) -> dict[str, Any]:
         """Return the fields of the summary record. `lost`: operations that were dropped because a log was full."""
         counts = {
-            f"launches_{name}": self._counts[name] for name in ("lost", "running", "unknown", "behind_unseen")
+            f"launches_{name}": self._counts[name] for name in ("lost", "running", "untimed", "behind_unseen")
         }
-        return counts | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}
+        timed = {name: count for name, count in self._methods.items() if count}
+        return (
+            counts
+            | {"launches_timed": timed}
+            | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}
+        )

@@ -65,8 +65,8 @@ class Host:
     `functions`: programs at functions of libraries. `params`: the values of parameters, in bytes. `native`: returns the native
     form of a launch program, or raises VerifyError; called if this process may not load programs into the kernel. `virtual`: the
     embedded device has a virtual clock, so programs that read the time cannot run in the kernel. `companions`: other hosts that
-    are attached, detached and closed together with this one. `statistics`: the kernel counts runs. `note`: called with notices for
-    the user.
+    are attached, detached and closed together with this one. `statistics`: the kernel counts runs. `hold_notices`: about
+    libraries, see `Uprobes`. `note`: called with notices for the user.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Host:
         virtual: bool = False,
         companions: Sequence[Host] = (),
         statistics: bool = True,
+        hold_notices: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._program = program
@@ -89,6 +90,7 @@ class Host:
         self._note = note
         self._companions = tuple(companions)
         self._statistics = statistics
+        self._hold_notices = hold_notices
         # Called when no program runs any more, while the maps still exist.
         self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
@@ -199,6 +201,7 @@ class Host:
                 self._tables,
                 lambda function, attach: load(self._program, function, self._files, attach),
                 self._note,
+                hold=self._hold_notices,
             )
 
     # --- processes ---

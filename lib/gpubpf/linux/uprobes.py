@@ -199,7 +199,8 @@ class Uprobes:
     """Probes for the functions of some tables, on all matching files: those that exist, and those that processes load later.
 
     `load(function, attach)`: loads a program into the kernel, see `host_programs.load`. `note`: called with notices for the user, also
-    from another thread. `method`: one of METHODS; None: the best one. Raises OSError, VerifyError, Error.
+    from another thread. `hold`: keep those about a file until `told_of` says that a process of interest maps it. `method`: one of
+    METHODS; None: the best one. Raises OSError, VerifyError, Error.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class Uprobes:
         load: Callable[[BpfFunction, int], int],
         note: Callable[[str], None],
         method: str | None = None,
+        hold: bool = False,
     ) -> None:
         if platform.machine() != "x86_64":
             raise Error("uprobes at library functions require x86-64; attach to something else")
@@ -222,6 +224,7 @@ class Uprobes:
         self._seen: set[tuple[str, int]] = set()  # files, as (device, inode) in /proc/PID/maps
         self._keys: set[tuple[int, libraries.Key]] = set()  # group, file
         self._notices: set[str] = set()
+        self._held: dict[str, list[str]] | None = {} if hold else None  # by path
         self._stopped = False
         self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
@@ -325,12 +328,14 @@ class Uprobes:
                 self._seen.discard((device, inode))
                 self._notice(
                     f"process {first.pid} mapped {_printable(first.path)}, but ended before probes were attached;"
-                    " its calls are not traced"
+                    " its calls are not traced",
+                    first.path,
                 )
                 return
         except OSError as error:
             self._notice(
-                f"cannot open {_printable(first.path)} ({error.strerror}); calls of it are not traced"
+                f"cannot open {_printable(first.path)} ({error.strerror}); calls of it are not traced",
+                first.path,
             )
             return
         try:
@@ -377,14 +382,14 @@ class Uprobes:
         self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
         base = os.path.basename(_printable(path))
         if missing and not group.optional:
-            self._notice(f"{base} has no {', '.join(missing)}; such calls are not traced")
+            self._notice(f"{base} has no {', '.join(missing)}; such calls are not traced", path)
         reasons: dict[str, list[str]] = {}
         for name, why in refused.items():
             if not group.optional or name not in aliases:
                 reasons.setdefault(why, []).append(name)
         for why, names in reasons.items():
             are = "is" if len(names) == 1 else "are"
-            self._notice(f"{', '.join(names)} of {base} {are} not traced: {why}")
+            self._notice(f"{', '.join(names)} of {base} {are} not traced: {why}", path)
 
     def _attach(
         self, group: _Group, path: str, targets: Sequence[tuple[str, int, int]], refused: dict[str, str]
@@ -439,11 +444,24 @@ class Uprobes:
             self.programs.append((function.name, self._loaded[key]))
         return self._loaded[key]
 
-    def _notice(self, text: str) -> None:
-        """Pass on a notice, once."""
+    def _notice(self, text: str, path: str | None = None) -> None:
+        """Pass on a notice, once; or keep one about a file, see `told_of`."""
         if text not in self._notices:
             self._notices.add(text)
-            self._note(text)
+            if path is not None and self._held is not None:
+                self._held.setdefault(path, []).append(text)
+            else:
+                self._note(text)
+
+    def told_of(self, pid: int) -> None:
+        """Pass on the notices about files that a process maps; all of them if it has ended."""
+        held = self._held or {}
+        paths = set(held)
+        with contextlib.suppress(OSError):
+            paths = {m.path for group in self._groups for m in libraries.mapped(pid, group.names)}
+        for path in paths:
+            for text in held.pop(path, ()):
+                self._note(text)
 
 
 def _aliases(targets: Sequence[tuple[str, int, int]]) -> dict[str, str]:

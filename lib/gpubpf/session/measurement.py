@@ -114,7 +114,9 @@ class Listener:
     """Callbacks of a session.
 
     Called from the thread that runs `Session.intervals`:
-    attached: probes are live in a process; gets pid, comm and time (ns, CLOCK_MONOTONIC or virtual).
+    attached: probes are live in a process, and so are the copies of the kernels that it had loaded; gets pid, comm and time (ns,
+    CLOCK_MONOTONIC or virtual).
+    waiting: probes are live in a process, but the copies of some kernels are not; gets their number, too. `attached` follows.
     watching: all processes that use the driver are watched; gets the time.
     complain: no kernel matched; gets the error message.
 
@@ -126,6 +128,7 @@ class Listener:
     note: Callable[[str], None] = lambda text: None
     complain: Callable[[str], None] = lambda text: None
     attached: Callable[[int, str, int], None] = lambda pid, comm, ts_ns: None
+    waiting: Callable[[int, str, int, int], None] = lambda pid, comm, ts_ns, kernels: None
     watching: Callable[[int], None] = lambda ts_ns: None
     loaded: Callable[[str, bytes], None] = lambda comm, data: None
 

@@ -44,22 +44,25 @@ class Server:
     `_serve` runs in a thread of its own, and alone reads from the connections. It holds `Measurement.lock` while it handles a message.
     A second thread empties operation logs into memory, if there are any. `adopt`, `remove` and `wake` may be called from any thread.
 
-    on_hooked: called when probes are live in a process, with its pid, comm and the time (ns, CLOCK_MONOTONIC or virtual).
+    on_hooked: called when the hooks are live in a process.
     on_disconnected: called when an agent has disconnected, usually because its process ended.
-    Both are called from the server's thread, `on_hooked` with the lock held.
+    on_ready: called when copies of kernels that were loaded before the agent have become ready.
+    All are called from the server's thread, `on_hooked` and `on_ready` with the lock held.
     """
 
     def __init__(
         self,
         measurement: Measurement,
         background: BackgroundWork,
-        on_hooked: Callable[[int, str, int], None],
+        on_hooked: Callable[[TracedProcess], None],
         on_disconnected: Callable[[], None],
+        on_ready: Callable[[], None],
     ) -> None:
         self._measurement = measurement
         self._background = background
         self._on_hooked = on_hooked
         self._on_disconnected = on_disconnected
+        self._on_ready = on_ready
         self._closing = False
         self._numbers = itertools.count(1)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
@@ -266,7 +269,11 @@ class Server:
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many modules at once")
             process.pending_images += 1
+            process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
             self._background.make_found(process, found)
+        elif kind == Message.READY:
+            if process.preparing.pop(protocol.ready(payload), None):
+                self._on_ready()
         elif kind == Message.NAME:
             slot, name = protocol.slot_and_text(payload)
             process.names[slot] = sys.intern(name)  # other processes have the same kernels
@@ -327,7 +334,8 @@ class Server:
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
         """Handle HOOKED: the agent has installed its hooks, or says why it could not."""
         process.reported_hooks = True
-        failed, left_out = (text.splitlines() for text in protocol.hooked(payload))
+        *texts, capabilities = protocol.hooked(payload)
+        failed, left_out = (text.splitlines() for text in texts)
         if unlogged := [line for line in left_out if line.startswith("cu")]:
             self._measurement.note_once(
                 f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
@@ -343,8 +351,10 @@ class Server:
             self._measurement.note(f"{process.label} is not traced: cannot hook {'; '.join(failed[:3])}")
         else:
             process.hooked = True
-            when = process.virtual_times()[0] or time.monotonic_ns()
-            self._on_hooked(process.pid, process.comm, when)
+            if process.attached and capabilities:
+                process.preparing[0] = frozenset({""})
+                self._background.make_ahead(process, capabilities)
+            self._on_hooked(process)
 
 
 def _hook_failure(failed: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,16 +47,27 @@ if TYPE_CHECKING:
         RingRecords,
         SharedArray,
     )
+    from gpubpf.session.traced_process import TracedProcess
 
 # All in seconds.
 DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
 ANSWER_WAIT = 5.0  # beyond DRAIN_WAIT, for an agent to answer
 LEAVING_WAIT = 0.4  # instead of each of these two after SIGTERM or SIGHUP
 FIRST_ANSWER_WAIT = 0.15  # enough for a program that launches to send its modules and get the sidecars
+READY_WAIT = 1.0  # for the copies of kernels that a running process had loaded, before the user is told that some are missing
 TICK = 0.1  # between two readings of logs and rings
 FAST_TICK = 0.01  # the same, when they fill quickly
 
 JOINS = 8  # processes that are attached to at the same time
+
+
+@dataclass
+class _NewlyHooked:
+    """A process whose hooks are live. until: when to say that copies are missing (time.monotonic); told: that was said."""
+
+    process: TracedProcess
+    until: float
+    told: bool = False
 
 
 class Session:
@@ -83,12 +95,13 @@ class Session:
         self._owns_process = plan.owns_process
         self._listener = listener or Listener()
         self._measurement = Measurement(targets, plan, self._listener.note)
-        self._background = BackgroundWork(self._measurement, builder, self._listener.loaded)
         self._warm_up = builder.warm_up
         self._duration = duration
         self._signals = Signals()
-        # Arguments of `Listener.attached`, for the main thread.
-        self._newly_hooked: list[tuple[int, str, int]] = []
+        self._background = BackgroundWork(
+            self._measurement, builder, self._listener.loaded, self._signals.wake
+        )
+        self._newly_hooked: list[_NewlyHooked] = []
         self._tick: Callable[[], object] | None = None
         self._tick_interval = TICK
         self._next_tick = 0.0  # time.monotonic
@@ -105,7 +118,8 @@ class Session:
             raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
         if not agent.LIBRARY.exists():
             raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
-        self._server = Server(self._measurement, self._background, self._on_hooked, self._signals.wake)
+        wake = self._signals.wake
+        self._server = Server(self._measurement, self._background, self._on_hooked, wake, wake)
         self._joining = Joining(self._measurement, self._server)
         self.socket_name = self._server.socket_name
         self._measurement.started_ns = time.monotonic_ns()
@@ -131,9 +145,12 @@ class Session:
             # Attach before the warm-up starts: its imports would make the attaching threads wait for Python's lock.
             self._join_all(tuple(dict.fromkeys(self.targets.pids)))
             self._background.sidecar_threads.submit(self._warm_up)
+            self._background.joined.set()
             self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
             self._wait_for_first_answers()
+            self._report_attached()
             return
+        self._background.joined.set()
         self._background.sidecar_threads.submit(self._warm_up)
         if self.targets.all_processes:
             from gpubpf.session.machine import MachineWatcher
@@ -150,17 +167,17 @@ class Session:
         self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
 
     def _wait_for_first_answers(self) -> None:
-        """Wait, for FIRST_ANSWER_WAIT at most, until the processes have the sidecars that they asked for.
+        """Wait until the processes have the copies of what they had loaded, for READY_WAIT at most; and for FIRST_ANSWER_WAIT at most
+        until they have what they asked for.
 
-        The tool imports NumPy next, which would delay these answers."""
-        until = time.monotonic() + FIRST_ANSWER_WAIT
+        The tool imports NumPy next, which would delay the answers."""
+        start = time.monotonic()
         with self._measurement.lock:
-            while not all(
-                p.image_answered and not p.pending_images
-                for p in self._measurement.active()
-                if not p.disconnected
-            ):
-                if (left := until - time.monotonic()) <= 0 or self._signals.terminated:
+            while not self._signals.terminated and not self._signals.interrupted:
+                live = [p for p in self._measurement.active() if not p.disconnected]
+                answered = all(p.image_answered and not p.pending_images for p in live)
+                wait = READY_WAIT if any(p.waiting for p in live) else 0.0 if answered else FIRST_ANSWER_WAIT
+                if (left := start + wait - time.monotonic()) <= 0:
                     break
                 self._measurement.lock.wait(left)
 
@@ -206,8 +223,8 @@ class Session:
             self._measurement.note(str(error))
         self._report_attached()
 
-    def _on_hooked(self, pid: int, comm: str, ts_ns: int) -> None:
-        self._newly_hooked.append((pid, comm, ts_ns))
+    def _on_hooked(self, process: TracedProcess) -> None:
+        self._newly_hooked.append(_NewlyHooked(process, time.monotonic() + READY_WAIT))
         self._signals.wake()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -227,8 +244,9 @@ class Session:
                 from gpubpf.images.listing import no_match
 
                 self._listener.complain(no_match(self.wanted, self._seen_names()))
-            elif not self.wanted and not self.summary()["launches_seen"]:
-                self._measurement.note("no kernel was launched")
+            elif (not self.wanted or self._loadable) and not self.summary()["launches_seen"]:
+                before = " after the tool attached; it does not see what was launched before"
+                self._measurement.note(f"no kernel was launched{before if self.targets.pids else ''}")
 
     def _wait_for_last_messages(self) -> None:
         """Wait, for LEAVING_WAIT at most, until the server has read what ended processes had sent."""
@@ -285,7 +303,12 @@ class Session:
     @property
     def nothing_matched(self) -> bool:
         """The user named kernels, and no kernel that was seen matches."""
-        return bool(self.wanted) and not any(k.matched for k in self.kernels())
+        return bool(self.wanted) and not self._loadable and not any(k.matched for k in self.kernels())
+
+    @property
+    def _loadable(self) -> bool:
+        """A running process may have loaded a kernel that matches, before the tool attached."""
+        return any(process.loadable for process in self._measurement.all_processes())
 
     # --- time ---
 
@@ -340,11 +363,13 @@ class Session:
                 selector.register(self._pidfd, selectors.EVENT_READ)
             while not self._ended():
                 due = [t for t in (until, self._next_tick if self._tick else None) if t is not None]
+                if not self._measurement.stopped:
+                    due += [newly.until for newly in self._newly_hooked if not newly.told]
                 wait = max(0.0, min(due) - time.monotonic()) if due else None
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.clear()
-                    if not self._measurement.stopped:  # nothing may follow the summary
-                        self._report_attached()
+                if not self._measurement.stopped:  # nothing may follow the summary
+                    self._report_attached()
                 if self._ended():
                     break
                 if self._signals.terminated or (self._signals.interrupted and not self._measurement.stopped):
@@ -375,8 +400,18 @@ class Session:
             )
 
     def _report_attached(self) -> None:
-        while self._newly_hooked:
-            self._listener.attached(*self._newly_hooked.pop(0))
+        """Tell the user in which processes all copies are ready, and once in which they are not after READY_WAIT."""
+        for newly in list(self._newly_hooked):
+            process = newly.process
+            with self._measurement.lock:
+                waiting = process.waiting
+            when = process.virtual_times()[0] or time.monotonic_ns()
+            if not waiting:
+                self._newly_hooked.remove(newly)
+                self._listener.attached(process.pid, process.comm, when)
+            elif not newly.told and (time.monotonic() >= newly.until or self._measurement.stopped):
+                newly.told = True
+                self._listener.waiting(process.pid, process.comm, when, waiting)
 
     def _note_untraced_descendants(self) -> None:
         """Tell the user about processes that the traced ones (`-p`) have started, and that use the GPU."""
@@ -407,10 +442,13 @@ class Session:
         self._report_attached()
         self._run_tick()  # read logs and rings before what is missing from them is counted
         for process, launches in summary.unread_launches(self._measurement):
-            self._measurement.note(
-                f"{process.label} ended before its results could be read;"
-                f" {summary.describe_loss(self._measurement, process, launches)}"
+            why = (
+                ": its CUDA context failed, with the results in it"
+                if process.failed
+                else " ended before its results could be read"
             )
+            loss = summary.describe_loss(self._measurement, process, launches)
+            self._measurement.note(f"{process.label}{why}; {loss}")
         if silent := [
             p
             for p in self._measurement.all_processes()

@@ -148,6 +148,11 @@ class TracedProcess:
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
     pending_images: int = 0  # images and modules without an answer
     image_answered: bool = False  # at least one was answered
+    failed: bool = False  # memory of a context could not be read, as after a fault in a kernel
+    loadable: bool = False  # its files have kernels that match
+    # Request → matched kernels that were loaded before the agent, and whose copies are not ready yet. A nameless one under 0: the tool
+    # does not know yet which these are.
+    preparing: dict[int, frozenset[str]] = field(default_factory=dict)
     attached: bool = False  # it ran before the tool attached to it
     pidfd: int | None = None  # only if `attached`
     hook_failure: str = ""  # if attaching failed: why, and what to do
@@ -170,6 +175,11 @@ class TracedProcess:
     def label(self) -> str:
         """The process in messages: "pid 123 (name)"."""
         return f"pid {self.pid} ({self.comm})"
+
+    @property
+    def waiting(self) -> int:
+        """The number of kernels that were loaded before the agent, and whose copies are not ready yet."""
+        return len(frozenset().union(*self.preparing.values()))
 
     @property
     def gpus(self) -> frozenset[int]:
@@ -258,6 +268,7 @@ class TracedProcess:
         """Replace the last snapshot of a context. `keep`: also add it to `readings`.
 
         Takes ownership of `file`, unless it raises Malformed."""
+        self.failed |= bool(snapshot.flags & SnapshotFlag.FAILED)
         for part in snapshot.rings:
             ring = self.rings.get((part.map, snapshot.context))
             if ring is None or ring.done:
@@ -400,6 +411,7 @@ class TracedProcess:
             os.close(self.pidfd)
             self.pidfd = None
         self.__dict__.pop("mapped", None)
+        self.preparing.clear()
         self.disconnected, self.disconnected_at = True, time.monotonic()
 
     def compress_snapshots(

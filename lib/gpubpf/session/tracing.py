@@ -59,6 +59,12 @@ def trace(
         if args.json and out is not None:
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
 
+    def waiting(pid: int, comm: str, ts_ns: int, kernels: int) -> None:
+        what = "a kernel is" if kernels == 1 else f"{kernels} kernels are"
+        note(f"attached to {pid} ({comm}), but {what} not instrumented yet: launches run the original")
+        if args.json and out is not None:
+            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)
+
     def instrument(data: bytes, target: Target) -> Sidecar:
         from gpubpf.images import instrument
 
@@ -101,7 +107,7 @@ def trace(
         accesses=accesses,
         owns_process=getattr(args, "alone", False),
     )
-    listener = Listener(note, lambda text: notices.complain(tool, text), attached, watching)
+    listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
     return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import queue
 import socket
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from gpubpf.session.traced_process import TracedProcess
 
 RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
+AHEAD_KERNELS = 256  # of a running process that get copies before they are launched
+_AHEAD_REQUESTS = 1 << 31  # above the numbers that agents give to their own
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -98,26 +101,41 @@ class DaemonThreadPool:
 class BackgroundWork:
     """The slow work for all processes. The public methods return at once, and are called from the server's thread.
 
-    `_cache_lock` guards the cache of sidecars; `Measurement.lock` guards what changes in a process. `loaded`: see `Listener`."""
+    `_cache_lock` guards the cache of sidecars; `Measurement.lock` guards what changes in a process. `loaded`: see `Listener`.
+    on_ready: called when a running process has fewer kernels to wait for."""
 
     def __init__(
-        self, measurement: Measurement, builder: SidecarBuilder, loaded: Callable[[str, bytes], None]
+        self,
+        measurement: Measurement,
+        builder: SidecarBuilder,
+        loaded: Callable[[str, bytes], None],
+        on_ready: Callable[[], None],
     ) -> None:
         self._measurement = measurement
         self._instrument = builder.instrument
         self._count_registers = builder.registers
         self._loaded = loaded
+        self._on_ready = on_ready
         settle = measurement.privileges.apply
         self.sidecar_threads = DaemonThreadPool(4, settle)
         # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
         self._attach_threads = DaemonThreadPool(4, settle)
         self._cleanup_threads = DaemonThreadPool(2, settle)
+        # What was launched goes first, so one thread must do for what may be launched.
+        self._ahead_threads = DaemonThreadPool(1, settle)
+        self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
+        self.joined = threading.Event()  # set once the session has attached: work ahead would delay that
         self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
         self._cache: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
         self._cache_lock = threading.Lock()
 
     def close(self) -> None:
-        for workers in (self.sidecar_threads, self._attach_threads, self._cleanup_threads):
+        for workers in (
+            self.sidecar_threads,
+            self._attach_threads,
+            self._cleanup_threads,
+            self._ahead_threads,
+        ):
             workers.close()
 
     def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
@@ -127,6 +145,12 @@ class BackgroundWork:
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
         """Make the sidecar of a module that was loaded before the agent, and send it."""
         self.sidecar_threads.submit(self._make_found, process, found)
+
+    def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
+        """Make the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.
+
+        capabilities: the compute capabilities of its GPUs."""
+        self._ahead_threads.submit(self._make_ahead, process, capabilities)
 
     def welcome(self, process: TracedProcess, marker: int | None) -> None:
         """Attach host programs and send WELCOME. Takes ownership of `marker`, the file that host programs are attached to."""
@@ -203,6 +227,51 @@ class BackgroundWork:
 
         self._answer(process, found, make)
 
+    def _make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
+        from gpubpf.images.assemble import Target
+
+        self.joined.wait()
+        matches, device = self._measurement.matches, self._measurement.device.kind
+        try:
+            work = []
+            for cc in capabilities:
+                target = Target(device, divmod(cc, 10))
+                for data, kernels in process.mapped.modules(matches, target, AHEAD_KERNELS):
+                    process.loadable = True
+                    work.append((next(self._ahead_requests), cc, target, data))
+                    self._prepare(process, work[-1][0], kernels)
+            self._prepare(process, 0, ())
+            for request, cc, target, data in work:
+                self._make_one_ahead(process, request, cc, target, data)
+        finally:
+            self._prepare(process, 0, ())
+
+    def _make_one_ahead(
+        self, process: TracedProcess, request: int, cc: int, target: Target, data: bytes
+    ) -> None:
+        """Send the sidecar of a module that may have been loaded. An error is reported when the module is launched."""
+        sent: int | None = None
+        try:
+            sidecar = self._sidecar(data, target)
+            if sidecar.kernels:
+                message, sent = _encode(self._measurement, request, sidecar, cc)
+                process.send(message, sent)
+        finally:
+            if sent is None:
+                self._prepare(process, request, ())
+            else:
+                os.close(sent)
+
+    def _prepare(self, process: TracedProcess, request: int, kernels: Iterable[str]) -> None:
+        """Record whose copies a request will make ready; none: it is done."""
+        with self._measurement.lock:
+            if kernels and not process.disconnected:
+                process.preparing[request] = frozenset(kernels)
+                return
+            process.preparing.pop(request, None)
+            self._measurement.lock.notify_all()
+        self._on_ready()
+
     def _answer(
         self,
         process: TracedProcess,
@@ -236,6 +305,8 @@ class BackgroundWork:
                 process.pending_images -= 1
                 process.image_answered = True
                 self._measurement.lock.notify_all()
+            if isinstance(module, protocol.Found):
+                self._prepare(process, module.request, [k.name for k in sidecar.kernels] if sidecar else ())
             if sent is not None:
                 os.close(sent)
         if sidecar is not None and sidecar.kernels:
@@ -259,8 +330,10 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
         os.close(file)
 
 
-def _encode(measurement: Measurement, request: int, sidecar: Sidecar) -> tuple[bytes, int]:
-    """Return the SIDECAR message, and a new file with the sidecar's image, for the caller to close."""
+def _encode(
+    measurement: Measurement, request: int, sidecar: Sidecar, ahead: int | None = None
+) -> tuple[bytes, int]:
+    """Return the message, and a new file with the sidecar's image, for the caller to close. `ahead`: see `protocol.sidecar`."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
@@ -284,7 +357,7 @@ def _encode(measurement: Measurement, request: int, sidecar: Sidecar) -> tuple[b
     with open(file, "wb", closefd=False) as out:
         out.write(sidecar.image)
     size = len(sidecar.image) if layouts else 0
-    return protocol.sidecar(request, size, layouts, sidecar.refusals, variables), file
+    return protocol.sidecar(request, size, layouts, sidecar.refusals, variables, ahead), file
 
 
 def _block(measurement: Measurement, block: LaunchBlock) -> bytes:

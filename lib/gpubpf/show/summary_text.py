@@ -7,6 +7,9 @@ from typing import Any
 
 from gpubpf.show import table
 
+# How launches without a probe are timed, by method.
+WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
+
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the last lines of a report from the fields of the `summary` record."""
@@ -24,7 +27,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
             f"graphs created before attaching: {launches}; their kernels are unknown and not counted"
         )
     if processes := summary.get("processes"):
-        missed = "; missed: " + ", ".join(_reasons(processes["missed"]))
+        missed = "; missed: " + ", ".join(_reasons(processes["missed"]).values())
         lines.append(f"processes measured: {processes['measured']:,}{missed if processes['missed'] else ''}")
     if "overhead" in summary:
         lines.append(_overhead_line(summary["overhead"]))
@@ -40,21 +43,30 @@ def host_program_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return how many launches were counted. `launches_timed`, by method: launches without a probe may count as well."""
     seen, matched, instrumented = (
         summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
     )
     if not seen:
-        return ["counted nothing: no kernel was launched"]
+        return ["counted nothing"]  # the session says why
     if not matched:
-        return [f"counted nothing: no matching launches ({seen:,} in total)"]
-    lines = [f"counted {instrumented:,} of {matched:,} matching launches ({seen:,} in total)"]
-    return lines + [f"  not counted: {reason}" for reason in _reasons(summary["not_instrumented"])]
+        return [f"counted nothing of {table.count(seen, 'launch')}"]
+    timed = summary.get("launches_timed", {})
+    events = {what: timed[method] for method, what in WITHOUT_PROBE.items() if method in timed}
+    counted = sum(timed.values()) if events else instrumented
+    lines = [f"counted {counted:,} of {matched:,} matching launches ({seen:,} in total)"]
+    left_out = {"sampled out", "filtered"}
+    lines += [
+        f"  {'no probe' if events and reason not in left_out else 'not counted'}: {number}"
+        for reason, number in _reasons(summary["not_instrumented"]).items()
+    ]
+    return lines + [f"  of these, {what} timed {number:,}" for what, number in events.items()]
 
 
-def _reasons(counts: Mapping[str, int]) -> list[str]:
-    """Return ``4 (map too small)`` for each reason, the most frequent first."""
+def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return ``4 (map too small)`` by reason, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"{number:,} ({reason})" for reason, number in ordered]
+    return {reason: f"{number:,} ({reason})" for reason, number in ordered}
 
 
 def _overhead_line(overhead: Mapping[str, Any]) -> str:

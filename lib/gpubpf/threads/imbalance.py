@@ -140,26 +140,28 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
     return said
 
 
-def findings(threads: Groups, what: str) -> list[str]:
+def findings(found: Groups, what: str) -> list[str]:
     """Return one to three sentences on who does more or less than the others.
 
-    They name blocks, lanes or warps if these account for nearly all of the difference, else threads.
-    `threads`: grouped by thread. `what`: the unit of work in the plural.
+    Of threads they name blocks, lanes or warps if these account for nearly all of the difference. Of other groups they name these.
+    `what`: the unit of work in the plural.
     """
-    work = threads.work.astype(np.float64)
+    by, work = found.by, found.work.astype(np.float64)
     if len(work) == 0 or not work.any():
-        return [f"no thread did any {what}"]
+        return [f"no {by} did any {what}"]
     if len(work) == 1:
-        return [f"one thread did all of it: {_counted(threads.work[0], what)}"]
-    groups = _level(threads, work)
-    each = groups.work.astype(np.float64) / groups.threads
+        return [f"one {by} did all of it: {_counted(found.work[0], what)}"]
+    groups, each = found, work
+    if by == "thread":
+        groups = _level(found, work)
+        each = groups.work.astype(np.float64) / groups.threads
     median = float(np.median(each))
     far = np.abs(each - median) > FAR_OFF * median
     others = each[~far]
     more = float(work.max()) / float(work.mean()) - 1
-    even = f"the work is even: the busiest thread did {_percent(more)} more than the mean"
+    even = f"the work is even: the busiest {by} did {_percent(more)} more than the mean"
     if not more:
-        return [f"the work is even: every thread did the same ({_counted(threads.work[0], what)})"]
+        return [f"the work is even: every {by} did the same ({_counted(found.work[0], what)})"]
     if not far.any():
         return [even]
     if 2 * len(others) < len(each):  # most groups are far off: name the two extremes
@@ -174,7 +176,7 @@ def findings(threads: Groups, what: str) -> list[str]:
         if side.any():
             who = _who(groups, np.flatnonzero(side))
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
-    # A few threads that do less delay nobody, such as the last threads of a grid that have no element left.
+    # A few that do less delay nobody, such as the last threads of a grid that have no element left.
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 

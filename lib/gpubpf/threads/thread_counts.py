@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 
+NO_THREAD = "no thread of this grid matches --block and --thread"
 SCREEN = 32  # more threads than this are shown as a histogram
 
 
@@ -50,6 +51,11 @@ class ThreadCounts:
     @property
     def gpu(self) -> int:
         return self.instance.gpu
+
+    @property
+    def no_thread(self) -> bool:
+        """Whether --block and --thread leave out all threads."""
+        return self.selected is not None and not self.selected.any()
 
     def grouped(self, by: By) -> Groups:
         """Return the counts of the selected threads, by thread, lane, warp or block."""
@@ -132,10 +138,14 @@ def _section(
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
     selected = "selected " if counts.selected is not None else ""
     yield f"{instance.demangled if verbose else table.fit(label, 46)}: {what} per {by}"
+    if counts.no_thread:
+        yield from table.wrap(f"grid {grid}, block {block_dim}; {owners.name(instance)}", indent=2)
+        yield from (f"  {NO_THREAD}", "")
+        return
     said = [
         f"grid {grid}, block {block_dim}; {owners.name(instance)}",
         f"{table.count(counts.launches, 'launch')}, {table.count(len(threads), f'{selected}thread')}",
-        *imbalance.findings(threads, what),
+        *imbalance.findings(groups, what),
         f"imbalance {groups.imbalance:.2f} (max / mean); mean {groups.mean:,.1f} {what} per {by}",
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]

@@ -10,6 +10,7 @@
 //   persistent  beside kernels that end, one that runs until the end
 //   capture     a capture that began before, of a stream of its own, and goes on; kernels in another stream meanwhile
 //   busy        two streams in which there is always more to do
+//   idle        waits for a line after a launch of each kernel, then launches a hundred at once
 //   graphs      a graph that was instantiated before, and one that is captured again and again
 #include <atomic>
 #include <cstdio>
@@ -344,6 +345,21 @@ void busy() {
   said("long_one", n);
 }
 
+void idle() {
+  Memory m;
+  add<<<4, 256>>>(m.a, m.b, m.c, N);
+  scale<float><<<4, 256>>>(m.c, N);
+  CHECK(cudaDeviceSynchronize());
+  puts("ready");
+  fflush(stdout);
+  while (getchar() != '\n') {}
+  for (int i = 0; i < 100; ++i) add<<<4, 256>>>(m.a, m.b, m.c, N);
+  m.check();
+  while (getchar() != EOF) {}
+  said("add", 101);
+  said("scale", 1);
+}
+
 void graphs() {
   Memory m;
   cudaStream_t s;
@@ -384,6 +400,7 @@ int main(int argc, char **argv) {
   else if (kind == "persistent") persistent();
   else if (kind == "capture") capture();
   else if (kind == "busy") busy();
+  else if (kind == "idle") idle();
   else if (kind == "graphs") graphs();
   else return 2;
   printf("wrong %ld\n", wrong.load());

@@ -48,6 +48,7 @@ class Seen:
     wrong: int
     summary: dict[str, Any]
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    attached: list[dict[str, Any]] = field(default_factory=list)
 
 
 def measured(
@@ -58,7 +59,7 @@ def measured(
     **environment: str,
 ) -> Seen:
     """Attaches to a program that is under way; has it end when `enough` says so of what was measured. `meanwhile` is
-    called with the same, each time before."""
+    called with the same, each time before. An idle program gets a line when all its copies are ready."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "lib")} | environment
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(
@@ -84,6 +85,9 @@ def measured(
         for line in tool.stdout:
             records.append(json.loads(line))
             kernels = [r for r in records if r["type"] == "kernel"]
+            if kind == "idle" and records[-1]["type"] == "attached" and "waiting" not in records[-1]:
+                target.stdin.write("\n")
+                target.stdin.flush()
             if meanwhile is not None:
                 meanwhile(kernels)
             if not left and enough(kernels):
@@ -94,7 +98,8 @@ def measured(
         assert target.wait(60) == 0, out
         said = [line.split() for line in out.splitlines()]
     launched = {name: int(n) for _, name, n in (words for words in said if words[0] == "launches")}
-    return Seen(launched, int(said[-1][1]), records[-1], [r for r in records if r["type"] == "kernel"])
+    kernels, attached = ([r for r in records if r["type"] == kind] for kind in ("kernel", "attached"))
+    return Seen(launched, int(said[-1][1]), records[-1], kernels, attached)
 
 
 def check(seen: Seen, *names: str) -> None:
@@ -123,6 +128,35 @@ def test_what_was_loaded_before_is_measured(program: Path, kind: str) -> None:
     names = KINDS[kind]
     seen = measured(program, kind, lambda kernels: {k["kernel"] for k in kernels} == set(names))
     check(seen, *names)
+
+
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_who_launches_when_probes_are_live_is_measured_from_the_first_launch(
+    program: Path, hostile: str
+) -> None:
+    seen = measured(
+        program, "idle", lambda kernels: sum(k["launches"] for k in kernels) >= 100, CUDASIM_HOSTILE=hostile
+    )
+    check(seen, "add")
+    assert seen.summary["launches_instrumented"] == seen.summary["launches_seen"] == 100
+    assert [record.get("waiting") for record in seen.attached] == [None]
+
+
+@pytest.mark.parametrize("kernels", [(), ("--kernel", "add")])
+def test_what_was_launched_before_is_not_said_to_be_nothing(program: Path, kernels: tuple[str, ...]) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
+    command = [sys.executable, "-m", "cudasim.launcher", "--", program, "idle"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as target:
+        assert target.stdout is not None and target.stdout.readline() == "ready\n"
+        tool = [sys.executable, ROOT / "tools" / "threadhist.py", "-d", "1", "-p", str(target.pid), *kernels]
+        done = subprocess.run(tool, capture_output=True, text=True, env=env, timeout=60)
+        target.communicate("\n", timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("counted nothing\n")
+    assert done.stderr.endswith(
+        "note: no kernel was launched after the tool attached; it does not see what was launched before\n"
+    )
 
 
 def test_a_driver_that_tells_kernels_and_functions_apart_by_itself(program: Path) -> None:
@@ -157,7 +191,7 @@ def test_what_must_not_be_waited_for_defers_the_copies(program: Path, kind: str,
     def meanwhile(kernels: list[dict[str, Any]]) -> None:
         assert stop.exists() or not kernels
 
-    timer = threading.Timer(2, stop.touch)
+    timer = threading.Timer(5, stop.touch)  # well after the second that the tool waits before it says so
     timer.start()
     try:
         seen = measured(program, kind, bool, meanwhile, BEFORE_STOP=str(stop))
@@ -165,3 +199,6 @@ def test_what_must_not_be_waited_for_defers_the_copies(program: Path, kind: str,
         timer.cancel()
     check(seen, "add")
     assert seen.launched["add"] > 200
+    first, second = seen.attached  # after a second, and when the copies are ready
+    assert first["waiting"] > 0 and "waiting" not in second
+    assert second["ts_ns"] - first["ts_ns"] > 100_000_000

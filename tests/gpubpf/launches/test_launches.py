@@ -104,6 +104,9 @@ def two_kernels() -> tuple[Log, Device]:
 
 def test_two_kernels_on_one_clock() -> None:
     seen = found(*two_kernels())
+    losses = LaunchLosses()
+    losses.add(latency.LaunchView(seen), np.arange(2))
+    assert losses.fields(0)["launches_timed"] == {"device": 2} and not losses.fields(0)["launches_untimed"]
     assert seen.names == ["_Z5firstPi", "_Z6secondPi"] and seen.method.tolist() == [DEVICE] * 2
     assert seen.waits.latency.tolist() == [1000, 48000] and seen.waits.wait.tolist() == [0, 47000]
     assert seen.waits.overhead.tolist() == [0, 0] and seen.waits.exec.tolist() == [49000, 10000]
@@ -190,7 +193,9 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
         and seen.start_error[0] < 500 < seen.start_error[1] < 1100
     )
     assert abs(seen.ops.start - [1_009_000, 1_060_000, 1_080_100]).max() <= seen.start_error.max()
-    assert seen.waits.exec.tolist()[0] == 41000 and seen.exec_error.tolist() == [0, 1000, 0]
+    assert (seen.waits.exec == seen.ops.end - seen.ops.start).all()
+    assert abs(seen.waits.exec[0] - 41000) <= seen.exec_error[0] <= 1
+    assert seen.exec_error.tolist()[1:] == [1000, 0]
     assert seen.waits.waited_for.tolist() == [-1, 0, 1] and seen.bytes.tolist() == [0, 4096, 0]
     # Without a clock only the duration is known,
     log.records = [record for record in log.records if record["kind"] != operation_log.CLOCK]
@@ -206,6 +211,18 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
         bounded.start_error[0] <= 35_000 and abs(bounded.ops.start[0] - 1_009_000) <= bounded.start_error[0]
     )
     assert bounded.ops.start[0] >= 1_000_000 and bounded.waits.exec[0] == 41000
+
+
+def test_the_times_of_a_launch_add_up_where_the_clocks_run_at_different_rates() -> None:
+    log, device = Log(), Device()
+    for at in range(0, 1_000_000_000, 10_000_000):
+        gpu = at + at * 460 // 1_000_000  # the GPU's clock runs fast
+        bracket = {"host_before": at, "gpu": gpu, "host_after": at, "tick_ns": 1}
+        log.put(operation_log.CLOCK, {"clock": bracket})
+    device.ran(log.kernel(100_000_000, 100_004_000), 100_100_000, 800_000_000)
+    seen = found(log, device, virtual=False)
+    assert seen.waits.exec[0] == seen.ops.end[0] - seen.ops.start[0] < 699_600_000
+    assert 300_000 < seen.exec_error[0] < 340_000  # against the GPU's own clock
 
 
 def test_a_log_may_hold_anything() -> None:
@@ -471,7 +488,7 @@ def test_long_names_fit_a_terminal() -> None:
             "launches_running",
             "launches_lost",
             "launches_behind_unseen",
-            "launches_unknown",
+            "launches_untimed",
             "operations_lost",
         ),
         10**9,

@@ -291,6 +291,17 @@ def test_every_report_ends_with_what_was_not_seen():
     )
     assert lines[0].startswith("counted 20 of 25 matching launches")
     assert lines[1:3] == ["  not counted: 4 (map too small)", "  not counted: 1 (capture)"]
+    events = summary(
+        launches_instrumented=15,
+        launches_timed={"device": 15, "stamp": 4},
+        not_instrumented={"before ready": 6, "filtered": 4},
+    )
+    assert cli.summary_lines(events) == [
+        "counted 19 of 25 matching launches (30 in total)",
+        "  no probe: 6 (before ready)",
+        "  not counted: 4 (filtered)",
+        "  of these, timing events timed 4",
+    ]
     assert lines[3] == "lost: 7 (a map was full, or the kernel or its process failed)"
     unseen = {"tex": 2, "cp.async.bulk.tensor": 1}
     assert cli.summary_lines(summary(not_probed=unseen))[1:] == [
@@ -309,9 +320,9 @@ def test_every_report_ends_with_what_was_not_seen():
         "processes measured: 2; missed: 7 (no CUDA driver), 1 (ended)",
     ]
     assert cli.summary_lines(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
-    assert cli.summary_lines(summary(launches_seen=0)) == ["counted nothing: no kernel was launched"]
+    assert cli.summary_lines(summary(launches_seen=0)) == ["counted nothing"]
     nothing = summary(launches_matched=0, launches_instrumented=0)
-    assert cli.summary_lines(nothing)[0] == "counted nothing: no matching launches (30 in total)"
+    assert cli.summary_lines(nothing)[0] == "counted nothing of 30 launches"
 
 
 def overhead(**changed):

@@ -118,6 +118,18 @@ def test_even_work_is_called_even():
     assert said(Shape((1, 1, 1), (1, 1, 1)), [1]) == ["one thread did all of it: 1 store"]
 
 
+def test_the_level_that_was_asked_for_is_told():
+    shape = Shape((2, 1, 1), (64, 1, 1))
+    work = np.full((2, 64), 100)
+    work[0, 3] = 1000  # one thread of the four in lane 3
+    assert said(shape, work) == ["thread 3 of block 0 did 10.0x the work of the others"]
+    lanes = group(shape, *tally(shape, work), "lane")
+    assert findings(lanes, "stores") == ["lane 3 did 3.2x the work of the others"]
+    assert lanes.imbalance == pytest.approx(1300 / (13700 / 32))
+    even = group(shape, *tally(shape, np.full((2, 64), 5)), "warp")
+    assert findings(even, "stores") == ["the work is even: every warp did the same (160 stores)"]
+
+
 def test_differences_are_told_at_the_level_that_accounts_for_them():
     shape = Shape((4, 1, 1), (256, 1, 1))
     by_block = np.full((4, 256), 100)

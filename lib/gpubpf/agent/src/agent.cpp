@@ -205,6 +205,7 @@ void answered(Connection &c, Reader &r, int image) {
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
         question->module->answer = answer;
+        question->module->request = id;
     }
     bool late;
     {
@@ -244,6 +245,7 @@ void handle(Connection &c, Frame &frame) {
             break;
         }
         case Message::Sidecar: answered(c, r, frame.fd); break;
+        case Message::Ahead: take_ahead(r, frame.fd); break;
         case Message::Drain: {
             uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
             if (flags & kStop) {
@@ -639,11 +641,17 @@ AttachStatus start(const char *name, How how) {
     if (const char *cupti = getenv(kCuptiVariable); cupti && agent.config.stamps)
         if (std::string why = start_cupti(cupti); !why.empty())
             left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
+    {
+        std::lock_guard<std::mutex> hold(c->lock);
+        hooks_are_in();
+        agent.live = failed.empty() && !c->gone;
+    }
+    std::vector<uint32_t> capabilities;
+    if (agent.live && agent.late) quietly([&] { capabilities = meet_primary_contexts(); });
     Writer w;
-    agent.send(Message::Hooked, w.text(failed).text(left_out));
-    std::lock_guard<std::mutex> hold(c->lock);
-    hooks_are_in();
-    agent.live = failed.empty() && !c->gone;
+    w.text(failed).text(left_out).u32(static_cast<uint32_t>(capabilities.size()));
+    for (uint32_t cc : capabilities) w.u32(cc);
+    agent.send(Message::Hooked, w);
     if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
     return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
 }

@@ -97,7 +97,11 @@ void context_ready(Context *context, bool waits = true);
 // Gets the tool's answer and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true);
 void retry_waiting();  // after a capture
-void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer);
+// `may_load`: else only a sidecar that was loaded ahead is used.
+void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
+                     bool may_load = true);
+// Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
+bool is_loaded_ahead(Context &context, const std::string &name);
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
 // drain.cpp

@@ -232,6 +232,10 @@ struct Module : AttachmentObject {
     uint64_t image_size = 0;
     uint32_t linked = 0;       // number of linked inputs
     bool preexisting = false;  // it existed before the attachment
+    // It only stands for copies that are loaded before their module is known. Such a module counts as gone,
+    // so the module takes over the sidecar when it is found.
+    bool ahead = false;
+    uint32_t request = 0;  // of the answer that the tool waits for; 0: none
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;
@@ -290,6 +294,7 @@ struct Registry {
     std::map<CUlibrary, Module *> libraries;
     std::map<std::string, uint32_t> slots;
     std::vector<Module *> waiting;  // for a context, or for the end of a capture
+    std::vector<Module *> ahead;    // copies that were loaded before their modules are known
     uint32_t serials = 0;
     // the process's only context, if there was never another; null if that is not known
     std::atomic<Context *> only{nullptr};

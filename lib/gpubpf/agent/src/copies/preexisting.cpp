@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <set>
+#include <unistd.h>
 
 #include "agent.h"
 #include "driver/current.h"
@@ -254,6 +255,16 @@ const Function *ask_driver(void *handle, Context *context) {
     return r.functions.find(handle);
 }
 
+// Tells the tool that a module's copies are installed, or cannot be.
+void send_ready(Module *module) {
+    uint32_t request;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        request = std::exchange(module->request, 0);
+    }
+    if (request) agent.send(Message::Ready, Writer().u32(request));
+}
+
 // --- addresses ---
 
 // The range of values that look like GPU addresses.
@@ -288,6 +299,23 @@ void look_at(const void *bytes, size_t size, const Context &context) {
     }
 }
 
+// How long a launch waits for the tool to say which module its kernel is of.
+constexpr std::chrono::milliseconds kTie{100};
+constexpr useconds_t kStep = 200;  // µs
+
+// Gives a kernel that was just met the copy that was loaded ahead, so that its first launch is instrumented.
+void tie(Module *module, Context *context) {
+    const auto until = Clock::now() + kTie;
+    for (std::shared_ptr<const Answer> answer; agent.live && Clock::now() < until; usleep(kStep)) {
+        {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            answer = module->answer;
+            if (registry().captures.load()) return;
+        }
+        if (answer) return install_sidecar(module, context, answer, false);
+    }
+}
+
 bool works(const Context *context) { return context && !context->dead && !context->broken; }
 
 }  // namespace
@@ -313,7 +341,11 @@ const Function *identify_handle(const void *handle, Context *context) {
     if (unknown.handle == handle && unknown.when == now) return nullptr;
     const Function *f = nullptr;
     SlowPath slow_path;
-    quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
+    quietly([&] {
+        f = ask_driver(const_cast<void *>(handle), context);
+        if (f && !f->kernel->copies.load() && is_loaded_ahead(*context, f->kernel->name))
+            tie(f->kernel->module, context);
+    });
     if (!f) unknown = {handle, now};
     return f;
 }
@@ -377,6 +409,39 @@ std::vector<Module *> modules_of_library(CUlibrary library) {
             found.push_back(candidates[i]);
     }
     return found;
+}
+
+std::vector<uint32_t> meet_primary_contexts() {
+    using Retain = CUresult (*)(CUcontext *, CUdevice);
+    auto retain = original<Retain>(kHook_cuDevicePrimaryCtxRetain);
+    auto release = original<CUresult (*)(CUdevice)>(kHook_cuDevicePrimaryCtxRelease_v2);
+    std::set<uint32_t> capabilities;
+    DriverScope scope;
+    unsigned flags = 0;
+    int active = 0;
+    for (CUdevice d = 0; retain && release && driver.cuDevicePrimaryCtxGetState &&
+                         driver.cuDevicePrimaryCtxGetState(d, &flags, &active) == CUDA_SUCCESS;
+         ++d) {
+        CUcontext handle = nullptr;
+        if (!active || retain(&handle, d) != CUDA_SUCCESS) continue;
+        if (Context *c = registry().context(handle)) capabilities.insert(c->cc);
+        release(d);
+    }
+    return {capabilities.begin(), capabilities.end()};
+}
+
+void take_ahead(Reader &r, int image) {
+    auto *m = new Module;
+    m->ahead = m->gone = true;
+    m->answer_cc = r.u32();
+    m->request = r.u32();
+    m->answer = parse_answer(r, image);
+    if (!m->answer) return send_ready(m);
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().ahead.push_back(m);
+    }
+    install_later(m, nullptr);
 }
 
 void report_preexisting() {
@@ -457,6 +522,10 @@ void install_pending() {
         if (waits && agent.live) left.push_back(w);
     }
     held.reset();
+    for (auto &w : work) {
+        const auto same = [&](const auto &l) { return l.first == w.first; };
+        if (w.first && std::none_of(left.begin(), left.end(), same)) send_ready(w.first);
+    }
     std::unique_ptr<Watching> over;
     {
         std::lock_guard<std::mutex> hold(state->lock);

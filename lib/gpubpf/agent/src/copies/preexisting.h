@@ -5,6 +5,7 @@
 
 #include "log/operation.h"
 #include "state.h"
+#include "wire.h"
 
 namespace gpubpf {
 
@@ -31,6 +32,12 @@ void install_later(Module *module, Context *context);
 // Returns modules that were identified through one of their functions, and that are `library` in some
 // context. They end with the library.
 std::vector<Module *> modules_of_library(CUlibrary library);
+
+// Meets the contexts that the runtime uses, so that copies can be loaded before the next launch. Returns the
+// compute capabilities of their GPUs. Other contexts are met when they are used.
+std::vector<uint32_t> meet_primary_contexts();
+// The tool has made copies of a module that may have been loaded before. Loads them when that blocks nobody.
+void take_ahead(Reader &reader, int image);
 
 // For the worker thread. report_preexisting() tells the tool about new findings.
 void report_preexisting();

@@ -354,7 +354,11 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
 
 }  // namespace
 
-void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+using LoadModule = CUresult (*)(CUmodule *, const void *);
+using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
+
+void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
+                     bool may_load) {
     Registry &r = registry();
     std::vector<Kernel *> kernels;
     struct Installing {  // the module is not unloaded while this exists
@@ -384,12 +388,11 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
                 s.copies.size() == kernels.size())
                 idle = &s;
         }
+        if (!idle && !may_load) return;
         if (idle) idle->module = module;
     }
     Current current(*context);
-    using Load = CUresult (*)(CUmodule *, const void *);
-    using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
-    auto load = reinterpret_cast<Load>(hooks[kHook_cuModuleLoadData].original);
+    auto load = reinterpret_cast<LoadModule>(hooks[kHook_cuModuleLoadData].original);
     auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
     CUmodule sidecar = idle ? idle->handle : nullptr;
     const char *failed = nullptr;
@@ -465,6 +468,44 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
 
 namespace {
 
+// Loads copies whose module is not known yet: install_sidecar() gives them to it when it is.
+void load_ahead(Module *ahead, Context *context) {
+    const std::shared_ptr<const Answer> answer = ahead->answer;
+    if (!context->before || context->cc != ahead->answer_cc || answer->image.empty()) return;
+    std::lock_guard<std::mutex> busy(context->busy);
+    if (context->dead || !agent.live) return;
+    for (const Sidecar &s : context->sidecars)
+        if (s.answer->image == answer->image) return;  // its module is known already
+    Current current(*context);
+    auto load = reinterpret_cast<LoadModule>(hooks[kHook_cuModuleLoadData].original);
+    auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
+    CUmodule sidecar = nullptr;
+    if (!current.ok() || !load || !get_function || !prepare_context(*context) ||
+        load(&sidecar, answer->image.data()) != CUDA_SUCCESS)
+        return;
+    for (const Layout &l : answer->kernels) {
+        CUfunction f = nullptr;
+        if (driver.cuFuncLoad && get_function(&f, sidecar, l.name.c_str()) == CUDA_SUCCESS)
+            driver.cuFuncLoad(f);
+    }
+    context->sidecars.push_back({ahead, sidecar, answer, std::vector<Copy *>(answer->kernels.size())});
+}
+
+}  // namespace
+
+bool is_loaded_ahead(Context &context, const std::string &name) {
+    constexpr uint32_t kPatience = 50;  // ms
+    if (!lock_within(context.busy, kPatience)) return false;
+    std::lock_guard<std::mutex> busy(context.busy, std::adopt_lock);
+    for (const Sidecar &s : context.sidecars)
+        if (s.module->ahead)
+            for (const Layout &l : s.answer->kernels)
+                if (l.name == name) return true;
+    return false;
+}
+
+namespace {
+
 // Returns false if the tool takes too long or is silent: it may be stopped, and sends messages while it
 // works. A late answer is used when it arrives. The wait is in pieces, because this process may be stopped,
 // too.
@@ -517,6 +558,7 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
 
 void load_sidecar(Module *module, Context *context, bool waits) {
     SlowPath slow_path;
+    if (module->ahead) return load_ahead(module, context);
     std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
     if (!answer) return;
     {
@@ -567,6 +609,7 @@ void context_ready(Context *context, bool waits) {
             if (r.captures.load()) r.waiting.push_back(l.second);
             else libraries.push_back(l.second);
         }
+        if (!r.captures.load()) libraries.insert(libraries.end(), r.ahead.begin(), r.ahead.end());
     }
     for (Module *m : libraries) load_sidecar(m, context, waits);
 }
