@@ -33,10 +33,10 @@ def cp(v: Values, i: Instruction) -> str:
         return _bulk(v, i)
     if m[0] != "async":
         raise v.unsupported()
-    return _small(v, i)
+    return _few(v, i)
 
 
-def _small(v: Values, i: Instruction) -> str:
+def _few(v: Values, i: Instruction) -> str:
     """Translate cp.async of 4, 8 or 16 bytes."""
     size = i.operands[2]
     if not isinstance(size, Immediate):

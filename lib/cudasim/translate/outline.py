@@ -30,7 +30,7 @@ from gpubpf.ptx.module import (
 PREFIX = "cudasim$outlined"  # of the new functions' names
 MIN_STATEMENTS = 8  # of a scope that becomes a function
 _BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
-_NOT_OUTLINED = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
+_STAYS = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
 
 
 class _Names:
@@ -82,17 +82,15 @@ def outline(module: Module) -> Module:
     for function in module.functions.values():
         if function.mentions("//gpubpf{"):
             found[function.name] = _scopes(function)
-    counts = Counter(scope.text for scopes in found.values() for scope in _all(scopes))
-    outlined: dict[str, Function | None] = {}
+    often = Counter(scope.text for scopes in found.values() for scope in _all(scopes))
+    made: dict[str, Function | None] = {}
     replaced: dict[str, Function] = {}
     for name, scopes in found.items():
         function = module.functions[name]
-        calls = dict(_calls(function, scopes, counts, outlined))
+        calls = dict(_calls(function, scopes, often, made))
         if calls:
-            replaced[name] = dataclasses.replace(
-                function, statements=_with_calls(function, calls), _source=None
-            )
-    functions = [function for function in outlined.values() if function is not None]
+            replaced[name] = dataclasses.replace(function, statements=_with(function, calls), _source=None)
+    functions = [function for function in made.values() if function is not None]
     if not functions:
         return module
     items = [
@@ -145,15 +143,15 @@ def _scopes(function: Function) -> list[_Scope]:
 
 
 def _calls(
-    function: Function, scopes: list[_Scope], counts: Counter[str], outlined: dict[str, Function | None]
+    function: Function, scopes: list[_Scope], often: Counter[str], made: dict[str, Function | None]
 ) -> Iterator[tuple[int, tuple[int, Instruction]]]:
-    """Return (first statement, (last statement, call)) for each repeated scope that a call replaces."""
+    """Return by the first statement of each repeated scope: its last statement, and the call that replaces it."""
     body = function.body or ()
     for scope in scopes:
-        if scope.text and counts[scope.text] > 1 and scope.end:
-            if scope.text not in outlined:
-                outlined[scope.text] = _outlined(body, scope, f"{PREFIX}{len(outlined)}")
-            target = outlined[scope.text]
+        if scope.text and often[scope.text] > 1 and scope.end:
+            if scope.text not in made:
+                made[scope.text] = _outlined_function(body, scope, f"{PREFIX}{len(made)}")
+            target = made[scope.text]
             if target is not None and all(scope.outside.find(p.name) == p.type for p in target.parameters):
                 arguments = Group(tuple(Name(p.name) for p in target.parameters))
                 line = body[scope.begin].line
@@ -162,10 +160,10 @@ def _calls(
                     (scope.end, Instruction("call", (), (Name(target.name), arguments), line=line)),
                 )
                 continue
-        yield from _calls(function, scope.inner, counts, outlined)
+        yield from _calls(function, scope.inner, often, made)
 
 
-def _with_calls(function: Function, calls: dict[int, tuple[int, Instruction]]) -> tuple[Statement, ...]:
+def _with(function: Function, calls: dict[int, tuple[int, Instruction]]) -> tuple[Statement, ...]:
     statements: list[Statement] = []
     until = -1
     for index, statement in enumerate(function.body or ()):
@@ -177,7 +175,7 @@ def _with_calls(function: Function, calls: dict[int, tuple[int, Instruction]]) -
     return tuple(statements)
 
 
-def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
+def _outlined_function(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function | None:
     """Return a function with the statements of a scope; None if the scope depends on its place."""
     inside = _Names()
     nested = [inside]
@@ -199,7 +197,7 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
                     return None
                 continue
             case Instruction():
-                if statement.opcode in _NOT_OUTLINED:
+                if statement.opcode in _STAYS:
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
                     return None  # depends on which lanes are active together
