@@ -244,8 +244,8 @@ struct Library {
     std::mutex mutex;
     std::vector<std::shared_ptr<LibraryKernel>> kernels;
     std::map<const Context *, std::shared_ptr<Module>> modules;
-    std::vector<uint64_t>
-        managed;  // addresses of managed variables, the same in all contexts; 0 for other variables
+    // Addresses of managed variables, the same in all contexts; 0 for other variables.
+    std::vector<uint64_t> managed;
     ~Library();
 };
 
@@ -302,8 +302,8 @@ struct GraphNode {
     std::vector<std::shared_ptr<GraphNode>> dependencies;
     std::shared_ptr<GraphNode> original;  // in a clone or an executable graph: the node that this one copies
     bool enabled = true;
-    std::vector<void *>
-        parameter_pointers;  // storage for KernelNodeGetParams' result; they point into `operation`
+    // Storage for KernelNodeGetParams' result; they point into `operation`.
+    std::vector<void *> parameter_pointers;
     std::map<int, CUlaunchAttributeValue> attributes;
     // in an executable graph: indices into Graph::nodes and Graph::queues
     size_t position = 0, queue = 0;
@@ -329,8 +329,8 @@ struct Graph {
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
     std::vector<std::shared_ptr<Queue>> queues;  // of an executable graph with parallel branches; else none
-    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>>
-        user_objects;  // by handle, with the number of references
+    // By handle, with the number of references.
+    std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>> user_objects;
 };
 
 struct GraphExec {

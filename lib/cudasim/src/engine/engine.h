@@ -67,8 +67,8 @@ struct Kernel {
 };
 
 struct TranslateError {
-    int code =
-        0;  // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …)
+    // CUresult: 218 INVALID_PTX, 222 UNSUPPORTED_PTX_VERSION, 300 INVALID_SOURCE (no compiler, …).
+    int code = 0;
     std::string log;  // one or more lines, with the instruction and the PTX line
 };
 
@@ -139,8 +139,8 @@ struct Environment {
     void (*print)(void *self, const char *text, size_t size) = nullptr;
     // Device-side malloc: returns an address in the region, 16-byte aligned, or 0. Null: always 0.
     uint64_t (*allocate)(void *self, uint64_t size) = nullptr;
-    bool (*release)(void *self,
-                    uint64_t address) = nullptr;  // returns false for an invalid address, which is a fault
+    // Returns false for an invalid address, which is a fault.
+    bool (*release)(void *self, uint64_t address) = nullptr;
     // Return ns for %globaltimer, and cycles for %clock64. Null: CLOCK_MONOTONIC_RAW plus an offset; for %clock64, each
     // multiprocessor has its own offset.
     uint64_t (*globaltimer)(void *self) = nullptr;
@@ -164,10 +164,10 @@ struct LaunchDescription {
     bool shuffle = false;         // hostile mode: random order of blocks and warps, from `seed`
     uint64_t seed = 0;
     uint64_t start_ns = 0;  // virtual clock: the start of the grid
-    uint64_t *ends =
-        nullptr;  // virtual clock, if not null: gets the end of each thread of the grid, by its number
-    const std::atomic<bool> *cancel =
-        nullptr;  // set to true to stop the grid (Fault with code 0 and cancelled)
+    // Virtual clock, if not null: gets the end of each thread of the grid, by its number.
+    uint64_t *ends = nullptr;
+    // Set to true to stop the grid (Fault with code 0 and cancelled).
+    const std::atomic<bool> *cancel = nullptr;
 };
 
 struct Fault {

@@ -157,8 +157,8 @@ void describe(Fault &fault);  // sets `message`
 uint64_t latest_exit(const Block &block);
 
 extern const cs_services services;
-bool complete_collectives(
-    cs_warp *w);  // those whose missing lanes have exited; returns whether there were any
+// Completes collectives whose missing lanes have exited. Returns whether there were any.
+bool complete_collectives(cs_warp *w);
 bool check_barrier(Block &block, uint32_t number);
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);

@@ -99,6 +99,7 @@ void hash_translator(Sha256 &hash, const std::string &path) {
                                         "/cudasim/src/device_runtime.h",
                                         "/cudasim/src/device_abi.h",
                                         "/gpubpf/ptx/module.py",
+                                        "/gpubpf/ptx/parser.py",
                                         "/gpubpf/ptx/tokens.py",
                                         "/gpubpf/ptx/flow.py"};
     for (const char *file : files) {
