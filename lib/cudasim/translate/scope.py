@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Close, Function, Instruction, Label, Open, Statement, Variable, type_size
+from gpubpf.ptx.access import named_space
+from gpubpf.ptx.module import (
+    Address,
+    Close,
+    Function,
+    Instruction,
+    Label,
+    Open,
+    Statement,
+    Variable,
+    type_size,
+)
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
+# Instructions that take an address of any space, and the words that name one.
+_GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"})
+_SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
 _BAD = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -162,6 +176,19 @@ class Names:
             at = at.parent
         raise PtxError(f"PTX line {line}: {name} is not a list of branch targets")
 
+    def in_named_space(self, scope: Scope, i: Instruction) -> Instruction:
+        """Return an instruction whose address names a variable with the variable's space, as ptxas takes it."""
+        if i.opcode not in _GENERIC or not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
+            return i
+
+        def declared_in(name: str) -> str:
+            found = None if self.register(scope, name) is not None else self.storage(scope, name)
+            return found.kind if found is not None else ""
+
+        address = next((o for o in i.operands if isinstance(o, Address)), None)
+        space = named_space(address, declared_in) if address is not None else ""
+        return replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1])) if space else i
+
     # -- flattening
 
     def flatten(self, body: tuple[Statement, ...]) -> None:
@@ -186,7 +213,7 @@ class Names:
             elif isinstance(statement, Instruction):
                 if depth:
                     self.injected.add(len(self.statements))
-                self.statements.append((statement, scope))
+                self.statements.append((self.in_named_space(scope, statement), scope))
             elif statement.name == "gpubpf":
                 kind = statement.text.strip().removeprefix("//gpubpf")
                 if kind.startswith("+"):
