@@ -229,6 +229,25 @@ KERNELS = {
         st.global.u32 [%rd4+512], %r17;
         ld.u32 %r11, [words+12];
         st.global.u32 [%rd4+1024], %r11;""",
+    "vector_registers": """
+        .reg .v2.b16 %x<4>; .reg .v2.u16 %y; .reg .v4.u32 %z; .reg .v2.b32 %t;
+        ld.global.u32 %r10, [%rd3];
+        mov.b32 {%x1.x, %x1.y}, %r10;
+        mov.b16 %x3.x, %x1.y;
+        mov.b16 %x3.y, %x1.x;
+        mov.b32 %r11, %x3;
+        mov.b32 %y, %r10;
+        add.u16 %y.x, %y.x, 1;
+        mov.b32 %r12, %y;
+        cvt.u32.u16 %r13, %y.g;
+        ld.global.v4.u32 %z, [%rd5];
+        mov.b64 %rd7, {%z.w, %z.b};
+        mov.b64 %t, %rd7;
+        mov.v2.u32 {%z.x, %z.y}, %t;
+        mov.u32 %z.z, %r11;
+        mov.u32 %z.w, %r12;
+        st.global.v4.u32 [%rd6], %z;
+        st.global.u32 [%rd4+512], %r13;""",
     "uneven": """
         mov.u32 %r10, 24;
         cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], %r10;""",
@@ -300,6 +319,15 @@ def test_an_address_without_a_space_is_in_the_space_of_the_variable_that_it_name
     out = ran("named", NOISE, virtual=virtual)
     assert (out[:128].reshape(32, 4) == np.c_[3 * LANES, np.full((32, 3), [64, 7, 5])]).all()
     assert (out[128:160] == 67).all() and (out[256:288] == 9).all()
+
+
+def test_vector_registers_and_their_elements() -> None:
+    out = ran("vector_registers", NOISE)
+    one, four = NOISE[:32], NOISE[:128].reshape(32, 4)
+    swapped = one >> 16 | one << 16
+    added = one & 0xFFFF0000 | one + 1 & 0xFFFF
+    assert (out[:128].reshape(32, 4) == np.c_[four[:, 3], four[:, 2], swapped, added]).all()
+    assert (out[128:160] == one >> 16).all()
 
 
 def test_vectors_of_bytes() -> None:
