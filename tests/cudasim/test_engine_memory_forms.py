@@ -204,6 +204,50 @@ KERNELS = {
         selp.u32 %r14, 2, 0, %p3;
         or.b32 %r13, %r13, %r14;
         st.global.v4.b32 [%rd6+128], {%r10, %r11, %r12, %r13};""",
+    "named": """
+        mul.lo.u32 %r10, %r0, 3;
+        setp.eq.u32 %p1, %r0, 0;
+        @%p1 st.v2.u32 [tile], {%r0, %r0};
+        @%p1 st.u32 [tile+8], 7;
+        st.u32 [mine+4], %r10;
+        bar.sync 0;
+        atom.add.u32 %r11, [tile+4], 1;
+        red.add.u32 [tile+4], 1;
+        atom.cas.b32 %r12, [tile], 0, 5;
+        bar.sync 0;
+        ld.u32 %r13, [mine+4];
+        ld.volatile.u32 %r14, [tile+4];
+        ld.u32 %r15, [tile+8];
+        mov.u32 %r16, tile;
+        ld.shared.u32 %r16, [%r16];
+        ld.u32 %r17, [words+4];
+        st.u32 [words+12], 9;
+        cvta.shared.u64 %rd7, tile;
+        ld.u32 %r18, [%rd7+8];
+        add.u32 %r17, %r17, %r18;
+        st.global.v4.b32 [%rd6], {%r13, %r14, %r15, %r16};
+        st.global.u32 [%rd4+512], %r17;
+        ld.u32 %r11, [words+12];
+        st.global.u32 [%rd4+1024], %r11;""",
+    "vector_registers": """
+        .reg .v2.b16 %x<4>; .reg .v2.u16 %y; .reg .v4.u32 %z; .reg .v2.b32 %t;
+        ld.global.u32 %r10, [%rd3];
+        mov.b32 {%x1.x, %x1.y}, %r10;
+        mov.b16 %x3.x, %x1.y;
+        mov.b16 %x3.y, %x1.x;
+        mov.b32 %r11, %x3;
+        mov.b32 %y, %r10;
+        add.u16 %y.x, %y.x, 1;
+        mov.b32 %r12, %y;
+        cvt.u32.u16 %r13, %y.g;
+        ld.global.v4.u32 %z, [%rd5];
+        mov.b64 %rd7, {%z.w, %z.b};
+        mov.b64 %t, %rd7;
+        mov.v2.u32 {%z.x, %z.y}, %t;
+        mov.u32 %z.z, %r11;
+        mov.u32 %z.w, %r12;
+        st.global.v4.u32 [%rd6], %z;
+        st.global.u32 [%rd4+512], %r13;""",
     "uneven": """
         mov.u32 %r10, 24;
         cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], %r10;""",
@@ -221,6 +265,7 @@ def ptx() -> str:
 .target sm_100a
 .address_size 64
 .const .align 8 .b32 table[2] = {33, 44};
+.global .align 4 .b32 words[4] = {50, 60, 70, 80};
 """
     for name, body in KERNELS.items():
         text += f""".visible .entry {name}(.param .u64 a, .param .u64 b) {{
@@ -267,6 +312,22 @@ def test_eight_words_with_sinks() -> None:
     given = NOISE[:256].reshape(32, 8)
     out = ran("wide", NOISE)[:256].reshape(32, 8)
     assert (out == np.c_[given[:, [7, 0]], np.full(32, EE), given[:, [2, 3, 3, 3, 1]]]).all()
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_an_address_without_a_space_is_in_the_space_of_the_variable_that_it_names(virtual: bool) -> None:
+    out = ran("named", NOISE, virtual=virtual)
+    assert (out[:128].reshape(32, 4) == np.c_[3 * LANES, np.full((32, 3), [64, 7, 5])]).all()
+    assert (out[128:160] == 67).all() and (out[256:288] == 9).all()
+
+
+def test_vector_registers_and_their_elements() -> None:
+    out = ran("vector_registers", NOISE)
+    one, four = NOISE[:32], NOISE[:128].reshape(32, 4)
+    swapped = one >> 16 | one << 16
+    added = one & 0xFFFF0000 | one + 1 & 0xFFFF
+    assert (out[:128].reshape(32, 4) == np.c_[four[:, 3], four[:, 2], swapped, added]).all()
+    assert (out[128:160] == one >> 16).all()
 
 
 def test_vectors_of_bytes() -> None:

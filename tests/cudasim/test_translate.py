@@ -171,6 +171,25 @@ def test_instructions_without_their_operands_are_refused(body: str) -> None:
     assert "k" in TranslatedModule(parse(kernel(body))).refused
 
 
+def test_a_module_with_32_bit_addresses_is_refused() -> None:
+    with pytest.raises(PtxError, match=r"\.address_size 32"):
+        translate(HEAD.replace("address_size 64", "address_size 32") + ".visible .entry k() { ret; }")
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (".func (.reg .pred r) f(.reg .u32 a) { setp.eq.u32 r, a, 0; ret; }", "call (%p1), f, (3);"),
+        (".func f(.reg .pred a) { ret; }", "call f, (%p1);"),
+    ],
+)
+def test_a_function_with_a_predicate_as_parameter_is_refused(function: str, call: str) -> None:
+    """ptxas: In ABI compilation, returning predicate ... values from device functions is not supported."""
+    text = kernel(call).replace(HEAD, HEAD + function + "\n")
+    program = TranslatedModule(parse(text))
+    assert "predicate" in program.refused["k"]
+
+
 def test_large_modules_are_split_by_who_needs_what() -> None:
     functions = """.func both() { ret; }
 .func own() { call both, (); ret; }

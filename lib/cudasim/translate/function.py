@@ -389,6 +389,10 @@ class FunctionCode:
             raise Unsupported(
                 f"PTX line {statement.line}: function {callee.name} is not defined in this module"
             )
+        if target is not None and any(p.type == "pred" for p in (*target.parameters, *target.returns)):
+            raise Unsupported(
+                f"PTX line {statement.line}: {callee.name} is given or returns a predicate, which no call can pass"
+            )
         after = self._guard(statement, scope)
         v = self.values
         v.elapsed = v.cost = 0

@@ -54,6 +54,10 @@ class TranslatedModule:
     """
 
     def __init__(self, module: Module, virtual: bool = False) -> None:
+        if module.address_size != 64:
+            raise PtxError(
+                f".address_size {module.address_size}: CUDA has only programs with 64-bit addresses"
+            )
         self.module = module = outline(module)
         self.virtual = virtual
         self.scope: dict[str, Storage] = {}

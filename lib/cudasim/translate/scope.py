@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Close, Function, Label, Open, PtxInstruction, Statement, Variable, type_size
+from gpubpf.ptx.access import named_space
+from gpubpf.ptx.module import (
+    Address,
+    Close,
+    Function,
+    Label,
+    Name,
+    Open,
+    Operand,
+    PtxInstruction,
+    Statement,
+    Variable,
+    Vector,
+    type_size,
+)
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
+# Instructions that take an address of any space, and the words that name one.
+_GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"})
+_SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
+MOST_VECTORS = 4096  # in one declaration
 _BAD = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -42,6 +60,7 @@ class Scope:
     registers: dict[str, Register] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # prefix → (count, width)
     storages: dict[str, Storage] = field(default_factory=dict)
+    vectors: dict[str, Vector] = field(default_factory=dict)  # vector registers and their elements
     labels: dict[str, int] = field(default_factory=dict)  # name → label number
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # .branchtargets
 
@@ -59,6 +78,7 @@ class Names:
         self.module = module_scope
         self.local_size = 0
         self.labels = 0
+        self.has_vectors = False
         self.frame: dict[str, Storage] = {}
         self.statements: list[tuple[PtxInstruction | Label, Scope]] = []
         # By position in `statements`: instructions that the injector added; and the number of instructions of the application that a
@@ -82,14 +102,12 @@ class Names:
     def declare(self, scope: Scope, variable: Variable) -> None:
         if variable.space == "reg":
             width = 0 if variable.type == "pred" else type_size(variable.type)
-            if variable.count is not None:
-                scope.ranges[variable.name] = (variable.count, width)
-                return
             if variable.vector > 1:
-                for component in "xyzw"[: variable.vector]:
-                    name = f"{variable.name}.{component}"
-                    scope.registers[name] = Register(self._identifier(name), width)
-            scope.registers[variable.name] = Register(self._identifier(variable.name), width)
+                self.declare_vectors(scope, variable, width)
+            elif variable.count is not None:
+                scope.ranges[variable.name] = (variable.count, width)
+            else:
+                scope.registers[variable.name] = Register(self._identifier(variable.name), width)
         elif variable.space == "local":
             align = max(1, variable.alignment)
             self.local_size = (self.local_size + align - 1) // align * align
@@ -103,6 +121,22 @@ class Names:
             pass  # lifted to module scope by the layout
         else:
             raise PtxError(f"PTX line {variable.line}: .{variable.space} variables are not supported")
+
+    def declare_vectors(self, scope: Scope, variable: Variable, width: int) -> None:
+        """Declare the elements of vector registers. A register as a whole is written as the vector of its elements."""
+        if (variable.count or 0) > MOST_VECTORS:
+            raise PtxError(f"PTX line {variable.line}: more than {MOST_VECTORS} vector registers")
+        self.has_vectors = True
+        single = variable.count is None
+        for name in (
+            [variable.name] if single else [f"{variable.name}{n}" for n in range(variable.count or 0)]
+        ):
+            elements = []
+            for element, other in zip("xyzw"[: variable.vector], "rgba", strict=False):
+                found = Register(self._identifier(f"{name}.{element}"), width)
+                scope.registers[f"{name}.{element}"] = scope.registers[f"{name}.{other}"] = found
+                elements.append(Name(f"{name}.{element}"))
+            scope.vectors[name] = Vector(tuple(elements))
 
     def declare_parameter(self, scope: Scope, variable: Variable) -> Storage:
         found = Storage("frame", self._identifier("p_" + variable.name), 0, variable.size, variable.alignment)
@@ -162,6 +196,30 @@ class Names:
             at = at.parent
         raise PtxError(f"PTX line {line}: {name} is not a list of branch targets")
 
+    def in_named_space(self, scope: Scope, i: PtxInstruction) -> PtxInstruction:
+        """Return an instruction whose address names a variable with the variable's space, as ptxas takes it."""
+        if i.opcode not in _GENERIC or not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
+            return i
+
+        def declared_in(name: str) -> str:
+            found = None if self.register(scope, name) is not None else self.storage(scope, name)
+            return found.kind if found is not None else ""
+
+        address = next((o for o in i.operands if isinstance(o, Address)), None)
+        space = named_space(address, declared_in) if address is not None else ""
+        return replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1])) if space else i
+
+    def vector(self, scope: Scope, operand: Operand) -> Operand:
+        """Return the vector of a vector register's elements instead of the register; any other operand as it is."""
+        at: Scope | None = scope
+        while at is not None and isinstance(operand, Name) and not operand.offset:
+            if operand.name in at.vectors:
+                return at.vectors[operand.name]
+            if operand.name in at.registers or operand.name in at.storages:
+                break
+            at = at.parent
+        return operand
+
     # -- flattening
 
     def flatten(self, body: tuple[Statement, ...]) -> None:
@@ -186,6 +244,10 @@ class Names:
             elif isinstance(statement, PtxInstruction):
                 if depth:
                     self.injected.add(len(self.statements))
+                statement = self.in_named_space(scope, statement)
+                if self.has_vectors:
+                    operands = tuple(self.vector(scope, operand) for operand in statement.operands)
+                    statement = replace(statement, operands=operands)
                 self.statements.append((statement, scope))
             elif statement.name == "gpubpf":
                 kind = statement.text.strip().removeprefix("//gpubpf")

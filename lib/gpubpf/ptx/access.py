@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
 
@@ -70,14 +70,31 @@ def _is_predicate(name: str) -> bool:
 
 
 def accesses(
-    instruction: PtxInstruction, is_predicate: Callable[[str], bool] = _is_predicate
+    instruction: PtxInstruction,
+    is_predicate: Callable[[str], bool] = _is_predicate,
+    declared_in: Callable[[str], str | None] = lambda name: None,
 ) -> tuple[Access, ...]:
     """Return the accesses of one execution with a true predicate, the source of a copy first. Empty if none can be probed.
+
+    `declared_in` returns the space that a name is declared in; "" if it is unknown. An address without a space that names a variable
+    is in the variable's space, as for ptxas.
 
     `is_predicate` returns whether a register was declared `.pred`: only this distinguishes cp.async's ignore-src from its src-size.
     By default, a register is a predicate if its name begins with `%p`, as in compilers' output.
     """
-    return _read(instruction, is_predicate) or ()
+    found = _read(instruction, is_predicate) or ()
+    return tuple(
+        replace(access, space=named_space(access.address, declared_in) or "generic")
+        if access.space == "generic"
+        else access
+        for access in found
+    )
+
+
+def named_space(address: Address, declared_in: Callable[[str], str | None]) -> str:
+    """Return the space of the variable that an address names; "" if it names none."""
+    space = declared_in(address.base) if address.base is not None else None
+    return space if space in ("global", "shared", "local") else ""
 
 
 def unprobed(instruction: PtxInstruction) -> str | None:

@@ -413,7 +413,11 @@ class Body:
     def _accesses(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
-        for access in accesses(instruction, lambda name: self._type(index, name) == "pred"):
+        for access in accesses(
+            instruction,
+            lambda name: self._type(index, name) == "pred",
+            lambda name: self._space(index, name),
+        ):
             placements = [p for p in self.at_access if wants(p, access)]
             if not placements:
                 continue
@@ -487,6 +491,11 @@ class Body:
         """Return the PTX type of a register; "" if it is unknown."""
         declared = self._declaration(index, name)
         return declared.type if declared is not None and declared.space == "reg" else ""
+
+    def _space(self, index: int, name: str) -> str:
+        """Return the space that a name is declared in; "" if it is unknown."""
+        declared = self._declaration(index, name) or self.plan.module.variables.get(name)
+        return declared.space if declared is not None else ""
 
     def _barrier(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return a barrier with the `barrier_arrive` programs before it and the `barrier_leave` programs after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
 from .flow import CallGraph
-from .module import Address, Function, Module, PtxInstruction
+from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
 
@@ -195,14 +195,21 @@ class InjectionPlan:
             barriers: set[str] = set()
             found: Counter[Access] = Counter()
             missed: Counter[str] = Counter()
+            declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
             for statement in self.module.functions[name].body or ():
+                if isinstance(statement, Open):
+                    declared = declared.new_child()
+                elif isinstance(statement, Close):
+                    declared = declared.parents
+                elif isinstance(statement, Variable):
+                    declared[statement.name] = statement.space
                 if not isinstance(statement, PtxInstruction):
                     continue
                 exits = exits or statement.opcode == "exit"
                 if (known := barrier(statement)) is not None:
                     barriers |= {"barrier_arrive"} if known.arrives else set()
                     barriers |= {"barrier_leave"} if known.leaves else set()
-                for access in accesses(statement):
+                for access in accesses(statement, declared_in=declared.get):
                     found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
                 if (opcode := unprobed(statement)) is not None:
                     missed[opcode] += 1

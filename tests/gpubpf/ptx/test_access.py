@@ -318,6 +318,24 @@ def test_a_declaration_tells_a_predicate_from_a_size() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("ld.u32 %r1, [tile+4];", "shared"),
+        ("st.volatile.v2.u32 [tile], {%r1, %r1};", "shared"),
+        ("atom.add.u32 %r1, [tile+8], 1;", "shared"),
+        ("red.add.u32 [mine+8], 1;", "local"),
+        ("ld.u32 %r1, [words];", "global"),
+        ("ld.u32 %r1, [%rd1];", "generic"),
+        ("ld.u32 %r1, [tile2];", "generic"),
+    ],
+)
+def test_a_name_tells_the_space_of_its_variable(text: str, space: str) -> None:
+    spaces = {"tile": "shared", "mine": "local", "words": "global", "%rd1": "reg"}
+    (found,) = accesses(parsed("sm_80", text), declared_in=lambda name: spaces.get(name, ""))
+    assert found.space == space
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "ld.global.nosuch %r1, [%rd1];",  # no type that is known

@@ -114,6 +114,35 @@ ACCESSES = f"""{HEAD}
 }}"""
 
 
+NAMED = f"""{HEAD}
+.global .align 16 .b32 table[64];
+.shared .align 16 .b8 cells[256];
+.visible .entry k(.param .u64 p) {{
+    .reg .b32 %r<20>; .local .align 8 .b8 mine[32];
+    mov.u32 %r1, %tid.x;
+    st.u32 [cells+4], %r1;
+    st.u32 [mine+8], %r1;
+    red.add.u32 [cells+8], 1;
+    atom.add.u32 %r2, [table+16], 1;
+    {{ .reg .b64 at; mov.u64 at, table; ld.u32 %r3, [at+4]; }}
+    ret;
+}}"""
+
+
+def test_an_access_without_a_space_that_names_a_variable(form: str) -> None:
+    """It is in the variable's space, and its address is an offset there, not a generic address."""
+    run = Run(NAMED, [Placement(log("access"), "access")])
+    run("k", 1, 0)
+    spaces = [site.space for _, site in sorted(run.sites("k").items())]
+    assert spaces == ["shared", "local", "shared", "global", "generic"]
+    table = run.variables["table"].ctypes.data
+    found = sorted((r[1], r[4], r[2]) for r in run.records(7))  # site, space, address
+    assert [one[1] for one in found] == [1, 2, 1, 0, 0]
+    (_, _, first), (_, _, own), (_, _, second), (_, _, atomic), (_, _, through_register) = found
+    assert second == first + 4 and own < 1 << 20
+    assert (atomic, through_register) == (table + 16, table + 4)
+
+
 def by_text(text: str, sites: dict[int, Site]) -> dict[str, list[int]]:
     lines = text.splitlines()
     found: dict[str, list[int]] = {}
