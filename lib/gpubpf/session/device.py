@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, UsageError
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
 # Device files of NVIDIA's driver: Linux, and Windows' GPU in WSL 2.
@@ -50,7 +50,7 @@ def gpu_missing() -> str | None:
 
 
 def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.environ) -> Device:
-    """The device for "auto", "gpu" or "sim". Raises SessionError where it cannot be had."""
+    """The device for "auto", "gpu" or "sim". Raises SessionError where it cannot be had, UsageError for an unknown clock."""
     missing = gpu_missing() if wanted != "sim" else None
     if wanted == "gpu" and missing:
         raise SessionError(f"no GPU can be used: {missing}; use --device sim for the embedded device")
@@ -60,7 +60,10 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
-    virtual = environment.get("CUDASIM_CLOCK") == "virtual"
+    clock = environment.get("CUDASIM_CLOCK") or "real"
+    if clock not in ("real", "virtual"):
+        raise UsageError(f"CUDASIM_CLOCK is {clock!r}; unset it, or set it to real or virtual")
+    virtual = clock == "virtual"
     notice = NOTICE + ("those of its virtual clock" if virtual else "mean nothing")
     return Device("sim", {"LD_LIBRARY_PATH": path}, notice if wanted != "sim" else None)
 
