@@ -262,6 +262,8 @@ class CallReport:
         if self._trace is not None:
             self._trace.close()
             self.status = self._trace.status
+            if not self.status:
+                self._note(f"wrote {args.trace}")
         if self._inputs.kernel_times is not None:
             self._inputs.kernel_times.close()
         summary = self._summary()

@@ -152,6 +152,8 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
         stack.close()  # complete the file now: the command may run on
         if args.heatmap:
             picture.write(args.heatmap, heatmaps.panels())
+        for file in filter(None, (args.parquet, args.heatmap)):
+            cli.note(args.tool, f"wrote {file}")
         log.show_end(session, args, out)
     return session.status
 
