@@ -125,7 +125,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     owners = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.Printer(out, form, args.timestamps, owners))
+        sinks.append(access_text.Printer(out, form, args.timestamps, owners, out.width))
     heatmaps = AddressHeatmaps()
     if args.heatmap:
         sinks.append(heatmaps)
