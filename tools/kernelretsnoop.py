@@ -149,7 +149,12 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")
     shown.add_argument("-e", dest="each", action="store_true", help="print a line for each thread that exits")
-    shown.add_argument("--heatmap", metavar="FILE", help="draw exits by block and time (.svg or .png)")
+    shown.add_argument(
+        "--heatmap",
+        type=cli.parse_picture,
+        metavar="FILE",
+        help="draw exits by block and time (.svg or .png)",
+    )
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_device(parser)
@@ -200,6 +205,7 @@ def main(argv: list[str] | None = None) -> int:
                     break
             if args.heatmap:
                 picture.write(args.heatmap, log.pictures())
+                cli.note(TOOL, f"wrote {args.heatmap}")
             results.end(*log.summary(session))
     return session.status
 

@@ -114,6 +114,7 @@ def build_parser() -> cli.Parser:
     shown.add_argument("--timeline", action="store_true", help="print what each stream did, in order")
     shown.add_argument(
         "--trace",
+        type=cli.parse_file,
         metavar="FILE",
         help="write a trace for ui.perfetto.dev to FILE: threads, streams, and arrows between them",
     )
@@ -222,6 +223,7 @@ def measure(
             break
     if trace:
         trace.close()
+        cli.note(TOOL, f"wrote {args.trace}")
     show_summary(session, losses.fields(launches.lost), args, results)
 
 

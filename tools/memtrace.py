@@ -242,7 +242,7 @@ def report_coverage(
         return
     if args.allocations:
         results.out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose, owners))
-    results.out.lines(coverage_text.footprint_lines(found, kernels, owners))
+    results.out.lines(coverage_text.footprint_lines(found, kernels, owners, args.granule))
 
 
 # --- for programs ---

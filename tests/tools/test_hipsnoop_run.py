@@ -208,6 +208,8 @@ def test_a_kernel_that_nothing_launches_is_an_error(program: Path) -> None:
     done = run("--kernel", "nosuch", command=(program, "hipLaunchKernel"), status=1)
     assert done.stderr.splitlines()[-1] == "hipsnoop: no kernel matches 'nosuch'; kernels seen: saxpy"
     assert run("--kernel", "nosuch", command=("sh", "-c", "exit 3"), status=3)
+    done = run("--kernel", "nosuch", "--kernel", "sax*", command=(program, "hipLaunchKernel"))
+    assert done.stderr.splitlines()[-1] == "hipsnoop: note: no kernel matches 'nosuch'; kernels seen: saxpy"
 
 
 def test_exit_status_and_what_is_said_of_commands() -> None:

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <unistd.h>
 
 #include "config.h"
 
@@ -51,6 +53,10 @@ Config read() {
     config.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);
     const char *clock = getenv("CUDASIM_CLOCK");
     config.virtual_clock = clock != nullptr && strcmp(clock, "virtual") == 0;
+    if (clock != nullptr && *clock != '\0' && !config.virtual_clock && strcmp(clock, "real") != 0) {
+        fprintf(stderr, "cudasim: CUDASIM_CLOCK is '%s'; unset it, or set it to real or virtual\n", clock);
+        _exit(2);
+    }
     const char *loading = getenv("CUDA_MODULE_LOADING");
     config.eager_loading = loading != nullptr && strcmp(loading, "EAGER") == 0;
     config.lazy_loading_waits = config.hostile && loading != nullptr && strcmp(loading, "LAZY") == 0;

@@ -262,6 +262,8 @@ class CallReport:
         if self._trace is not None:
             self._trace.close()
             self.status = self._trace.status
+            if not self.status:
+                self._note(f"wrote {args.trace}")
         if self._inputs.kernel_times is not None:
             self._inputs.kernel_times.close()
         summary = self._summary()
@@ -273,11 +275,13 @@ class CallReport:
             out.lines(cli.host_program_lines(summary) if args.verbose else ())
         if self._inputs.processes.terminated:
             return
-        if args.kernel and not self._counted:
-            from gpubpf.images.listing import no_match
+        from gpubpf.images.listing import no_match
 
+        if args.kernel and not self._counted:
             self._complain(no_match(args.kernel, self._kernels.seen))
             self.status = 1
+        elif unmatched := self._kernels.unmatched():
+            self._note(no_match(unmatched, self._kernels.seen))
         elif not self._processes.attached and not any("late" in one for one in summary["libraries"]):
             self._note(f"no traced process has loaded {self._processes.library}")
 

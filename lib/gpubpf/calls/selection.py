@@ -21,12 +21,18 @@ class KernelSelection:
     def __init__(self, globs: Sequence[str]) -> None:
         self.globs = globs
         self.seen: set[str] = set()  # names of launched kernels
+        self._matched: set[str] = set()  # globs that match one of them
 
     def includes(self, name: NameOrAddress) -> bool:
         """Return whether the kernel is selected. A string is the address of a kernel whose name is unknown."""
-        return not self.globs or names.matches(
-            self.globs, name.mangled if isinstance(name, KernelName) else name or ""
-        )
+        text = name.mangled if isinstance(name, KernelName) else name or ""
+        matching = {glob for glob in self.globs if names.matches((glob,), text)}
+        self._matched |= matching
+        return not self.globs or bool(matching)
+
+    def unmatched(self) -> list[str]:
+        """Return the globs that matched no launched kernel."""
+        return [glob for glob in self.globs if glob not in self._matched]
 
     def select(self, calls: Any, name_of: Callable[[int, int], NameOrAddress]) -> Any:
         """Return the sums or events that belong to selected kernels. Without globs return all, including

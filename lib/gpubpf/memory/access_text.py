@@ -23,16 +23,23 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 WHERE_WIDTH = 11  # characters of the column WHERE
+MORE = 40  # characters that a wide terminal adds to a column, at most
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
 
 
 class AccessPrinter:
-    """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times."""
+    """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times. `width`: of the terminal."""
 
     def __init__(
-        self, out: Output, form: str, timed: bool = False, owners: OwnerColumns | None = None
+        self,
+        out: Output,
+        form: str,
+        timed: bool = False,
+        owners: OwnerColumns | None = None,
+        width: int = table.WIDTH,
     ) -> None:
         self._out, self._form, self._timed = out, form, timed
+        self._more = max(0, width - table.WIDTH)
         self._owners = OwnerColumns() if owners is None else owners
         self._began = False
         self._header = ""
@@ -90,13 +97,14 @@ class AccessPrinter:
     def _text(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place, shape = accesses.place, accesses.place.shape
         owners = self._owners.see([place])
-        header = _text_header(owners, self._timed)
+        widths = _text_widths(owners, self._more)
+        header = _text_header(owners, widths, self._timed)
         if header != self._header:  # print it again when columns were added
             self._out.write(header)
         self._header = header
         if place not in self._labels:
             name = names.demangle(place.mangled).short
-            name = name if len(name) <= 10 else name.rsplit("::", 1)[-1]
+            name = name if len(name) <= -widths.get("KERNEL", -10) else name.rsplit("::", 1)[-1]
             threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
             self._labels[place] = name, threads
         kernel, threads = self._labels[place]
@@ -104,7 +112,9 @@ class AccessPrinter:
             one = slice(at, at + CHUNK)
             block, own = quotient_and_remainder(accesses.thread[one], shape.block_size)
             blocks, of = np.unique(block, return_inverse=True)
-            texts = [_cut_beginning(text, WHERE_WIDTH).encode("ascii", "replace") for text in where.texts]
+            texts = [
+                _cut_beginning(text, -widths["WHERE"]).encode("ascii", "replace") for text in where.texts
+            ]
             columns: dict[str, bulk_text.Column] = {
                 "LAUNCH": accesses.launch[one] & np.uint64(NUMBER_MASK),
                 "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
@@ -115,7 +125,6 @@ class AccessPrinter:
                 "WIDTH": accesses.width[one],
                 "WHERE": Words(texts, where.codes(accesses.site[one])),
             }
-            widths = _text_widths(owners)
             if "KERNEL" in widths:
                 label = table.fit(table.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
                 columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
@@ -128,21 +137,21 @@ class AccessPrinter:
             self._out.write(bulk_text.aligned(placed))
 
 
-def _text_widths(owners: OwnerColumns) -> dict[str, int]:
-    """Return the width of each column of the table; negative widths align left.
+def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
+    """Return the width of each column of the table; negative widths align left. `more`: characters beyond 80 of the terminal.
 
     Columns for process and GPU push others out, so that lines fit a terminal. WHERE still identifies the kernel.
     """
     widths = {
         "LAUNCH": 6,
-        "KERNEL": -10,
+        "KERNEL": -10 - min(more // 2, MORE),
         "BLOCK": 7,
         "THREAD": 7,
         "OP": -6,
         "SPACE": -6,
         "ADDRESS": 14,
         "WIDTH": 5,
-        "WHERE": -WHERE_WIDTH,
+        "WHERE": -WHERE_WIDTH - min(more - more // 2, MORE),
     }
     left_out = {"KERNEL", "WIDTH"} if owners.processes else set()
     if owners.gpus:
@@ -150,10 +159,8 @@ def _text_widths(owners: OwnerColumns) -> dict[str, int]:
     return {name: width for name, width in widths.items() if name not in left_out}
 
 
-def _text_header(owners: OwnerColumns, timed: bool) -> str:
-    heads = (
-        f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in _text_widths(owners).items()
-    )
+def _text_header(owners: OwnerColumns, widths: dict[str, int], timed: bool) -> str:
+    heads = (f"{name:{'<' if width < 0 else '>'}{abs(width)}}" for name, width in widths.items())
     return (f"{'TIME (ns)':>16} " if timed else "") + owners.header + " ".join(heads) + "\n"
 
 

@@ -127,7 +127,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     owners = OwnerColumns()
     if args.each:
         form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners))
+        sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners, out.width))
     heatmaps = AddressHeatmaps()
     if args.heatmap:
         sinks.append(heatmaps)
@@ -154,6 +154,8 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
         stack.close()  # complete the file now: the command may run on
         if args.heatmap:
             picture.write(args.heatmap, heatmaps.panels())
+        for file in filter(None, (args.parquet, args.heatmap)):
+            cli.note(args.tool, f"wrote {file}")
         log.show_end(session, args, out)
     return session.status
 

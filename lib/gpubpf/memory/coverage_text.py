@@ -223,9 +223,12 @@ def _larger_granule(report: CoverageReport, granule: int) -> int:
 
 
 def footprint_lines(
-    report: CoverageReport, kernels: Sequence[KernelTraffic], owners: OwnerColumns | None = None
+    report: CoverageReport,
+    kernels: Sequence[KernelTraffic],
+    owners: OwnerColumns | None = None,
+    granule: int = 1,
 ) -> Iterator[str]:
-    """Yield the table of footprints for people."""
+    """Yield the table of footprints for people. `granule`: in bytes."""
     if not report.footprints:
         return
     owners = (owners or OwnerColumns()).see(report.footprints)
@@ -242,7 +245,8 @@ def footprint_lines(
     yield ""
     yield from table.within(rows, left=("COMM", "KERNEL"))
     if report.full:
-        yield f"?: unknown, because the table was full; --granule {SECTOR} counts sectors as exactly"
+        exact = f"; --granule {SECTOR} counts sectors as exactly" if granule < SECTOR else ""
+        yield f"?: unknown, because the table was full{exact}"
     yield ""
 
 

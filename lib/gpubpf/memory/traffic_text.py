@@ -46,8 +46,8 @@ class SiteGroup:
     def contention(self) -> int:
         return max(site.contention for site in self.sites)
 
-    def cells(self, share: float) -> dict[str, str]:
-        """Return the cells of the row, by column."""
+    def cells(self, share: float, mixed: bool = False) -> dict[str, str]:
+        """Return the cells of the row, by column. `mixed`: the table has both kinds of shares, see `KernelTraffic.share`."""
         first, phases = self.sites[0], self.sum("phases")
         shared = first.space == "shared"
         return {
@@ -59,7 +59,7 @@ class SiteGroup:
             "PATTERN": first.pattern,
             "LANES": f"{self.sum('accesses') / self.sum('requests'):.1f}".removesuffix(".0"),
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
-            "SHARE": f"{100 * share:.0f} %",
+            "SHARE": f"({100 * share:.0f} %)" if mixed and shared else f"{100 * share:.0f} %",
         }
 
 
@@ -109,7 +109,11 @@ def lines(
     for sentence in (f"{owners.name(kernel)}, {_counts(kernel, rows)}", *findings(kernel, rows)):
         yield from table.wrap(sentence, indent=2)
     yield ""
-    yield from _table([row.cells(kernel.share(row.sites)) for row in shown], verbose, owners.cells(kernel))
+    mixed = len({row.sites[0].space == "shared" for row in rows}) > 1
+    cells = [row.cells(kernel.share(row.sites), mixed) for row in shown]
+    yield from _table(cells, verbose, owners.cells(kernel))
+    if mixed:
+        yield "SHARE in parentheses: of the time that shared memory takes"
     if len(rows) > len(shown):
         yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""

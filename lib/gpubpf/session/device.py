@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, UsageError
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
 DRIVER_TIMEOUT = 60.0  # seconds; without the persistence daemon, the driver initializes the GPU first
@@ -90,7 +90,7 @@ def ask_driver() -> tuple[int, int] | str:
 
 
 def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.environ) -> Device:
-    """Return the device for "auto", "gpu" or "sim". Raises SessionError if it cannot be used."""
+    """Return the device for "auto", "gpu" or "sim". Raises SessionError if it cannot be used, UsageError for an unknown clock."""
     missing = ""
     if wanted != "sim":
         if isinstance(answer := ask_driver(), tuple):
@@ -102,7 +102,10 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
-    virtual = environment.get("CUDASIM_CLOCK") == "virtual"
+    clock = environment.get("CUDASIM_CLOCK") or "real"
+    if clock not in ("real", "virtual"):
+        raise UsageError(f"CUDASIM_CLOCK is {clock!r}; unset it, or set it to real or virtual")
+    virtual = clock == "virtual"
     notice = NOTICE + ("those of its virtual clock" if virtual else "mean nothing")
     return Device("sim", {"LD_LIBRARY_PATH": path}, notice if wanted != "sim" else None)
 

@@ -240,10 +240,12 @@ class Session:
         finally:
             self._close()
         if kind is None and not self._signals.terminated:
-            if self.nothing_matched:
-                from gpubpf.images.listing import no_match
+            from gpubpf.images.listing import no_match
 
+            if self.nothing_matched:
                 self._listener.complain(no_match(self.wanted, self._seen_names()))
+            elif unmatched := self._unmatched():
+                self._measurement.note(no_match(unmatched, self._seen_names()))
             elif (not self.wanted or self._loadable) and not self.summary()["launches_seen"]:
                 before = " after the tool attached; it does not see what was launched before"
                 self._measurement.note(f"no kernel was launched{before if self.targets.pids else ''}")
@@ -270,6 +272,17 @@ class Session:
         self._signals.close()
         if self._child:
             os.close(self._pidfd)
+
+    def _unmatched(self) -> list[str]:
+        """Return the patterns of --kernel that match no kernel that was launched or loaded."""
+        from gpubpf import names
+
+        seen = {kernel.mangled for kernel in self.kernels()}.union(
+            *(process.entries for process in self._measurement.processes)
+        )
+        return [
+            pattern for pattern in self.wanted if not any(names.matches((pattern,), name) for name in seen)
+        ]
 
     def _seen_names(self) -> list[str]:
         """Return short kernel names for a message: the launched kernels, or all loaded ones if none was launched."""

@@ -238,6 +238,8 @@ class BackgroundWork:
                 target = Target(device, divmod(cc, 10))
                 for data, kernels in process.mapped.modules(matches, target, AHEAD_KERNELS):
                     process.loadable = True
+                    with self._measurement.lock:
+                        process.entries.update(kernels)
                     work.append((next(self._ahead_requests), cc, target, data))
                     self._prepare(process, work[-1][0], kernels)
             self._prepare(process, 0, ())

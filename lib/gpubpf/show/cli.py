@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from gpubpf.errors import Error
 from gpubpf.show.command_line import Parser, parse, parse_own, parser, split_command
 from gpubpf.show.notices import complain, note
-from gpubpf.show.option_values import positive
+from gpubpf.show.option_values import parse_file, parse_picture, positive
 from gpubpf.show.options import (
     add_accesses,
     add_call_views,
@@ -65,7 +65,9 @@ __all__ = [
     "note",
     "open_results",
     "parse",
+    "parse_file",
     "parse_own",
+    "parse_picture",
     "parser",
     "positive",
     "printable",

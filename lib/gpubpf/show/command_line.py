@@ -132,7 +132,9 @@ def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
 
         argcomplete.autocomplete(made)
     _occupy_standard_files()
-    return made.parse_intermixed_args(own)
+    # An option whose value may be missing takes it only after "=": the next word may be the interval.
+    optional = {name for action in made._actions if action.nargs == "?" for name in action.option_strings}
+    return made.parse_intermixed_args([word + "=" * (word in optional) for word in own])
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -102,6 +102,25 @@ def parse_sampling(text: str) -> int:
     return number
 
 
+def parse_file(text: str) -> str:
+    """Return the name of a file that is written beside the results, which alone may go to standard output."""
+    if text in ("", "-"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file; give one")
+    return text
+
+
+def parse_picture(text: str) -> str:
+    """Return the name of a picture's file, which says what it is to be."""
+    if not parse_file(text).lower().endswith((".svg", ".png")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no picture; choose a name that ends in .svg or .png")
+    return text
+
+
+def parse_results(text: str) -> str | None:
+    """Return the name of the file of results; None: standard output."""
+    return None if text == "-" else text
+
+
 def parse_pids(text: str) -> list[int]:
     """Parse ``PID[,PID…]``."""
     return list(dict.fromkeys(positive(part) for part in text.split(",")))

@@ -11,10 +11,13 @@ from gpubpf.show.option_values import (
     parse_addresses,
     parse_cgroup,
     parse_comm,
+    parse_file,
     parse_granule,
     parse_launches,
+    parse_picture,
     parse_pids,
     parse_ranges,
+    parse_results,
     parse_sampling,
     parse_sites,
     parse_size,
@@ -142,7 +145,9 @@ def add_call_views(made: Parser) -> None:
         help="print what calls, and the gaps between launches, spent their time on",
     )
     group.add_argument("--timeline", action="store_true", help="print what each thread did, in order")
-    group.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev to FILE")
+    group.add_argument(
+        "--trace", type=parse_file, metavar="FILE", help="write a trace for ui.perfetto.dev to FILE"
+    )
 
 
 def add_device(made: Parser) -> None:
@@ -178,8 +183,15 @@ def add_accesses(made: Parser) -> None:
     group.add_argument(
         "-e", dest="each", action="store_true", help="print a line for each access of each thread"
     )
-    group.add_argument("--parquet", metavar="FILE", help="write each access to a Parquet file")
-    group.add_argument("--heatmap", metavar="FILE", help="draw accesses by address and time (.svg or .png)")
+    group.add_argument(
+        "--parquet", type=parse_file, metavar="FILE", help="write each access to a Parquet file"
+    )
+    group.add_argument(
+        "--heatmap",
+        type=parse_picture,
+        metavar="FILE",
+        help="draw accesses by address and time (.svg or .png)",
+    )
     group.add_argument(
         "--site",
         type=parse_sites,
@@ -198,9 +210,6 @@ def add_accesses(made: Parser) -> None:
 
 def records_accesses(args: argparse.Namespace) -> bool:
     """Return whether the user asked for every access. Raises UsageError for options that do not fit together."""
-    for option, file in (("--parquet", args.parquet), ("--heatmap", args.heatmap)):
-        if file == "":
-            raise UsageError(f"{option} has an empty file name; give one")
     asked = bool(args.each or args.parquet or args.heatmap)
     if asked and args.footprint:
         raise UsageError(
@@ -255,7 +264,11 @@ def add_output(made: Parser) -> None:
     """Add where results go and in which form: -o, --json, --csv, -T, -v."""
     group = made.add_argument_group("results")
     group.add_argument(
-        "-o", dest="output", metavar="FILE", help="write results to FILE (default: standard output)"
+        "-o",
+        dest="output",
+        type=parse_results,
+        metavar="FILE",
+        help="write results to FILE (default, or -: standard output)",
     )
     form = group.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON Lines; the man page lists the fields")

@@ -6,12 +6,13 @@ import argparse
 import errno
 import os
 import select
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpubpf.errors import Error
-from gpubpf.show.table import printable
+from gpubpf.show.table import WIDTH, printable
 
 BATCH = 4096  # lines or records of one write
 
@@ -35,6 +36,13 @@ class Output:
             raise Error(
                 f"cannot write {printable(path)}: {error.strerror}; choose another file with -o"
             ) from None
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal that it goes to, at least 80; 80 where it goes elsewhere."""
+        if self._file is not None or sys.stdout is None or not sys.stdout.isatty():
+            return WIDTH
+        return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
     def write(self, data: str | bytes) -> None:
         """Write all of `data`. Raises Error when the file cannot be written, for example because the disk is full."""

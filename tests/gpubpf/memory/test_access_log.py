@@ -211,6 +211,17 @@ def test_times_are_the_host_s_or_none(brackets: int) -> None:
         assert times is None
 
 
+def test_a_wide_terminal_shows_whole_places(tmp_path: Path) -> None:
+    lines = {}
+    for width in (80, 120):
+        out = cli.Output(str(tmp_path / "out"))
+        AccessLog(False, False, [Printer(out, "text", width=width)]).take(
+            session(ring(some(5, [0, 65]))), [log(5)]
+        )
+        lines[width] = (tmp_path / "out").read_text().splitlines()
+    assert max(map(len, lines[80])) <= 80 < max(map(len, lines[120])) <= 120
+
+
 @pytest.mark.parametrize("form", ["json", "csv", "text"])
 @pytest.mark.parametrize("timed", [False, True])
 def test_lines(form: str, timed: bool, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from dataclasses import replace
 
@@ -134,6 +135,9 @@ def test_footprints():
     text = list(coverage_text.footprint_lines(made, []))
     assert any(line.split() == ["foo", "320", "10", "?", "?"] for line in text)
     assert any(line.split() == ["bar", "?", "?", "?", "?"] for line in text)
+    full = dataclasses.replace(made, full=True)
+    assert "--granule 32" in "".join(coverage_text.footprint_lines(full, []))
+    assert "--granule" not in "".join(coverage_text.footprint_lines(full, [], granule=32))
     assert coverage_text.footprint_record(made.footprints[0], 25) == {
         "type": "footprint", "pid": 7, "comm": "app", "gpu": 0, "kernel": "foo", "demangled": "foo()", "mangled": "_Z3foov",
         "sectors": 10, "bytes": 320, "requests": 25, "reuse": 2.5,

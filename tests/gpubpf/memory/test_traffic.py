@@ -43,6 +43,15 @@ def kernel(*sites, unknown=0):
 # --- numbers ---
 
 
+def test_shares_that_do_not_add_up_say_of_what_they_are():
+    mixed = kernel(
+        found({UNIT: 4}, accesses=128), found({UNIT: 4}, space="shared", accesses=128, phases=4, ways=4)
+    )
+    text = "\n".join(traffic_text.lines(mixed, "k", True))
+    assert " 100 %" in text and "(100 %)" in text and "SHARE in parentheses: of" in text
+    assert "(100 %)" not in "\n".join(traffic_text.lines(kernel(found({UNIT: 4}, accesses=128)), "k", True))
+
+
 def test_whole_warps_are_worked_out_from_the_width():
     one = found({UNIT: 10, SHIFTED: 4, BROADCAST: 2, SINGLE: 3})
     assert (one.requests, one.accesses, one.bytes) == (19, 16 * 32 + 3, 4 * (16 * 32 + 3))

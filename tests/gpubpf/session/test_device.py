@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.errors import SessionError
+import cudasim
+from gpubpf.errors import SessionError, UsageError
 from gpubpf.session import device
 
 
@@ -31,6 +32,18 @@ def test_without_a_gpu_the_embedded_device_is_used_and_said(no_gpu: None, built:
     assert chosen.environment == {"LD_LIBRARY_PATH": f"{built}:/mine"}
     assert device.choose("sim", {}).notice is None  # it was asked for
     assert device.choose("sim", {}).environment == {"LD_LIBRARY_PATH": str(built)}
+
+
+def test_an_unknown_clock_is_an_error(no_gpu: None, built: Path) -> None:
+    with pytest.raises(UsageError, match="CUDASIM_CLOCK is 'bogus'; unset it, or set it to real or virtual"):
+        device.choose("auto", {"CUDASIM_CLOCK": "bogus"})
+    library = Path(cudasim.__file__).parent / "lib" / "libcuda.so.1"
+    if library.exists():
+        words = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).cuInit(0)"]
+        environment = os.environ | {"CUDASIM_CLOCK": "bogus"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        said = "cudasim: CUDASIM_CLOCK is 'bogus'; unset it, or set it to real or virtual\n"
+        assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_gpu_that_was_asked_for_is_not_replaced(no_gpu: None) -> None:

@@ -235,6 +235,14 @@ def test_nothing_matches(target: Path) -> None:
     assert measure(["true"], wanted=())["said"] == ["no kernel was launched"]
 
 
+def test_one_of_two_patterns_matches(target: Path) -> None:
+    found = measure([str(target)], wanted=("vectorAdd", "vecAdd"))
+    assert found["status"] == 0 and found["summary"]["launches_matched"] == 23
+    assert [text for text in found["said"] if "no kernel" in text] == [
+        "no kernel matches 'vecAdd'; kernels seen: reduce, vectorAdd"
+    ]
+
+
 # --- processes ---
 
 

@@ -111,6 +111,25 @@ def test_defaults_mean_everything():
     assert parse().command is None
 
 
+def test_only_results_go_to_standard_output_under_the_name_of_a_dash(capsys):
+    assert parse("-o", "-").output is None and parse("-o", "a").output == "a"
+    with pytest.raises(argparse.ArgumentTypeError):
+        option_values.parse_file("-")
+    assert option_values.parse_picture("a.SVG") == "a.SVG"
+    with pytest.raises(argparse.ArgumentTypeError):
+        option_values.parse_picture("a.txt")
+
+
+def test_a_value_that_may_be_missing_comes_after_an_equals_sign():
+    made = cli.parser("t", "", "")
+    cli.add_targets(made)
+    made.add_argument("--cupti", nargs="?", const="")
+    args = cli.parse(made, ["--cupti", "1", "10"])
+    assert (args.cupti, args.interval, args.count) == ("", 1.0, 10)
+    args = cli.parse(made, ["--cupti=/lib.so", "2"])
+    assert (args.cupti, args.interval) == ("/lib.so", 2.0)
+
+
 def test_kernels_add_up_and_parsers_do_not_share_them():
     assert parse("--kernel", "a*", "--kernel", "b").kernel == ["a*", "b"]
     assert parse().kernel == []
