@@ -52,7 +52,7 @@ class SidecarModule:
         if function.defined:
             body = Body(plan, self.sites, self.variables, function, variant, plan.variants[variant])
             made = made.with_body(body.rewrite())
-            self._shared_exits[new] = body.shared_exits
+            self._shared_exits[new] = body.exits.shared_exits
         self._add(name, made)
 
     def _add(self, original: str, made: Function) -> None:
@@ -69,7 +69,7 @@ class SidecarModule:
         statements = body.rewrite()
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
         self._add(name, dataclasses.replace(function, parameters=parameters).with_body(statements))
-        self._shared_exits[name] = body.shared_exits
+        self._shared_exits[name] = body.exits.shared_exits
         layout, end = parameter_layout(function)
         run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
         unprobed: Counter[str] = Counter()

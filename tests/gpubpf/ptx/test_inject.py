@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
-from gpubpf.ptx.body import MAX_EXIT_COPIES
+from gpubpf.ptx.exits import MAX_EXIT_COPIES
 from gpubpf.ptx.flow import LEAVING
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import Module, PtxInstruction, render
