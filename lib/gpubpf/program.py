@@ -425,10 +425,10 @@ class BPF:
 
     def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
-        from gpubpf.ptx import inject, module
+        from gpubpf.ptx import inject, parser
 
         placements = dict.fromkeys(kernels, self._placements())
-        injected = inject.inject(module.parse(image.text), placements)
+        injected = inject.inject(parser.parse(image.text), placements)
         return injected.text, injected.refusals
 
     def _placements(self) -> list[Any]:

@@ -10,7 +10,8 @@ import pytest
 from cudasim.translate import translate
 from cudasim.translate.outline import PREFIX, outline
 from engine_device import Array, Device, DeviceFault
-from gpubpf.ptx.module import PtxInstruction, parse
+from gpubpf.ptx.module import PtxInstruction
+from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 # Adds the lanes that run it together, times the place's number, to a cell of this lane.

@@ -15,7 +15,7 @@ from cudasim.translate import translate
 from cudasim.translate.compiler import CompilerError, command, compile_c
 from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 

@@ -16,7 +16,8 @@ import pytest
 from engine_device import Array, Device, compile_cuda, library, nvcc
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import Module, parse, render
+from gpubpf.ptx.module import Module, render
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import TABLE, Injected, Placement
 from gpubpf_fragments import ROOM, log, tally
 

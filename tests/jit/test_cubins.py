@@ -11,7 +11,8 @@ import pytest
 
 import gpubpf_cuda
 from gpubpf.images import fatbin
-from gpubpf.ptx.module import Directive, Module, parse
+from gpubpf.ptx.module import Directive, Module
+from gpubpf.ptx.parser import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 

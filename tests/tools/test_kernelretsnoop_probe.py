@@ -10,7 +10,7 @@ import pytest
 
 from gpubpf.program import BPF
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 from gpubpf_sass import assembled, registers, sass
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 
 from .program import TranslatedModule
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gpubpf.errors import Error
 from gpubpf.ptx.link import Input, LinkError, link
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 
 from .compiler import CompilerError, compile_c
 from .program import TranslatedModule

@@ -89,9 +89,7 @@ def outline(module: Module) -> Module:
         function = module.functions[name]
         calls = dict(_calls(function, scopes, counts, outlined))
         if calls:
-            replaced[name] = dataclasses.replace(
-                function, statements=_with_calls(function, calls), _source=None
-            )
+            replaced[name] = function.with_body(_with_calls(function, calls))
     functions = [function for function in outlined.values() if function is not None]
     if not functions:
         return module

@@ -25,7 +25,7 @@ from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target, assemble, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import flow, module
+from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import Injected, InjectedVariable, LaunchBlock, Placement, Site
 
@@ -156,7 +156,7 @@ def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
 
 def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment], target: Target) -> Sidecar:
     try:
-        parsed = module.parse(text)
+        parsed = parser.parse(text)
         entries = tuple(parsed.entries)
     except PtxError as error:
         return _refuse(_entries_of([chosen]), attachments, str(error))
@@ -279,7 +279,7 @@ def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
             if image.kind == "elf":
                 found |= dict.fromkeys(fatbin.kernels(image.payload))
             else:
-                found |= dict.fromkeys(module.parse(image.text).entries)
+                found |= dict.fromkeys(parser.parse(image.text).entries)
         except (ImageError, PtxError):
             continue
     return list(found)

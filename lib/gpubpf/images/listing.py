@@ -22,7 +22,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import module
+from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import Placement
 from gpubpf.show import cli, table
@@ -150,7 +150,7 @@ def _add_module(
             reasons.setdefault(name, otherwise)
     if isinstance(chosen, FatbinImage):
         try:
-            parsed = module.parse(chosen.text)
+            parsed = parser.parse(chosen.text)
             own = tuple(parsed.entries)
             refusals = check(parsed, own)
             reasons |= {name: refusals.get(name) for name in own}
@@ -163,7 +163,7 @@ def _add_module(
 def _entries(image: FatbinImage) -> list[str]:
     """Return the kernels of a PTX image. If it cannot be parsed, return what looks like a kernel. Raises ImageError."""
     try:
-        return list(module.parse(image.text).entries)
+        return list(parser.parse(image.text).entries)
     except PtxError:
         return _ENTRY.findall(image.text)
 

@@ -35,7 +35,7 @@ from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import address_space, target_files
-from gpubpf.ptx import flow, module
+from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.values import parameter_layout
 
 T = TypeVar("T")
@@ -609,7 +609,7 @@ class _Layout:
 
 def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX has. Raises PtxError, ImageError."""
-    parsed = module.parse(image.text)
+    parsed = parser.parse(image.text)
     graph = flow.CallGraph(parsed)
     found = {}
     for kernel in kernels:
@@ -652,7 +652,7 @@ def _without_duplicates(candidates: Sequence[FatbinImage], found: Found) -> list
 
 def _trimmed(image: FatbinImage, found: Found) -> str:
     try:
-        parsed = module.parse(image.text)
+        parsed = parser.parse(image.text)
         return module.render(trim(parsed, dict.fromkeys(kernel.name for kernel in found.kernels)))
     except (PtxError, ImageError):
         return image.text

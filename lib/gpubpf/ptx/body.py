@@ -10,7 +10,8 @@ from gpubpf.ebpf.bytecode import WORK
 from .access import Access, accesses
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
-from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee, counted
+from .exits import plan_exits
+from .flow import LEAVING, Flow, callee, counted
 from .module import (
     Address,
     Close,
@@ -36,12 +37,6 @@ from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
 
-# In a kernel with more branches to its returns than this, the remaining branches share one probe (`shared_exits` counts them).
-MAX_EXIT_COPIES = 64
-# How many instructions besides branches are copied at most to give each exit its own probe.
-MAX_TAIL = 4
-
-# A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
 _HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
@@ -86,24 +81,19 @@ class Body:
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
-        self.labels = 0
-        self.shared_exits = 0
         # Statements are named by their index in the body.
         self.before: dict[int, list[Statement]] = {}  # what is added before an instruction: counting
-        self.retarget: dict[int, dict[str, str]] = {}  # branch or branch table → label → label of the copy
-        # After which statement copies of exits go: the copy's label, the statements copied, the branch that takes it.
-        self.copies: dict[int, list[tuple[str, tuple[int, ...], int]]] = {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
-        self.loop_exits: dict[int, tuple[tuple[int, ...], bool]] = {}  # see `_plan_loop_exits`
         self.sources = source_lines(self.flow.body, sites.files)
-        # A `ret` → the branches that still lead to it; None: control falls into it.
-        self.arrivals: dict[int, list[int | None]] = {}
-        self.unreachable: set[int] = set()
-        self.leaving_opcodes = (
-            frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
-        )
+        leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that have a probe before them.
-        self.probed_opcodes = self.leaving_opcodes | ({"ret"} if self.at_return else set())
+        self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
+        has_launch_block = self.entry or (self.role is not None and self.role.block)
+        timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
+        self.exits = plan_exits(
+            self.flow, self.probed_opcodes, leaving, has_launch_block and bool(plan.block.bases), timed
+        )
+        self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.declared: dict[tuple[int, str], Variable | None] = {}
 
@@ -111,7 +101,6 @@ class Body:
         """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
         self._plan_counts()
-        self._plan_exits()
         start = next(
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
@@ -121,18 +110,18 @@ class Body:
                 out += self._prologue()
             if index == len(body):
                 break
-            if index not in self.unreachable:
+            if index not in self.exits.unreachable:
                 added = self.before.get(index, []) + self._emit(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
                     added.insert(len(added) - 1, out.pop())
                 out += added
-            for label, path, source in self.copies.get(index, ()):
+            for label, path, source in self.exits.copies.get(index, ()):
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
             out += self._end()
         # Functions that do not return work have accumulators, too: ptxas drops what nothing reads.
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
-        if self.loop_exits:
+        if self.exits.loop_exits:
             head.append(text(f".reg .pred {_GONE};"))
         head += [text(f".reg .{kind} {name};") for name, kind in self.added_registers.items()]
         if self.addresses:
@@ -150,8 +139,7 @@ class Body:
             total["instructions"] = len(block.instructions)
             total["blocks"] = int(block.entered)
             for index in block.instructions:
-                instruction = self.flow.body[index]
-                assert isinstance(instruction, PtxInstruction)
+                instruction = self.flow.instruction(index)
                 for kind in counted(instruction):
                     if instruction.predicate is None:
                         total[kind] += 1
@@ -163,7 +151,7 @@ class Body:
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []
-        if self.loop_exits:
+        if self.exits.loop_exits:
             out.append(self._set_gone("eq"))
         for position, kind in enumerate(self.plan.work):
             if self.role is not None and self.role.leaving:
@@ -175,47 +163,6 @@ class Body:
 
     # exits
 
-    def _plan_exits(self) -> None:
-        """Plan a copy of the instructions up to an exit for every branch to them."""
-        if not self.probed_opcodes:
-            return
-        body = self.flow.body
-        if self.leaving_opcodes:
-            self._plan_loop_exits()
-        sources: dict[int, dict[int, None]] = {}
-        for index, targets in self.flow.targets.items():
-            instruction = body[index]
-            assert isinstance(instruction, PtxInstruction)
-            if index in self.loop_exits or index in self.unreachable:
-                continue
-            source = self.flow.table(index) if instruction.opcode == "brx" else index
-            for target in dict.fromkeys(targets):
-                sources.setdefault(target, {})[source] = None
-        copies = 0
-        for label in sorted(sources):
-            path = self.flow.tail(label, MAX_TAIL)
-            if path is None:
-                continue
-            last = body[path[-1]]
-            assert isinstance(last, PtxInstruction)
-            if last.opcode not in self.probed_opcodes:
-                continue
-            falls = self._falls_into(label)
-            takers = list(sources[label])[0 if falls else 1 :]
-            self.arrivals.setdefault(path[-1], []).append(None if falls else next(iter(sources[label])))
-            place = next(i for i in path if self._opcode(i) in ("bra", *LEAVING))
-            name = body[label]
-            assert isinstance(name, Label)
-            for source in takers:
-                if copies == MAX_EXIT_COPIES:
-                    self.shared_exits += 1
-                    self.arrivals[path[-1]].append(None)
-                    continue
-                copies += 1
-                new = self._label("exit")
-                self.retarget.setdefault(source, {})[name.name] = new
-                self.copies.setdefault(place, []).append((new, path, source))
-
     def _copy(self, label: str, path: tuple[int, ...], source: int) -> list[Statement]:
         """Return a copy of the instructions up to an exit, which only the branch `source` takes."""
         copy: list[Statement] = [Label(label)]
@@ -223,74 +170,11 @@ class Body:
             copy += self.before.get(index, [])
             if index == path[-1]:
                 copy += self._leave(index, source)
-            elif self._opcode(index) == "bra":
+            elif self.flow.instruction(index).opcode == "bra":
                 copy += counts(1)
             else:
                 copy += self._plain(index)
         return copy
-
-    def _plan_loop_exits(self) -> None:
-        """Plan the branches that leave a divergent loop and the kernel at once.
-
-        After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
-        inside the loop: the probe becomes a conditional part of the loop's body, and the EXIT follows it. This costs three
-        instructions per iteration. It is done only where it matters: for a probe that reads a clock, and in loops that
-        synchronize, which would wait for the waiting lanes.
-        """
-        given = self.entry or (self.role is not None and self.role.block)  # the launch block
-        if not (given and self.plan.block.bases):
-            return
-        body = self.flow.body
-        timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
-        synchronizing = {
-            self.flow.cycles[number]
-            for number, block in enumerate(self.flow.blocks)
-            if number in self.flow.cycles and any(self._synchronizes(i) for i in block.instructions)
-        }
-        gone: set[tuple[int, int]] = set()
-        for number, block in enumerate(self.flow.blocks):
-            index = block.instructions[-1]
-            instruction = body[index]
-            assert isinstance(instruction, PtxInstruction)
-            cycle = self.flow.cycles.get(number)
-            if cycle is None or instruction.predicate is None or "uni" in instruction.modifiers:
-                continue
-            if not (timed or cycle in synchronizing):
-                continue
-            stays = any(self.flow.cycles.get(s) == cycle for s in block.successors)
-            if instruction.opcode in self.leaving_opcodes and stays:
-                self.loop_exits[index] = (index,), True
-            elif instruction.opcode == "bra" and stays:
-                for start, taken in ((self.flow.targets[index][0], True), (index, False)):
-                    path = self.flow.tail(start, MAX_TAIL)
-                    if path is None or self._opcode(path[-1]) not in self.leaving_opcodes:
-                        continue
-                    bare = all(self._opcode(i) in ("bra", *LEAVING) for i in path)
-                    if bare or self.flow.scope[start] == self.flow.scope[index]:  # names mean the same here
-                        self.loop_exits[index] = path, taken
-                        gone |= {(number, s) for s in block.successors if self.flow.cycles.get(s) != cycle}
-                        break
-        if gone:
-            self._remove_unreachable(gone)
-
-    def _remove_unreachable(self, gone: set[tuple[int, int]]) -> None:
-        """Leave out the blocks that only the removed edges `gone` led to, each a pair of block numbers."""
-        seen: set[int] = set()
-        todo = [0]
-        while todo:
-            number = todo.pop()
-            if number not in seen:
-                seen.add(number)
-                todo += [s for s in self.flow.blocks[number].successors if (number, s) not in gone]
-        for number in self.flow.reachable - seen:
-            self.unreachable.update(self.flow.blocks[number].instructions)
-
-    def _synchronizes(self, index: int) -> bool:
-        statement = self.flow.body[index]
-        assert isinstance(statement, PtxInstruction)
-        if statement.opcode == "call":
-            return callee(statement) not in SYSTEM_FUNCTIONS
-        return statement.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
 
     def _set_gone(self, comparison: str) -> Directive:
         """Set the predicate "this thread leaves" to false (`eq`) or true (`ne`), in a way that hides the value from ptxas.
@@ -304,10 +188,9 @@ class Body:
         )
 
     def _leave_loop(self, index: int) -> list[Statement]:
-        """Return what replaces a branch of `_plan_loop_exits`: the probe, which threads that stay skip, then the exit."""
-        branch = self.flow.body[index]
-        assert isinstance(branch, PtxInstruction)
-        path, taken = self.loop_exits[index]
+        """Return what replaces a branch of `ExitPlan.loop_exits`: the probe, which threads that stay skip, then the exit."""
+        branch = self.flow.instruction(index)
+        path, taken = self.exits.loop_exits[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # threads that stay skip the probe
         around = PtxInstruction("bra", (), (Name(stay),), branch.predicate, negated)
@@ -316,7 +199,7 @@ class Body:
         for step in path:
             if step != index:
                 out += self.before.get(step, [])
-            if step != path[-1] and self._opcode(step) == "bra":
+            if step != path[-1] and self.flow.instruction(step).opcode == "bra":
                 out += counts(1) if step != index else []
             elif step != path[-1]:
                 out += self._plain(step)
@@ -328,25 +211,6 @@ class Body:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
 
-    def _opcode(self, index: int) -> str:
-        statement = self.flow.body[index]
-        assert isinstance(statement, PtxInstruction)
-        return statement.opcode
-
-    def _falls_into(self, label: int) -> bool:
-        """Return whether control can reach a label from the statement before it."""
-        for index in range(label - 1, -1, -1):
-            statement = self.flow.body[index]
-            if index in self.loop_exits:
-                return self.loop_exits[index][1]
-            if isinstance(statement, PtxInstruction):
-                return statement.predicate is not None or statement.opcode not in (
-                    "bra", "brx", "ret", "exit", "trap",
-                )  # fmt: skip
-            if isinstance(statement, Label) and index in self.flow.leaders:
-                return True
-        return True
-
     def _site(
         self, point: str, line: int, source: tuple[int, int], opcode: str = "", access: Access | None = None
     ) -> int:
@@ -355,11 +219,10 @@ class Body:
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
         """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
-        instruction = self.flow.body[index]
-        assert isinstance(instruction, PtxInstruction)
+        instruction = self.flow.instruction(index)
         returns = instruction.opcode == "ret" and not self.entry
         if instruction.opcode in self.probed_opcodes:
-            if source is None and len(arrivals := self.arrivals.get(index, [])) == 1:
+            if source is None and len(arrivals := self.exits.arrivals.get(index, [])) == 1:
                 source = arrivals[0]
             place = index if source is None else source
             line = self.flow.body[place].line
@@ -560,22 +423,22 @@ class Body:
 
     def _emit(self, index: int) -> list[Statement]:
         statement = self.flow.body[index]
-        if isinstance(statement, Directive) and index in self.retarget:
+        if isinstance(statement, Directive) and index in self.exits.retarget:
             listed = statement.text
-            moved = self.retarget[index]
+            moved = self.exits.retarget[index]
             if moved:
                 listed = f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};"
             return [Directive(statement.name, listed)]
-        if index in self.loop_exits:
+        if index in self.exits.loop_exits:
             return self._leave_loop(index)
         if not isinstance(statement, PtxInstruction):
             return [statement]
         if statement.opcode in LEAVING:
             return self._leave(index)
-        if statement.opcode == "bra" and index in self.retarget:
+        if statement.opcode == "bra" and index in self.exits.retarget:
             target = statement.operands[0]
             assert isinstance(target, Name)
-            return [dataclasses.replace(statement, operands=(Name(self.retarget[index][target.name]),))]
+            return [dataclasses.replace(statement, operands=(Name(self.exits.retarget[index][target.name]),))]
         if statement.opcode == "call":
             return self._call(index, statement)
         if statement.opcode in ("bar", "barrier"):
@@ -586,8 +449,7 @@ class Body:
 
     def _plain(self, index: int) -> list[Statement]:
         """Return an instruction that accesses module variables through the table."""
-        instruction = self.flow.body[index]
-        assert isinstance(instruction, PtxInstruction)
+        instruction = self.flow.instruction(index)
         loads: list[Statement] = []
         operands = tuple(self._operand(o, loads) for o in instruction.operands)
         return [

@@ -143,6 +143,12 @@ class Flow:
             if isinstance(statement, PtxInstruction):
                 yield index, statement
 
+    def instruction(self, index: int) -> PtxInstruction:
+        """Return the statement `index`, which must be an instruction."""
+        statement = self.body[index]
+        assert isinstance(statement, PtxInstruction)
+        return statement
+
     def _read_scopes(self) -> None:
         current = 0
         for index, statement in enumerate(self.body):
@@ -179,8 +185,7 @@ class Flow:
 
     def table(self, index: int) -> int:
         """Return the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""
-        branch = self.body[index]
-        assert isinstance(branch, PtxInstruction)
+        branch = self.instruction(index)
         last = branch.operands[-1] if branch.operands else None
         if isinstance(last, Name):
             found = self.label(index, last.name)

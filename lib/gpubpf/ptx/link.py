@@ -8,7 +8,6 @@ them. A declaration in one text and a definition in another become one. Nothing 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from gpubpf.errors import Error
 
 from .flow import SYSTEM_FUNCTIONS
-from .module import Function, Item, Module, Variable, parse, render
+from .module import Function, Item, Module, Variable, render
+from .parser import parse
 from .tokens import strip_comments
 
 _LINKED = {"visible", "extern", "weak", "common"}
@@ -149,7 +149,7 @@ def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) 
             defined = definitions.get(function.name)
             origin = defined[1] if defined is not None else function
             assert isinstance(origin, Function)
-            yield dataclasses.replace(origin, statements=None, _source=None)
+            yield origin.with_body(None)
     for position, module in enumerate(modules):
         for item in module.items:
             if not isinstance(item, Variable):

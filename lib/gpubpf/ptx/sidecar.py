@@ -51,8 +51,8 @@ class SidecarModule:
         made = plan.signature(function, variant)
         if function.defined:
             body = Body(plan, self.sites, self.variables, function, variant, plan.variants[variant])
-            made = dataclasses.replace(made, statements=body.rewrite(), _source=None)
-            self._shared_exits[new] = body.shared_exits
+            made = made.with_body(body.rewrite())
+            self._shared_exits[new] = body.exits.shared_exits
         self._add(name, made)
 
     def _add(self, original: str, made: Function) -> None:
@@ -68,10 +68,8 @@ class SidecarModule:
         body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
         statements = body.rewrite()
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
-        self._add(
-            name, dataclasses.replace(function, parameters=parameters, statements=statements, _source=None)
-        )
-        self._shared_exits[name] = body.shared_exits
+        self._add(name, dataclasses.replace(function, parameters=parameters).with_body(statements))
+        self._shared_exits[name] = body.exits.shared_exits
         layout, end = parameter_layout(function)
         run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
         unprobed: Counter[str] = Counter()
@@ -101,7 +99,7 @@ class SidecarModule:
             )
         for name, fragment in self.plan.programs.items():
             program = function_of(fragment, name)
-            items += [dataclasses.replace(program, statements=None), program]
+            items += [program.with_body(None), program]
         seen: set[str] = set()
         for item in module.items:
             if isinstance(item, Variable):
@@ -115,7 +113,7 @@ class SidecarModule:
                     if made.kind == "func" and new not in seen:
                         seen.add(new)
                         # Declared before all definitions: a definition may call a function that is defined further down.
-                        items.append(dataclasses.replace(made, statements=None, _source=None))
+                        items.append(made.with_body(None))
                     if item.defined:
                         items.append(made)
             elif _is_kept(item, self._new_names):

@@ -134,3 +134,17 @@ class Lexer:
 
 
 _BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"|//gpubpf[^\n]*|[{}]')
+
+
+def parse_integer(text: str) -> int:
+    """Return the value of an integer literal: decimal, octal, hexadecimal or binary, with or without U and sign. Raises PtxError."""
+    sign = -1 if text.startswith("-") else 1
+    digits = text.lstrip("+-").rstrip("U")
+    try:
+        if digits[:2] in ("0x", "0X", "0b", "0B"):
+            return sign * int(digits, 0)
+        if len(digits) > 1 and digits[0] == "0":
+            return sign * int(digits, 8)
+        return sign * int(digits)
+    except ValueError:
+        raise PtxError(f"{text!r} is not an integer") from None

@@ -15,7 +15,7 @@ import pytest
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import fatbin, listing
 from gpubpf.images.assemble import Target
-from gpubpf.ptx import inject, module
+from gpubpf.ptx import inject, module, parser
 from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
 
@@ -147,7 +147,7 @@ class Pipeline:
         self, image: fatbin.FatbinImage, kernels: Sequence[str]
     ) -> tuple[str, Mapping[str, str]]:
         placements = [Placement(listing.NOTHING, "exit")]
-        done = inject.inject(module.parse(image.text), dict.fromkeys(kernels, placements))
+        done = inject.inject(parser.parse(image.text), dict.fromkeys(kernels, placements))
         return done.text, done.refusals
 
     def observe(self, args: argparse.Namespace) -> tuple[list[listing.ImageFile], int]:
@@ -199,7 +199,7 @@ def test_ptx_of_files(tmp_path: Path) -> None:
     file = tmp_path / "app.ptx"
     file.write_bytes(ptx_image().payload)
     status, text = run(tmp_path, Pipeline(), files=[str(file)], ptx=True, kernel=["scale"])
-    assert status == 0 and "gpubpf_launch" in text and module.parse(text).entries
+    assert status == 0 and "gpubpf_launch" in text and parser.parse(text).entries
     with pytest.raises(Error, match="no kernel matches 'vec'; kernels seen: scale"):
         run(tmp_path, Pipeline(), files=[str(file)], ptx=True, kernel=["vec"])
     file.write_bytes(ptx_image("sm_120").payload)

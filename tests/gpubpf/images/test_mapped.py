@@ -22,7 +22,7 @@ from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.process import address_space, target_files
-from gpubpf.ptx import module
+from gpubpf.ptx import module, parser
 from gpubpf.ptx.values import parameter_layout
 from gpubpf_hold import holding
 
@@ -122,7 +122,7 @@ def loaded(file: Path, of: Target, *launched: str, whole: bool = True) -> Found:
             image = fatbin.choose(images, of.cc)
             if isinstance(image, str):
                 continue
-            kernels = {n: _told(e, image.sm) for n, e in module.parse(image.text).entries.items()}
+            kernels = {n: _told(e, image.sm) for n, e in parser.parse(image.text).entries.items()}
         chosen = tuple(k for n, k in kernels.items() if any(part in n for part in launched))
         if chosen:
             names = tuple(kernels) if whole else tuple(k.name for k in chosen)
@@ -243,7 +243,7 @@ def test_ptx_that_the_assembler_kept(at: Path, build: Callable[..., Path]) -> No
     with holding(at / "hold", library) as process:
         image, reasons = found_in(process, loaded(library, GPU, "bounded"), GPU)
         assert image is not None and not reasons
-        text = module.parse(image.text)
+        text = parser.parse(image.text)
         assert len(text.entries) == 3 and text.sm == "sm_90"
 
 
@@ -261,7 +261,7 @@ def test_an_image_in_an_array(at: Path, build: Callable[..., Path], form: str) -
     with holding(at / "hold", library) as process:
         found, reasons = found_in(process, loaded(file, SIM, "update"), SIM)
         assert found is not None and not reasons
-        assert module.parse(found.text) == module.parse(image.text)
+        assert parser.parse(found.text) == parser.parse(image.text)
         other = loaded(clash(build, "double"), SIM, "update")
         assert found_in(process, other, SIM) == (None, {NOT_FOUND})
 

@@ -9,7 +9,8 @@ import pytest
 
 from gpubpf.ptx.access import Access, accesses, unprobed
 from gpubpf.ptx.flow import counted
-from gpubpf.ptx.module import PtxInstruction, parse, render
+from gpubpf.ptx.module import PtxInstruction, render
+from gpubpf.ptx.parser import parse
 from gpubpf_sass import need
 
 # An instruction = what it accesses, as `kind space width [address]`, source first; `#` is a size that is not a number, `unless` a

@@ -15,7 +15,7 @@ from gpubpf.ebpf.bytecode import ADD
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import nvptx
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
 from gpubpf.verify.rules import check
 from gpubpf_asm import alu, call, leave, load_map, mov, movi, program, store

@@ -6,7 +6,8 @@ import pytest
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import CallGraph, Flow, counted, may_wait, references
-from gpubpf.ptx.module import Module, PtxInstruction, parse
+from gpubpf.ptx.module import Module, PtxInstruction
+from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
-from gpubpf.ptx.body import MAX_EXIT_COPIES
+from gpubpf.ptx.exits import MAX_EXIT_COPIES
 from gpubpf.ptx.flow import LEAVING
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import Module, PtxInstruction, parse, render
+from gpubpf.ptx.module import Module, PtxInstruction, render
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import TABLE, Injected, LaunchBlock, Placement, launch_block
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass

@@ -159,7 +159,8 @@ class Device:
 
 def main(path: str) -> None:
     from gpubpf.ptx.inject import inject
-    from gpubpf.ptx.module import Function, parse, render
+    from gpubpf.ptx.module import Function, render
+    from gpubpf.ptx.parser import parse
     from gpubpf.ptx.values import TABLE, Placement
     from gpubpf_fragments import tally
 

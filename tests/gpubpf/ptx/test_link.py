@@ -11,7 +11,7 @@ import pytest
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.link import Input, LinkError, link
-from gpubpf.ptx.module import parse
+from gpubpf.ptx.parser import parse
 
 HEAD = ".version {}\n.target {}\n.address_size 64\n"
 # kernel(p): p[t] = twice(t) + 1, with a local function and a local table whose names the other text uses as well.

@@ -19,9 +19,9 @@ from gpubpf.ptx.module import (
     PtxInstruction,
     Variable,
     Vector,
-    parse,
     render,
 )
+from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 

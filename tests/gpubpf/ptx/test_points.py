@@ -18,7 +18,8 @@ from engine_device import Array, Device, compile_cuda, nvcc
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import parse, render
+from gpubpf.ptx.module import render
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import TABLE, Injected, Placement, Site
 from gpubpf_fragments import ROOM, log, tally
 from gpubpf_sass import assembled

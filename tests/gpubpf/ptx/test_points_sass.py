@@ -11,7 +11,8 @@ import pytest
 
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.module import parse, render
+from gpubpf.ptx.module import render
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
 from gpubpf_sass import assembled, registers, sass
 

@@ -99,7 +99,7 @@ def main() -> None:
     from test_inject_runs import Device
 
     from gpubpf.ptx.inject import inject
-    from gpubpf.ptx.module import parse
+    from gpubpf.ptx.parser import parse
     from gpubpf.ptx.values import Placement
     from gpubpf.session.rings import RingReader
     from gpubpf_ring import control, place_of

@@ -1,0 +1,150 @@
+"""Plan how the ways out of a function are probed: which branches to an exit get a copy of it, and which leave a loop at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee
+from .module import Label, PtxInstruction
+
+# In a kernel with more branches to its returns than this, the remaining branches share one probe (`shared_exits` counts them).
+MAX_EXIT_COPIES = 64
+# How many instructions besides branches are copied at most to give each exit its own probe.
+MAX_TAIL = 4
+
+
+@dataclass
+class ExitPlan:
+    """What becomes of a function's exits. Statements are named by their index in the body.
+
+    retarget        branch or branch table → label → label of the copy
+    copies          after which statement copies of exits go: the copy's label, the statements copied, the branch that takes it
+    copied          how many copies there are; the labels end with their numbers
+    shared_exits    branches that share a probe with others
+    arrivals        a `ret` → the branches that still lead to it; None: control falls into it
+    loop_exits      a branch that leaves a divergent loop and the kernel at once → the statements up to the exit, and whether they
+                    run if the branch is taken (see `_plan_loop_exits`)
+    unreachable     statements that only such branches led to
+    """
+
+    retarget: dict[int, dict[str, str]] = field(default_factory=dict)
+    copies: dict[int, list[tuple[str, tuple[int, ...], int]]] = field(default_factory=dict)
+    copied: int = 0
+    shared_exits: int = 0
+    arrivals: dict[int, list[int | None]] = field(default_factory=dict)
+    loop_exits: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
+    unreachable: set[int] = field(default_factory=set)
+
+
+def plan_exits(
+    flow: Flow, probed: Collection[str], leaving: Collection[str], has_launch_block: bool, timed: bool
+) -> ExitPlan:
+    """Plan a copy of the instructions up to an exit for every branch to them.
+
+    `probed`: the opcodes that have a probe before them. `leaving`: those of them that leave the kernel. `has_launch_block`: the
+    function has the launch block with the address of a map. `timed`: a probe at an exit reads a clock.
+    """
+    plan = ExitPlan()
+    if not probed:
+        return plan
+    if leaving and has_launch_block:
+        _plan_loop_exits(plan, flow, leaving, timed)
+    sources: dict[int, dict[int, None]] = {}
+    for index, targets in flow.targets.items():
+        if index in plan.loop_exits or index in plan.unreachable:
+            continue
+        source = flow.table(index) if flow.instruction(index).opcode == "brx" else index
+        for target in dict.fromkeys(targets):
+            sources.setdefault(target, {})[source] = None
+    for label in sorted(sources):
+        path = flow.tail(label, MAX_TAIL)
+        if path is None or flow.instruction(path[-1]).opcode not in probed:
+            continue
+        falls = _falls_into(plan, flow, label)
+        takers = list(sources[label])[0 if falls else 1 :]
+        plan.arrivals.setdefault(path[-1], []).append(None if falls else next(iter(sources[label])))
+        place = next(i for i in path if flow.instruction(i).opcode in ("bra", *LEAVING))
+        name = flow.body[label]
+        assert isinstance(name, Label)
+        for source in takers:
+            if plan.copied == MAX_EXIT_COPIES:
+                plan.shared_exits += 1
+                plan.arrivals[path[-1]].append(None)
+                continue
+            plan.copied += 1
+            new = f"$gpubpf_exit_{plan.copied}"
+            plan.retarget.setdefault(source, {})[name.name] = new
+            plan.copies.setdefault(place, []).append((new, path, source))
+    return plan
+
+
+def _plan_loop_exits(plan: ExitPlan, flow: Flow, leaving: Collection[str], timed: bool) -> None:
+    """Plan the branches that leave a divergent loop and the kernel at once.
+
+    After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
+    inside the loop: the probe becomes a conditional part of the loop's body, and the EXIT follows it. This costs three
+    instructions per iteration. It is done only where it matters: for a probe that reads a clock, and in loops that
+    synchronize, which would wait for the waiting lanes.
+    """
+    synchronizing = {
+        flow.cycles[number]
+        for number, block in enumerate(flow.blocks)
+        if number in flow.cycles and any(_synchronizes(flow.instruction(i)) for i in block.instructions)
+    }
+    gone: set[tuple[int, int]] = set()
+    for number, block in enumerate(flow.blocks):
+        index = block.instructions[-1]
+        instruction = flow.instruction(index)
+        cycle = flow.cycles.get(number)
+        if cycle is None or instruction.predicate is None or "uni" in instruction.modifiers:
+            continue
+        if not (timed or cycle in synchronizing):
+            continue
+        stays = any(flow.cycles.get(s) == cycle for s in block.successors)
+        if instruction.opcode in leaving and stays:
+            plan.loop_exits[index] = (index,), True
+        elif instruction.opcode == "bra" and stays:
+            for start, taken in ((flow.targets[index][0], True), (index, False)):
+                path = flow.tail(start, MAX_TAIL)
+                if path is None or flow.instruction(path[-1]).opcode not in leaving:
+                    continue
+                bare = all(flow.instruction(i).opcode in ("bra", *LEAVING) for i in path)
+                if bare or flow.scope[start] == flow.scope[index]:  # names mean the same here
+                    plan.loop_exits[index] = path, taken
+                    gone |= {(number, s) for s in block.successors if flow.cycles.get(s) != cycle}
+                    break
+    if gone:
+        plan.unreachable = _unreachable(flow, gone)
+
+
+def _unreachable(flow: Flow, gone: set[tuple[int, int]]) -> set[int]:
+    """Return the statements that only the removed edges `gone` led to, each a pair of block numbers."""
+    seen: set[int] = set()
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        if number not in seen:
+            seen.add(number)
+            todo += [s for s in flow.blocks[number].successors if (number, s) not in gone]
+    return {index for number in flow.reachable - seen for index in flow.blocks[number].instructions}
+
+
+def _synchronizes(instruction: PtxInstruction) -> bool:
+    if instruction.opcode == "call":
+        return callee(instruction) not in SYSTEM_FUNCTIONS
+    return instruction.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
+
+
+def _falls_into(plan: ExitPlan, flow: Flow, label: int) -> bool:
+    """Return whether control can reach a label from the statement before it."""
+    for index in range(label - 1, -1, -1):
+        statement = flow.body[index]
+        if index in plan.loop_exits:
+            return plan.loop_exits[index][1]
+        if isinstance(statement, PtxInstruction):
+            falls = statement.opcode not in ("bra", "brx", "ret", "exit", "trap")
+            return statement.predicate is not None or falls
+        if isinstance(statement, Label) and index in flow.leaders:
+            return True
+    return True
