@@ -215,7 +215,7 @@ def test_a_wide_terminal_shows_whole_places(tmp_path: Path) -> None:
     lines = {}
     for width in (80, 120):
         out = cli.Output(str(tmp_path / "out"))
-        AccessLog(False, False, [Printer(out, "text", width=width)]).take(
+        AccessLog(False, False, [AccessPrinter(out, "text", width=width)]).take(
             session(ring(some(5, [0, 65]))), [log(5)]
         )
         lines[width] = (tmp_path / "out").read_text().splitlines()
