@@ -11,6 +11,7 @@ from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, KINDS, READS, SPACES, WORK, WRITES
 from gpubpf.program import BPF
 from gpubpf.ptx import flow
+from gpubpf.ptx.parser import parse
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,4 +55,7 @@ def test_kinds_spaces_and_effects_of_accesses():
 def test_work_is_what_the_injector_counts():
     text = (ROOT / "docs/attach-points.md").read_text()
     assert all(f"`{kind}`" in text for kind in WORK)
-    assert flow.WORK == WORK
+    forms = "ld.global.u32 %r,[%d]; st.u32 [%d],%r; atom.add.u32 %r,[%d],1; bar.sync 0;"
+    kernel = parse(f".version 8.0\n.target sm_80\n.visible .entry k() {{ {forms} }}").functions["k"]
+    work = {kind for statement in kernel.body or () for kind in flow.counted(statement)}
+    assert {"instructions", "blocks", *work} == set(WORK)
