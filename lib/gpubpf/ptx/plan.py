@@ -6,6 +6,7 @@ import dataclasses
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpubpf import names
@@ -41,6 +42,10 @@ class Role:
     )
     block: bool  # it receives the launch block: it holds a probe, or calls a function that does
     work_offset: int = 0
+
+
+def _space(declared: Mapping[str, str], name: str) -> str:
+    return declared.get(name, "")
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,8 @@ class InjectionPlan:
                 if (known := barrier(statement)) is not None:
                     barriers |= {"barrier_arrive"} if known.arrives else set()
                     barriers |= {"barrier_leave"} if known.leaves else set()
-                for access in accesses(
-                    statement, declared_in=lambda name, known=declared: known.get(name, "")
-                ):
+                spaces = partial(_space, declared)
+                for access in accesses(statement, declared_in=spaces):
                     found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
                 if (opcode := unprobed(statement)) is not None:
                     missed[opcode] += 1
