@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -335,3 +336,27 @@ def test_numbers_for_people():
         "100 k",
         "31.0 G",
     ]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_text_over_generated_traffic(seed):
+    """It never fails, fits a terminal, and has a finding."""
+    rng = random.Random(seed)
+    sites = []
+    for number in range(rng.choice((1, 3, 40))):
+        kind = rng.choice(("load", "store", "atomic", "async"))
+        space = rng.choice(("global", "shared", "local", "const"))
+        name = rng.choice(("a.cu", "x" * 60 + ".cuh", None))
+        at = site(number, kind, space, rng.choice((0, 1, 4, 16)), name, rng.choice((1, 99_999)))
+        most = rng.choice((1, 10, 10**6, 10**12))
+        counted = {pattern: rng.randint(0, most) for pattern in range(2 * PART) if rng.random() < 0.3}
+        fields = [name for name, *_ in CELL[1:]] + ["phases", "ways", "ways_max"]
+        values = {field: rng.choice((0, 0, 1, most, 32 * most)) for field in fields}
+        one = traffic.site_traffic(at, space, cell(counted or {UNIT: 1}, **values))
+        if one.requests:
+            sites.append(one)
+    made = kernel(*sites, unknown=rng.choice((0, 7)))
+    for verbose in (False, True):
+        lines = list(traffic_text.lines(made, "scale", verbose))
+        assert verbose or all(len(line) <= 80 for line in lines), max(lines, key=len)  # -v shows every column
+        assert lines[1].strip() and not any("nan" in line for line in lines)

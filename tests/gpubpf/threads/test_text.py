@@ -1,0 +1,76 @@
+"""The text of threadhist over generated counts: it never fails, fits a terminal, and says something."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf.session.launch_shape import Shape
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.table import WIDTH
+from gpubpf.threads import imbalance, thread_counts
+from gpubpf.threads.thread_counts import ThreadCounts
+
+BY = ("thread", "lane", "warp", "block")
+BLOCKS = ((1, 1, 1), (3, 1, 1), (5, 2, 1), (20, 1, 3))
+SIZES = ((1, 1, 1), (7, 1, 1), (32, 1, 1), (33, 1, 1), (8, 4, 2), (1024, 1, 1))
+
+
+def counts(grid: tuple[int, int, int], block: tuple[int, int, int], work: Any, **more: Any) -> ThreadCounts:
+    shape = Shape(grid, block)
+    instance = SimpleNamespace(
+        pid=more.get("pid", 1), comm="c" * 15, gpu=0, mangled="_Z1kPf", demangled="k(float*)",
+        grid=grid, block_dim=block, registers_before=1, registers_after=None,
+    )  # fmt: skip
+    values = np.broadcast_to(np.asarray(work, np.uint64), shape.threads).copy()
+    return ThreadCounts(
+        instance, shape, 3, np.full(shape.threads, 3, np.uint64), values, more.get("selected")
+    )  # type: ignore[arg-type]
+
+
+def check(by: Any, *all_counts: ThreadCounts, top: int | None = None) -> None:
+    for verbose in (False, True):
+        lines = list(thread_counts.lines(all_counts, "instructions", by, top, OwnerColumns(), verbose))
+        assert lines
+        assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+        assert not any("nan" in line or "inf " in line for line in lines)
+    for one in all_counts:
+        said = imbalance.findings(one.grouped("thread"), "instructions")
+        assert said and all(len(sentence) > 10 for sentence in said)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_generated_counts(seed: int) -> None:
+    rng = random.Random(seed)
+    grid, block = rng.choice(BLOCKS), rng.choice(SIZES)
+    threads = Shape(grid, block).threads
+    source = np.random.default_rng(seed)
+    scale = rng.choice((1, 2, 100, 10**6, 10**12, 10**15))
+    work = source.integers(0, scale, threads, endpoint=True)
+    how = rng.randrange(6)
+    if how == 0:
+        work[:] = scale
+    elif how == 1:
+        work[:] = 0
+    elif how == 2:
+        work[:] = 0
+        work[rng.randrange(threads)] = scale
+    elif how == 3:
+        work[:] = scale
+        work[rng.randrange(threads)] = rng.choice((0, scale // 2, 3 * scale))
+    elif how == 4:
+        work[:] = np.arange(threads)
+    selected = None
+    if rng.random() < 0.3:
+        selected = source.random(threads) < rng.choice((0.0, 0.1, 0.9))
+    for by in BY:
+        check(by, counts(grid, block, work, selected=selected), top=rng.choice((None, 1, 5)))
+
+
+@pytest.mark.parametrize("work", [0, 1, 10**15])
+def test_several_processes(work: int) -> None:
+    check("thread", *(counts((3, 1, 1), (7, 1, 1), work, pid=4194000 + n) for n in range(10)))
