@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
 
             traffic, covered = Traffic(), coverage_of(grain, args)
             tick = (lambda: covered.take(session)) if covered else None
-            results, owners = cli.Results(args, out), OwnerColumns(session.several)
+            results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
                 report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
                 if covered and not results.csv:

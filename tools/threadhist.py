@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
             )
 
             reader = Reader(args.block, args.thread, since_last=bool(args.interval))
-            results, owners = cli.Results(args, out), OwnerColumns(session.several)
+            results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count):
                 report(reader.read(session), owners, args, results)
                 if out.closed:

@@ -244,6 +244,14 @@ int main() {
     assert summary["not_instrumented"] == {"the device cannot run it": 1}
 
 
+def test_timestamps_are_on_the_clock_of_the_records(app, monkeypatch):
+    monkeypatch.setenv("CUDASIM_CLOCK", "virtual")
+    done = run("--json", "-T", "--", app, "3", "0", "0")
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    (attached,), (kernel,) = ([r for r in found if r["type"] == kind] for kind in ("attached", "kernel"))
+    assert 0 < kernel["ts_ns"] - attached["ts_ns"] <= found[-1]["duration_ns"]
+
+
 @pytest.mark.parametrize("how", ["stray", "assert"])
 def test_a_context_that_failed_is_not_a_process_that_ended(tmp_path, how):
     faults = REPOSITORY / "tests" / "cudasim" / "programs" / "faults.cu"

@@ -313,6 +313,12 @@ class Session:
         """Several processes, or all, are traced, so each row of a result names its process."""
         return self._measurement.several
 
+    def now_ns(self) -> int:
+        """Return the time in ns: CLOCK_MONOTONIC, or on the virtual clock the latest time of a traced process at its last reading."""
+        if not self.device.virtual:
+            return time.monotonic_ns()
+        return max((max(p.virtual_times()) for p in self._measurement.all_processes()), default=0)
+
     @property
     def nothing_matched(self) -> bool:
         """The user named kernels, and no kernel that was seen matches."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpubpf.show.output import Output, csv_cells
@@ -31,21 +31,23 @@ class Results:
     json, csv   whether this form was chosen; neither: text
     form        "json", "csv" or "text"
     out         where everything goes
-    clock       the clock of `ts_ns`
+    now         returns the time for `ts_ns`
     """
 
-    def __init__(self, args: argparse.Namespace, out: Output, clock: int = time.CLOCK_MONOTONIC) -> None:
+    def __init__(
+        self, args: argparse.Namespace, out: Output, now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.out = out
         self.json: bool = args.json
         self.csv: bool = args.csv
         self.form = "json" if args.json else "csv" if args.csv else "text"
-        self._tool, self._timestamps, self._clock = args.tool, args.timestamps, clock
+        self._tool, self._timestamps, self._clock = args.tool, args.timestamps, now
         self._now = 0
         self._headed = False
 
     def begin(self) -> None:
         """Begin the report of an interval. With -T a text report begins with the time of day."""
-        self._now = time.clock_gettime_ns(self._clock)
+        self._now = self._clock()
         if self._timestamps and not self.json and not self.csv:
             self.out.line(time.strftime("%H:%M:%S"))
 

@@ -248,6 +248,7 @@ void handle(Connection &c, Frame &frame) {
         case Message::Ahead: take_ahead(r, frame.fd); break;
         case Message::Drain: {
             uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
+            if (agent.live && virtual_clock()) agent.control->ended_ns = last_ns();
             if (flags & kStop) {
                 agent.live = false;
                 phase = Phase::Ending;
