@@ -113,7 +113,7 @@ def test_ptxas_runs_without_privileges(
         pytest.skip("no ptxas here")
     monkeypatch.setattr(assemble.subprocess, "run", seen)
     text = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n"
-    cubin, functions = assemble.Ptxas(path).run(text, "sm_75", ())
+    cubin, functions, _ = assemble.Ptxas(path).run(text, "sm_75", ())
     assert cubin[:4] == b"\x7fELF" and "k" in functions
     assert int(said[0]["CapEff"][0], 16) == 0 and said[0]["NoNewPrivs"] == ["1"]
     assert not ROOT or said[0]["Uid"] != ["0"] * 4
