@@ -103,11 +103,11 @@ def instrument_module(
     """Return the sidecar of a module, given the images that are forms of it. Raises nothing, as `instrument_image`."""
     chosen = choose(images, target)
     if isinstance(chosen, str):
-        return _refuse(_entries_of(images), attachments, chosen)
+        return _refuse(_entries_for(images, target), attachments, chosen)
     try:
         text = chosen.text
     except ImageError as error:
-        return _refuse(_entries_of(images), attachments, str(error))
+        return _refuse(_entries_for(images, target), attachments, str(error))
     key = cache.key(
         _version(), text, chosen.options, repr(target), *(_identity(attachment) for attachment in attachments)
     )
@@ -269,6 +269,12 @@ def _chosen(attachment: Attachment, mangled: str) -> bool:
 def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
     matched = [name for name in entries if any(_chosen(attachment, name) for attachment in attachments)]
     return Sidecar(refusals=dict.fromkeys(matched, reason), entries=tuple(entries))
+
+
+def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
+    """Return the kernels of a module. The program waits, so only the image that the target runs is read, if it can be."""
+    running = fatbin.cubin_for(images, target.cc)
+    return (_entries_of([running]) if running is not None else []) or _entries_of(images)
 
 
 def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
