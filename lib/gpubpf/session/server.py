@@ -336,7 +336,11 @@ class Server:
         process.reported_hooks = True
         *texts, capabilities = protocol.hooked(payload)
         failed, left_out = (text.splitlines() for text in texts)
-        if unlogged := [line for line in left_out if line.startswith("cu")]:
+        if unseen := [line for line in left_out if line.startswith("cuLaunch")]:
+            self._measurement.note_once(
+                f"{len(unseen)} obsolete functions of this driver cannot be hooked; launches by them are not seen: {unseen[0]}"
+            )
+        if unlogged := [line for line in left_out if line.startswith("cu") and line not in unseen]:
             self._measurement.note_once(
                 f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
             )

@@ -51,7 +51,10 @@ def cuda_include() -> Path:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program and the fake driver beside it."""
-    place = tmp_path_factory.mktemp("fake")
+    return built(tmp_path_factory.mktemp("fake"))
+
+
+def built(place: Path, *options: str) -> Path:
     for part in (place, *list(place.parents)[:2]):  # for other users
         part.chmod(part.stat().st_mode | 0o711)
     compiler = [
@@ -67,7 +70,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A function that is only a jump cannot be hooked; a driver has no such.
     flags = ["-fno-optimize-sibling-calls", "-shared", "-fPIC", "-fvisibility=hidden"]
     flags += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
-    subprocess.run([*compiler, *flags, "-o", library, HERE / "fakecuda.c", "-ldl", "-lpthread"], check=True)
+    source = HERE / "fakecuda.c"
+    subprocess.run([*compiler, *flags, *options, "-o", library, source, "-ldl", "-lpthread"], check=True)
     program = place / "target"
     subprocess.run([*compiler, "-o", program, HERE / "target.c", library, f"-Wl,-rpath,{place}"], check=True)
     return program
@@ -117,6 +121,15 @@ def test_counts(
     for grid, block_dim, launches, values in found["instances"]:
         assert values == [launches] * (grid[0] * block_dim[0])
     assert sum(i[2] for i in found["instances"]) == instrumented
+
+
+def test_obsolete_functions_that_cannot_be_hooked_do_not_end_the_measurement(tmp_path: Path) -> None:
+    found = measure([str(built(tmp_path, "-DTINY_LAUNCH_GRID")), "plain", "23"])
+    assert counted(found) == (23, 23, 23) and found["status"] == 0
+    (note,) = (line for line in found["said"] if "obsolete" in line)
+    assert note.startswith(
+        "1 obsolete functions of this driver cannot be hooked; launches by them are not seen: cuLaunchGrid: "
+    )
 
 
 def test_output_is_the_programs_own(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
