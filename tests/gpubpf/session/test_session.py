@@ -184,6 +184,16 @@ def test_launches_that_cannot_run_are_not_blamed_on_the_copy(
     assert measure([str(target)])["summary"]["not_instrumented"] == {"launch failed": 23}
 
 
+@pytest.mark.parametrize("code", [1, 2, 200, 201, 209, 400, 701, 720, 801, 912, 913])
+def test_launches_whose_copy_the_driver_refuses_are_the_originals(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSE_COPY", str(code))
+    found = measure([str(target), "plain", "23"])
+    assert capfd.readouterr().out == "launched 23\n"  # no launch failed
+    assert found["summary"]["not_instrumented"] == {"launch failed": 23}
+
+
 def test_a_map_too_small_is_enlarged_for_the_next_launch(target: Path) -> None:
     found = measure(
         [str(target), "large", "40"], map_memory=1 << 16
