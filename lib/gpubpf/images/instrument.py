@@ -22,7 +22,7 @@ from typing import Any
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import fatbin
-from gpubpf.images.assemble import Target, assemble, registers
+from gpubpf.images.assemble import Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, module, parser
@@ -109,7 +109,12 @@ def instrument_module(
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
     key = cache.key(
-        _version(), text, chosen.options, repr(target), *(_identity(attachment) for attachment in attachments)
+        _version(),
+        text,
+        chosen.options,
+        repr(target),
+        *assemblers(target),
+        *(_identity(attachment) for attachment in attachments),
     )
     store = cache.default()
     if (kept := store.get(_STAGE, key)) is not None and (found := _unpack(kept)) is not None:

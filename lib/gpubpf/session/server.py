@@ -255,7 +255,7 @@ class Server:
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
-            process.comm = protocol.hello(payload)
+            process.driver_version, process.comm = protocol.hello(payload)
             process.control = file
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload)

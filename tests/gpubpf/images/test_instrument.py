@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf.errors import AssembleError
+from gpubpf.images import assemble as assembling
 from gpubpf.images import fatbin, instrument
 from gpubpf.images.assemble import Assembled, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
@@ -111,6 +112,20 @@ def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
+
+
+def test_a_refusal_is_not_kept_when_another_assembler_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without ptxas a kernel is refused; once it is installed, the kernel is instrumented."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(assembling, "_libraries", list)
+    if not (found := assembling.find_ptxas()):
+        pytest.skip("needs ptxas")
+    for paths, refused in (((), {"fine", "wide"}), ((found,), set())):
+        monkeypatch.setattr(assembling, "_found", lambda *_, paths=paths: paths)
+        made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+        assert set(made.refusals) == refused
 
 
 # Its producer gives registers to its consumers.

@@ -679,7 +679,7 @@ def test_a_log_that_is_none_is_refused() -> None:
 
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
-        hello = protocol.frame(Message.HELLO, struct.pack("<II", PROTOCOL_VERSION, 4) + b"fast")
+        hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast")
         marker = protocol.frame(Message.MARKER, struct.pack("<I", 0))
         with open(os.memfd_create("control"), "wb") as file:
             socket.send_fds(peer, [hello + marker], [file.fileno()])
@@ -727,7 +727,7 @@ def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch
 
     def act(peer: socket.socket) -> None:
         file = os.memfd_create("control")
-        payload = struct.pack("<II", PROTOCOL_VERSION, 4) + b"evil"
+        payload = struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"evil"
         socket.send_fds(peer, [protocol.frame(Message.HELLO, payload)], [file])
         threading.Event().wait(0.1)
         os.close(file)
