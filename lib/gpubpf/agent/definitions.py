@@ -24,7 +24,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map

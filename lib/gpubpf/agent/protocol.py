@@ -323,12 +323,12 @@ class PayloadReader:
         return x, y, z
 
 
-def hello(payload: bytes) -> str:
-    """Return the name of the process."""
+def hello(payload: bytes) -> tuple[int, str]:
+    """Return the driver's version (12080 for CUDA 12.8; 0: unknown) and the name of the process."""
     r = PayloadReader(payload)
     if r.u32() != PROTOCOL_VERSION:
         raise Malformed("a greeting of another protocol version")
-    return r.text()[:64]
+    return r.u32(), r.text()[:64]
 
 
 def hooked(payload: bytes) -> tuple[str, str, tuple[int, ...]]:

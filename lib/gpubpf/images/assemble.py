@@ -62,6 +62,7 @@ class Target:
 
     device: str  # "gpu" or "sim": the embedded device
     cc: tuple[int, int] = (9, 0)  # compute capability
+    driver: int = 0  # the CUDA version of its driver, such as 12; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     passed, ignored = steering(options)
     if target.device == "sim":
         return Assembled(_encode(ptx), {}, ignored)
-    cubin, functions, advisories = _assemble(ptx, target.cc, passed)
+    cubin, functions, advisories = _assemble(ptx, target, passed)
     return Assembled(cubin, functions, ignored, advisories)
 
 
@@ -106,7 +107,7 @@ def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelRe
     For the embedded device this is information only: it has no limit on registers.
     """
     try:
-        return _assemble(ptx, target.cc, steering(options)[0])[1]
+        return _assemble(ptx, target, steering(options)[0])[1]
     except AssembleError:
         return None
 
@@ -134,14 +135,23 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
 
-def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> _Made:
-    """Return what the first assembler makes that knows the PTX version and the GPU, or what the cache has of it."""
+def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
+    """Return what the first assembler makes that knows the PTX version and the GPU, or what the cache has of it.
+
+    A driver loads cubins of its own CUDA version and of older ones ("CUDA Compatibility", minor version compatibility): those of
+    ptxas 13 carry an ELF ABI version that drivers of CUDA 12 do not know.
+    """
+    cc = target.cc
     data = _encode(ptx)
     image = fatbin.ptx_image(data)
     suffix = image.suffix if image is not None else ""
     refusals: list[AssembleError] = []
+    newer: list[int] = []
     store = cache.default()
     for assembler in _assemblers():
+        if target.driver and assembler.version > target.driver:
+            newer.append(assembler.version)
+            continue
         # If the assembler is older than the GPU: a cubin for an older GPU of the same generation runs, too.
         for minor in (cc[1],) if suffix == "a" else range(cc[1], -1, -1):
             arch = f"sm_{cc[0]}{minor}{suffix}"
@@ -160,6 +170,11 @@ def _assemble(ptx: str, cc: tuple[int, int], options: tuple[str, ...]) -> _Made:
             return made
     if refusals:
         raise refusals[0]
+    if newer:
+        raise AssembleError(
+            f"ptxas is of CUDA {min(newer)}, and the driver of CUDA {target.driver} does not load its code;"
+            f" install nvidia-cuda-nvcc-cu{target.driver} from PyPI"
+        )
     raise AssembleError(
         "ptxas is missing; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
     )
@@ -219,6 +234,11 @@ class Ptxas:
         status = os.stat(self.path)
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
+    @property
+    def version(self) -> int:
+        """Return the CUDA version of this ptxas, such as 12; 0 if it does not say."""
+        return _ptxas_version(self.path)
+
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
         return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
@@ -248,6 +268,17 @@ class Ptxas:
             if done.returncode != 0 or not result.exists():
                 raise _refusal(talk, done.returncode)
             return result.read_bytes(), parse_verbose(talk), parse_advisories(talk)
+
+
+@functools.cache
+def _ptxas_version(path: str) -> int:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT
+        )
+        if (found := re.search(rb"release (\d+)\.", done.stdout)) is not None:
+            return int(found[1])
+    return 0
 
 
 def _refusal(talk: str, status: int) -> AssembleError:
@@ -314,6 +345,14 @@ class NvJitLink:
     def identity(self) -> str:
         status = os.stat(self.path)
         return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
+
+    @functools.cached_property
+    def version(self) -> int:
+        """Return the CUDA version of this library, such as 12; 0 if it does not say, as before CUDA 12.3."""
+        major, minor = ctypes.c_uint(), ctypes.c_uint()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(self.path).nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor))
+        return major.value
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         try:
@@ -387,6 +426,11 @@ def _assemblers() -> Iterator[Ptxas | NvJitLink]:
         yield NvJitLink(path)
     if not found:
         return
+
+
+def assemblers(target: Target) -> list[str]:
+    """Return what identifies the installed assemblers: another one may take what these refuse. None for the embedded device."""
+    return [] if target.device == "sim" else [assembler.identity for assembler in _assemblers()]
 
 
 def find_ptxas() -> str | None:

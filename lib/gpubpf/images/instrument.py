@@ -22,7 +22,7 @@ from typing import Any
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import fatbin
-from gpubpf.images.assemble import Target, assemble, registers
+from gpubpf.images.assemble import Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, module, parser
@@ -103,13 +103,18 @@ def instrument_module(
     """Return the sidecar of a module, given the images that are forms of it. Raises nothing, as `instrument_image`."""
     chosen = choose(images, target)
     if isinstance(chosen, str):
-        return _refuse(_entries_of(images), attachments, chosen)
+        return _refuse(_entries_for(images, target), attachments, chosen)
     try:
         text = chosen.text
     except ImageError as error:
-        return _refuse(_entries_of(images), attachments, str(error))
+        return _refuse(_entries_for(images, target), attachments, str(error))
     key = cache.key(
-        _version(), text, chosen.options, repr(target), *(_identity(attachment) for attachment in attachments)
+        _version(),
+        text,
+        chosen.options,
+        repr(target),
+        *assemblers(target),
+        *(_identity(attachment) for attachment in attachments),
     )
     store = cache.default()
     if (kept := store.get(_STAGE, key)) is not None and (found := _unpack(kept)) is not None:
@@ -269,6 +274,12 @@ def _chosen(attachment: Attachment, mangled: str) -> bool:
 def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
     matched = [name for name in entries if any(_chosen(attachment, name) for attachment in attachments)]
     return Sidecar(refusals=dict.fromkeys(matched, reason), entries=tuple(entries))
+
+
+def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
+    """Return the kernels of a module. The program waits, so only the image that the target runs is read, if it can be."""
+    running = fatbin.cubin_for(images, target.cc)
+    return (_entries_of([running]) if running is not None else []) or _entries_of(images)
 
 
 def _entries_of(images: Sequence[FatbinImage]) -> list[str]:

@@ -255,7 +255,7 @@ class Server:
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
-            process.comm = protocol.hello(payload)
+            process.driver_version, process.comm = protocol.hello(payload)
             process.control = file
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload)
@@ -336,7 +336,11 @@ class Server:
         process.reported_hooks = True
         *texts, capabilities = protocol.hooked(payload)
         failed, left_out = (text.splitlines() for text in texts)
-        if unlogged := [line for line in left_out if line.startswith("cu")]:
+        if unseen := [line for line in left_out if line.startswith("cuLaunch")]:
+            self._measurement.note_once(
+                f"{len(unseen)} obsolete functions of this driver cannot be hooked; launches by them are not seen: {unseen[0]}"
+            )
+        if unlogged := [line for line in left_out if line.startswith("cu") and line not in unseen]:
             self._measurement.note_once(
                 f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
             )

@@ -114,6 +114,7 @@ class TracedProcess:
     pid: int
     number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
+    driver_version: int = 0  # 12080 for CUDA 12.8; 0: unknown
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block

@@ -235,7 +235,7 @@ class BackgroundWork:
         try:
             work = []
             for cc in capabilities:
-                target = Target(device, divmod(cc, 10))
+                target = Target(device, divmod(cc, 10), process.driver_version // 1000)
                 for data, kernels in process.mapped.modules(matches, target, AHEAD_KERNELS):
                     process.loadable = True
                     with self._measurement.lock:
@@ -287,7 +287,11 @@ class BackgroundWork:
         try:
             from gpubpf.images.assemble import Target
 
-            target = Target(self._measurement.device.kind, divmod(module.compute_capability, 10))
+            target = Target(
+                self._measurement.device.kind,
+                divmod(module.compute_capability, 10),
+                process.driver_version // 1000,
+            )
             sidecar = make(target)
             with self._measurement.lock:
                 process.refusals.update(sidecar.refusals)

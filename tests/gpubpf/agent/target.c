@@ -31,7 +31,8 @@ static void setup(void) {
 static void launch(CUfunction f, unsigned grid, unsigned block) {
   int a = 1, b = 2;
   void *parameters[] = {&a, &b};
-  cuLaunchKernel(f, grid, 1, 1, block, 1, 1, 0, NULL, parameters, NULL);
+  CUresult code = cuLaunchKernel(f, grid, 1, 1, block, 1, 1, 0, NULL, parameters, NULL);
+  if (code) printf("launch: %d\n", code);
 }
 
 static void *many(void *unused) {

@@ -179,6 +179,39 @@ def test_a_newer_ptxas_elsewhere_is_used(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert assemble.assemble(PTX, TARGET).functions
 
 
+@pytest.mark.parametrize(("driver", "used"), [(0, "13"), (13, "13"), (14, "13"), (12, "12")])
+def test_the_ptxas_is_not_newer_than_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: int, used: str
+) -> None:
+    monkeypatch.setattr(assemble, "_found", lambda *_: (ptxas(tmp_path, "13"), ptxas(tmp_path, "12")))
+    assert assemble.assemble(PTX, assemble.Target("gpu", (9, 0), driver)).cubin == used.encode()
+
+
+def test_without_a_ptxas_for_the_driver_the_reason_names_the_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(assemble, "_found", lambda *_: (ptxas(tmp_path, "13"),))
+    monkeypatch.setattr(assemble, "_libraries", list)
+    with pytest.raises(AssembleError) as raised:
+        assemble.assemble(PTX, assemble.Target("gpu", (9, 0), 12))
+    why = "ptxas is of CUDA 13, and the driver of CUDA 12 does not load its code; install nvidia-cuda-nvcc-cu12 from PyPI"
+    assert str(raised.value) == why
+
+
+def ptxas(directory: Path, release: str) -> str:
+    """A ptxas that says its release, and writes it as the cubin."""
+    made = directory / release / "ptxas"
+    made.parent.mkdir()
+    made.write_text(
+        f"#!/bin/sh\ncase $1 in --version) echo 'Cuda compilation tools, release {release}.1, V{release}.1.80';;\n"
+        f"*) while [ $# -gt 1 ]; do [ $1 = -o ] && printf {release} > $2; shift; done;; esac\n"
+    )
+    made.chmod(0o755)
+    for folder in (made.parent, directory, *directory.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o711)
+    return str(made)
+
+
 def test_a_ptxas_without_its_mode_is_made_executable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     ptxas = packages / "nvidia" / "cu13" / "bin" / "ptxas"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpubpf.errors import AssembleError
-from gpubpf.images import instrument
+from gpubpf.images import assemble as assembling
+from gpubpf.images import fatbin, instrument
 from gpubpf.images.assemble import Assembled, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment
@@ -55,6 +56,26 @@ def test_a_kernel_with_too_many_predicates_is_assembled_with_more_care(asked: li
     assert asked == ["", "-Ofc=min"] and made.options.strip() == "-Ofc=min"
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_of_machine_code_only_the_image_for_this_gpu_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text("__global__ void k(float *a) { a[threadIdx.x] = 1; }\n")
+    codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (75, 80, 90)]
+    subprocess.run(["nvcc", "-fatbin", *codes, "-o", tmp_path / "k.fatbin", source], check=True)
+    images = fatbin.images_of_file(tmp_path / "k.fatbin")
+    assert sorted(image.sm for image in images) == [75, 80, 90]
+    read: list[int] = []
+    kept = FatbinImage.read
+    monkeypatch.setattr(FatbinImage, "read", lambda image: read.append(image.sm) or kept(image))
+    for cc, sms in (((9, 0), {90}), ((8, 6), {80}), ((12, 0), {75, 80, 90})):
+        read.clear()
+        fresh = [dataclasses.replace(image) for image in images]
+        made = instrument.instrument_module(fresh, [Attachment(TIME, "exit")], Target("gpu", cc))
+        assert made.refusals == {"_Z1kPf": fatbin.SASS_ONLY} and set(read) == sms
+
+
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
 FIRST = (
     HEAD
@@ -91,6 +112,20 @@ def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
+
+
+def test_a_refusal_is_not_kept_when_another_assembler_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without ptxas a kernel is refused; once it is installed, the kernel is instrumented."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(assembling, "_libraries", list)
+    if not (found := assembling.find_ptxas()):
+        pytest.skip("needs ptxas")
+    for paths, refused in (((), {"fine", "wide"}), ((found,), set())):
+        monkeypatch.setattr(assembling, "_found", lambda *_, paths=paths: paths)
+        made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+        assert set(made.refusals) == refused
 
 
 # Its producer gives registers to its consumers.

@@ -51,7 +51,10 @@ def cuda_include() -> Path:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program and the fake driver beside it."""
-    place = tmp_path_factory.mktemp("fake")
+    return built(tmp_path_factory.mktemp("fake"))
+
+
+def built(place: Path, *options: str) -> Path:
     for part in (place, *list(place.parents)[:2]):  # for other users
         part.chmod(part.stat().st_mode | 0o711)
     compiler = [
@@ -67,7 +70,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A function that is only a jump cannot be hooked; a driver has no such.
     flags = ["-fno-optimize-sibling-calls", "-shared", "-fPIC", "-fvisibility=hidden"]
     flags += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
-    subprocess.run([*compiler, *flags, "-o", library, HERE / "fakecuda.c", "-ldl", "-lpthread"], check=True)
+    source = HERE / "fakecuda.c"
+    subprocess.run([*compiler, *flags, *options, "-o", library, source, "-ldl", "-lpthread"], check=True)
     program = place / "target"
     subprocess.run([*compiler, "-o", program, HERE / "target.c", library, f"-Wl,-rpath,{place}"], check=True)
     return program
@@ -117,6 +121,15 @@ def test_counts(
     for grid, block_dim, launches, values in found["instances"]:
         assert values == [launches] * (grid[0] * block_dim[0])
     assert sum(i[2] for i in found["instances"]) == instrumented
+
+
+def test_obsolete_functions_that_cannot_be_hooked_do_not_end_the_measurement(tmp_path: Path) -> None:
+    found = measure([str(built(tmp_path, "-DTINY_LAUNCH_GRID")), "plain", "23"])
+    assert counted(found) == (23, 23, 23) and found["status"] == 0
+    (note,) = (line for line in found["said"] if "obsolete" in line)
+    assert note.startswith(
+        "1 obsolete functions of this driver cannot be hooked; launches by them are not seen: cuLaunchGrid: "
+    )
 
 
 def test_output_is_the_programs_own(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +182,16 @@ def test_launches_that_cannot_run_are_not_blamed_on_the_copy(
 ) -> None:
     monkeypatch.setenv("FAKE_NO_ROOM", "1")
     assert measure([str(target)])["summary"]["not_instrumented"] == {"launch failed": 23}
+
+
+@pytest.mark.parametrize("code", [1, 2, 200, 201, 209, 400, 701, 720, 801, 912, 913])
+def test_launches_whose_copy_the_driver_refuses_are_the_originals(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSE_COPY", str(code))
+    found = measure([str(target), "plain", "23"])
+    assert capfd.readouterr().out == "launched 23\n"  # no launch failed
+    assert found["summary"]["not_instrumented"] == {"launch failed": 23}
 
 
 def test_a_map_too_small_is_enlarged_for_the_next_launch(target: Path) -> None:
@@ -656,7 +679,7 @@ def test_a_log_that_is_none_is_refused() -> None:
 
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
-        hello = protocol.frame(Message.HELLO, struct.pack("<II", PROTOCOL_VERSION, 4) + b"fast")
+        hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast")
         marker = protocol.frame(Message.MARKER, struct.pack("<I", 0))
         with open(os.memfd_create("control"), "wb") as file:
             socket.send_fds(peer, [hello + marker], [file.fileno()])
@@ -704,7 +727,7 @@ def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch
 
     def act(peer: socket.socket) -> None:
         file = os.memfd_create("control")
-        payload = struct.pack("<II", PROTOCOL_VERSION, 4) + b"evil"
+        payload = struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"evil"
         socket.send_fds(peer, [protocol.frame(Message.HELLO, payload)], [file])
         threading.Event().wait(0.1)
         os.close(file)

@@ -610,7 +610,9 @@ AttachStatus start(const char *name, How how) {
     (void)once;
     catch_signals();
     Writer hello;
-    hello.u32(kProtocolVersion).text(process_name());
+    int version = 0;  // 12080 for CUDA 12.8
+    if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
+    hello.u32(kProtocolVersion).u32(static_cast<uint32_t>(version)).text(process_name());
     agent.send(Message::Hello, hello, agent.control_fd);
     close(agent.control_fd);
     const int marker = make_marker();

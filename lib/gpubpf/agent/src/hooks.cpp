@@ -583,7 +583,8 @@ void find_hook_targets(void *library) {
         Hook &h = hooks[i];
         bool libc = i >= kHook_sigaction && i <= kHook__Exit;
         h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
-        h.optional = libc || i >= kNeeded;
+        bool obsolete = i >= kHook_cuLaunch && i <= kHook_cuLaunchGridAsync;  // deprecated since CUDA 4.0
+        h.optional = libc || obsolete || i >= kNeeded;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
     // The driver may return addresses that it does not export. A name without a version means one function,

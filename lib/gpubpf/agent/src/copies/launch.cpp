@@ -307,13 +307,20 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
     if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
     switch (result) {
         // Errors that the copy may cause and the original may not.
+        case CUDA_ERROR_INVALID_CONTEXT:
+            // The copy is of another context: one is current that no hook has seen. From now on, ask the driver which.
+            registry().only = nullptr;
+            return false;
         case CUDA_ERROR_INVALID_VALUE:
         case CUDA_ERROR_OUT_OF_MEMORY:
         case CUDA_ERROR_INVALID_IMAGE:
+        case CUDA_ERROR_NO_BINARY_FOR_GPU:
         case CUDA_ERROR_INVALID_HANDLE:
         case CUDA_ERROR_NOT_FOUND:
         case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
         case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
+        case CUDA_ERROR_INVALID_CLUSTER_SIZE:
+        case CUDA_ERROR_FUNCTION_NOT_LOADED:
         case CUDA_ERROR_NOT_SUPPORTED: return false;
         default:  // the context was already broken, so the original would fail, too
             return true;

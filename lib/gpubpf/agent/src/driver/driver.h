@@ -14,6 +14,7 @@ namespace gpubpf {
 // clang-format off
 #define GPUBPF_DRIVER_FUNCTIONS(F)                                                                                        \
   F(cuGetProcAddress_v2, const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)                        \
+  F(cuDriverGetVersion, int *)                                                                                            \
   F(cuCtxGetCurrent, CUcontext *)                                                                                         \
   F(cuCtxPushCurrent_v2, CUcontext)                                                                                       \
   F(cuCtxPopCurrent_v2, CUcontext *)                                                                                      \
