@@ -102,7 +102,7 @@ import json, sys
 from gpubpf.session import operation_log as oplog
 from gpubpf.show import cli
 from gpubpf.program import BPF
-from gpubpf.session.session import Follow
+from gpubpf.session.measurement import Follow
 parser = cli.parser("probe", "", "")
 for add in (cli.add_targets, cli.add_kernels, cli.add_threads, cli.add_device, cli.add_looks, cli.add_output):
     add(parser)
