@@ -222,6 +222,8 @@ def report(
 
     results.begin()
     reports = list(log.reports(since_last=bool(args.interval)))
+    if not reports and not args.interval and cli.chooses_threads(args):
+        cli.note(TOOL, "no thread that left a kernel matches --block and --thread")
     if results.json or results.csv:
         for kernel, exits in reports:
             (show_json if results.json else show_csv)(kernel, exits, sites(kernel), results)

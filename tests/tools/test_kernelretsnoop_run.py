@@ -144,6 +144,11 @@ def near(turns):
     return pytest.approx(1.01 * turns * WAIT, rel=0.01)
 
 
+def test_a_choice_of_no_thread_is_said(app):
+    done = run("--block", 9999, "--", app, "even")
+    assert "note: no thread that left a kernel matches --block and --thread\n" in done.stderr
+
+
 def test_every_way_out_of_every_shape(app, tmp_path):
     out = tmp_path / "out"
     whats = ("out", "cube", "single", "even", "cooperative", "graph")
