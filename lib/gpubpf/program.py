@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
+from gpubpf.show import notices
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
+
+# Null probes: kernels are replaced by copies whose probes are empty. What a program then takes longer is the cost of the copy alone,
+# such as constant memory that became loads from global memory. For benchmarks; no option, since nothing is measured.
+NULL_PROBE_VARIABLE = "GPUBPF_NULL_PROBE"
+EMPTY = Fragment(function="empty", ptx="{\n}", arguments=())
+
+
+def null_probes() -> bool:
+    """Return whether the environment asks for null probes."""
+    return bool(os.environ.get(NULL_PROBE_VARIABLE))
 
 
 @dataclass(frozen=True)
@@ -318,15 +330,16 @@ class BPF:
         )
 
     def attachments(self) -> list[Attachment]:
-        """Return the probes with their lowered programs, for `images.instrument`."""
+        """Return the probes with their lowered programs, for `images.instrument`; with null probes, with empty programs."""
         from gpubpf.images.instrument import Attachment
 
+        empty = null_probes()
         return [
             Attachment(
-                self._fragment(probe),
+                EMPTY if empty else self._fragment(probe),
                 probe.point,
                 probe.kernels,
-                probe.accumulate,
+                None if empty else probe.accumulate,
                 probe.kinds,
                 probe.spaces,
                 probe.functions,
@@ -391,6 +404,8 @@ class BPF:
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )
+        if null_probes():
+            notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
         self.session = tracing.trace(
             args,
             self.attachments,

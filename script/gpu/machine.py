@@ -119,15 +119,20 @@ class Machine:
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
     def trace(
-        self, tool: str, options: str, command: Sequence[str], seconds: float = 120
+        self,
+        tool: str,
+        options: str,
+        command: Sequence[str],
+        seconds: float = 120,
+        more: Mapping[str, str] | None = None,
     ) -> tuple[subprocess.CompletedProcess[str], Records]:
-        """A tool on a command, or (none) as its options say: what happened, and its records."""
+        """A tool on a command, or (none) as its options say, with `more` in its environment: what happened, and its records."""
         results = PLACE / f"results.{os.getpid()}.jsonl"
         results.unlink(missing_ok=True)
         head = [self.python, str(ROOT / "tools" / f"{tool}.py"), "--device", self.device, "--json"]
         try:
             rest = ["--", *command] if command else []
-            done = self.start([*head, "-o", str(results), *options.split(), *rest], seconds)
+            done = self.start([*head, "-o", str(results), *options.split(), *rest], seconds, more)
             lines = results.read_text().splitlines() if results.exists() else []
         finally:
             results.unlink(missing_ok=True)

@@ -32,9 +32,11 @@ class Load:
     modules: tuple[str, ...] = ()
 
 
-# Tool and options. "nothing" attaches to a kernel that is not launched: what is left is the path of a launch.
+# Tool and options. "nothing" attaches to a kernel that is not launched: what is left is the path of a launch. "null": copies of the
+# kernels with empty programs, so that the cost of a copy and that of a probe can be told apart.
 MODES = {
     "nothing": ("threadhist", "--kernel tiled"),
+    "null": ("threadhist", "--top 1"),
     "threadhist": ("threadhist", "--top 1"),
     "threadhist stores": ("threadhist", "--top 1 --work stores"),
     "kernelretsnoop": ("kernelretsnoop", ""),
@@ -44,7 +46,7 @@ MODES = {
     "memtrace, no allocations": ("memtrace", "--no-allocations"),
     "memtrace -e": ("memtrace", "-e --ring-size 1G"),
 }
-EACH = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
+EACH = ("null", "threadhist", "kernelretsnoop", "launchlate", "memtrace")
 GRAPHS = ("threadhist", "launchlate")
 
 # The most telling first. `seconds` is for all turns together.
@@ -121,7 +123,8 @@ def compared(machine: Machine, load: Load) -> Result:
     def traced(mode: str) -> Times:
         tool, options = MODES[mode]
         graphs = " --graphs" if "graph" in load.name or "compiled" in load.name else ""
-        done, records = machine.trace(tool, options + graphs, command, 90)
+        more = {"GPUBPF_NULL_PROBE": "1"} if mode == "null" else None
+        done, records = machine.trace(tool, options + graphs, command, 90, more)
         if done.returncode != 0:
             raise Failure(f"the program fails with {tool}: {last_line(done)}")
         summary = (of(records, "summary") or [{}])[-1]

@@ -95,6 +95,16 @@ def test_filters_choose_on_the_device(app, tmp_path):
     assert all(record["runs"] == 1 and record["work"] > 0 for record in threads)
 
 
+def test_null_probes_swap_in_copies_that_measure_nothing(app, tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUBPF_NULL_PROBE", "1")
+    out = tmp_path / "out"
+    done = run("--json", "-o", out, "--", app, "3", "0", "5")
+    assert (done.returncode, done.stdout) == (5, "launch 0\nlaunch 1\nlaunch 2\n")
+    assert "note: GPUBPF_NULL_PROBE is set: probes are empty, so nothing is measured\n" in done.stderr
+    attached, summary = records(out)
+    assert attached["type"] == "attached" and summary["launches_instrumented"] == 3
+
+
 def test_intervals_add_up(app, tmp_path):
     out = tmp_path / "out"
     run("0.3", "--work", "stores", "--json", "--top", "1", "-o", out, "--", app, "8", "100", "0")

@@ -30,6 +30,7 @@ IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
 SITES_LIMIT = 1 << 22  # sites of a kernel
 SHARDS = 256  # of a ring or a site array, at most; further multiprocessors share them
+SITE_ARRAY_LIMIT = 8 << 20  # bytes of a site array in several shards
 LEAST_CAPACITY = 2 * maps.RING_MARGIN  # records of a ring's shard, at least
 RING_LIMIT = 1 << 36  # bytes of a ring
 LOG_LIMIT = 1 << 28  # records of an operation log
@@ -618,6 +619,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
     "uint64_t": {
         "IMAGE_LIMIT": IMAGE_LIMIT,
         "MEMORY_LIMIT": MEMORY_LIMIT,
+        "SITE_ARRAY_LIMIT": SITE_ARRAY_LIMIT,
         "RING_LIMIT": RING_LIMIT,
         "LOG_LIMIT": LOG_LIMIT,
         "LOG_VERSION": LOG_VERSION,

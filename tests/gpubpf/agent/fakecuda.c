@@ -46,8 +46,9 @@ __asm__(".globl cuLaunchGrid\n.type cuLaunchGrid, @function\ncuLaunchGrid: xor %
 
 EXPORT CUresult cuDeviceGet(CUdevice *d, int n) { *d = n; return n ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
 EXPORT CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
+  const char *many = getenv("FAKE_MULTIPROCESSORS");
   (void)d;
-  *v = a == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : a == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? 4 : 0;
+  *v = a == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : a == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? (many ? atoi(many) : 4) : 0;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuCtxCreate_v2(CUcontext *c, unsigned f, CUdevice d) {

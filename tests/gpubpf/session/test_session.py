@@ -840,6 +840,22 @@ def test_all_shapes_of_a_kernel_share_an_array_by_site(target: Path) -> None:
     assert session.summary()["lost"] == 0
 
 
+@pytest.mark.parametrize(
+    ("sites", "shards"), [(4096, 256), (4097, 128), (100_000, 8), (1 << 20, 1), (1 << 21, 1)]
+)
+def test_a_kernel_with_many_sites_has_fewer_shards(
+    target: Path, monkeypatch: pytest.MonkeyPatch, sites: int, shards: int
+) -> None:
+    """Its array has at most 8 MiB, unless one shard needs more; a GPU of 132 multiprocessors."""
+    monkeypatch.setenv("FAKE_MULTIPROCESSORS", "132")
+    with fake_tool.session([str(target), "plain", "9"], map_memory=64 << 20, **by_site(sites)) as session:
+        for _ in session.intervals():
+            pass
+    assert session.summary()["not_instrumented"] == {}
+    (found,) = session.instances("cells")
+    assert found.array.shape == (shards, sites) and found.array[0, 0] == 9
+
+
 def test_a_grid_beyond_all_maps_runs_as_it_is(target: Path) -> None:
     found = measure([str(target), "huge", "3"])
     assert (found["status"], counted(found)) == (0, (3, 3, 0))
