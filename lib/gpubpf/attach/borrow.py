@@ -2,6 +2,19 @@
 
 One piece of machine code (`STUB`) does it. The new thread, the worker, runs the same code: it makes the calls that the tool writes
 into its memory.
+
+The tool may be killed between any two of its steps. The kernel then detaches the borrowed thread, which continues with whatever
+registers and signal mask it has. So the tool first writes a signal frame to the thread's stack, where the kernel would put one. All
+code that the thread runs for the tool ends with rt_sigreturn of this frame, which restores the thread's complete state:
+
+- A system call for the tool uses an instruction `syscall` of the C library that a `ret` follows. The stack pointer is at the frame,
+  so this `ret` leads to the C library's own call of rt_sigreturn.
+- The stub ends with rt_sigreturn of the same frame.
+- The thread leaves its own code, and returns to it, in a single step: PTRACE_SETREGS. The signal mask and the vector state need other
+  requests, so they change only in between.
+
+A thread that returns through the frame makes its interrupted system call again, from the beginning. So a relative timeout starts
+again.
 """
 
 from __future__ import annotations
@@ -45,26 +58,32 @@ _TIMED_WAITS = syscalls.numbers(
     "epoll_wait epoll_pwait epoll_pwait2 restart_syscall nanosleep clock_nanosleep"
 )
 
+# Calls that the kernel continues as restart_syscall.
+_CONTINUED = syscalls.numbers("poll nanosleep clock_nanosleep futex")
+
 _NO_FILE = (1 << 64) - 1
 # ILL, TRAP, BUS, FPE, SEGV, SYS: they kill the process if they are blocked.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
 _ALL_OTHERS = (1 << 64) - 1 & ~_SYNCHRONOUS
 # mov $15, %rax; syscall: signal handlers return to this code.
 _RETURNING = bytes.fromhex("48c7c00f0000000f05")
+_CALLING = bytes.fromhex("0f05c3")  # syscall; ret
+
+# struct rt_sigframe (arch/x86/include/asm/sigframe.h) without its siginfo, which rt_sigreturn does not read; then the vector state,
+# which XRSTOR requires to be aligned. The kernel, too, leaves the red zone below the stack pointer free.
+_RED_ZONE, _VECTOR, _ALIGNMENT = 128, 320, 64
+# The layout of XSAVE: of the legacy region, the bytes for software, and the size without AMX's state, which Intel puts last.
+_SOFTWARE, _AMX, _WITHOUT_AMX = 464, 3 << 17, 2696
 
 STUB_SOURCE = """\
 main:                                # on the borrowed thread; rbx: the data
   mov rdi, rbx
-  mov esi, 0x19000                   # all but the code
+  mov esi, 0x13000                   # all but the code
   mov edx, 3
   mov eax, 10                        # mprotect: readable and writable
   syscall
   test eax, eax
   jnz back
-  lea rsi, [rbx+0x1018]              # sigaltstack: its current state, into the frame
-  xor edi, edi
-  mov eax, 131
-  syscall
   call [rbx]                         # __errno_location
   mov r12, rax
   mov r13d, [rax]
@@ -93,7 +112,7 @@ waiting:
   dec r13d
   jmp waiting
 back:
-  lea rsp, [rbx+0x1008]
+  mov rsp, [rbx+0x68]                # the frame
   mov eax, 15                        # rt_sigreturn
   syscall
   ud2
@@ -148,21 +167,21 @@ last:                                # munmap of this memory: no instruction of 
   jmp rax
 """
 STUB = bytes.fromhex(
-    "4889dfbe00900100ba03000000b80a0000000f0585c0756f488db31810000031ffb8830000000f05ff134989c4448b28488d7b1031f6488d"
-    "155a0000004889d9ff530889431845892c2485c07539448bab880000004585ed742d83bb8c00000000752431ff31f6488d93900000004531"
-    "d2b8e60000000f0581839800000050c3000041ffcdebce488da308100000b80f0000000f050f0b53415441554889fbff53204889c7ff5328"
-    "41bc802700008b43383b433c7523bf640000004181fc102700007705bfd0070000ff533041ffcc75dd31c0415d415c5bc3488b7b48488b73"
-    "50488b5358488b4b604c8b6b4031c083bb8400000000751641ffd548894378ff138b00898380000000ff433ceb9a4c89e8415d415c5bffe0"
+    "4889dfbe00300100ba03000000b80a0000000f0585c0755fff134989c4448b28488d7b1031f6488d15570000004889d9ff53088943184589"
+    "2c2485c07539448bab880000004585ed742d83bb8c00000000752431ff31f6488d93900000004531d2b8e60000000f0581839800000050c3"
+    "000041ffcdebce488b6368b80f0000000f050f0b53415441554889fbff53204889c7ff532841bc802700008b43383b433c7523bf64000000"
+    "4181fc102700007705bfd0070000ff533041ffcc75dd31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400"
+    "000000751641ffd548894378ff138b00898380000000ff433ceb9a4c89e8415d415c5bffe0"
 )
-STUB_END = 0x95  # offset after its rt_sigreturn
+STUB_END = 0x82  # offset after its rt_sigreturn
 
-# The memory that is mapped for it: code, data, the signal frame with the vector state, strings, a stack.
+# The memory that is mapped for it: code, data, strings, a stack.
 PAGE = 4096
-DATA, FRAME, XSTATE, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 3 * PAGE, 8 * PAGE, 26 * PAGE
+DATA, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 20 * PAGE
 SIZE = STACK_TOP
-# Offsets in the data. CREATED: what pthread_create returned. LAST: the worker ends after this call. TURNS_LEFT, RELEASED: how
-# often the borrowed thread still looks whether RELEASED is set.
-CREATED, COMMAND, DONE, FUNCTION, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x78, 0x84
+# Offsets in the data. CREATED: what pthread_create returned. FRAME: the stack pointer for rt_sigreturn. LAST: the worker ends
+# after this call. TURNS_LEFT, RELEASED: how often the borrowed thread still looks whether RELEASED is set.
+CREATED, COMMAND, DONE, FUNCTION, FRAME, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x68, 0x78, 0x84
 TURNS_LEFT, RELEASED = 0x88, 0x8C
 # The first pause between two looks of a waiting thread, and the number of looks: the pauses get longer, about 5 s in all.
 PAUSE_NS, TURNS = 200_000, 440
@@ -223,11 +242,13 @@ def create_error(pid: int, code: int) -> SessionError:
 @dataclass(frozen=True)
 class _LibraryCode:
     """Facts about a library, as offsets from its base: `functions` to call, and `unsafe` ranges of code, in which a thread may hold a
-    lock. `a_syscall`: an instruction `syscall`; -1: none found. `replaces_malloc`: it exports malloc and free."""
+    lock. `calling`, `returning`: code that is _CALLING and _RETURNING; -1: none found. `replaces_malloc`: it exports malloc and
+    free."""
 
     functions: dict[str, int]
     unsafe: tuple[tuple[int, int], ...]
-    a_syscall: int
+    calling: int
+    returning: int
     replaces_malloc: bool
 
 
@@ -259,7 +280,8 @@ class ProcessCode:
             known = _LibraryCode(
                 {name: found[name].address - base for name in _FUNCTIONS if name in found},
                 tuple((start - base, end - base) for start, end in unsafe),
-                self._a_syscall(source, base, library),
+                self._find(_CALLING, source, base, library),
+                self._find(_RETURNING, source, base, library),
                 "malloc" in found and "free" in found,
             )
             if identity is not None:
@@ -267,10 +289,10 @@ class ProcessCode:
             return known
 
     @staticmethod
-    def _a_syscall(source: AddressSpace, base: int, library: Library) -> int:
+    def _find(instructions: bytes, source: AddressSpace, base: int, library: Library) -> int:
         for start, end in library.code:
             data = source.some(start - library.base + base, min(end - start, 4 << 20))
-            if (at := data.find(b"\x0f\x05")) >= 0:
+            if (at := data.find(instructions)) >= 0:
                 return start - library.base + at
         return -1
 
@@ -314,11 +336,12 @@ class ProcessCode:
             f"{who} has a C library without {missing[0]}; start it with the tool instead: TOOL -- COMMAND"
         )
 
-    def a_syscall(self) -> int:
-        """Return the address of an instruction `syscall`. Raises OSError."""
+    def gadgets(self) -> tuple[int, int]:
+        """Return the addresses of code that makes a system call and returns (_CALLING), and of _RETURNING. Raises OSError."""
         for library in self._c:
-            if (at := self._library(library).a_syscall) >= 0:
-                return library.base + at
+            found = self._library(library)
+            if found.calling >= 0 and found.returning >= 0:
+                return library.base + found.calling, library.base + found.returning
         raise OSError(errno.ENOEXEC, "no system call in the C library")
 
     def stack(self, rsp: int) -> bytes | None:
@@ -393,7 +416,8 @@ class _Borrowing:
         self.saved = Registers()
         self.xstate = b""
         self.mask = 0
-        self.instruction = 0  # address of an instruction `syscall`
+        self.frame = 0  # address of the signal frame
+        self.calling = self.returning = 0  # addresses of code: see ProcessCode.gadgets
         self.deferred = 0  # a signal that arrived meanwhile and cannot be blocked
         self.stopped_s = 0.0  # seconds for which threads were stopped
 
@@ -505,17 +529,27 @@ class _Borrowing:
             or not (holds_no_lock or self.code.can_be_borrowed(registers))
         ):
             return False
-        self.instruction = registers.rip - 2 if sleeping else self.code.a_syscall()
-        return True
+        self.saved, self.xstate = registers, thread.xstate()
+        self.frame = self._free_stack(registers, _VECTOR + len(_vector_frame(self.xstate)))
+        return self.frame != 0
+
+    def _free_stack(self, registers: Registers, size: int) -> int:
+        """Return the address of `size` free bytes of the thread's stack; 0: there may be none, for example on a coroutine's stack."""
+        at = address_space.mapping_at(self.pid, registers.rsp)
+        # The C library puts a thread's control block, to which fs points, above the thread's stack.
+        if at is None or not (at.path == "[stack]" or at.start <= registers.fs_base < at.end):
+            return 0
+        frame = registers.rsp - _RED_ZONE - size & -_ALIGNMENT
+        return frame if frame >= at.start else 0
 
     @contextlib.contextmanager
     def _saved_state(self, thread: TracedThread) -> Iterator[None]:
-        """Save the thread's state and block its signals. If the block raises, restore the state and detach."""
-        self.saved, self.xstate = thread.registers(), thread.xstate()
+        """Save the thread's state. If the block raises, restore the state and detach."""
         self.mask = thread.blocked_signals()
+        self.calling, self.returning = self.code.gadgets()
         if self.seccomp:
             thread.suspend_seccomp()
-        thread.block_signals(_ALL_OTHERS)
+        self.memory.write(self.frame, self._frame())
         try:
             yield
         except BaseException:
@@ -555,37 +589,43 @@ class _Borrowing:
         struct.pack_into("<QQ", data, 0, f["__errno_location"], f["pthread_create"])
         struct.pack_into("<i", data, CREATED, PENDING)
         struct.pack_into("<QQQ", data, 0x20, f["pthread_self"], f["pthread_detach"], f["usleep"])
+        struct.pack_into("<Q", data, FRAME, self.frame + 8)
         struct.pack_into("<IIQQ", data, TURNS_LEFT, turns, 0, 0, PAUSE_NS)
         self.memory.write(base, STUB)
         self.memory.write(base + DATA, bytes(data))
-        self.memory.write(base + FRAME, self._frame(base))
-        # struct _fpx_sw_bytes tells rt_sigreturn that the whole vector state is there.
-        size = len(self.xstate)
-        software = struct.pack(
-            "<IIQI", 0x46505853, size + 4, *struct.unpack_from("<Q", self.xstate, 464), size
-        )
-        state = bytearray(self.xstate + struct.pack("<I", 0x46505845))
-        state[464 : 464 + len(software)] = software
-        if size + 4 <= TEXTS - XSTATE:
-            self.memory.write(base + XSTATE, bytes(state))
 
-    def _frame(self, base: int) -> bytes:
-        """Return a struct rt_sigframe (arch/x86/include/asm/sigframe.h), with which the thread can return to its code by itself."""
+    def _frame(self) -> bytes:
+        """Return a struct rt_sigframe, with which the thread can return to its code by itself, and the vector state."""
         s = self.saved
         rip, rax = s.rip, s.rax
-        if s.in_syscall:
-            rip, rax = s.rip - 2, s.orig_rax
+        if s.in_syscall and s.rax in ptrace.RESTARTS:
+            rip, rax = s.rip - 2, self._interrupted_call()
         general = struct.pack(
             "<18Q4H4QQ64xQ",
             *(getattr(s, n) for n in "r8 r9 r10 r11 r12 r13 r14 r15 rdi rsi rbp rbx rdx".split()),
             *(rax, s.rcx, s.rsp, rip, s.eflags),
             *(s.cs, s.gs, s.fs, s.ss),
             *(0, 0, 0, 0),
-            base + XSTATE if len(self.xstate) + 4 <= TEXTS - XSTATE else 0,
+            self.frame + _VECTOR,
             self.mask,
         )
         flags = 7  # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
-        return struct.pack("<QQQQI4xQ", 0, flags, 0, 0, 2, 0) + general
+        no_mode = 4  # an invalid stack_t.ss_flags: the kernel then leaves the alternate signal stack as it is
+        head = struct.pack("<QQQQI4xQ", self.returning, flags, 0, 0, no_mode, 0) + general
+        return head.ljust(_VECTOR, b"\0") + _vector_frame(self.xstate)
+
+    def _interrupted_call(self) -> int:
+        """Return the number of the system call to make again.
+
+        rt_sigreturn forgets what restart_syscall would continue: it would return EINTR. The original call is made instead, if the
+        instruction before it (mov $NUMBER, %eax) tells which one that is.
+        """
+        move = self.memory.some(self.saved.rip - 7, 5)
+        if self.saved.orig_rax == NUMBERS["restart_syscall"] and move[:1] == b"\xb8":
+            number = int.from_bytes(move[1:], "little")
+            if number in _CONTINUED:
+                return number
+        return self.saved.orig_rax
 
     def _to_stub(self, thread: TracedThread, base: int) -> None:
         """Set the thread's registers so that it continues at the stub's first instruction."""
@@ -634,7 +674,8 @@ class _Borrowing:
     def _call(self, thread: TracedThread, number: int, *arguments: int) -> int:
         """Have the stopped thread make a system call. Return its result."""
         registers = self.saved.copy()
-        registers.rip, registers.rax, registers.orig_rax = self.instruction, number, ptrace.NO_SYSCALL
+        registers.rip, registers.rsp, registers.rax = self.calling, self.frame, number
+        registers.orig_rax = ptrace.NO_SYSCALL
         for name, value in zip("rdi rsi rdx r10 r8 r9".split(), arguments, strict=False):
             setattr(registers, name, value & (1 << 64) - 1)
         self._to_entry(thread, registers)
@@ -646,6 +687,7 @@ class _Borrowing:
     def _to_entry(self, thread: TracedThread, registers: Registers) -> None:
         """Continue with `registers` up to the entry of the system call at their instruction pointer."""
         thread.set_registers(registers)
+        thread.block_signals(_ALL_OTHERS)  # not earlier: the frame does not restore the mask until then
         self._continue(thread)
         while True:
             self._wait_for_stop(thread)
@@ -676,16 +718,28 @@ class _Borrowing:
 
     def _restore(self, thread: TracedThread) -> None:
         """Restore the thread's state and detach: it continues where it was stopped, and does not notice."""
-        if thread.at_syscall:  # at an entry: replace the call by one without effect
-            registers = thread.registers().copy()
-            registers.orig_rax = NUMBERS["getpid"]
-            thread.set_registers(registers)
+        back = self.saved.copy()
+        back.rip, back.rsp, back.orig_rax = self.returning, self.frame + 8, ptrace.NO_SYSCALL
+        thread.set_registers(back)  # at the entry of a system call, this also skips the call
         thread.to_user()
         while not (self._wait_for_stop(thread) and thread.interrupted):
             self._defer_signal(thread)
             thread.to_user()
         # Here the kernel checks for signals and restarts system calls. It uses these registers as if they were its own.
         thread.set_xstate(self.xstate)
-        thread.set_registers(ptrace.hide_stop(self.saved))
         thread.block_signals(self.mask)
+        thread.set_registers(self.saved)  # last: until here, the thread could return to its code by itself
         thread.detach(self.deferred)
+
+
+def _vector_frame(xstate: bytes) -> bytes:
+    """Return the part of a signal frame that restores a thread's vector state."""
+    (machine,), (used,) = struct.unpack_from("<Q", xstate, _SOFTWARE), struct.unpack_from("<Q", xstate, 512)
+    if machine & _AMX and not used & _AMX:
+        # rt_sigreturn ignores a state that is larger than the thread's may become, and most threads may not use AMX.
+        xstate = xstate[:_WITHOUT_AMX]
+    # struct _fpx_sw_bytes tells rt_sigreturn that the whole vector state is there.
+    software = struct.pack("<IIQI", 0x46505853, len(xstate) + 4, machine, len(xstate))
+    state = bytearray(xstate + struct.pack("<I", 0x46505845))
+    state[_SOFTWARE : _SOFTWARE + len(software)] = software
+    return bytes(state)

@@ -15,12 +15,13 @@ true of it:
   linker on its stack (`borrow.ProcessCode`).
 
 In both cases it must not be in a signal handler, which could have interrupted anything: no return address on its stack leads to
-`rt_sigreturn`. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later, for at most
-`borrow.PATIENCE` seconds. All other threads run meanwhile, so a lock that one of them holds is released.
+`rt_sigreturn`. It must run on the stack that the kernel or the C library made for it, with room for a signal frame: a coroutine's
+stack may be too small. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later,
+for at most `borrow.PATIENCE` seconds. All other threads run meanwhile, so a lock that one of them holds is released.
 
-The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. At its end the stub
-calls `rt_sigreturn` with the thread's saved state, so the thread returns to its code even if the tool has been killed. Otherwise
-the tool stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There the
+The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it
+runs for the tool ends with `rt_sigreturn` of its saved state, so it returns to its code whenever the tool is killed. Otherwise the
+tool stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There the
 kernel has not yet decided whether to restart the interrupted system call, so the thread continues as if nothing had happened. If
 `pthread_create` waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
 

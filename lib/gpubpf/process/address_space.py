@@ -65,8 +65,21 @@ def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
         if of is not None and not of.match(line, max(line.find("/"), 0)):
             continue
         if m := _LINE.match(line):
-            found.append(Mapping(int(m[1], 16), int(m[2], 16), m[3], int(m[4], 16), (m[5], int(m[6])), m[7]))
+            found.append(_mapping(m))
     return tuple(found)
+
+
+def mapping_at(pid: int, address: int) -> Mapping | None:
+    """Return the mapping that contains an address. Raises OSError."""
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        start, _, rest = line.partition("-")
+        if int(start, 16) <= address < int(rest.partition(" ")[0], 16) and (m := _LINE.match(line)):
+            return _mapping(m)
+    return None
+
+
+def _mapping(m: re.Match[str]) -> Mapping:
+    return Mapping(int(m[1], 16), int(m[2], 16), m[3], int(m[4], 16), (m[5], int(m[6])), m[7])
 
 
 def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:

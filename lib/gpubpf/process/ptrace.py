@@ -1,8 +1,9 @@
 """Stop and read threads of another process with ptrace(2), and detach so that the process does not notice.
 
 A stop wakes a thread from the system call in which it sleeps. The kernel restarts most system calls by itself. Those of
-`_NOT_RESTARTED` would return EINTR to the program, although no signal arrived. `hide_stop` makes the kernel restart them, too: it
-sets the result with which the kernel requests a restart. A signal that arrives at that very moment still causes EINTR.
+`_NOT_RESTARTED` would return EINTR to the program, although no signal arrived. `_hide_stop` makes the kernel restart them, too: it
+sets the result with which the kernel requests a restart. It does so as soon as `poll` sees the stop, because the tool may be killed
+at any later moment. A signal that arrives at that very moment still causes EINTR.
 (A call such as epoll_wait then starts its timeout again. Calls that the kernel restarts by itself keep their deadline.)
 
 Make all calls for one traced thread from the Python thread that created the `TracedThread`. They hold Python's global interpreter
@@ -90,6 +91,7 @@ class Registers(ctypes.Structure):
     orig_rax: int
     cs: int
     eflags: int
+    fs_base: int
 
     def copy(self) -> Registers:
         return Registers.from_buffer_copy(self)
@@ -98,18 +100,6 @@ class Registers(ctypes.Structure):
     def in_syscall(self) -> bool:
         """Whether the stop interrupted a system call, which the thread will restart or leave with EINTR."""
         return self.orig_rax < 1 << 32 and (self.rax in RESTARTS or self.rax == EINTR_RESULT)
-
-
-def hide_stop(registers: Registers) -> Registers:
-    """Return the registers with which a thread must continue so that the program does not notice the stop.
-
-    `registers`: those with which it stopped; returned as they are if nothing has to change.
-    """
-    if registers.rax != EINTR_RESULT or registers.orig_rax not in _NOT_RESTARTED:
-        return registers
-    changed = registers.copy()
-    changed.rax = _RESTART_NO_HANDLER
-    return changed
 
 
 class _Iovec(ctypes.Structure):
@@ -169,7 +159,17 @@ class TracedThread:
             self._reap()
             raise ThreadEnded
         self.status = status
+        if self.interrupted:
+            self._hide_stop()
         return True
+
+    def _hide_stop(self) -> None:
+        """Set the registers with which the thread must continue so that the program does not notice the stop."""
+        registers = self.registers()
+        if registers.rax == EINTR_RESULT and registers.orig_rax in _NOT_RESTARTED:
+            changed = registers.copy()
+            changed.rax = _RESTART_NO_HANDLER
+            self.set_registers(changed)
 
     def check(self) -> None:
         """Raise ThreadEnded if the thread was killed while it was stopped."""
@@ -302,19 +302,10 @@ class TracedThread:
     def release(self) -> bool:
         """Stop tracing the thread, which continues where it stopped, with its pending signal. Return False if it is ending."""
         try:
-            self.hide_stop()
             _call(_DETACH, self.tid, 0, self.signal)
         except ThreadEnded:
             return False
         return True
-
-    def hide_stop(self) -> None:
-        """Set the registers that the function of this name returns."""
-        if self.interrupted:
-            registers = self.registers()
-            changed = hide_stop(registers)
-            if changed is not registers:
-                self.set_registers(changed)
 
 
 def threads_of(pid: int) -> list[int]:
@@ -480,7 +471,6 @@ def _release(traced: dict[int, TracedThread]) -> None:
     for thread in traced.values():
         with contextlib.suppress(ThreadEnded):
             if thread.poll():
-                thread.hide_stop()
                 ready.append(thread)
             else:
                 late.append(thread)

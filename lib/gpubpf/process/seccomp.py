@@ -40,7 +40,7 @@ _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
     *(
         (name, ())
         for name in (
-            "munmap madvise set_robust_list rseq rt_sigprocmask rt_sigaction sigaltstack futex exit read pread64 write"
+            "munmap madvise set_robust_list rseq rt_sigprocmask rt_sigaction rt_sigreturn sigaltstack futex exit read pread64 write"
             " pwrite64 close fstat newfstatat ftruncate memfd_create eventfd2 sendmsg recvmsg sendto shutdown poll membarrier"
             " getpid gettid tgkill getcpu sched_yield sched_setscheduler clock_nanosleep"
         ).split()

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 static volatile long n;
@@ -24,6 +25,10 @@ static void *hold(void *a) {
 static void *wait_for_ever(void *a) {
   for (;;) pause();
   return a;
+}
+
+static void pause_for_ever(void) {
+  for (;;) pause();
 }
 
 int main(int argc, char **argv) {
@@ -55,6 +60,15 @@ int main(int argc, char **argv) {
   if (!strcmp(kind, "handler")) {
     signal(SIGUSR1, stay);
     raise(SIGUSR1);
+  }
+  if (!strcmp(kind, "coroutine")) {
+    static char stack[1 << 16];
+    static ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = sizeof stack;
+    makecontext(&context, pause_for_ever, 0);
+    setcontext(&context);
   }
   if (!strcmp(kind, "mutex")) {
     pthread_create(&thread, 0, hold, 0);
