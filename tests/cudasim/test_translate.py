@@ -190,6 +190,14 @@ def test_a_function_with_a_predicate_as_parameter_is_refused(function: str, call
     assert "predicate" in program.refused["k"]
 
 
+@pytest.mark.parametrize("form", ["ld %r1, [%rd1];", "st [%rd1], %r1;", "atom %r1, [%rd1], 1;"])
+def test_an_access_without_a_type_is_refused_with_its_kernel_alone(form: str) -> None:
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    bad = f".visible .entry bad() {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; {form} ret; }}\n"
+    program = TranslatedModule(parse(head + bad + ".visible .entry good() { ret; }\n"))
+    assert set(program.refused) == {"bad"}
+
+
 def test_large_modules_are_split_by_who_needs_what() -> None:
     functions = """.func both() { ret; }
 .func own() { call both, (); ret; }

@@ -23,7 +23,7 @@ from gpubpf.ptx.module import (
 )
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
-# Instructions that take an address of any space, and the words that name one.
+# Instructions that take an address of any space; modifiers that name a space, or another form of the instruction.
 _GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
 MOST_VECTORS = 4096  # in one declaration
@@ -198,7 +198,9 @@ class Names:
 
     def in_named_space(self, scope: Scope, i: PtxInstruction) -> PtxInstruction:
         """Return an instruction whose address names a variable with the variable's space, as ptxas takes it."""
-        if i.opcode not in _GENERIC or not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
+        if i.opcode not in _GENERIC or not i.modifiers:
+            return i
+        if not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
             return i
 
         def declared_in(name: str) -> str:

@@ -273,8 +273,10 @@ class Ptxas:
 @functools.cache
 def _ptxas_version(path: str) -> int:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
+        environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
+        command = [path, "--version"]
         done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=10
         )
         if (found := re.search(rb"release (\d+)\.", done.stdout)) is not None:
             return int(found[1])
@@ -415,22 +417,21 @@ def _from_cubin(cubin: bytes) -> dict[str, KernelResources]:
 
 def _assemblers() -> Iterator[Ptxas | NvJitLink]:
     """Yield the installed assemblers, the preferred one first."""
-    found = False
     for path in _found(
         os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), os.environ.get("PATH", "")
     ):
-        found = True
         yield Ptxas(path)
     for path in _libraries():
-        found = True
         yield NvJitLink(path)
-    if not found:
-        return
 
 
 def assemblers(target: Target) -> list[str]:
     """Return what identifies the installed assemblers: another one may take what these refuse. None for the embedded device."""
-    return [] if target.device == "sim" else [assembler.identity for assembler in _assemblers()]
+    found = []
+    for assembler in _assemblers() if target.device == "gpu" else ():
+        with contextlib.suppress(OSError):  # removed since it was found
+            found.append(assembler.identity)
+    return found
 
 
 def find_ptxas() -> str | None:

@@ -133,7 +133,7 @@ def _unreachable(flow: Flow, gone: set[tuple[int, int]]) -> set[int]:
 def _synchronizes(instruction: PtxInstruction) -> bool:
     if instruction.opcode == "call":
         return callee(instruction) not in SYSTEM_FUNCTIONS
-    return instruction.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux")
+    return instruction.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux", "elect")
 
 
 def _falls_into(plan: ExitPlan, flow: Flow, label: int) -> bool:

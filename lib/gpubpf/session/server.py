@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
 WORKING_INTERVAL = 1.0  # seconds; an agent that waits for an answer gives up after ten without a message
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
+OBSOLETE = ("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync")  # deprecated since CUDA 4.0
 MALFORMED_LIMIT = 10  # notices about malformed messages
 _ALREADY_CHANGED = (
     ": another tool has changed its first instructions"  # an agent's words for a function that it cannot hook
@@ -336,13 +337,15 @@ class Server:
         process.reported_hooks = True
         *texts, capabilities = protocol.hooked(payload)
         failed, left_out = (text.splitlines() for text in texts)
-        if unseen := [line for line in left_out if line.startswith("cuLaunch")]:
+        if unseen := [line for line in left_out if line.partition(":")[0] in OBSOLETE]:
             self._measurement.note_once(
-                f"{len(unseen)} obsolete functions of this driver cannot be hooked; launches by them are not seen: {unseen[0]}"
+                f"obsolete functions of this driver cannot be hooked; launches by them are not seen: {'; '.join(unseen)}"
             )
         if unlogged := [line for line in left_out if line.startswith("cu") and line not in unseen]:
+            others = f" ({len(unlogged) - 1} others)" if len(unlogged) > 1 else ""
             self._measurement.note_once(
-                f"{len(unlogged)} functions of this driver cannot be hooked; their calls are not logged: {unlogged[0]}"
+                f"calls of {unlogged[0].partition(':')[0]}{others} are not logged, because this driver's functions"
+                f" cannot be hooked: {unlogged[0]}"
             )
         for line in left_out:
             if line.startswith("CUPTI: "):

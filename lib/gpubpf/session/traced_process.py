@@ -173,6 +173,11 @@ class TracedProcess:
     _final_hook_calls: protocol.HookCalls = field(default_factory=protocol.HookCalls)
 
     @property
+    def driver_cuda(self) -> int:
+        """Return the CUDA version of the driver, such as 12; 0 if it is unknown."""
+        return self.driver_version // 1000
+
+    @property
     def label(self) -> str:
         """The process in messages: "pid 123 (name)"."""
         return f"pid {self.pid} ({self.comm})"

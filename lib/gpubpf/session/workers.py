@@ -235,7 +235,7 @@ class BackgroundWork:
         try:
             work = []
             for cc in capabilities:
-                target = Target(device, divmod(cc, 10), process.driver_version // 1000)
+                target = Target(device, divmod(cc, 10), process.driver_cuda)
                 for data, kernels in process.mapped.modules(matches, target, AHEAD_KERNELS):
                     process.loadable = True
                     with self._measurement.lock:
@@ -290,7 +290,7 @@ class BackgroundWork:
             target = Target(
                 self._measurement.device.kind,
                 divmod(module.compute_capability, 10),
-                process.driver_version // 1000,
+                process.driver_cuda,
             )
             sidecar = make(target)
             with self._measurement.lock:

@@ -128,7 +128,7 @@ def test_obsolete_functions_that_cannot_be_hooked_do_not_end_the_measurement(tmp
     assert counted(found) == (23, 23, 23) and found["status"] == 0
     (note,) = (line for line in found["said"] if "obsolete" in line)
     assert note.startswith(
-        "1 obsolete functions of this driver cannot be hooked; launches by them are not seen: cuLaunchGrid: "
+        "obsolete functions of this driver cannot be hooked; launches by them are not seen: cuLaunchGrid: "
     )
 
 

@@ -1,10 +1,12 @@
 // Runs the translator (cudasim.translate), once for each PTX text, and caches its results by content.
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
 #include <fcntl.h>
 #include <map>
 #include <mutex>
@@ -84,27 +86,31 @@ std::string cache_directory() {
     return private_directory(shared).empty() ? "" : private_directory(shared + "/cudasim");
 }
 
+// Returns the paths of the Python files in a folder, sorted.
+std::vector<std::string> python_files(const std::string &folder) {
+    std::vector<std::string> found;
+    DIR *directory = opendir(folder.c_str());
+    if (directory == nullptr) return found;
+    while (const dirent *entry = readdir(directory)) {
+        const std::string name = entry->d_name;
+        if (name.size() > 3 && name.compare(name.size() - 3, 3, ".py") == 0)
+            found.push_back(folder + "/" + name);
+    }
+    closedir(directory);
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
 // Adds what a translation depends on besides the PTX: the translator, the compiler, the host's instruction set.
 void hash_translator(Sha256 &hash, const std::string &path) {
-    static const char *const files[] = {"/cudasim/translate/scope.py",
-                                        "/cudasim/translate/values.py",
-                                        "/cudasim/translate/arithmetic.py",
-                                        "/cudasim/translate/memory.py",
-                                        "/cudasim/translate/function.py",
-                                        "/cudasim/translate/program.py",
-                                        "/cudasim/translate/copies.py",
-                                        "/cudasim/translate/matrix.py",
-                                        "/cudasim/translate/outline.py",
-                                        "/cudasim/translate/compiler.py",
-                                        "/cudasim/src/device_runtime.h",
-                                        "/cudasim/src/device_abi.h",
-                                        "/gpubpf/ptx/module.py",
-                                        "/gpubpf/ptx/parser.py",
-                                        "/gpubpf/ptx/tokens.py",
-                                        "/gpubpf/ptx/flow.py"};
-    for (const char *file : files) {
+    std::vector<std::string> files = python_files(path + "/cudasim/translate");
+    for (const std::string &file : python_files(path + "/gpubpf/ptx")) files.push_back(file);
+    for (const char *file :
+         {"/cudasim/src/device_runtime.h", "/cudasim/src/device_abi.h", "/gpubpf/errors.py"})
+        files.push_back(path + file);
+    for (const std::string &file : files) {
         struct stat found = {};
-        stat((path + file).c_str(), &found);
+        stat(file.c_str(), &found);
         const int64_t stamp[3] = {found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
         hash.add(stamp, sizeof stamp);
     }

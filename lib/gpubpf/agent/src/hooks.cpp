@@ -571,6 +571,11 @@ static bool ends_in(const std::string &name, const char *suffix) {
     return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
 }
 
+// Deprecated since CUDA 4.0. No program of today launches by these.
+static bool is_obsolete(const std::string &name) {
+    return name == "cuLaunch" || name == "cuLaunchGrid" || name == "cuLaunchGridAsync";
+}
+
 void find_hook_targets(void *library) {
     own_hooks();
     module_hooks();
@@ -581,10 +586,9 @@ void find_hook_targets(void *library) {
     hooks_used = kHooks;
     for (size_t i = 0; i < kHooks; ++i) {
         Hook &h = hooks[i];
-        bool libc = i >= kHook_sigaction && i <= kHook__Exit;
+        bool libc = strncmp(h.name, "cu", 2) != 0;
         h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
-        bool obsolete = i >= kHook_cuLaunch && i <= kHook_cuLaunchGridAsync;  // deprecated since CUDA 4.0
-        h.optional = libc || obsolete || i >= kNeeded;
+        h.optional = libc || is_obsolete(h.name) || i >= kNeeded;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
     // The driver may return addresses that it does not export. A name without a version means one function,
