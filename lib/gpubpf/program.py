@@ -79,7 +79,7 @@ class Map:
         definition = self.definition
         if definition.kind != "param":
             raise UsageError(
-                f"map {definition.name} is no parameter; declare it with GPU_PARAM to set it from the tool"
+                f"map {definition.name} is not a parameter; declare it with GPU_PARAM to set it from the tool"
             )
         value = maps.encode(definition, value)
         if len(value) != definition.value_size:

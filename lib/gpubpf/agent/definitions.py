@@ -292,7 +292,9 @@ CONTROL = Layout(
             "started_ns",
             about="on the embedded device's virtual clock, else 0: when the agent was attached",
         ),
-        Field("u64", "ended_ns", about="the same: when the process announced its end"),
+        Field(
+            "u64", "ended_ns", about="the same: at the last reading, or when the process announced its end"
+        ),
         Field(
             "u64",
             "graphs_before",
@@ -437,7 +439,7 @@ class Part:
     fields: tuple[Field, ...]
 
     def offsets(self) -> Iterator[tuple[Field, int]]:
-        """Each field with its offset in the part: naturally aligned, as in C."""
+        """Yield each field with its offset in the part: naturally aligned, as in C."""
         return _placed(self.fields)
 
 
@@ -569,7 +571,7 @@ def _placed(fields: Iterable[Field]) -> Iterator[tuple[Field, int]]:
 
 
 def header_offsets() -> Iterator[tuple[Field, int]]:
-    """Each field that all records have, with its offset."""
+    """Yield each field that all records have, with its offset."""
     return _placed(HEADER)
 
 
@@ -689,7 +691,7 @@ def cpp() -> str:
 
 
 def _structure(layout: Layout) -> Iterator[str]:
-    """The declaration of a layout, and checks that the compiler places its fields as `Layout.offsets` does."""
+    """Yield the declaration of a layout, and checks that the compiler places its fields as `Layout.offsets` does."""
     yield f"struct {layout.name} {{"
     end = 0
     for field, at in layout.offsets():
@@ -710,7 +712,7 @@ def _structure(layout: Layout) -> Iterator[str]:
 
 
 def _member(part: Part) -> str:
-    """The part's name in `struct Record`, where all records have a field `queue`."""
+    """Return the part's name in `struct Record`, where all records have a field `queue`."""
     return f"{part.name}_part" if any(field.name == part.name for field in HEADER) else part.name
 
 

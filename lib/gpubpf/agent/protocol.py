@@ -729,7 +729,7 @@ def hook_calls(file: int) -> HookCalls:
 
 
 def virtual_times(file: int) -> tuple[int, int]:
-    """Return when the agent attached and when the process announced its end, in ns on the embedded device's virtual clock.
+    """Return when the agent attached, and when it was last read or the process announced its end, in ns on the virtual clock.
 
     0: that has not happened yet, or the clock is real."""
     started, ended = _control(file, "started_ns", "ended_ns")

@@ -1,4 +1,4 @@
-"""Collects what kernelretsnoop's device programs write: maps that are read now and then, or records in ring buffers. They become the
+"""Collect what kernelretsnoop's device programs write: maps that are read now and then, or records in ring buffers. They become the
 `Exits` of each kernel and launch shape, lines of records, and pictures.
 
     log = ExitLog(…)

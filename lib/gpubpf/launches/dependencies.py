@@ -1,4 +1,4 @@
-"""Finds what each operation waited for, and how long, from operations with their times on the host's clock.
+"""Find what each operation waited for, and how long, from operations with their times on the host's clock.
 
 The operations of a stream run one after the other. The legacy stream waits for all blocking streams, and they wait for it. Events
 connect streams. Within a graph its edges count, and a replay comes after the previous one (CUDA Programming Guide, "Streams",

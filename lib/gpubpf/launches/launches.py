@@ -1,4 +1,4 @@
-"""Combines the operation log with what device programs measured: launches with times on the host's clock.
+"""Combine the operation log with what device programs measured: launches with times on the host's clock.
 
 launches = Launches(slots=1 << 15)
 for _ in session.intervals(…, tick=lambda: launches.take(session)):

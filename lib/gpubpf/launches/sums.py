@@ -1,4 +1,4 @@
-"""Adds launches up as they come, in memory for what differs among them: the rows of launchlate's table.
+"""Add launches up as they come, in memory for what differs among them: the rows of launchlate's table.
 
 sums = LaunchSums(("queue",))
 sums.add(view, chosen)          # any number of times

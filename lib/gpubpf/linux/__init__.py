@@ -1,1 +1,1 @@
-"""Interfaces of the Linux kernel: bpf(2), BTF type information, uprobes at library functions, host programs."""
+"""Interfaces of the Linux kernel: BTF type information, uprobes at library functions, host programs."""

@@ -1,1 +1,1 @@
-"""PTX: reading (`tokens`, `module`), control flow (`flow`), instrumentation (`inject`), linking (`link`)."""
+"""PTX: the model (`module`), reading (`tokens`, `parser`), control flow (`flow`), instrumentation (`inject`), linking (`link`)."""

@@ -76,7 +76,7 @@ def accesses(
 ) -> tuple[Access, ...]:
     """Return the accesses of one execution with a true predicate, the source of a copy first. Empty if none can be probed.
 
-    `declared_in` returns the space that a name is declared in; "" if it is unknown. An address without a space that names a variable
+    `declared_in` returns the space that a name is declared in; None if it is unknown. An address without a space that names a variable
     is in the variable's space, as for ptxas.
 
     `is_predicate` returns whether a register was declared `.pred`: only this distinguishes cp.async's ignore-src from its src-size.

@@ -21,8 +21,8 @@ the copies.
 Module-scope variables stay in the application's module. The copy reaches them through `gpubpf_variables`, a table of their addresses.
 Names that begin with `gpubpf` are reserved.
 
-The stages, each in its module: `checks` refuses kernels, `plan` decides names and signatures, `body` rewrites one function,
-`sidecar` collects the functions and renders the module.
+The stages, each in its module: `checks` refuses kernels, `plan` decides names and signatures, `exits` plans the ways out of a
+function, `body` rewrites it, `sidecar` collects the functions and renders the module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts GPU times to the host's clock, with an error bound, and `clock64` of each multiprocessor to GPU time.
+"""Convert GPU times to the host's clock, with an error bound, and `clock64` of each multiprocessor to GPU time.
 
 Both are the same problem. At some moments a clock is known to lie within an interval; in between it is a line. All lines that pass
 through all intervals bound the clock at any time. The middle of the bounds is the answer, and half their distance is the error.

@@ -1,4 +1,4 @@
-"""Formats very many records fast: text in which only numbers differ is built as one array of bytes."""
+"""Format very many records fast: text in which only numbers differ is built as one array of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes traces for ui.perfetto.dev and chrome://tracing, in Chromium's "Trace Event Format" (JSON).
+"""Write traces for ui.perfetto.dev and chrome://tracing, in Chromium's "Trace Event Format" (JSON).
 
 A traced process has its host threads. Each of its GPUs is another process of the trace, with a thread for each stream. An arrow leads
 from the call of a launch to the kernel.

@@ -1,4 +1,4 @@
-"""Draws counts over time as SVG or PNG files. Rows go from top to bottom, time from left to right; darker means more."""
+"""Draw counts over time as SVG or PNG files. Rows go from top to bottom, time from left to right; darker means more."""
 
 from __future__ import annotations
 

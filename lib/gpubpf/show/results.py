@@ -41,13 +41,13 @@ class Results:
         self.json: bool = args.json
         self.csv: bool = args.csv
         self.form = "json" if args.json else "csv" if args.csv else "text"
-        self._tool, self._timestamps, self._clock = args.tool, args.timestamps, now
+        self._tool, self._timestamps, self._read_time = args.tool, args.timestamps, now
         self._now = 0
         self._headed = False
 
     def begin(self) -> None:
         """Begin the report of an interval. With -T a text report begins with the time of day."""
-        self._now = self._clock()
+        self._now = self._read_time()
         if self._timestamps and not self.json and not self.csv:
             self.out.line(time.strftime("%H:%M:%S"))
 

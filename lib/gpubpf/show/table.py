@@ -1,4 +1,4 @@
-"""Formats tables, bars, sentences and numbers for people."""
+"""Format tables, bars, sentences and numbers for people."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-// The table of hooked functions. patch.cpp redirects each target to its replacement. Functions in
-// hooks_log.def are hooked only if the tool wants an operation log or a program at operations.
+// The table of hooked functions. patch.cpp redirects each target to its replacement.
+//
+// hooks_module.def, hooks.def, hooks_graph.def: the agent needs them, except for obsolete and libc's functions
+// hooks_held.def: may put work into a stream that does not end by itself; hooked so that it can be held back
+// hooks_log.def: hooked only if the tool wants an operation log or a program at operations
 #pragma once
 
 #include <cstddef>
