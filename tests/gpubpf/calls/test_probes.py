@@ -23,6 +23,7 @@ from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.calls.rocprofiler import dispatches
 from gpubpf.ebpf import headers
 from gpubpf.linux import uprobes
+from gpubpf.memory import traffic
 from gpubpf.process import bpf_syscall
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
@@ -99,11 +100,43 @@ def test_constants_are_those_of_the_headers() -> None:
         "CONTEXT_OUTSIDE": delays.OUTSIDE, "CONTEXT_UNKNOWN": delays.UNKNOWN, "CONTEXT_BETWEEN": delays.BETWEEN,
         "CONTEXT_NOBODY": context._NOBODY, "KERNEL_TEXT": kernel_names._STRIDE + 1, "KERNEL_PARTS": kernel_names._PARTS,
         "RING_SLOTS": dispatches.SLOTS, "RING_HEADER": dispatches.HEADER, "RING_GPUS": dispatches.GPUS,
+        "RING_NAMES": dispatches.NAMES,
         "RING_MAGIC": dispatches.MAGIC,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
     agent = Path(rocprofiler.__file__).with_name("agent.c").read_text()
     assert f'#define SOCKET "{dispatches.SOCKET}"' in agent
+
+
+def enumerators(text: str) -> dict[str, int]:
+    """Return the constants of all enums in C code, by name."""
+    found: dict[str, int] = {}
+    for body in re.findall(r"\benum\s*\w*\s*\{([^}]*)\}", re.sub(r"/\*.*?\*/", "", text, flags=re.S)):
+        value = -1
+        for name, given in re.findall(r"(\w+)(?:\s*=\s*(\w+))?\s*(?:,|$)", body):
+            value = int(given, 0) if given else value + 1
+            found[name] = value
+    return found
+
+
+def test_enumerators_are_those_of_the_headers() -> None:
+    ring = Path(rocprofiler.__file__).with_name("ring.h")
+    paths = (*headers.INCLUDE.glob("gpubpf_*.h"), ring)
+    found = {name: value for path in paths for name, value in enumerators(path.read_text()).items()}
+    reasons = ("PREEMPTED", "BLOCKED", "BLOCK_IO", "PAGE_FAULT", "MEMORY", "STOPPED", "FAULTS", "RETRANSMITS")
+    patterns = ("UNIT", "SHIFTED", "BROADCAST", "STRIDED", "GATHER", "SINGLE", "PART")
+    expected = {f"CONTEXT_{name}": getattr(delays, name) for name in reasons}
+    expected |= {f"GPU_{name}": getattr(traffic, name) for name in patterns}
+    expected |= {
+        f"AGENT_{name}": getattr(dispatches, name)
+        for name in ("STARTED", "NO_SDK", "OTHER_TOOL", "VERSION", "REFUSED", "NO_MEMORY")
+    }
+    expected |= {
+        "KERNEL_REGISTERED": kernel_names.REGISTERED,
+        "KERNEL_FOUND": kernel_names.BY_NAME,
+        "KERNEL_SAME": kernel_names.BY_HANDLE,
+    }
+    assert {name: found.get(name) for name in expected} == expected
 
 
 # --- what a call is ---

@@ -123,6 +123,20 @@ def test_selections_of_the_table():
     assert [number_of(helper.name) for helper in HELPERS.values()] == list(HELPERS)
 
 
+def test_other_tables_of_the_documentation_have_the_same_numbers():
+    collectives = (ROOT / "docs/memory.md").read_text()
+    rows = re.findall(r"^\| `(gpu_\w+)\(.*?\)` \| (\d+) \|", collectives, re.M)
+    assert rows and all(HELPERS[int(number)].name == name for name, number in rows)
+    section = (ROOT / "docs/timing.md").read_text().partition("| number | helper available in the agent |")[2]
+    rows = re.findall(r"^\| (\d+) \| `(\w+)", section.partition("\n\n")[0], re.M)
+    documented = {int(number): f"bpf_{name}" for number, name in rows}
+    assert all(
+        HELPERS[number].name == name and HELPERS[number] in NATIVE for number, name in documented.items()
+    )
+    functions = {helper.number for helper in NATIVE if helper.native.lowering == "function"}
+    assert functions <= set(documented)
+
+
 def test_the_documentation_has_every_helper():
     """By number in its table for a GPU, by name for the traced process."""
     text = (ROOT / "docs/device-programs.md").read_text()
