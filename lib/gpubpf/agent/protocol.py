@@ -74,7 +74,7 @@ class MapSpec:
 class HostCode:
     """A host program that runs in the traced process at `point`, one of HOST_POINTS.
 
-    arguments: (kind, map number, value), as in src/log/marker.h."""
+    arguments: (kind, map number, value), as in src/log/host_program.h."""
 
     point: str
     code: bytes

@@ -105,7 +105,7 @@ def test_the_kernels_verifier_knows_a_stand_in_for_each_helper_of_a_gpu():
 
 
 def test_the_agent_has_the_functions_that_native_programs_call():
-    text = (ROOT / "lib/gpubpf/agent/src/log/marker.cpp").read_text()
+    text = (ROOT / "lib/gpubpf/agent/src/log/host_program.cpp").read_text()
     body = text[text.index("Helper helper(uint64_t number)") :]
     cases = {int(number) for number in re.findall(r"case (\d+):", body[: body.index("default:")])}
     assert cases == {helper.number for helper in NATIVE if helper.native.lowering == "function"}

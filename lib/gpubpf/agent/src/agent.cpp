@@ -39,7 +39,7 @@
 #include "log/clock.h"
 #include "log/cupti.h"
 #include "log/log.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/operation.h"
 #include "log/stack.h"
 #include "log/stamp.h"

@@ -15,7 +15,7 @@
 #include "hook_call.h"
 #include "log/allocation.h"
 #include "log/clock.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/operation.h"
 #include "log/stack.h"
 

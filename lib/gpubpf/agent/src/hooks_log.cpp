@@ -6,7 +6,7 @@
 #include "driver/gpu_idle.h"
 #include "hook_call.h"
 #include "log/allocation.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/operation.h"
 #include "log/stack.h"
 

@@ -11,7 +11,7 @@
 #include "driver/leftovers.h"
 #include "log/allocation.h"
 #include "log/log.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/operation.h"
 #include "log/stack.h"
 #include "log/stamp.h"

@@ -12,7 +12,7 @@
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
 #include "log/clock.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/stack.h"
 
 namespace gpubpf {

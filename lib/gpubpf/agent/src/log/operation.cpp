@@ -10,7 +10,7 @@
 #include "hooks.h"
 #include "log/clock.h"
 #include "log/cupti.h"
-#include "log/marker.h"
+#include "log/host_program.h"
 #include "log/stamp.h"
 
 namespace gpubpf {

@@ -1,4 +1,4 @@
-#include "log/marker.h"
+#include "log/host_program.h"
 
 #include <atomic>
 #include <cstring>
