@@ -147,7 +147,7 @@ def test_a_part_that_fails_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started() -> None:
     code = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid); time.sleep(60)"
-    with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
+    with pytest.raises(machine.Failure, match="timed out after 1 s") as raised:
         here().start([sys.executable, "-uc", code], 1)
     wait_until_gone(int(str(raised.value).rsplit(" ", 1)[1]))
 
@@ -213,7 +213,7 @@ def test_what_loads_libraries_below_a_command_is_told() -> None:
 def test_where_children_are_not_told_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "descendants", lambda pid: [])
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
-    with pytest.raises(machine.Failure, match="not over after 1 s") as raised:
+    with pytest.raises(machine.Failure, match="timed out after 1 s") as raised:
         here().start([sys.executable, "-c", code], 1)
     wait_until_gone(int(str(raised.value).rsplit(" ", 1)[1]))
 
@@ -618,4 +618,4 @@ def test_a_question(name: str) -> None:
 def test_a_question_without_an_answer_is_an_answer() -> None:
     asked = questions.Question("spinning kernel", "does it?", "no", 0.5, dict)
     said = facts.ask(here(), asked)
-    assert said["agrees"] is False and said["answer"].startswith("no answer: not over")
+    assert said["agrees"] is False and said["answer"].startswith("no answer: timed out")

@@ -245,7 +245,7 @@ def test_what_was_seen_before_a_question_is_killed_counts(tmp_path: Path) -> Non
     program = 'import time\nprint(\'{"found": {"a": 1}, "agrees": true}\', flush=True)\ntime.sleep(60)\n'
     said = asked(tmp_path, program, 2)
     assert said["found"] == {"a": 1} and said["agrees"] is False
-    assert str(said["answer"]).startswith("no answer: not over after 2 s")
+    assert str(said["answer"]).startswith("no answer: timed out after 2 s")
 
 
 def test_what_was_seen_before_a_question_fails_counts(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_process_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(machine.os, "kill", lambda pid, number: killed.append(pid))
     monkeypatch.setattr(machine.os, "killpg", lambda pid, number: None)
     began = time.monotonic()
-    with pytest.raises(machine.Failure, match="not over after 1 s; it said: here"):
+    with pytest.raises(machine.Failure, match="timed out after 1 s; last output: here"):
         here(ROOT).start([sys.executable, "-uc", "import time; print('here'); time.sleep(40)"], 1)
     assert killed and time.monotonic() - began < 30
     monkeypatch.undo()

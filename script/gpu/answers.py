@@ -57,7 +57,7 @@ SLOWER = 3
 
 
 def parts(machine: Machine) -> list[Part]:
-    """The most telling first, one of each kind before the second of any: what comes late may not be reached."""
+    """Return the parts, the most informative first and one of each kind before the second of any, since time may run out."""
     first: list[Part] = []
     then: list[Part] = []
     late: list[Part] = []
@@ -92,7 +92,7 @@ def named(tool: str, options: str, program: str) -> str:
 def known(
     machine: Machine, tool: str, options: str, program: str, right: Callable[[Records], bool]
 ) -> Result:
-    """One known answer, and whether the program noticed anything."""
+    """Compare a tool's answer with the known one, and check that the program did not notice the tool."""
     command = machine.program(program)
     limit = 2 * KNOWN_SECONDS * (SLOWER if machine.sim else 1)
     plain = machine.start(command, limit)
@@ -115,7 +115,7 @@ def known(
 
 
 def run_alone(machine: Machine, program: str) -> str:
-    """The digest of a program's results, which must be the same in two runs. Raises Missing, Failure."""
+    """Run a program twice; return the digest of its results. Raises Missing, and Failure if the two differ."""
     digests = []
     for _ in range(2):
         done = machine.start(machine.program(program), 90)  # PyTorch compiles
@@ -137,7 +137,7 @@ def same(
     modules: Sequence[str],
     kernels: Sequence[str],
 ) -> Result:
-    """The results of a program are the same to the bit with the tool, and the tool counts every launch of each of these kernels."""
+    """Check that a program's results are the same to the bit under the tool, and that the tool counts each launch of these kernels."""
     machine.needs(*modules)
     right = alone(program)
     limit = 2 * SAME_SECONDS * (SLOWER if machine.sim else 1)
@@ -173,7 +173,7 @@ def same(
 def attached(
     machine: Machine, program: str, tools: Sequence[str] = TOOLS, seconds: int = ATTACHED_SECONDS
 ) -> Result:
-    """Each tool in turn is attached to a program that runs, and leaves it: launches before, meanwhile and after, in microseconds."""
+    """Attach each tool in turn to a running program. Return the time of a launch before, during and after, in microseconds."""
     words = program.split()
     if machine.sim:
         words[2:4] = ["64", "2"]
@@ -253,13 +253,13 @@ def missing(counted: Counter[str], kernels: Sequence[str]) -> list[str]:
 
 
 def digest(text: str) -> str:
-    """Of a program's output: the line that says it."""
+    """Return the digest that a program printed; "" if it printed none."""
     found = re.search(r"^digest (\w+)$", text, re.MULTILINE)
     return found[1] if found else ""
 
 
 def sanitizer_command() -> str:
-    """compute-sanitizer, wherever toolkits put it. Raises Missing."""
+    """Return the path of compute-sanitizer, wherever a toolkit put it. Raises Missing."""
     places = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/compute-sanitizer")
     found = shutil.which("compute-sanitizer") or next(
         (str(file) for place in places if (file := Path(place, "compute-sanitizer")).exists()), None
@@ -270,10 +270,11 @@ def sanitizer_command() -> str:
 
 
 def sanitized(machine: Machine, checker: str, tool: str, program: str) -> Result:
-    """compute-sanitizer finds as much in the program with the tool as without: nothing.
+    """Check that compute-sanitizer reports no error in a program under the tool.
 
-    It comes in by LD_PRELOAD and leaves CUDA_INJECTION64_PATH, the agent's way in, as it is where it is started; should a program
-    under it have another one, the agent is not there, which is said."""
+    compute-sanitizer comes in by LD_PRELOAD and passes CUDA_INJECTION64_PATH on, so the agent loads beside it. If the program has
+    another value of that variable, the agent is missing, and the part fails with the variables that the program has.
+    """
     command = machine.program(program)
     if machine.sim:
         raise Missing("compute-sanitizer needs NVIDIA's driver")
@@ -304,7 +305,7 @@ def sanitized(machine: Machine, checker: str, tool: str, program: str) -> Result
 
 
 def ways_in(machine: Machine, words: Sequence[str]) -> list[str]:
-    """The variables that load libraries, as a program under this command has them."""
+    """Return the variables that load libraries, as a program under this command has them."""
     done = machine.start(
         [*words, shutil.which("env") or "env"], 20, {"CUDA_INJECTION64_PATH": "/the/agent's"}
     )

@@ -31,11 +31,11 @@ CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
 
 class DriverError(Exception):
-    """A call that had to succeed did not."""
+    """A call that had to succeed failed."""
 
 
 def _number(value: Any) -> Any:
-    """ctypes takes a Python int for 32 bits; the driver's pointers and sizes have 64."""
+    """Return a value as a ctypes type of 64 bits; ctypes passes a Python int as 32 bits."""
     if isinstance(value, bool):
         return ctypes.c_int64(int(value))
     if isinstance(value, int):
@@ -44,7 +44,7 @@ def _number(value: Any) -> Any:
 
 
 class Driver:
-    """`call` gives the CUresult, `must` raises DriverError if it is not 0."""
+    """The driver's functions: `call` returns the CUresult, `must` raises DriverError if it is not 0."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -65,13 +65,13 @@ class Driver:
             raise DriverError(f"{name}: {self.name(code)}")
 
     def handle(self, name: str, *arguments: Any) -> int:
-        """Of a function whose first parameter takes the result."""
+        """Call a function whose first parameter takes the result, and return that result."""
         found = ctypes.c_uint64()
         self.must(name, ctypes.byref(found), *arguments)
         return found.value
 
     def name(self, code: int) -> str:
-        """Of a CUresult."""
+        """Return the name of a CUresult."""
         if code not in self.names:
             text = ctypes.c_char_p()
             self.library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
@@ -79,7 +79,7 @@ class Driver:
         return self.names[code]
 
     def open(self) -> Driver:
-        """A context on GPU 0, current in this thread."""
+        """Make the primary context of GPU 0 current in this thread."""
         self.must("cuInit", 0)
         self.context = self.handle("cuDevicePrimaryCtxRetain", 0)
         self.must("cuCtxSetCurrent", self.context)
@@ -91,7 +91,7 @@ class Driver:
         return found.value
 
     def cc(self) -> int:
-        """90 for compute capability 9.0."""
+        """Return the compute capability: 90 for 9.0."""
         return 10 * self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + self.attribute(
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
         )
@@ -109,29 +109,29 @@ class Driver:
         return self.function(self.module(ptx.encode() + b"\0"), name)
 
     def stream(self) -> int:
-        """One that does not wait for the legacy stream."""
+        """Create a stream that does not wait for the legacy stream."""
         return self.handle("cuStreamCreate", CU_STREAM_NON_BLOCKING)
 
     def memory(self, size: int) -> int:
-        """Of the GPU, zeroed."""
+        """Allocate zeroed GPU memory."""
         address = self.handle("cuMemAlloc_v2", size)
         self.zero(address, size)
         return address
 
     def zero(self, address: int, size: int) -> None:
-        """The GPU's memory; at once."""
+        """Zero GPU memory, without waiting."""
         self.must("cuMemsetD8_v2", address, 0, size)
         self.must("cuStreamSynchronize", CU_STREAM_LEGACY)
 
     def pinned(self, count: int) -> tuple[Any, int]:
-        """An array of u64 in pinned host memory, and its address."""
+        """Return an array of u64 in pinned host memory, and its address."""
         address = self.handle("cuMemHostAlloc", 8 * count, CU_MEMHOSTALLOC_DEVICEMAP)
         words = (ctypes.c_uint64 * count).from_address(address)
         ctypes.memset(address, 0, 8 * count)
         return words, address
 
     def read(self, address: int, count: int) -> list[int]:
-        """u64s of the GPU's memory."""
+        """Return u64s from GPU memory."""
         words = (ctypes.c_uint64 * count)()
         self.must("cuMemcpyDtoH_v2", words, address, 8 * count)
         return list(words)
@@ -139,14 +139,14 @@ class Driver:
     def launch(
         self, function: int, arguments: Sequence[int], stream: int = 0, grid: int = 1, block: int = 1
     ) -> int:
-        """The CUresult; all parameters are u64."""
+        """Launch a kernel whose parameters are all u64; return the CUresult."""
         return self.call(
             "cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, pointers(arguments), 0
         )
 
 
 def pointers(arguments: Sequence[int]) -> Any:
-    """kernelParams of u64 parameters; it keeps what it points to."""
+    """Return kernelParams for u64 parameters; the array keeps alive what it points to."""
     values = (ctypes.c_uint64 * max(len(arguments), 1))(*arguments)
     found = (ctypes.c_void_p * max(len(arguments), 1))(
         *(ctypes.addressof(values) + 8 * i for i in range(len(arguments)))
@@ -156,7 +156,7 @@ def pointers(arguments: Sequence[int]) -> Any:
 
 
 class Watched:
-    """A call on a thread of its own: whether it comes back within some time, and the name of what it gives."""
+    """A call on its own thread: whether it returns in time, and the name of its result."""
 
     def __init__(self, driver: Driver, action: Callable[[], int]) -> None:
         self.said = ""
@@ -243,7 +243,7 @@ PUT_COPY = (
 
 
 class Spinning:
-    """A kernel that runs until told, or for `seconds` at most."""
+    """A kernel that runs until it is stopped, or for `seconds` at most."""
 
     def __init__(self, driver: Driver, seconds: float = 6) -> None:
         self.driver = driver

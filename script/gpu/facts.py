@@ -16,7 +16,7 @@ MATRICES = ("capture", "spinning kernel")
 
 
 def parts(machine: Machine) -> list[Part]:
-    """Every question but the matrices, and what programs of the kit show."""
+    """Return every question but the matrices, and what programs of the kit show."""
     found = [part for part in asked(machine) if part.name not in MATRICES]
     for runtime in ("programs", "static"):
         found.append(Part(f"cudart's handles, {runtime}", functools.partial(handles, machine, runtime), 30))
@@ -27,7 +27,7 @@ def parts(machine: Machine) -> list[Part]:
 
 
 def matrices(machine: Machine) -> list[Part]:
-    """What takes long, and may leave the GPU in a bad state."""
+    """Return the parts that take long and may leave the GPU in a bad state."""
     return [part for part in asked(machine) if part.name in MATRICES]
 
 
@@ -39,7 +39,7 @@ def asked(machine: Machine) -> list[Part]:
 
 
 def ask(machine: Machine, question: questions.Question, *arguments: str) -> Result:
-    """What the process says: its last line is JSON. One that is killed has no answer, which is one, too; what it had seen counts."""
+    """Ask a question in its own process; return the last JSON that it prints. A process that had to be killed has answered, too."""
     command = [machine.python, "-m", "gpu.questions", question.name, *arguments]
     result: Result = {"question": question.text, "believed": question.believed}
     try:
@@ -57,7 +57,7 @@ def ask(machine: Machine, question: questions.Question, *arguments: str) -> Resu
 
 
 def seen(output: str) -> Result:
-    """The last line of JSON."""
+    """Return the last line of JSON in an output."""
     for line in reversed(output.splitlines()):
         with contextlib.suppress(ValueError):
             if isinstance(said := json.loads(line), dict):
@@ -66,7 +66,7 @@ def seen(output: str) -> Result:
 
 
 def handles(machine: Machine, runtime: str) -> Result:
-    """Which handle the CUDA runtime passes to the driver's launch functions: CUPTI's callbacks tell."""
+    """Return which handles the CUDA runtime passes to the driver's launch functions, as CUPTI's callbacks see them."""
     result: Result = {
         "question": "which handles does cudart pass to cuLaunchKernel, CUfunction or CUkernel?",
         "believed": "a CUkernel may come where a CUfunction is expected",
@@ -92,7 +92,7 @@ def handles(machine: Machine, runtime: str) -> Result:
 
 
 def grid_barrier(machine: Machine, tool: str) -> Result:
-    """A program whose blocks all wait for each other must end as it does without the tool: its kernel is left alone, or still fits."""
+    """Check that a program whose blocks wait for each other ends under the tool as it does alone."""
     command = machine.program("programs/gridbarrier 20")
     plain = machine.start(command, 30)
     if plain.returncode:

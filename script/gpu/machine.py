@@ -33,18 +33,18 @@ Records = list[dict[str, Any]]
 
 
 class Failure(Exception):
-    """One line for the user: what went wrong. `output`: what a command had said by then."""
+    """What went wrong, in one line for the user. `output`: what a command had printed."""
 
     output = ""
 
 
 class Missing(Failure):
-    """Something that this machine lacks, so that a part cannot be tried."""
+    """This machine lacks something that a part needs."""
 
 
 @dataclass
 class Machine:
-    """How things are started here. `device` is "gpu" or "sim"; `ends` the time (time.monotonic) by which all must be over."""
+    """Starts programs and tools. `device` is "gpu" or "sim"; `ends` is the time.monotonic() at which everything must be over."""
 
     device: str
     environment: Mapping[str, str]
@@ -57,11 +57,11 @@ class Machine:
         return self.device == "sim"
 
     def left(self) -> float:
-        """Seconds."""
+        """Return the seconds that are left."""
         return self.ends - time.monotonic()
 
     def program(self, words: str) -> list[str]:
-        """The command of a packed program: "NAME ARGUMENT…", NAME in examples/, or "static/NAME", "programs/NAME". Raises Missing."""
+        """Return the command of a packed program: "NAME ARGUMENT…" in examples/, or "static/NAME", "programs/NAME". Raises Missing."""
         name, *arguments = words.split()
         path = PLACE / (name if "/" in name else f"examples/{name}")
         if name.endswith(".py"):
@@ -71,7 +71,7 @@ class Machine:
         return [str(path), *arguments]
 
     def needs(self, *modules: str) -> None:
-        """Raises Missing where one of these Python modules is not here, or what it needs itself."""
+        """Raise Missing if one of these Python modules is not installed, or lacks what it needs itself."""
         for name in modules:
             if importlib.util.find_spec(name.partition(".")[0]) is None:
                 raise Missing(f"this Python has no {name}")
@@ -82,7 +82,7 @@ class Machine:
             raise Missing("Triton needs a C compiler for its launches, and there is none")
 
     def libraries(self, command: Sequence[str]) -> dict[str, str]:
-        """Where the packed programs find the CUDA runtime; others (PyTorch) have their own."""
+        """Return the variables by which packed programs find the CUDA runtime; other programs (PyTorch) have their own."""
         if self.sim:
             return {"LD_LIBRARY_PATH": str(SIMULATOR)}
         packed = {PLACE / folder for folder in ("examples", "static", "programs")}
@@ -94,8 +94,7 @@ class Machine:
     def start(
         self, command: Sequence[str], seconds: float = 120, more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, with `more` in its environment. It and what it started are killed after `seconds`;
-        that raises Failure."""
+        """Run a command, with `more` in its environment. Raises Failure after `seconds`, and kills it with its descendants."""
         environment = {**self.environment, **self.libraries(command), **(more or {})}
         limit = max(1.0, min(seconds, self.left()))
         process = subprocess.Popen(
@@ -113,7 +112,7 @@ class Machine:
         except subprocess.TimeoutExpired:
             out, err = killed(process)
             said = (err or out).strip().splitlines()[-1:] or ["nothing"]
-            failure = Failure(f"not over after {limit:.0f} s; it said: {said[0][:300]}")
+            failure = Failure(f"timed out after {limit:.0f} s; last output: {said[0][:300]}")
             failure.output = out
             raise failure from None
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)
@@ -126,7 +125,7 @@ class Machine:
         seconds: float = 120,
         more: Mapping[str, str] | None = None,
     ) -> tuple[subprocess.CompletedProcess[str], Records]:
-        """A tool on a command, or (none) as its options say, with `more` in its environment: what happened, and its records."""
+        """Run a tool on a command, or as its options say; return the finished process and the tool's records."""
         results = PLACE / f"results.{os.getpid()}.jsonl"
         results.unlink(missing_ok=True)
         head = [self.python, str(ROOT / "tools" / f"{tool}.py"), "--device", self.device, "--json"]
@@ -143,7 +142,7 @@ class Machine:
 
 
 def killed(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Kills it and all that it started. What it had said; it may be there still, where the driver does not let it go."""
+    """Kill a process and its descendants; return its output. It may survive if the driver does not let it die."""
     for pid in (*descendants(process.pid), process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -157,7 +156,7 @@ def killed(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that it started, and those that these started. A tool's command goes on when the tool is killed."""
+    """Return the descendants of a process. A tool's command continues when the tool is killed."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -167,13 +166,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last thing that a command said, for a message."""
+    """Return the last line that a command printed, for a message."""
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return said[-1][:300] if said else "nothing"
 
 
 def gpu() -> dict[str, Any]:
-    """Name, versions and compute capability of GPU 0, from the driver itself. Raises Failure where there is none."""
+    """Return the name, versions and compute capability of GPU 0, as the driver tells them. Raises Failure without a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -211,7 +210,7 @@ def gpu() -> dict[str, Any]:
 
 
 def nvml_version() -> str:
-    """The driver's version, where its kernel module does not show it (gVisor)."""
+    """Return the driver's version from NVML, for sandboxes that hide the kernel module (gVisor); "" without NVML."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -223,7 +222,7 @@ def nvml_version() -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """What else the results depend on."""
+    """Return what else the results depend on."""
     versions = {}
     for name in ("numpy", "torch", "triton", "cuda-bindings", "llvmlite", "pyarrow"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -241,7 +240,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the checkout, and whether files are changed; on a machine that got only the files, what the packed file was made from."""
+    """Return the commit of the checkout, and whether files are changed; without git, the commit that the packed file was made from."""
     found, changed = (
         git("rev-parse", "--short=12", "HEAD"),
         git("status", "--porcelain", "--untracked-files=no"),
@@ -253,7 +252,7 @@ def commit() -> str:
 
 
 def git(*arguments: str) -> str:
-    """What it says of the checkout; nothing where there is none."""
+    """Return the output of a git command; empty without git."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
     except OSError:
@@ -262,7 +261,7 @@ def git(*arguments: str) -> str:
 
 
 def code() -> str:
-    """A digest of the tools and the check as they lie here: what the results depend on beside the packed file."""
+    """Return a digest of the tools and the check as they lie here, on which the results depend besides the packed file."""
     digest = hashlib.sha256(sources().encode())
     folders = ("lib/gpubpf", "tools", "script/gpu")
     for file in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
@@ -271,7 +270,7 @@ def code() -> str:
 
 
 def unpack() -> None:
-    """Puts the packed file's content into PLACE, if it is not there yet. Raises Failure."""
+    """Unpack the packed file into PLACE, unless it is there. Raises Failure."""
     if not PACKED.exists():
         raise Failure(
             f"{PACKED.relative_to(ROOT)} is missing; make it with script/gpu-check --pack, bring it along"
@@ -288,7 +287,7 @@ def unpack() -> None:
 
 
 def sources() -> str:
-    """A digest of what the packed file is built from: an agent of other sources may speak another protocol."""
+    """Return a digest of the sources of the packed file: an agent of other sources may speak another protocol."""
     digest = hashlib.sha256()
     folders = ("lib/gpubpf/agent/src", "examples", "script/gpu/programs")
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*"))
@@ -305,7 +304,7 @@ def sources() -> str:
 
 
 def prepare(device: str, seconds: float) -> Machine:
-    """The machine, with everything in its place. Raises Failure."""
+    """Return the machine, with everything in place. Raises Failure."""
     facts = surroundings()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     paths = [str(ROOT / "lib"), str(Path(__file__).parent.parent)]

@@ -22,7 +22,7 @@ from gpu.stage import Part, Result
 
 @dataclass(frozen=True)
 class Load:
-    """`program` for a GPU, `sim` for the embedded device (there it only has to go through)."""
+    """A program whose slowdown is measured: `program` on a GPU, `sim` on the embedded device, where only the exit status counts."""
 
     name: str
     program: str
@@ -99,7 +99,7 @@ Times = tuple[float, float]
 
 
 def rounds(output: str) -> Times:
-    """Median microseconds of a launch: by the host's clock, by the GPU's events. Raises Failure."""
+    """Return the median microseconds of a launch, by the host's clock and by GPU events. Raises Failure."""
     found = re.findall(r"^round ([\d.]+) ([\d.]+)$", output, re.MULTILINE)
     if not found:
         raise Failure("the program told no rounds")
@@ -108,7 +108,7 @@ def rounds(output: str) -> Times:
 
 
 def compared(machine: Machine, load: Load) -> Result:
-    """Ratios of every mode of a load."""
+    """Return the ratios of each mode for a load."""
     machine.needs(*load.modules)
     words = load.sim if machine.sim and load.sim else load.program
     command = machine.program(words)
@@ -144,8 +144,10 @@ def compared(machine: Machine, load: Load) -> Result:
 
 
 def by_turns(ways: Mapping[str, Callable[[], Times]], turns: int, machine: Machine, seconds: float) -> Result:
-    """Times of each way, and their ratios to "alone" of the same turn. A way that fails is left out, with the reason. No turn is begun
-    that would not be over in `seconds`, the first excepted."""
+    """Return the times of each way to run a program, and their ratios to "alone" of the same turn.
+
+    A way that fails is left out, with the reason. No turn but the first begins if it would not end within `seconds`.
+    """
     taken: dict[str, list[Times]] = {name: [] for name in ways}
     failed: dict[str, str] = {}
     order = random.Random(0)
@@ -179,7 +181,7 @@ def by_turns(ways: Mapping[str, Callable[[], Times]], turns: int, machine: Machi
 
 
 def goals(load: str, found: Result) -> dict[str, bool]:
-    """Of each goal that is one for this load, whether it was met."""
+    """Return whether each goal that applies to this load is met."""
     met = {}
     for goal, (most, concerns) in GOALS.items():
         mode = goal.partition(",")[0]

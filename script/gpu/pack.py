@@ -23,7 +23,7 @@ LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -static-libstd
 
 
 def pack() -> None:
-    """Makes the packed file. Raises Failure where something that goes into it is missing."""
+    """Make the packed file. Raises Failure if one of its parts is missing."""
     toolkit, made_from = real_toolkit(), sources()
     # The file says of which sources it is: the agent has to be of these.
     run(["make", "-s", "-C", str(AGENT.parent)], "the agent cannot be built")
@@ -62,7 +62,7 @@ def pack() -> None:
 
 
 def build(top: Path, scratch: Path, flags: str = "") -> None:
-    """Examples and programs, on the shared runtime, into top/examples and top/programs."""
+    """Build the examples and programs with the shared runtime, into top/examples and top/programs."""
     copied = scratch / "shared"
     shutil.copytree(ROOT / "examples", copied, ignore=built)
     # One of them has a flag of its own, which none given keeps.
@@ -96,7 +96,7 @@ def build(top: Path, scratch: Path, flags: str = "") -> None:
 
 
 def build_static(top: Path, scratch: Path) -> None:
-    """The examples and handles on the static runtime, as nvcc does by default, into top/static."""
+    """Build the examples and handles with the static runtime, as nvcc does by default, into top/static."""
     copied = scratch / "static"
     shutil.copytree(ROOT / "examples", copied, ignore=built)
     makefile = copied / "Makefile"
@@ -120,8 +120,10 @@ def build_static(top: Path, scratch: Path) -> None:
 
 
 def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
-    """The library that counts by patches of the Compute Sanitizer API, and the patches, for Hopper. Why the patches, which take bcc,
-    could not be made (the other stages need none), or nothing."""
+    """Build the library that counts by patches of the Compute Sanitizer API, and the patches for Hopper.
+
+    Return why the patches, which require bcc, cannot be made; "" if they are.
+    """
     command = [*LIBRARY, "-isystem", str(include), "-isystem", str(toolkit / "include")]
     command += ["-o", str(where / "libpatches.so"), str(PROGRAMS / "patches.cpp"), "-ldl"]
     run(command, "patches.cpp cannot be built")
@@ -145,7 +147,7 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
 
 
 def sanitizer_api(scratch: Path) -> Path:
-    """Where lib/ and include/ of NVIDIA's package are, unpacked."""
+    """Return where lib/ and include/ of NVIDIA's package are unpacked."""
     wheels = scratch / "sanitizer"
     download((SANITIZER,), wheels)
     for wheel in wheels.glob("*.whl"):
@@ -162,12 +164,12 @@ def download(packages: Sequence[str], where: Path) -> None:
 
 
 def built(directory: str, names: list[str]) -> list[str]:
-    """For copytree: what make made."""
+    """Return the names that copytree leaves out: what make built."""
     return [name for name in names if f"{name}.cu" in names]
 
 
 def real_toolkit() -> Path:
-    """The toolkit's directory; nvcc on PATH may be a script that calls another one. Raises Failure."""
+    """Return the toolkit's directory; nvcc on PATH may be a script that calls another one. Raises Failure."""
     nvcc = shutil.which("nvcc")
     if not nvcc:
         raise Failure("nvcc is needed to build the programs; put the CUDA toolkit on PATH")
@@ -195,7 +197,7 @@ def run(command: Sequence[str], complaint: str) -> None:
 
 
 def build_here() -> None:
-    """For the embedded device: the programs, in PLACE, if a source is newer than they are."""
+    """Build the programs for the embedded device into PLACE, if a source is newer than they are."""
     sources = [*PROGRAMS.glob("*.c*"), *(ROOT / "examples").glob("*.cu"), ROOT / "examples" / "check.h"]
     stamp = PLACE / "built"
     if stamp.exists() and stamp.stat().st_mtime > max(path.stat().st_mtime for path in sources):

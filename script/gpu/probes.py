@@ -42,7 +42,7 @@ FUNCTIONS = {
 
 
 def patches() -> str:
-    """PTX for `ptxas --compile-as-tools-patch`. Raises gpubpf.errors.Error where programs cannot be compiled."""
+    """Return PTX for `ptxas --compile-as-tools-patch`. Raises gpubpf.errors.Error if a program cannot be compiled."""
     program = compile.compile_text(PROGRAM)
     text = ".version 8.0\n.target sm_90\n.address_size 64\n"
     for name in FUNCTIONS:
@@ -52,7 +52,7 @@ def patches() -> str:
 
 
 def patch(program: str, fragment: Fragment) -> str:
-    """A function around a fragment. What the API passes as its data is the storage of the one map that there is."""
+    """Return a function around a fragment. The data that the API passes to it is the storage of the only map."""
     name, types = FUNCTIONS[program]
     (argument,) = fragment.arguments
     assert argument.kind == "map_base"

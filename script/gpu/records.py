@@ -14,7 +14,7 @@ def of(records: Records, kind: str, kernel: str = "") -> Records:
 
 
 def work(records: Records, kernel: str) -> list[int]:
-    """Work by linear thread number of the kernel's only launch shape."""
+    """Return the work by linear thread number of the kernel's only launch shape."""
     threads = of(records, "thread", kernel)
     threads.sort(key=lambda r: (*reversed(r["block"]), *reversed(r["thread"])))
     return [r["work"] for r in threads]
@@ -41,7 +41,7 @@ def bins(records: Records) -> bool:
 
 
 def latency(records: Records) -> bool:
-    """Counts, who waited for whom, and how long, within what the clocks allow."""
+    """Return whether counts, waits and their reasons are right, within the clocks' error."""
     launches: dict[str, Records] = {}
     for r in of(records, "launch"):
         launches.setdefault(r["kernel"], []).append(r)
@@ -61,20 +61,20 @@ def latency(records: Records) -> bool:
 
 
 def waited(launch: dict, kind: str, name: str) -> bool:
-    """For that, unless it was over in time, or its time is not known."""
+    """Return whether a launch waited for that operation, or did not wait because it had ended in time."""
     what = launch["waited_for"]
     return (what["kind"], what["name"]) == (kind, name) if what else not launch["wait_ns"]
 
 
 def behind_by(first: dict, second: dict) -> bool:
-    """The wait is the first one's length but for the overlap, within the clock's error."""
+    """Return whether the wait is the first launch's length except for the overlap, within the clocks' error."""
     error = 2 * (first["clock_error_ns"] + second["clock_error_ns"]) + 1
     whole = second["api_ns"] + second["wait_ns"] + second["overhead_ns"] == second["latency_ns"]
     return whole and abs(second["wait_ns"] - max(0, first["end_ns"] - second["return_ns"])) <= error
 
 
 def replays(records: Records) -> bool:
-    """Each node of each replay once, one after the other."""
+    """Return whether each node of each replay ran once, one after the other."""
     steps = sorted(
         (r["graph"]["replay"], r["graph"]["node"], r["start_ns"], r["end_ns"]) for r in of(records, "launch")
     )
@@ -83,7 +83,7 @@ def replays(records: Records) -> bool:
 
 
 def leaving(records: Records) -> bool:
-    """Every lane left as often as it was launched; on a GPU, those leave late that wait, and as long as they wait."""
+    """Return whether each lane left as often as it was launched; on a GPU, also whether the right lanes are late, and how late."""
     lanes: dict[str, dict[int, Any]] = {}
     for r in of(records, "lane"):
         lanes.setdefault(r["kernel"], {})[r["lane"]] = r
@@ -142,7 +142,7 @@ TOUCHES = {
 
 
 def touches(records: Records) -> bool:
-    """Every site of every kernel of examples/memory as it must be, and how much of an allocation is touched."""
+    """Return whether every site of every kernel of examples/memory is right."""
     for kernel, right in TOUCHES.items():
         found = sorted(of(records, "site", kernel), key=lambda r: r["site"])
         rows = [
@@ -162,7 +162,7 @@ def touches(records: Records) -> bool:
 
 
 def bound(records: Records) -> bool:
-    """8,192 elements are 256 requests at each site of examples/bandwidth."""
+    """Return whether 8,192 elements are 256 requests at each site of examples/bandwidth."""
     found = {
         kernel: [
             (r["op"], r["pattern"]) for r in sorted(of(records, "site", kernel), key=lambda r: r["site"])

@@ -70,7 +70,7 @@ def succeeded(done: Done) -> None:
 
 
 def compared(machine: Machine, words: str, sim: str) -> Result:
-    """Ratios to the program alone, as overhead.py makes them; what is not there is said."""
+    """Return ratios to the program alone, as overhead.py makes them, and which profilers are missing."""
     command = machine.program(sim if machine.sim else words)
     scratch = Path(machine.environment["XDG_CACHE_HOME"])
     missing: dict[str, str] = {}
@@ -111,7 +111,7 @@ def compared(machine: Machine, words: str, sim: str) -> Result:
 
 
 def activity(machine: Machine, scratch: Path) -> Way:
-    """A record of each kernel, as profilers ask CUPTI for it: a library of ours that the driver loads."""
+    """Return how to run the program under CUPTI's activity records, which profilers use: a library of ours that the driver loads."""
     if machine.sim:
         raise Missing("CUPTI needs NVIDIA's driver")
     environment = {
@@ -129,7 +129,7 @@ def activity(machine: Machine, scratch: Path) -> Way:
 
 
 def found(name: str) -> str:
-    """A profiler of NVIDIA's. Raises Missing."""
+    """Return the path of a profiler. Raises Missing."""
     path = shutil.which(name)
     if path is None:
         places = sorted(Path("/opt/nvidia").glob(f"**/{name}")) if Path("/opt/nvidia").exists() else []

@@ -15,7 +15,7 @@ NOTHING = ("ended", "not reached")  # of these there is no result
 
 
 def summary(results: Sequence[Result]) -> str:
-    """A line for each stage."""
+    """Return a line for each stage."""
     lines = []
     for result in results:
         seconds = sum(part["seconds"] for part in result["parts"])
@@ -25,7 +25,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def counts(parts: Sequence[Result]) -> str:
-    """How many are in each state."""
+    """Return how many parts are in each state."""
     states = Counter(part["state"] for part in parts)
     return ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
 
@@ -52,8 +52,10 @@ def done(directory: Path, device: str) -> set[tuple[str, str]]:
 
 
 def write(directory: Path, where: Path) -> Path:
-    """gpu-DATE.json and .md in `where`, of all stages found below `directory`; where a stage ran several times, its parts
-    are put together, the later result of a part counting. Raises Failure: nothing there, or it is of the embedded device."""
+    """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`.
+
+    If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
+    """
     found = results_in(directory)
     if not found:
         raise Failure(f"no stage wrote anything below {directory}")
@@ -83,13 +85,13 @@ def write(directory: Path, where: Path) -> Path:
 
 
 def run_of(result: Result) -> Result:
-    """What a result is of: the code, and the machine."""
+    """Return what a result depends on: the code, and the machine."""
     machine = {key: result["machine"].get(key) for key in ("gpu", "driver", "kernel")}
     return {"commit": result["commit"], "code": result.get("code", ""), **machine}
 
 
 def cell(text: object) -> str:
-    """For a Markdown table."""
+    """Return a text for a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
@@ -121,7 +123,7 @@ def markdown(report: Result) -> str:
 
 
 def verified(report: Result) -> list[str]:
-    """A row for each stage and run, for the tables of docs/gpu.md and README.md; and of what nothing is known."""
+    """Return a row for each stage and run, for the tables of docs/gpu.md and README.md, and the parts without a result."""
     rows: list[tuple[object, ...]] = []
     unknown = []
     for stage in report["stages"]:
@@ -161,7 +163,7 @@ def facts(parts: Sequence[Result]) -> list[str]:
 
 
 def costs(parts: Sequence[Result]) -> list[str]:
-    """Ratios to the program alone: median (least to most)."""
+    """Return the table of ratios to the program alone: median (least to most)."""
     rows: list[tuple[object, ...]] = []
     after: list[str] = []
     for part in parts:

@@ -49,7 +49,7 @@ def parts(machine: Machine) -> list[Part]:
 
 
 def injected(machine: Machine, results: Path, which: str = "exits,accesses") -> dict[str, str]:
-    """Environment that has the driver load the patches. Raises Missing."""
+    """Return the environment that makes the driver load the patches. Raises Missing."""
     if machine.sim:
         raise Missing("the Compute Sanitizer API needs NVIDIA's driver")
     library, patches = PLACE / "programs" / "libpatches.so", PLACE / "programs" / "patches.cubin"
@@ -67,7 +67,7 @@ def injected(machine: Machine, results: Path, which: str = "exits,accesses") -> 
 def counts(
     machine: Machine, program: str, modules: tuple[str, ...], known: tuple[tuple[str, int, int], ...]
 ) -> Result:
-    """Counts by kernel, against what is known; whether the program notices."""
+    """Compare counts by kernel with the known ones, and check that the program does not notice the patches."""
     results = Path(machine.environment["XDG_CACHE_HOME"], "patches.json")
     environment = injected(machine, results)
     machine.needs(*modules)
@@ -104,7 +104,7 @@ def counts(
 
 
 def cost(machine: Machine, program: str, modules: tuple[str, ...]) -> Result:
-    """Ratios to the program alone, of each kind of patch."""
+    """Return ratios to the program alone, for each kind of patch."""
     results = Path(machine.environment["XDG_CACHE_HOME"], "patches.json")
     injected(machine, results)
     machine.needs(*modules)

@@ -57,7 +57,7 @@ def asked(machine: Machine, name: str, arguments: Sequence[str] = ()) -> Result:
 
 
 def surroundings(machine: Machine) -> Result:
-    """What the driver and the kernel allow. Without a context, the agent or an assembler nothing else can work; the rest are facts."""
+    """Record what the driver and the kernel allow. Only a missing context, agent or assembler is a failure."""
     try:
         result = facts.ask(machine, questions.named("machine"))
     except Failure as failure:
@@ -79,7 +79,7 @@ def surroundings(machine: Machine) -> Result:
 
 
 def counts(machine: Machine) -> Result:
-    """threadhist on vectoradd, with the shared and the static runtime."""
+    """Run threadhist on vectoradd, with the shared and the static runtime; its counts must be exact."""
     found: Result = {"counts": {}, "wrong": ""}
     for runtime in ("", "static/") if not machine.sim else ("",):
         done, records = traced(machine, "threadhist", "--work stores", f"{runtime}vectoradd")
@@ -94,7 +94,7 @@ def counts(machine: Machine) -> Result:
 
 
 def ring(machine: Machine) -> Result:
-    """Whether the driver registers a mapped memfd, and whether each record of a ring in one arrives."""
+    """Check that the driver registers a mapped memfd, and that each record of a ring in one arrives."""
     result = asked(machine, "host register")
     if result["found"]["memfd"].get("seen"):
         result["wrong"] = ""  # a BPF array that cannot be registered has a substitute
@@ -110,7 +110,7 @@ def ring(machine: Machine) -> Result:
 
 
 def clocks(machine: Machine) -> Result:
-    """The GPU's tick, and the error of times on the host's clock, without and with CUPTI."""
+    """Record the GPU's tick; check the error of times on the host's clock, without and with CUPTI."""
     tick = facts.ask(machine, questions.named("globaltimer tick"))
     found: Result = {"tick": tick["answer"], "clock_error_ns": {}, "wrong": ""}
     for way in ("alone", "with CUPTI"):
@@ -138,7 +138,7 @@ def clocks(machine: Machine) -> Result:
 
 
 def lengths(machine: Machine) -> Result:
-    """One kernel that spins for a known time, by the device probe; its twin without a probe by timing events, and by CUPTI."""
+    """Measure a kernel that spins for a known time by the device probe, and its twin without a probe by timing events and CUPTI."""
     found: Result = {"us": {}, "wrong": ""}
     for options in ("", "--cupti") if not machine.sim else ("",):
         done, records = traced(
@@ -159,13 +159,13 @@ def lengths(machine: Machine) -> Result:
 
 
 def triton(machine: Machine) -> Result:
-    """A softmax by Triton: the same result under memtrace, which sees its accesses."""
+    """Run a softmax by Triton under memtrace: the result must be the same, and its accesses seen."""
     machine.needs("torch", "triton")
     return alike(machine, "memtrace", "programs/triton_kernels.py softmax", instrumented=True)
 
 
 def pytorch(machine: Machine) -> Result:
-    """The first use of the GPU by PyTorch: how long threadhist holds it up; its kernels have no PTX, which must be said."""
+    """Time the first use of the GPU by PyTorch under threadhist, which must say that its kernels have no PTX."""
     machine.needs("torch")
     return alike(machine, "threadhist", "programs/torch_work.py ones", instrumented=False)
 
@@ -202,7 +202,7 @@ def first(output: str) -> float | None:
 
 
 def attach(machine: Machine) -> Result:
-    """threadhist attaches to a running program, counts, and leaves; the program goes on with the same result."""
+    """Attach threadhist to a running program: it must count and leave, and the program's result must be the same."""
     result = answers.attached(machine, answers.ATTACHED[0], ("threadhist",), seconds=4 if machine.sim else 2)
     instrumented, others = result["instrumented"]["threadhist"]
     if not result["wrong"] and not instrumented:

@@ -21,10 +21,11 @@ BROKEN_OFF = "the call was ended while it ran"
 
 @dataclass(frozen=True)
 class Part:
-    """`run` gives what is written down; `seconds` is what it takes at most, and it is not begun where less is left.
+    """A part of a stage. `run` returns the result; `seconds` is its time limit, and it does not begin if less is left.
 
-    A result with a "wrong" that is not empty is a wrong answer. `run` raises Missing where this machine lacks what it
-    needs, Failure where it could not be done."""
+    A result with a non-empty "wrong" is a wrong answer. `run` raises Missing if this machine lacks what it needs, and Failure if it
+    cannot be done.
+    """
 
     name: str
     run: Callable[[], Result]
@@ -39,9 +40,11 @@ def run_stage(
     where: Path,
     stops: bool = False,
 ) -> Result:
-    """Runs what matches `only` (globs; none: everything). Before and after each part `where`/NAME.json is written, whole, so that it
-    says what was found and what was begun, whenever this is ended. `stops`: the first part that is wrong or failed ends the stage.
-    Gives its content."""
+    """Run the parts that match `only` (globs; none: all); return the result of the stage.
+
+    Before and after each part, `where`/NAME.json is written whole: it says what was found and begun, whenever the check is ended.
+    `stops`: the first part that is wrong or failed ends the stage.
+    """
     now = datetime.datetime.now(datetime.UTC)
     result: Result = {
         "stage": name,
@@ -69,15 +72,18 @@ def run_stage(
 
 
 def write(file: Path, result: Result) -> None:
-    """All or nothing; what is no JSON as text."""
+    """Write a result atomically. Values that JSON lacks become text."""
     whole = file.with_name(file.name + ".new")
     whole.write_text(json.dumps(result, indent=1, default=str) + "\n")
     whole.rename(file)
 
 
 def run_part(part: Part, machine: Machine) -> Result:
-    """state: "done", "wrong", "failed", "missing" (this machine lacks something), "not reached" (no time). "ended" is written of one
-    in which the call was ended."""
+    """Run a part; return its result.
+
+    State: "done", "wrong", "failed", "missing" (this machine lacks something), "not reached" (no time). "ended": the check
+    was ended during the part.
+    """
     began = time.monotonic()
     done: Result = {"name": part.name, "state": "done", "why": "", "seconds": 0.0}
     if machine.left() < part.seconds:

@@ -26,7 +26,7 @@ extern "C" __global__ void scale(float *data, int n) {
 
 
 def check(answer: tuple[Any, ...]) -> Any:
-    """What a call gives, without the status; ends the program where that is not 0."""
+    """Return a call's result without the status; exit if the status is not 0."""
     status, *values = answer
     if int(status):
         raise SystemExit(f"nvrtc.py: {status!r}")

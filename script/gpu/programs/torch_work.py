@@ -29,7 +29,7 @@ def digest(*tensors: torch.Tensor) -> None:
 
 
 def timed(step: Callable[[], object], count: int, rounds: int = 5) -> None:
-    """A line "round HOST_US GPU_US" for each round; the first is not shown."""
+    """Print "round HOST_US GPU_US" for each round but the first."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number in range(rounds + 1):
         torch.cuda.synchronize()
@@ -45,7 +45,7 @@ def timed(step: Callable[[], object], count: int, rounds: int = 5) -> None:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The same as a graph."""
+    """Return a function that replays the work as a graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -59,7 +59,7 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 
 
 class Decoder(torch.nn.Module):
-    """A token at a time through some layers, with a cache of what came before."""
+    """Decodes a token at a time through some layers, with a cache of earlier ones."""
 
     def __init__(self, width: int = 1024, layers: int = 4, past: int = 512) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Decoder(torch.nn.Module):
 
 
 def model() -> None:
-    """Forward and backward of a small one."""
+    """Run a small model forward and backward."""
     net = torch.nn.Sequential(
         torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.LayerNorm(512), torch.nn.Linear(512, 64)
     ).cuda()

@@ -25,7 +25,7 @@ def softmax(out, rows, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def attention(queries, keys, values, out, length, scale, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """A block of queries against all keys, block by block; the running maximum keeps the exponentials small."""
+    """Attend with a block of queries to all keys, block by block; the running maximum keeps the exponentials small."""
     base = tl.program_id(1) * length * WIDTH
     rows, columns, lanes = (
         tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),

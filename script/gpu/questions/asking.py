@@ -26,7 +26,7 @@ class CannotAsk(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """`believed`: what the code goes by. `seconds`: the process is killed after that."""
+    """A question about the driver. `believed`: what the code assumes. `seconds`: the time limit of its process."""
 
     name: str
     text: str
@@ -49,17 +49,17 @@ def question(
 
 
 def note(**seen: Any) -> None:
-    """What was seen so far: the answer, should this process have to be killed."""
+    """Print what was seen so far: the answer, should this process be killed."""
     print(json.dumps({"answer": "not all was asked", "agrees": None, **seen}), flush=True)
 
 
 def die_with_parent() -> None:
-    """Nothing of a question outlives who asked it."""
+    """Make the kernel kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def isolated(action: Callable[[Say], None], seconds: float = 10) -> tuple[list[Any], str]:
-    """What `action` says, in a child of its own (to be called before the driver is used here), and how it ended: "" if well."""
+    """Run `action` in a child process; return what it said, and how it ended ("" if well). This process must not use the driver before."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -102,7 +102,7 @@ def _answer(action: Callable[[Say], None], writer: int) -> None:
 
 
 def _listen(reader: int, seconds: float) -> tuple[list[tuple[str, Any]], bool]:
-    """The lines that came, and whether it was not over in time."""
+    """Return the lines that arrived, and whether the time ran out."""
     ends, text, late = time.monotonic() + seconds, b"", False
     while True:
         ready, _, _ = select.select([reader], [], [], max(0.0, ends - time.monotonic()))
@@ -116,7 +116,7 @@ def _listen(reader: int, seconds: float) -> tuple[list[tuple[str, Any]], bool]:
 
 
 def reap(child: int, kill: bool = False, seconds: float = 8) -> int | None:
-    """The signal that ended it, 0 where it ended by itself. None: not over in that time; what is in the driver may not die."""
+    """Return the signal that ended a child, 0 if it exited; None if it does not end in time, as in a driver that does not return."""
     if kill:
         os.kill(child, signal.SIGKILL)
     ends = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def reap(child: int, kill: bool = False, seconds: float = 8) -> int | None:
 
 
 def alone(action: Callable[[], Any], seconds: float = 10) -> Any:
-    """What it gives, run in a child of its own; a sentence where it does not end well."""
+    """Return the result of `action`, run in a child process; a sentence if it does not end well."""
     said, ended = isolated(lambda say: say(action()), seconds)
     return said[0] if said else ended
 
@@ -138,8 +138,10 @@ def alone(action: Callable[[], Any], seconds: float = 10) -> Any:
 def row_by_row(
     names: Sequence[str], ask: Callable[[Sequence[str]], Iterator[tuple[str, Any]]], seconds: float
 ) -> dict[str, Any]:
-    """`ask` gives a row for each name, in a child. Where it ends, its end is the row of the name it was at; another child goes on
-    with the rest."""
+    """Return a row for each name, made by `ask` in a child process.
+
+    If the child ends early, its end is the row of the name that it was at, and another child continues with the rest.
+    """
     found: dict[str, Any] = {}
     ends = time.monotonic() + seconds
     left = list(names)

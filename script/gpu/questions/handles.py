@@ -32,7 +32,7 @@ VERSION = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 
 def hooked() -> list[str]:
-    """Names of the driver's functions that the agent hooks, from its tables."""
+    """Return the names of the driver's functions that the agent hooks, from its tables."""
     names = []
     for file in sorted(AGENT.glob("hooks*.def")):
         names += re.findall(r"^GPUBPF_HOOK\((cu[A-Z]\w+)\)", file.read_text(), re.MULTILINE)
@@ -253,7 +253,7 @@ def module_symbols() -> Answer:
 
 
 def _loading(driver: Driver) -> str:
-    """With their module, or when they are needed: a first launch then loads (CUDA_MODULE_LOADING)."""
+    """Return whether kernels are loaded with their module, or at their first use (CUDA_MODULE_LOADING)."""
     mode = ctypes.c_int()
     if driver.has("cuModuleGetLoadingMode"):
         driver.must("cuModuleGetLoadingMode", ctypes.byref(mode))
@@ -262,7 +262,7 @@ def _loading(driver: Driver) -> str:
 
 
 def _assembled(ptx: str, cc: int) -> bytes | None:
-    """The cubin that ptxas makes of it, where there is one."""
+    """Return the cubin that ptxas makes of a text; None without ptxas."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(OSError, subprocess.TimeoutExpired):
         out = Path(scratch, "cubin")
         command = ["ptxas", f"-arch=sm_{cc}", "-o", str(out), "-"]

@@ -42,7 +42,7 @@ def machine() -> Answer:
 
 
 def _management() -> dict[str, Any]:
-    """MIG and confidential computing, as NVML tells."""
+    """Return the states of MIG and confidential computing, from NVML."""
     found = {"MIG": "unknown", "confidential": "unknown"}
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -63,7 +63,7 @@ def _management() -> dict[str, Any]:
 
 
 def _kernel() -> dict[str, str]:
-    """The kernel, its sandbox, and what it allows this user."""
+    """Return the kernel, its sandbox, and what it allows this user."""
     status = dict(
         line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
     )
@@ -82,7 +82,7 @@ def _kernel() -> dict[str, str]:
 
 
 def _bpf() -> str:
-    """Whether bpf(2) makes a map here, or why not."""
+    """Return whether bpf(2) makes a map here, or why not."""
     from gpubpf.process import bpf_syscall
 
     try:

@@ -15,7 +15,7 @@ from gpu.questions.asking import Answer, alone, die_with_parent, question, reap
 
 
 def _register(driver: Driver, file: int, size: int) -> Answer:
-    """Maps the file, registers it, has the GPU write to it, reads it through another mapping."""
+    """Map and register a file, let the GPU write to it, and read it through another mapping."""
     mapped, other = mmap.mmap(file, size), mmap.mmap(file, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     code = driver.call("cuMemHostRegister_v2", address, size, CU_MEMHOSTREGISTER_DEVICEMAP)
@@ -81,7 +81,7 @@ again:
 
 
 def _fill(file: int, count: int, traps: bool) -> str:
-    """In a child: a kernel that counts up in registered shared memory, and traps at the end if asked."""
+    """Run a kernel that counts up in registered shared memory, and traps at the end if asked. For a child process."""
     driver = Driver().open()
     mapped = mmap.mmap(file, 4096)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))

@@ -73,12 +73,12 @@ def _launch_with(
 
 
 def newest(driver: Driver, ptx: str) -> str:
-    """For Hopper, where this is one: clusters may not be had by what was made for older GPUs."""
+    """Return PTX for Hopper, if the GPU is one: PTX for older GPUs cannot have clusters."""
     return ptx.replace(PTX, PTX.replace("7.0", "7.8").replace("sm_75", "sm_90")) if driver.cc() >= 90 else ptx
 
 
 def _swap(attribute: LaunchAttribute | None) -> Answer:
-    """A captured kernel replaced in the executable graph by a copy with a parameter more, as the agent does it (docs/timing.md)."""
+    """Replace a captured kernel in the executable graph by a copy with one more parameter, as the agent does (docs/timing.md)."""
     driver = Driver().open()
     original, copy = (driver.kernel(newest(driver, ptx), "put") for ptx in (PUT, PUT_COPY))
     out, stream = driver.memory(8), driver.stream()

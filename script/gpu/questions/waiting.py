@@ -38,7 +38,7 @@ BLOCKED_AFTER = 0.4  # seconds
 
 @dataclass(frozen=True)
 class Way:
-    """Which capture there is, and who calls: the thread that captures or another one, having made itself relaxed or not."""
+    """A capture mode, and who calls: the capturing thread or another one, relaxed or not."""
 
     mode: str
     same_thread: bool = False
@@ -57,7 +57,7 @@ CAPTURES = [Way(mode, same, relaxed) for mode in ("global", "thread-local", "rel
 
 
 def _operations(driver: Driver) -> dict[str, Callable[[], int]]:
-    """What the agent may have to do while a program captures, or a kernel of it does not end. Each can be called once."""
+    """Return what the agent may have to do during a capture, or under a kernel that does not end. Each can be called once."""
     image = ctypes.c_char_p(PUT.encode())
     other = driver.module(PUT_COPY.encode() + b"\0")
     used, unused = driver.kernel(PUT, "put"), driver.kernel(PUT, "put")
@@ -124,7 +124,7 @@ Row = tuple[str, bool, str | None, float]
 
 
 def _relaxed(driver: Driver, action: Callable[[], int]) -> int:
-    """What it gives in a thread that made itself relaxed."""
+    """Return the result of `action` in a thread that made itself relaxed."""
     mode = ctypes.c_int(CU_STREAM_CAPTURE_MODE_RELAXED)
     driver.must("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:
@@ -134,7 +134,7 @@ def _relaxed(driver: Driver, action: Callable[[], int]) -> int:
 
 
 def _matrix(way: Way, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Each operation by itself. Ends with one that never comes back."""
+    """Yield a row for each operation. The last one is of a call that never returns, if there is one."""
     driver = Driver().open()
     spinning = Spinning(driver, 4)
     captured = driver.stream()
