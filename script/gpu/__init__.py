@@ -1,16 +1,15 @@
-"""What script/gpu-check is made of: docs/gpu.md says how it is used.
+"""The parts of script/gpu-check. docs/gpu.md says how to use it.
 
-machine.py     where it runs, how things are started there
+machine.py     the machine that the check runs on, and how it starts programs
 stages.py      the stages
 stage.py       a stage: its parts, each with a time limit, its results as JSON
-pack.py        what is taken along to the machine with the GPU
+pack.py        what the machine with the GPU needs, packed
 smoke.py       the first stage: ten parts in 90 seconds, each the ground of the next
-facts.py       questions about the driver (those of questions/, asked through driver.py, each in a process of its own)
-answers.py     known answers of every tool (records.py says what is right)
-overhead.py    what each tool costs: ratios
-references.py  what other ways to measure cost, where they are there
-sanitizer.py   whether kernels without PTX can be reached by the Compute Sanitizer API
+facts.py       questions about the driver (those of questions/, asked through driver.py, each in its own process)
+answers.py     known answers of every tool (records.py has them)
+overhead.py    the overhead of each tool: ratios
+references.py  the overhead of other profilers, if they are installed
+sanitizer.py   whether the Compute Sanitizer API can instrument kernels without PTX (probes.py makes its patches)
 report.py      results of stages → a report
-probes.py      device programs as its patches
 programs/      CUDA, C++ and Python programs that are measured
 """

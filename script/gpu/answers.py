@@ -1,4 +1,4 @@
-"""Known answers: every tool on programs built with the shared and the static CUDA runtime, on what NVRTC, Triton and PyTorch make.
+"""Known answers: every tool on programs with the shared and the static CUDA runtime, and on kernels by NVRTC, Triton and PyTorch.
 
 A program must end the same, and write the same, with and without a tool; the tool must say what is known beforehand.
 """

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes, as questions/ calls it: every call by name, every number 64 bits wide."""
+"""The CUDA driver through ctypes, for questions/: calls by name, with 64-bit numbers."""
 
 from __future__ import annotations
 

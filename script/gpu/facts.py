@@ -1,4 +1,4 @@
-"""Facts about the driver: each question of questions/ is asked in a process of its own, so that a driver that waits ends nothing."""
+"""Facts about the driver. Each question of questions/ has its own process, so that a driver that hangs ends only that."""
 
 from __future__ import annotations
 

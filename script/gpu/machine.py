@@ -1,4 +1,4 @@
-"""Where the check runs, and how things are started there."""
+"""The machine that the check runs on, and how it starts programs."""
 
 from __future__ import annotations
 

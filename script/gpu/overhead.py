@@ -1,4 +1,4 @@
-"""What each tool costs: the time of a launch with it, as a ratio to that without, both measured by turns in one run.
+"""The overhead of each tool: the time of a launch with it, as a ratio to the time without it, measured in turns.
 
 A turn has every way to run a program once, in random order. The program prints its rounds (programs/workloads.cu); a run counts as
 the median of its rounds. A ratio is made within a turn; of several turns the median is given, and the extremes. "again" is the

@@ -1,4 +1,4 @@
-"""What is taken along to the machine with the GPU: libraries, ptxas, the agent, programs. And how the programs are built."""
+"""Build the programs, and pack what the machine with the GPU needs: libraries, ptxas, the agent, programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device programs as patches of the Compute Sanitizer API: eBPF, verified and lowered as for any tool, in functions that it calls."""
+"""Make patches for the Compute Sanitizer API from eBPF programs, which are verified and lowered as for any tool."""
 
 from __future__ import annotations
 

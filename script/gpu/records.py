@@ -1,4 +1,4 @@
-"""What a tool's records must be: of each example, the known answer."""
+"""The known answers: what a tool's records must be for each example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other ways to look at the same programs cost, where they are there; and what others have published of theirs."""
+"""The overhead of other profilers on the same programs, if they are installed, and published figures of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages wrote → a report, JSON and Markdown, in benchmarks/results/."""
+"""Make a report, as JSON and Markdown in benchmarks/results/, from the results of the stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can kernels that come as machine code alone be reached by the Compute Sanitizer API? What it counts, what it costs, what it bears.
+"""Find out whether the Compute Sanitizer API can instrument kernels that are machine code alone: counts, overhead, limits.
 
 programs/patches.cpp is loaded into the program by the driver; it patches every module with what probes.py makes: a call at each block
 exit, and one at each access of global memory, which count for each launch. docs/gpu.md says what is asked.

@@ -1,4 +1,4 @@
-"""A stage of the check: parts that run one after the other, each with a time limit, and the results as JSON."""
+"""Run a stage of the check: its parts in order, each with a time limit, and the results as JSON."""
 
 from __future__ import annotations
 

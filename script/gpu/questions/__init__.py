@@ -1,4 +1,4 @@
-"""Questions about the driver, each asked by itself: `python3 -m gpu.questions NAME` prints the answer as a line of JSON, the last one.
+"""Questions about the driver. `python3 -m gpu.questions NAME` asks one, and prints the answer as JSON in its last line.
 
 Runs on any driver that has the functions; no kernel of it runs longer than some seconds by itself. Exit status 77: cannot be asked
 here; 1: could not be asked.

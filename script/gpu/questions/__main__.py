@@ -1,4 +1,4 @@
-"""Asks the question that is named, with its arguments."""
+"""Ask the question that is named, with its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a question is, and the children that it is asked in: a driver may end a process, or never come back."""
+"""Questions, and the child processes that ask them: a driver may kill a process, or never return."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def die_with_parent() -> None:
 
 
 def isolated(action: Callable[[Say], None], seconds: float = 10) -> tuple[list[Any], str]:
-    """Run `action` in a child process; return what it said, and how it ended ("" if well). This process must not use the driver before."""
+    """Run `action` in a child process; return what it said, and how it ended ("" if well). Use no driver in this process before."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Symbols and handles: what names and functions the driver gives, and takes."""
+"""Symbols and handles that the driver returns and accepts."""
 
 from __future__ import annotations
 

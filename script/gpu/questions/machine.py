@@ -1,4 +1,4 @@
-"""What this machine lets the tools do: the driver's settings, and the kernel's."""
+"""What this machine lets the tools do: settings of the driver and the kernel."""
 
 from __future__ import annotations
 

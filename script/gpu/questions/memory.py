@@ -1,4 +1,4 @@
-"""Host memory that the GPU writes to, and what is left in it after an end that nobody wanted."""
+"""Host memory that the GPU writes to, and what it holds after a trap or a kill."""
 
 from __future__ import annotations
 

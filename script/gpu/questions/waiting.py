@@ -1,4 +1,4 @@
-"""What waits for a kernel that does not end, and what a capture does not bear."""
+"""Calls that wait for a kernel that does not end, and calls that invalidate a capture."""
 
 from __future__ import annotations
 
