@@ -183,7 +183,7 @@ def measure(
     results: cli.Results,
 ) -> None:
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
-    from gpubpf.launches import latency
+    from gpubpf.launches import latency, latency_text
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses, LaunchSums
     from gpubpf.show.owner_columns import OwnerColumns
@@ -224,6 +224,8 @@ def measure(
     if trace:
         trace.close()
         cli.note(TOOL, f"wrote {args.trace}")
+    if losses.others and not losses.wanted:
+        cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
     show_summary(session, losses.fields(launches.lost), args, results)
 
 
