@@ -171,7 +171,9 @@ def main(argv: list[str] | None = None) -> int:
         trace = perfetto.Trace(args.trace) if args.trace else None
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
-            measure(session, off_cpu, trace, args, cli.Results(args, out, session.now_ns))
+            results = cli.Results(args, out, session.now_ns)
+            results.head(session.device.clock_notice)
+            measure(session, off_cpu, trace, args, results)
     return session.status
 
 

@@ -304,8 +304,10 @@ def test_filters_by_thread(app):
     assert not of(records, "launch") and records[-1]["launches_by_others"] == 3
     assert "no launch matched -t 1; 3 launches by threads" in done.stderr and " of app" in done.stderr
     assert trace([app, "names"], "--comm", "helper")[1][-1]["launches_by_others"] == 1
-    done = subprocess.run([*TOOL, "-t", "1", "--", app, "names"], capture_output=True, text=True)
+    real = os.environ | {"CUDASIM_CLOCK": "real"}
+    done = subprocess.run([*TOOL, "-t", "1", "--", app, "names"], capture_output=True, text=True, env=real)
     assert done.stdout.startswith(
+        "embedded device, real clock: times mean nothing (set CUDASIM_CLOCK=virtual)\n"
         "counted 0 of 3 matching launches (3 in total)\n  not counted: 3 (by threads"
     )
     assert len(of(trace([app, "names"], "-v", "--launch", "2:")[1], "launch")) == 2
