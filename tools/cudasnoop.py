@@ -11,6 +11,7 @@ meanwhile. Nothing is injected into the process.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -117,7 +118,19 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
                 if out.closed:
                     break
             report.end()
+        if args.command and processes.status:
+            say_if_no_gpu(args.command)
         return processes.status or report.status
+
+
+def say_if_no_gpu(command: list[str]) -> None:
+    """Say how to run a command that has failed on the embedded device, if there is no GPU."""
+    from gpubpf.session import device
+
+    if any("cudasim" in word for word in command) or not isinstance(reason := device.ask_driver(), str):
+        return
+    if reason != device.EMBEDDED:
+        cli.note(TOOL, f"no GPU here; use {TOOL} -- cudasim -- {shlex.join(command)}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -196,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
             from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
 
             results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
+            results.head(session.device.clock_notice)
             printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
             log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
             for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):

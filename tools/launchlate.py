@@ -171,7 +171,9 @@ def main(argv: list[str] | None = None) -> int:
         trace = perfetto.Trace(args.trace) if args.trace else None
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
-            measure(session, off_cpu, trace, args, cli.Results(args, out, session.now_ns))
+            results = cli.Results(args, out, session.now_ns)
+            results.head(session.device.clock_notice)
+            measure(session, off_cpu, trace, args, results)
     return session.status
 
 
@@ -183,7 +185,7 @@ def measure(
     results: cli.Results,
 ) -> None:
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
-    from gpubpf.launches import latency
+    from gpubpf.launches import latency, latency_text
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses, LaunchSums
     from gpubpf.show.owner_columns import OwnerColumns
@@ -224,6 +226,8 @@ def measure(
     if trace:
         trace.close()
         cli.note(TOOL, f"wrote {args.trace}")
+    if losses.others and not losses.wanted:
+        cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
     show_summary(session, losses.fields(launches.lost), args, results)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
+from gpubpf.session import device
 from gpubpf_host import needs_bpf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -76,3 +77,12 @@ def test_each_call(program: Path, tmp_path: Path) -> None:
     assert copy["bytes"] == 1 << 20 and bool(copy["ret"]) == bool(int(failed)) == ("error" in copy)
     counts = Counter(record["api"] for record in calls)
     assert counts["cudaStreamSynchronize"] == 1
+
+
+def test_without_a_gpu_a_command_that_fails_gets_a_hint(tmp_path: Path) -> None:
+    if not isinstance(reason := device.ask_driver(), str) or reason == device.EMBEDDED:
+        pytest.skip("there is a device")
+    for words, hinted in ((["false"], True), (["true"], False), (["sh", "-c", "cudasim -- false"], False)):
+        done = subprocess.run([*TOOL, "--", *words], capture_output=True, text=True, timeout=60)
+        hint = "cudasnoop: note: no GPU here; use cudasnoop -- cudasim -- false\n"
+        assert (hint in done.stderr) == hinted, done.stderr

@@ -300,7 +300,16 @@ def test_the_same_numbers_as_root_and_without(app, tmp_path):
 def test_filters_by_thread(app):
     assert len(of(trace([app, "names"], "-v", "--comm", "helper")[1], "launch")) == 2
     assert len(of(trace([app, "names"], "-v", "--comm", "app")[1], "launch")) == 1
-    assert not of(trace([app, "names"], "-v", "-t", "1")[1], "launch")
+    done, records = trace([app, "names"], "-v", "-t", "1")
+    assert not of(records, "launch") and records[-1]["launches_by_others"] == 3
+    assert "no launch matched -t 1; 3 launches by threads" in done.stderr and " of app" in done.stderr
+    assert trace([app, "names"], "--comm", "helper")[1][-1]["launches_by_others"] == 1
+    real = os.environ | {"CUDASIM_CLOCK": "real"}
+    done = subprocess.run([*TOOL, "-t", "1", "--", app, "names"], capture_output=True, text=True, env=real)
+    assert done.stdout.startswith(
+        "embedded device, real clock: times mean nothing (set CUDASIM_CLOCK=virtual)\n"
+        "counted 0 of 3 matching launches (3 in total)\n  not counted: 3 (by threads"
+    )
     assert len(of(trace([app, "names"], "-v", "--launch", "2:")[1], "launch")) == 2
 
 

@@ -146,7 +146,7 @@ def test_many_threads_are_a_histogram_with_the_ends_named(show):
     work[700], work[3] = 9000, 1
     text = show(instances=[instance(work, (4, 1, 1))])
     assert re.search(r"64 -> 127 +: 1022 ", text) and re.search(r"8192 -> 16383 +: 1 ", text)
-    assert re.search(r"^ *2 +188 +23 +9000 ", text, re.MULTILINE)
+    assert re.search(r"^ *2 +188 +23 +9,000 ", text, re.MULTILINE)
     assert re.search(r"^ *0 +3 +23 +1 ", text, re.MULTILINE)
 
 

@@ -29,8 +29,8 @@ def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield from table.wrap("; ".join((said, *parts)))
 
 
-def coverage_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the last lines of the output: what was counted, and what was lost."""
+def coverage_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]:
+    """Yield the last lines of the output: what was counted, and what was lost. `filters`: those that the user gave."""
     calls, lost = summary["calls"], summary["lost"]
     late = [library for library in summary["libraries"] if "late" in library]
     processes = table.count(summary["processes"], "process")
@@ -41,7 +41,7 @@ def coverage_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     elif summary["processes"]:
         said = f"counted nothing: no call of {processes} matched"
     else:
-        said = "counted nothing: no calls seen"
+        said = f"counted nothing: {f'no call matched {filters}' if filters else 'no calls seen'}"
     if summary["abandoned"]:
         said += f"; {table.count(summary['abandoned'], 'call')} did not return"
     yield said + ("; none lost" if calls and not lost and not late else "")

@@ -531,7 +531,7 @@ def _blocks(report: ExitReport) -> list[str]:
     said = f"the blocks of a grid finish within {duration(report.grid.mean)} of each other (mean)"
     if report.tail.mean > NOTABLE * report.grid.mean and report.shape.blocks > len(report.sm):
         tail, count = duration(report.tail.mean), len(report.sm)
-        said += f"; during the last {tail}, fewer blocks are left than multiprocessors took part ({count})"
+        said += f"; for the last {tail}, fewer than {count} blocks remain, so some of the {count} multiprocessors are idle"
     return [said]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -37,9 +37,14 @@ def title(name: str) -> str:
     return TITLES.get(name, table.fit(name, NAME))
 
 
-def at_least(ns: int | None, error: int | None) -> str:
+def at_least(ns: int | None, error: int | None, text: Callable[[int | None], str] = us) -> str:
     """Return a time, or ``<`` and the error when the time is smaller than its error."""
-    return f"<{us(error)}" if ns is not None and error and abs(ns) < error else us(ns)
+    return f"<{text(error)}" if ns is not None and error and abs(ns) < error else text(ns)
+
+
+def exactly(limit: int) -> str:
+    """Return the limit of --slow, in us, with all its digits: ``500 us``, ``1.234 ms``, ``100 ms``."""
+    return f"{limit} us" if limit < 1000 else f"{limit / 1000:,.15g} ms"
 
 
 def report(sums: LaunchSums, owners: OwnerColumns, streams: bool, stacks: bool) -> Iterator[str]:
@@ -63,9 +68,14 @@ def finding(sums: LaunchSums) -> Iterator[str]:
     words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}
     order = sorted(("api", "wait", "overhead"), key=lambda name: -parts[name])
     said = ", ".join(f"{round(100 * parts[name] / total)} % {words[name]}" for name in order)
-    yield from table.wrap(
-        f"{table.count(sums.whole['count'], 'launch')} took {with_unit(total)} in total to start: {said}"
-    )
+    count, left_out = sums.whole["count"], sums.count - sums.whole["count"]
+    who = f"{count:,} of {table.count(sums.count, 'launch')}" if left_out else table.count(count, "launch")
+    yield from table.wrap(f"{who} took {with_unit(total)} in total to start: {said}")
+    if left_out:
+        verb, their = ("is", "its") if left_out == 1 else ("are", "their")
+        yield from table.wrap(
+            f"{table.count(left_out, 'launch')} {verb} left out of this: {their} wait or latency is unknown"
+        )
 
 
 def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None = None) -> list[str]:
@@ -258,14 +268,14 @@ def slow_stories(
 ) -> Iterator[str]:
     """Yield what happened in each slow launch, then the host threads that launched them."""
     columns, waits = view.columns, view.waits
-    yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {limit} us to start"
+    yield f"{len(slow):,} of {table.count(len(chosen), 'launch')} took more than {exactly(limit)} to start"
     for at in slow.tolist():
         process = columns.processes[int(columns.process[at])]
         stream = view.streams[int(view.ops.queue[at])]
         yield ""
         yield (
             f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title(view.labels[int(columns.name[at])])}: "
-            f"{at_least(int(waits.latency[at]), known(columns.start_error[at]))} us"
+            f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
         who = owners.name(view.owner(at)) if owners.several else process.comm
         yield f"  thread {int(columns.tid[at])} of {who}, {stream_name(stream)}"
@@ -348,3 +358,11 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
             f"{summary['operations_lost']:,} operations dropped because the log was full: waits may be attributed to the wrong work"
         )
     return [part for line in lines for part in table.wrap(line)]
+
+
+def none_chosen(filters: str, others: Counter[tuple[int, str]]) -> str:
+    """Return a notice: no launch passed the filters of host threads. `others`: the launches of each (thread, process name)."""
+    threads = [f"{tid} of {comm}" for (tid, comm), _ in others.most_common(MOST_THREADS)]
+    more = f" and {len(others) - MOST_THREADS:,} others" if len(others) > MOST_THREADS else ""
+    launches = table.count(others.total(), "launch")
+    return f"no launch matched {filters}; {launches} by thread{'s' if len(others) > 1 else ''} {', '.join(threads)}{more}"

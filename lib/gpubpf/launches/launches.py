@@ -101,6 +101,7 @@ class OperationColumns:
     api         number of an API call's function; `functions` has the names
     grid, block_dim   [operation, 3]
     wanted      launches that the user asked for
+    by_others   instrumented launches that are not wanted only because of the host program's filters
     origin      the first call of all, ns
     clock_steps how often a clock was set or jumped
     queue_keys  of each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
@@ -133,6 +134,7 @@ class OperationColumns:
     grid: Integers
     block_dim: Integers
     wanted: NDArray[np.bool_]
+    by_others: NDArray[np.bool_]
     origin: int
     clock_steps: int
     queue_keys: Sequence[tuple[int, str]] = ()
@@ -369,7 +371,8 @@ class _ColumnsBuilder:
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
-        wanted = self._wanted(ops, reason, asked, parent, firsts, passed)
+        wanted = asked & ~np.isin(reason, LEFT_OUT)
+        chosen = self._by_chosen_threads(ops, parent, firsts, passed)
         return OperationColumns(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
             gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
@@ -379,7 +382,8 @@ class _ColumnsBuilder:
             api=np.where(kinds == Kind.API, field("api", "function"), none), functions=self._functions(at[kinds == Kind.API]),
             queue_keys=queue_keys,
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
-            block_dim=field("kernel", "block"), origin=origin, wanted=wanted, **times,
+            block_dim=field("kernel", "block"), origin=origin, wanted=wanted & chosen,
+            by_others=wanted & ~chosen & (reason == operation_log.INSTRUMENTED), **times,
         )  # fmt: skip
 
     def _joins(self, kind: Integers) -> list[int]:
@@ -398,20 +402,13 @@ class _ColumnsBuilder:
                 found.append(place)
         return found
 
-    def _wanted(
-        self,
-        ops: Operations,
-        reason: Integers,
-        asked: NDArray[np.bool_],
-        parent: Integers,
-        firsts: Integers,
-        passed: Integers | None,
+    def _by_chosen_threads(
+        self, ops: Operations, parent: Integers, firsts: Integers, passed: Integers | None
     ) -> NDArray[np.bool_]:
-        """Return the launches that --kernel, --launch, --sample and the host program's filters let through."""
-        wanted = asked & ~np.isin(reason, LEFT_OUT)
-        if passed is not None:  # the host program runs once for a graph
-            wanted &= np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)
-        return wanted
+        """Return the operations that the host program's filters let through."""
+        if passed is None:
+            return np.ones(len(ops), bool)
+        return np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)  # it runs once for a graph
 
     # --- identities ---
 

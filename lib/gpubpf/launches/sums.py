@@ -315,18 +315,28 @@ def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) ->
 
 
 class LaunchLosses:
-    """Counts lost, timed and untimed launches for the summary, as they are reported."""
+    """Counts lost, timed and untimed launches for the summary, as they are reported.
+
+    wanted   launches that the user asked for
+    others   launches by threads that -t, --comm or --cgroup leaves out, by thread and the name of its process
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._methods: Counter[str] = Counter()
         self._error: int | None = None
         self._steps = 0
+        self.wanted = 0
+        self.others: Counter[tuple[int, str]] = Counter()
 
     def add(self, view: LaunchView, new: Integers) -> None:
         """Add operations, given by their places in `view`."""
         columns = view.columns
         launched = new[columns.wanted[new]]
+        self.wanted += len(launched)
+        others = new[columns.by_others[new]]
+        threads = zip(columns.tid[others].tolist(), columns.process[others].tolist(), strict=True)
+        self.others.update((tid, columns.processes[process].comm) for tid, process in threads)
         lost = columns.lost[launched]
         self._counts["lost"] += int(lost.sum())
         self._counts["running"] += int(columns.running[launched].sum())
@@ -347,6 +357,6 @@ class LaunchLosses:
         timed = {name: count for name, count in self._methods.items() if count}
         return (
             counts
-            | {"launches_timed": timed}
+            | {"launches_timed": timed, "launches_by_others": self.others.total()}
             | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}
         )

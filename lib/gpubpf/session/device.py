@@ -35,6 +35,8 @@ for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MIN
 print(name.value.decode(errors="replace"))
 """
 NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
+EMBEDDED = "libcuda.so.1 is the embedded device"  # an answer of `ask_driver`
+REAL_CLOCK = "embedded device, real clock: times mean nothing (set CUDASIM_CLOCK=virtual)"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Device:
         """Whether it is the embedded device on its virtual clock."""
         clock = self.environment.get("CUDASIM_CLOCK", os.environ.get("CUDASIM_CLOCK"))
         return self.kind == "sim" and clock == "virtual"
+
+    @property
+    def clock_notice(self) -> str | None:
+        """A line for the top of a report of times, if they mean nothing."""
+        return None if self.kind == "gpu" or self.virtual else REAL_CLOCK
 
     @property
     def name(self) -> str:
@@ -85,7 +92,7 @@ def ask_driver() -> tuple[int, int] | str:
         return said[-1] if said and done.returncode > 0 else f"the driver crashed (status {done.returncode})"
     major, minor, name = done.stdout.split("\n", 2)
     if "cudasim" in name:
-        return "libcuda.so.1 is the embedded device"
+        return EMBEDDED
     return int(major), int(minor)
 
 

@@ -33,6 +33,7 @@ from gpubpf.show.options import (
     add_targets,
     add_threads,
     chooses_threads,
+    given_filters,
     records_accesses,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
@@ -61,6 +62,7 @@ __all__ = [
     "complain",
     "csv_cells",
     "errors",
+    "given_filters",
     "host_program_lines",
     "note",
     "open_results",

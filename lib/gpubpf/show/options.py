@@ -80,6 +80,18 @@ def _add_launches(group: argparse._ArgumentGroup, sample: str) -> None:
     group.add_argument("--sample", type=positive, metavar="N", help=sample)
 
 
+def given_filters(args: argparse.Namespace, calls: bool) -> str:
+    """Return the filters of host threads that were given, and those of `calls`, for a message: ``-t 1 --comm helper``."""
+    options = {"tid": "-t", "comm": "--comm", "cgroup": "--cgroup"}
+    options |= {"api": "--api", "errors": "--errors", "slow": "--slow"} if calls else {}
+    given = []
+    for name, option in options.items():
+        value = getattr(args, name, None)
+        for one in value if isinstance(value, list) else [value]:
+            given += [option if one is True else f"{option} {one}"] if one else []
+    return " ".join(given)
+
+
 def chooses_threads(args: argparse.Namespace) -> bool:
     """Return whether --block or --thread leave any thread out."""
     return any(extent != EVERYTHING for extent in (*args.block, *args.thread))

@@ -45,6 +45,11 @@ class Results:
         self._now = 0
         self._headed = False
 
+    def head(self, text: str | None) -> None:
+        """Begin the output, if it is text, with a line about all that follows; None: nothing."""
+        if text and not self.json and not self.csv:
+            self.out.line(text)
+
     def begin(self) -> None:
         """Begin the report of an interval. With -T a text report begins with the time of day."""
         self._now = self._read_time()

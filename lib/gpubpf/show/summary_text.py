@@ -53,13 +53,16 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
         return [f"counted nothing of {table.count(seen, 'launch')}"]
     timed = summary.get("launches_timed", {})
     events = {what: timed[method] for method, what in WITHOUT_PROBE.items() if method in timed}
-    counted = sum(timed.values()) if events else instrumented
+    by_others = summary.get("launches_by_others", 0)
+    counted = sum(timed.values()) if events else instrumented - by_others
     lines = [f"counted {counted:,} of {matched:,} matching launches ({seen:,} in total)"]
     left_out = {"sampled out", "filtered"}
     lines += [
         f"  {'no probe' if events and reason not in left_out else 'not counted'}: {number}"
         for reason, number in _reasons(summary["not_instrumented"]).items()
     ]
+    if by_others:
+        lines.append(f"  not counted: {by_others:,} (by threads that -t, --comm or --cgroup leaves out)")
     return lines + [f"  of these, {what} timed {number:,}" for what, number in events.items()]
 
 

@@ -157,6 +157,7 @@ def us(ns: int | None) -> str:
 
 
 def with_unit(ns: int | None) -> str:
-    """Return a time with its unit, for a sentence."""
-    text = us(ns)
-    return text if text.endswith("s") else f"{text} us"
+    """Return a time with its unit, for a sentence; "-" stands for an unknown one, and a negative one is possible."""
+    if ns is None:
+        return "-"
+    return f"-{duration(-ns)}" if ns < 0 else duration(ns)

@@ -130,6 +130,11 @@ def _in_full(number: int) -> str:
     return f"{number:,}" if number < 10**14 else table.number(number)
 
 
+def _mean(number: float) -> str:
+    """Return a mean with one digit after the point, or none if it is whole."""
+    return f"{number:,.1f}".removesuffix(".0")
+
+
 def _section(
     counts: ThreadCounts, label: str, what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
@@ -146,7 +151,7 @@ def _section(
         f"grid {grid}, block {block_dim}; {owners.name(instance)}",
         f"{table.count(counts.launches, 'launch')}, {table.count(len(threads), f'{selected}thread')}",
         *imbalance.findings(groups, what),
-        f"imbalance {groups.imbalance:.2f} (max / mean); mean {groups.mean:,.1f} {what} per {by}",
+        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean)} {what} per {by}",
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:
@@ -173,7 +178,7 @@ def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[
         work = int(groups.work[place])
         row: dict[str, object] = {**owner, **groups.labels(place)}
         row |= {} if groups.by == "thread" else {"THREADS": groups.threads[place]}
-        row |= {"RUNS": groups.runs[place], f"WORK ({what})": work}
+        row |= {"RUNS": groups.runs[place], f"WORK ({what})": f"{work:,}"}
         rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
     if not rows:
         return []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
 
 from gpubpf.calls import delay_text, delays, statistics_text, summary_text
 from gpubpf.calls.statistics import CallStatistics, Durations
+from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
 
 
@@ -73,6 +75,21 @@ def summary(**changed: Any) -> dict[str, Any]:
 )
 def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str]) -> None:
     assert list(summary_text.coverage_lines(summary(**changed))) == expected
+
+
+def test_filters_that_no_call_matched_are_named() -> None:
+    options = {
+        "tid": 1,
+        "comm": "app",
+        "cgroup": None,
+        "api": ["cuM*", "*Free"],
+        "errors": True,
+        "slow": None,
+    }
+    given = cli.given_filters(argparse.Namespace(**options), calls=True)
+    (line,) = summary_text.coverage_lines(summary(), given)
+    assert line == "counted nothing: no call matched -t 1 --comm app --api cuM* --api *Free --errors"
+    assert cli.given_filters(argparse.Namespace(**options), calls=False) == "-t 1 --comm app"
 
 
 @pytest.mark.parametrize(

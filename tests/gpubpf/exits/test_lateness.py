@@ -201,6 +201,8 @@ def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
     assert (found.grid.total, found.tail.total, found.alone[5]) == (90, 60, 20)
     report = ExitReport.of(found, 1, CycleLength())
     assert exits.sm_rows(report) == [(0, 60), (1, 20), (2, 0)]
+    tail = "for the last 60 ns, fewer than 3 blocks remain, so some of the 3 multiprocessors are idle"
+    assert exits._blocks(report)[0].endswith(f"; {tail}")
     alone = Exits(Shape((1, 1, 1), (32, 1, 1)))
     alone.add_launch(np.array([0]), np.array([5]), np.array([3]))
     assert alone.grid.total == alone.tail.total == alone.alone[0] == 0

@@ -277,9 +277,7 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
         max(map(len, lines)) <= 80
         and lines[2].split() == "second 1 48.00 48.00 48.00 1.00 47.00 0.00 10.00".split()
     )
-    assert list(latency_text.wait_lines(sums)) == [
-        "  second: 1 of 1 waited behind first, 47.00 us on average"
-    ]
+    assert list(latency_text.wait_lines(sums)) == ["  second: 1 of 1 waited behind first, 47.0 us on average"]
     by_stream = latency_text.kernel_table(summed(view, "queue"), True)
     assert max(map(len, by_stream)) <= 80 and by_stream[2].split()[:3] == ["second", "1", "1"]
     assert max(map(len, latency_text.histogram(sums))) <= 80
@@ -337,6 +335,9 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
     losses = LaunchLosses()
     losses.add(view, np.array([first, second]))
     assert losses.fields(0)["launches_behind_unseen"] == 1
+    said = " ".join(latency_text.finding(summed(view)))
+    assert said.startswith("1 of 2 launches took 48.0 us in total to start: ")
+    assert said.endswith("1 launch is left out of this: its wait or latency is unknown")
     assert "1 launch may have waited for work from before" in latency_text.loss_lines(losses.fields(0))[0]
     for view in (seen(before=False), seen(before=True, forgotten=True)):
         assert view.launch(first)["wait_ns"] == 0
@@ -362,6 +363,10 @@ def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
     assert [latency_text.us(ns) for ns in (0, 99_994, 123_456, 12_345_678, 5_000_000_000, 70_000_000_000_000)] == [
         "0.00", "99.99", "123.5", "12346", "5.00s", "70000s",
     ]  # fmt: skip
+    assert [latency_text.with_unit(ns) for ns in (None, 752, -752, 47_000, 4_003_200, 22_767_000)] == [
+        "-", "752 ns", "-752 ns", "47.0 us", "4.00 ms", "22.8 ms",
+    ]  # fmt: skip
+    assert [latency_text.exactly(us) for us in (10, 1234, 100_000)] == ["10 us", "1.234 ms", "100 ms"]
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -461,8 +466,8 @@ def test_slow_launches_are_told_one_by_one_and_by_thread() -> None:
     slow = latency.slower(view, chosen, 10_000)
     text = "\n".join(latency_text.slow_stories(view, slow, chosen, 10, OwnerColumns()))
     assert text.startswith("1 of 2 launches took more than 10 us to start")
-    assert "T+2.0 us  second: 48.00 us" in text and "47.00 us behind first" in text
-    assert "meanwhile the thread: off-CPU, blocked in futex 48.00 us" in text
+    assert "T+2.0 us  second: 48.0 us" in text and "47.0 us behind first" in text
+    assert "meanwhile the thread: off-CPU, blocked in futex 48.0 us" in text
     assert text.splitlines()[-1].split()[:5] == ["70", "1", "2", "48.00", "48.00"]
     assert max(map(len, text.splitlines())) <= 80
     assert view.launch(int(slow[0]))["meanwhile"] == [{"what": "off-CPU, blocked in futex", "ns": 48000}]

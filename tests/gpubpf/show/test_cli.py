@@ -323,6 +323,10 @@ def test_every_report_ends_with_what_was_not_seen():
     ]
     assert lines[3] == "lost: 7 (a map was full, or the kernel or its process failed)"
     unseen = {"tex": 2, "cp.async.bulk.tensor": 1}
+    assert cli.summary_lines(summary(launches_by_others=25)) == [
+        "counted 0 of 25 matching launches (30 in total)",
+        "  not counted: 25 (by threads that -t, --comm or --cgroup leaves out)",
+    ]
     assert cli.summary_lines(summary(not_probed=unseen))[1:] == [
         "not probed: tex (2 instructions), cp.async.bulk.tensor (1 instruction)"
     ]
