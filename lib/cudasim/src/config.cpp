@@ -62,7 +62,8 @@ size_t memory() {
         number *= size_t{1} << 10 * ((unit - units) / 2 + 1);
         end++;
     }
-    bool valid = strchr("0123456789.", *text) != nullptr && *end == '\0' && number >= 1 << 20 && number < 1e15;
+    bool valid =
+        strchr("0123456789.", *text) != nullptr && *end == '\0' && number >= 1 << 20 && number < 1e15;
     if (!valid) wrong(name, "set it to a size of at least 1M, such as 16G");
     return static_cast<size_t>(number);
 }

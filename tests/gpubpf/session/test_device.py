@@ -72,7 +72,9 @@ def test_settings_of_the_embedded_device_are_checked(name: str, values: list[str
 
     for value in values:
         assert said(value) == (2, f"cudasim: CUDASIM_{name} is {value!r}; {advice}\n")
-    for value in {"CC": ["", "8", "12.1"], "MEMORY": ["", "1048576", "2.5g"], "DEVICES": ["", "0", "64"]}[name]:
+    for value in {"CC": ["", "8", "12.1"], "MEMORY": ["", "1048576", "2.5g"], "DEVICES": ["", "0", "64"]}[
+        name
+    ]:
         assert said(value) == (0, "")
 
 
