@@ -90,6 +90,24 @@ def test_help_needs_nothing_heavy(tool):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
+def test_help_fits_a_terminal(tool):
+    done = run(tool, "--help", COLUMNS="80")
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    assert "[LIBRARY]" not in done.stdout or "--cupti[=LIBRARY]" in done.stdout
+    if tool in ("cudasnoop", "hipsnoop"):
+        from gpubpf.calls.api import GROUPS
+
+        assert f"or a group: {', '.join(GROUPS)};" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_prose_of_the_example_text_fits_a_terminal(tool):
+    text = (REPOSITORY / "tools" / f"{tool}_example.txt").read_text()
+    wide = [line for line in text.splitlines() if len(line) > 80 and not line.startswith(("{", "#"))]
+    assert wide == []
+
+
+@pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("module", ["argparse", "shutil"])  # loaded with the tool; loaded by its `main`
 def test_ctrl_c_while_a_tool_starts_ends_it_without_a_word(tool, module, tmp_path):
     (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")

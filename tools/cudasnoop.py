@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import argparse
 
 TOOL = "cudasnoop"
-WHAT = "CUDA calls and kernels, and why a call, or a gap between launches, was long."
+WHAT = "Trace CUDA calls and kernels: why a call, or a gap between launches, was long."
 EXAMPLES = """examples:
-    cudasnoop -- ./app                       which calls ./app makes, and how long they take
+    cudasnoop -- ./app                       which calls take how long
     cudasnoop -p 4711 1                      a running process, every second
     cudasnoop -e -- ./app                    a line for each call
     cudasnoop -e --api '*Memcpy*' -- ./app   only copies
-    cudasnoop --errors -e                    failed calls of every process (requires root)
-    cudasnoop --slow 500 -- ./app            calls longer than 500 us, and why
-    cudasnoop --why -d 10 -p 4711            what calls and gaps between launches wait for
+    cudasnoop --errors -e                    failed calls, all processes (root)
+    cudasnoop --slow 500 -- ./app            calls over 500 us, and why
+    cudasnoop --why -d 10 -p 4711            what calls and gaps wait for
     cudasnoop --kernel 'gemm*' -- ./app      only launches of these kernels
     cudasnoop --trace t.json -- ./app        a trace for ui.perfetto.dev
     cudasnoop --json -e -o f -- ./app        each call, as JSON Lines

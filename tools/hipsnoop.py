@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import argparse
 
 TOOL = "hipsnoop"
-WHAT = "HIP calls and kernels, and why a call, or a gap between launches, was long."
+WHAT = "Trace HIP calls and kernels: why a call, or a gap between launches, was long."
 EXAMPLES = """examples:
-    hipsnoop -- ./app                        which calls ./app makes, and how long they take
-    hipsnoop -p 4711 1                       a running process, every second
-    hipsnoop -e -- ./app                     a line for each call
-    hipsnoop -e --api '*Memcpy*' -- ./app    only copies
-    hipsnoop --errors -e                     failed calls of every process (requires root)
-    hipsnoop --slow 500 -- ./app             calls longer than 500 us, and why
-    hipsnoop --why -d 10 -p 4711             what calls and gaps between launches wait for
-    hipsnoop --kernel 'gemm*' -- ./app       only launches of these kernels
-    hipsnoop --trace t.json -- ./app         a trace for ui.perfetto.dev
-    hipsnoop --json -e -o f -- ./app         each call, as JSON Lines
+    hipsnoop -- ./app                       which calls take how long
+    hipsnoop -p 4711 1                      a running process, every second
+    hipsnoop -e -- ./app                    a line for each call
+    hipsnoop -e --api '*Memcpy*' -- ./app   only copies
+    hipsnoop --errors -e                    failed calls, all processes (root)
+    hipsnoop --slow 500 -- ./app            calls over 500 us, and why
+    hipsnoop --why -d 10 -p 4711            what calls and gaps wait for
+    hipsnoop --kernel 'gemm*' -- ./app      only launches of these kernels
+    hipsnoop --trace t.json -- ./app        a trace for ui.perfetto.dev
+    hipsnoop --json -e -o f -- ./app        each call, as JSON Lines
 """
 PROGRAM = r"""
 #include <gpubpf.h>

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
-    kernelretsnoop -- ./app                     late lanes, warps and blocks of every kernel
+    kernelretsnoop -- ./app                     late lanes, warps and blocks
     kernelretsnoop --kernel 'ns::*' -- ./app    these kernels only
-    kernelretsnoop -e --block 0 -- ./app        every thread of block 0, as it exits
+    kernelretsnoop -e --block 0 -- ./app        each exit of a thread in block 0
     kernelretsnoop -e --json -o exits.jsonl -- ./app
     kernelretsnoop --heatmap app.svg -- ./app   a picture: blocks by time
-    kernelretsnoop --launch 10:20 -v -- ./app   these launches; multiprocessors too
+    kernelretsnoop --launch 10:20 -v -- ./app   these launches; more details
     kernelretsnoop 1 10 -- python3 train.py     print each second, ten times
 """
 PROGRAM = r"""
@@ -144,7 +144,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on t
 def build_parser() -> cli.Parser:
     """Return the parser: the shared options, and what to show of exits."""
     parser = cli.parser(
-        TOOL, "When the threads of a GPU kernel exit, and which of them keep the others waiting.", EXAMPLES
+        TOOL, "Show when the threads of a GPU kernel exit, and which keep the others waiting.", EXAMPLES
     )
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 TOOL = "launchlate"
 EXAMPLES = """examples:
-    launchlate -- ./app                   how long kernels take to start, and why
+    launchlate -- ./app                       how long kernels take to start
     launchlate -s --kernel 'ns::*' -- ./app   these kernels, by stream
-    launchlate -v -- ./app                a line for each launch
-    launchlate --timeline -- ./app        what each stream did, in order
-    launchlate --trace t.json -- ./app    a trace for ui.perfetto.dev
-    launchlate --slow 500 -- ./app        launches that took more than 500 us to start, and why
-    launchlate 1 10 -- python3 train.py   print each second, ten times
+    launchlate -v -- ./app                    a line for each launch
+    launchlate --timeline -- ./app            what each stream did, in order
+    launchlate --trace t.json -- ./app        a trace for ui.perfetto.dev
+    launchlate --slow 500 -- ./app            starts after more than 500 us
+    launchlate 1 10 -- python3 train.py       print each second, ten times
 """
 SLOTS = 65536
 PROGRAM = r"""
@@ -106,7 +106,7 @@ int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the la
 def build_parser() -> cli.Parser:
     """Return the parser: the shared options, and what to show of launches."""
     parser = cli.parser(
-        TOOL, "How long GPU kernels take from the call that launches them to their start, and why.", EXAMPLES
+        TOOL, "Measure how long GPU kernels take to start after their launch call, and why.", EXAMPLES
     )
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 TOOL = "memtrace"
 EXAMPLES = """examples:
-    memtrace -- ./app                           wasted traffic by instruction, every kernel of ./app
-    memtrace --kernel 'ns::*' -- ./app          these kernels only
-    memtrace --launch 1 -v -- ./app             the first launch of each kernel, with all rows
-    memtrace --json -o sites.jsonl -- ./app     every instruction, as JSON Lines
-    memtrace --footprint -- ./app               how much memory each kernel touches, and how often
-    memtrace -e --site 3 --warps 64 -- ./app    each access of instruction 3, by one warp in 64
-    memtrace --parquet app.parquet -- ./app     every access, in a file for pandas, DuckDB, ...
-    memtrace --heatmap app.svg -- ./app         a picture: addresses by time
-    memtrace 1 10 -- python3 train.py           print each second, ten times
+    memtrace -- ./app                          wasted traffic, by instruction
+    memtrace --kernel 'ns::*' -- ./app         these kernels only
+    memtrace --launch 1 -v -- ./app            the first launch, with all rows
+    memtrace --json -o sites.jsonl -- ./app    every instruction, as JSON Lines
+    memtrace --footprint -- ./app              how much memory kernels touch
+    memtrace -e --site 3 --warps 64 -- ./app   one place, by one warp in 64
+    memtrace --parquet app.parquet -- ./app    every access, for pandas, DuckDB
+    memtrace --heatmap app.svg -- ./app        a picture: addresses by time
+    memtrace 1 10 -- python3 train.py          print each second, ten times
 """
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -124,7 +124,7 @@ def build_parser() -> cli.Parser:
     """Return the parser: the shared options, and what to show of accesses."""
     parser = cli.parser(
         TOOL,
-        "How each instruction of a GPU kernel accesses memory, and how much of the traffic is wasted.",
+        "Show how the instructions of GPU kernels access memory, and how much they waste.",
         EXAMPLES,
     )
     cli.add_targets(parser)

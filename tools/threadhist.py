@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 TOOL = "threadhist"
 EXAMPLES = """examples:
-    threadhist -- ./app                          instructions per thread, every kernel of ./app
+    threadhist -- ./app                          instructions per thread
     threadhist --kernel vectorAdd -- ./app       this kernel only
     threadhist --kernel 'ns::*' --work stores -- python3 train.py
-    threadhist --by warp --top 10 -- ./app       the ten warps with the most work
+    threadhist --by warp --top 10 -- ./app       ten warps with the most work
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
-    threadhist --list ./app                      its kernels; which can be instrumented
+    threadhist --list ./app                      which kernels it can measure
     threadhist 1 10 -- ./app                     print each second, ten times
 """
 PROGRAM = r"""

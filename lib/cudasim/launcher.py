@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from gpubpf import __version__
 from gpubpf.errors import Error
 
 LIBRARIES = Path(__file__).resolve().parent / "lib"
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=CLOCKS,
         help="clock that programs and events read: real (default), or virtual, which repeats exactly",
     )
+    parser.add_argument("--version", action="version", version=f"cudasim (gpubpf) {__version__}")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     return parser
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cudasim_device import CUDASIM, ROOT, nvcc, program, run
+from gpubpf import __version__
 
 HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
 
@@ -107,6 +108,9 @@ def test_launcher() -> None:
     assert (missing.returncode, missing.stderr.count("\n")) == (127, 1)
     assert cudasim("--", str(ROOT / "pyproject.toml")).returncode == 126
     assert cudasim("--help").returncode == 0
+    assert max(map(len, cudasim("--help").stdout.splitlines())) <= 80
+    done = cudasim("--version")
+    assert (done.returncode, done.stdout) == (0, f"cudasim (gpubpf) {__version__}\n")
     pipe = f"'{sys.executable}' -m cudasim -- sh -c 'yes; echo $? >&2' | head -n 1"
     done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
     assert done.stderr == "141\n"  # SIGPIPE kills the program, as without cudasim

@@ -381,7 +381,7 @@ def test_filters_of_nothing() -> None:
         (["-e", "--footprint"], "--footprint cannot be combined"),
         (["--parquet", ""], "argument --parquet: '' is not the name of a file"),
         (["--heatmap", "-"], "argument --heatmap: '-' is not the name of a file"),
-        (["--heatmap", "a.txt"], "argument --heatmap: 'a.txt' is no picture; choose a name that ends in"),
+        (["--heatmap", "a.txt"], "argument --heatmap: 'a.txt' must end in .svg or .png"),
         (["-e", "--warps", "4294967296"], "argument --warps: '4294967296' is larger than 4294967295"),
     ],
 )

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,49 +13,76 @@ bool flag(const char *name) {
     return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
 }
 
-size_t bytes(const char *name, size_t fallback) {
+[[noreturn]] void wrong(const char *name, const char *advice) {
+    fprintf(stderr, "cudasim: %s is '%s'; %s\n", name, getenv(name), advice);
+    _exit(2);
+}
+
+bool set(const char *name) {
     const char *value = getenv(name);
-    if (value == nullptr || *value == '\0') return fallback;
+    return value != nullptr && *value != '\0';
+}
+
+// The number of decimal digits at *text, which then points behind them; -1 if there is none, or it is too large.
+long digits(const char **text) {
+    size_t length = strspn(*text, "0123456789");
+    long number = length > 0 && length < 16 ? strtol(*text, nullptr, 10) : -1;
+    *text += length;
+    return number;
+}
+
+int devices() {
+    const char *name = "CUDASIM_DEVICES";
+    if (!set(name)) return 1;
+    const char *text = getenv(name);
+    long number = digits(&text);
+    if (number < 0 || number > 64 || *text != '\0') wrong(name, "set it to a number of devices from 0 to 64");
+    return static_cast<int>(number);
+}
+
+void compute_capability(Config &config) {
+    const char *name = "CUDASIM_CC";
+    if (!set(name)) return;
+    const char *text = getenv(name);
+    long major = digits(&text), minor = 0;
+    if (*text == '.') minor = digits(&++text);
+    if (major < 3 || major > 19 || minor < 0 || minor > 9 || *text != '\0')
+        wrong(name, "set it to a compute capability such as 9.0");
+    config.cc_major = static_cast<int>(major);
+    config.cc_minor = static_cast<int>(minor);
+}
+
+size_t memory() {
+    const char *name = "CUDASIM_MEMORY", *units = "kKmMgG";
+    if (!set(name)) return size_t{16} << 30;
+    const char *text = getenv(name);
     char *end = nullptr;
-    double number = strtod(value, &end);
-    switch (*end) {
-        case 'k':
-        case 'K': number *= 1 << 10; break;
-        case 'm':
-        case 'M': number *= 1 << 20; break;
-        case 'g':
-        case 'G': number *= 1 << 30; break;
-        default: break;
+    double number = strtod(text, &end);
+    if (const char *unit = *end ? strchr(units, *end) : nullptr) {
+        number *= size_t{1} << 10 * ((unit - units) / 2 + 1);
+        end++;
     }
-    return number >= 1 << 20 ? static_cast<size_t>(number) : fallback;
+    bool valid =
+        strchr("0123456789.", *text) != nullptr && *end == '\0' && number >= 1 << 20 && number < 1e15;
+    if (!valid) wrong(name, "set it to a size of at least 1M, such as 16G");
+    return static_cast<size_t>(number);
 }
 
 Config read() {
     Config config{};
-    const char *devices = getenv("CUDASIM_DEVICES");
-    config.devices = devices == nullptr ? 1 : std::clamp(atoi(devices), 0, 64);
+    config.devices = devices();
     config.cc_major = 9;
     config.cc_minor = 0;
-    if (const char *cc = getenv("CUDASIM_CC"); cc != nullptr && *cc != '\0') {
-        char *end = nullptr;
-        long major = strtol(cc, &end, 10);
-        long minor = *end == '.' ? strtol(end + 1, nullptr, 10) : 0;
-        if (major >= 3 && major < 100 && minor >= 0 && minor < 10) {
-            config.cc_major = static_cast<int>(major);
-            config.cc_minor = static_cast<int>(minor);
-        }
-    }
-    config.memory = bytes("CUDASIM_MEMORY", size_t{16} << 30);
+    compute_capability(config);
+    config.memory = memory();
     config.hostile = flag("CUDASIM_HOSTILE");
     config.hide_variables = flag("CUDASIM_HIDE_VARIABLES");
     const char *seed = getenv("CUDASIM_SEED");
     config.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);
     const char *clock = getenv("CUDASIM_CLOCK");
     config.virtual_clock = clock != nullptr && strcmp(clock, "virtual") == 0;
-    if (clock != nullptr && *clock != '\0' && !config.virtual_clock && strcmp(clock, "real") != 0) {
-        fprintf(stderr, "cudasim: CUDASIM_CLOCK is '%s'; unset it, or set it to real or virtual\n", clock);
-        _exit(2);
-    }
+    if (set("CUDASIM_CLOCK") && !config.virtual_clock && strcmp(clock, "real") != 0)
+        wrong("CUDASIM_CLOCK", "unset it, or set it to real or virtual");
     const char *loading = getenv("CUDA_MODULE_LOADING");
     config.eager_loading = loading != nullptr && strcmp(loading, "EAGER") == 0;
     config.lazy_loading_waits = config.hostile && loading != nullptr && strcmp(loading, "LAZY") == 0;

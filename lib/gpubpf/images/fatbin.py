@@ -167,10 +167,19 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[FatbinImage, ...]:
             return _held(_images(OpenFile(file.fileno(), status.st_size)))
     except OSError as error:
         raise ImageError(f"cannot read {os.fspath(path)}: {error.strerror}; check its name") from None
+    except _NoImage:
+        raise no_code(path) from None
     except ImageError as error:
         if os.fspath(path) in str(error):
             raise
         raise ImageError(f"{os.fspath(path)}: {error}") from None
+
+
+def no_code(file: str | os.PathLike[str]) -> ImageError:
+    """Return the error for a file without CUDA code."""
+    return ImageError(
+        f"no CUDA code in {os.fspath(file)}; name a program, library, fatbin, cubin or PTX file"
+    )
 
 
 def images_of_bytes(data: bytes) -> tuple[FatbinImage, ...]:
@@ -248,6 +257,10 @@ def pack(image: FatbinImage) -> bytes:
     return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
 
 
+class _NoImage(ImageError):
+    """The bytes are in none of the formats that can have CUDA code."""
+
+
 def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     start = source.read(0, min(64, source.size))
     if start.startswith(b"\x7fELF"):
@@ -263,7 +276,7 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     data = source.read(0, source.size)
     if (image := ptx_image(data)) is not None:
         return (image,)
-    raise ImageError("there is no CUDA code in it; name a program, a library, a fatbin, a cubin or PTX")
+    raise _NoImage("there is no CUDA code in it; name a program, library, fatbin, cubin or PTX file")
 
 
 def ptx_image(data: bytes, options: str = "", module: int = 0) -> FatbinImage | None:

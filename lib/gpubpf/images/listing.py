@@ -176,7 +176,7 @@ def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
     sources = []
     for file in files:
         if not (images := fatbin.images_of_file(file)):
-            raise ImageError(f"there is no CUDA code in {file}; name the program or library that nvcc built")
+            raise fatbin.no_code(file)
         sources.append(ImageFile(file, images))
     return sources
 

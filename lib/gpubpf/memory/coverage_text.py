@@ -207,7 +207,9 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
     ):
         if some:
             total = sum(row.allocation.bytes for row in some)
-            yield f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
+            yield from table.wrap(
+                f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
+            )
 
 
 def _larger_granule(report: CoverageReport, granule: int) -> int:

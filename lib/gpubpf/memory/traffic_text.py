@@ -46,6 +46,19 @@ class SiteGroup:
     def contention(self) -> int:
         return max(site.contention for site in self.sites)
 
+    @property
+    def conflicts(self) -> str:
+        """The bank conflicts in shared memory, in words."""
+        most = max(site.ways_max for site in self.sites)
+        return f"{'up to ' if self.sum('ways') < most * self.sum('phases') else ''}{most}-way bank conflicts"
+
+    @property
+    def pattern(self) -> str:
+        """The pattern, as in JSON. But gathered lanes that use all of each sector are `rows`, as in the rows of a tile."""
+        first = self.sites[0]
+        whole = first.space != "shared" and self.sum("sectors") == self.sum("least")
+        return "rows" if first.pattern == "gather" and whole else first.pattern
+
     def cells(self, share: float, mixed: bool = False) -> dict[str, str]:
         """Return the cells of the row, by column. `mixed`: the table has both kinds of shares, see `KernelTraffic.share`."""
         first, phases = self.sites[0], self.sum("phases")
@@ -56,7 +69,7 @@ class SiteGroup:
             "REQUESTS": number(self.sum("requests")),
             "BYTES": size(self.sum("bytes")),
             "RATIO": "" if shared else f"{self.sum('sectors') / max(self.sum('least'), 1):.2f}",
-            "PATTERN": first.pattern,
+            "PATTERN": self.pattern,
             "LANES": f"{self.sum('accesses') / self.sum('requests'):.1f}".removesuffix(".0"),
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
             "SHARE": f"({100 * share:.0f} %)" if mixed and shared else f"{100 * share:.0f} %",
@@ -156,15 +169,20 @@ def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
 def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield the sentences above a kernel's table."""
     total = kernel.record()
-    if total["sectors_least"]:
+    shared = [row for row in rows if row.sites[0].space == "shared"]
+    device = [row for row in rows if row not in shared]
+    if least := total["sectors_least"]:
         moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        yield f"{moved}: {total['ratio']:.2f} times as much as contiguous lanes"
-    phases = sum(row.sum("phases") for row in rows)
-    if phases and (ways := sum(row.sum("ways") for row in rows)) > phases:
+        contiguous = f"contiguous lanes would move {size(SECTOR * least)} ({total['ratio']:.2f}x)"
+        yield f"{'global and local memory: ' if shared else ''}{moved}; {contiguous}"
+    if len(rows) > 1 and device and device[0].wasted:
+        whole = sum(row.wasted for row in device)
+        yield f"{device[0].where} wastes the most: {100 * device[0].wasted / whole:.0f} % of {size(whole)}"
+    phases = sum(row.sum("phases") for row in shared)
+    if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
-    if len(rows) > 1 and rows[0].wasted:
-        whole = kernel.wasted
-        yield f"{rows[0].where} wastes the most: {100 * rows[0].wasted / whole:.0f} % of {size(whole)}"
+        if len(rows) > 1:
+            yield f"{shared[0].where} costs the most in shared memory: {shared[0].conflicts}"
     crowded = max(
         (row for row in rows if row.sites[0].site.kind == "atomic"),
         key=lambda row: row.contention,

@@ -325,11 +325,12 @@ class Server:
             place.capacity * place.shards * place.stride,
         )
         process.add_ring(place, definition.value_dtype, granted, file)
-        if needed > granted and self._measurement.follow.ring_size:
-            requested = f"{granted >> 20}M" if granted >= 1 << 20 else f"{granted >> 10}K"
+        if needed > granted == self._measurement.follow.ring_size:
+            shift, unit = next((at for at in ((20, "M"), (10, "K")) if granted % (1 << at[0]) == 0), (0, ""))
+            requested = f"{granted >> shift}{unit}"
             self._measurement.note_once(
-                f"ring {definition.name} uses {-(-needed >> 20)}M instead of {requested}: each of {place.shards}"
-                f" multiprocessors needs room for {place.capacity:,} records"
+                f"--ring-size {requested} is too small: using {-(-needed >> 20)}M"
+                f" ({place.shards} multiprocessors x {place.capacity:,} records)"
             )
 
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:

@@ -40,6 +40,14 @@ from gpubpf.show.notices import complain
 from gpubpf.show.option_values import EVERYTHING, positive, seconds
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows a value that may be missing as it is parsed: after "="."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        text = super()._format_action_invocation(action)
+        return text.replace(" [", "[=") if action.option_strings and action.nargs == "?" else text
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose usage errors are one line and exit status 2."""
 
@@ -63,10 +71,11 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     """Return a tool's parser with -h and --version. `examples` is printed as it is, below the options."""
     made = Parser(
         prog=tool,
-        usage=usage or f"{tool} [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]",
+        usage=usage
+        or f"{tool} [options] [interval [count]]\n       {' ' * len(tool)} [-p PID[,PID...] | -- COMMAND [ARG...]]",
         description=description,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     made.add_argument("--version", action="version", version=f"{tool} (gpubpf) {__version__}")
@@ -102,6 +111,7 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     args.command = command
     args.alone = argv is None
     words = args.__dict__.pop("positional", [])
+    advice = "" if command else "; put a command after '--'"
     if command == []:
         made.error("no COMMAND after '--'")
     if command and args.pid:
@@ -114,14 +124,14 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         if not (words or args.pid or command or args.ebpf):
             made.error(f"{option} needs FILEs, -p PID or -- COMMAND")
     elif len(words) > 2:
-        made.error(f"too many arguments: {' '.join(words)!r}; put a command after '--'")
+        made.error(f"too many arguments: {' '.join(words)!r}{advice}")
     else:
         try:
             args.interval = seconds(words[0]) if words else None
             args.count = positive(words[1]) if len(words) > 1 else None
         except argparse.ArgumentTypeError as error:
             name = "interval" if args.interval is None else "count"
-            made.error(f"{name} {error}; put a command after '--'")
+            made.error(f"{name} {error}{advice}")
     return args
 
 

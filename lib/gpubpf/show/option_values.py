@@ -112,7 +112,7 @@ def parse_file(text: str) -> str:
 def parse_picture(text: str) -> str:
     """Return the name of a picture's file, which says what it is to be."""
     if not parse_file(text).lower().endswith((".svg", ".png")):
-        raise argparse.ArgumentTypeError(f"{text!r} is no picture; choose a name that ends in .svg or .png")
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg or .png")
     return text
 
 
@@ -160,7 +160,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a time in seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
     return value
 
 

@@ -129,7 +129,8 @@ def add_calls(made: Parser) -> None:
         action="append",
         default=[],
         metavar="GLOB",
-        help="only functions whose name matches; repeatable (default: all except trivial ones)",
+        help="only functions whose name matches GLOB, or a group: launch, memory, copy, sync, stream, event, graph, module,"
+        " device, other, trivial; repeatable (default: all except trivial)",
     )
     group.add_argument(
         "--kernel",

@@ -191,8 +191,10 @@ def test_list_of_files(tmp_path: Path) -> None:
     header, row = run(tmp_path, Pipeline(), files=[str(file)], csv=True)[1].splitlines()
     assert header.split(",")[:4] == ["kernel", "demangled", "mangled", "file"]
     assert row == f'scale,"scale(float*, int)",_Z5scalePfi,"{file}",7.5,,yes,,'
-    with pytest.raises(ImageError, match="no CUDA code in /bin/sh"):
-        run(tmp_path, Pipeline(), files=["/bin/sh"])
+    for other in "/bin/sh", "/etc/passwd":
+        said = f"^no CUDA code in {other}; name a program, library, fatbin, cubin or PTX file$"
+        with pytest.raises(ImageError, match=said):
+            run(tmp_path, Pipeline(), files=[other])
 
 
 def test_ptx_of_files(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def test_findings():
     assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
     assert "written but never read by kernels: 1 allocation of device memory, 60 bytes" in made
     assert any("some allocations are missing" in line for line in made)
+    many = lines(report(*[row(6964, 0, 6964, 6964)] * 20))  # one column too many for a line
+    assert "written but never read by kernels: 20 allocations of device memory, 139,280" in many
 
 
 def test_no_finding_where_not_all_was_probed():

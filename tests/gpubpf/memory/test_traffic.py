@@ -266,6 +266,39 @@ def test_copies_of_a_place_are_one_row():
     assert len(traffic_text.group_sites(bare)) == 3
 
 
+def test_bank_conflicts_cost_time_and_are_no_wasted_bytes():
+    slow = found({STRIDED: 4}, space="shared", ways=128, ways_max=32)
+    unit = dataclasses.replace(found({UNIT: 4}), site=site(1, line=7))
+    text = "\n".join(traffic_text.lines(kernel(unit, slow), "k", False))
+    assert "app.cu:12 costs the most in shared memory: 32-way bank conflicts" in text
+    assert "wastes the most" not in text
+    assert " ".join(text.split()).startswith(
+        "k: memory traffic app (pid 7), 2 launches, 8 requests at 2 places global and local memory: asked for 512 B, moved 512 B;"
+        " contiguous lanes would move 512 B (1.00x) shared memory takes 32.00 times"
+    ), text
+    wide = dataclasses.replace(found({STRIDED: 4}, sectors=128), site=site(1, line=7))
+    text = "\n".join(traffic_text.lines(kernel(wide, dataclasses.replace(slow, ways=100)), "k", False))
+    assert "app.cu:7 wastes the most: 100 % of 3.50 KB" in text
+    assert "app.cu:12 costs the most in shared memory: up to 32-way bank conflicts" in text
+
+
+def test_what_contiguous_lanes_would_move_is_told():
+    part = found({PART + UNIT: 3}, accesses=57, least=12, sectors=18)
+    text = "\n".join(traffic_text.lines(kernel(part), "k", False))
+    assert "\n  asked for 228 B, moved 576 B; contiguous lanes would move 384 B (1.50x)\n" in text
+
+
+def test_gathered_lanes_that_use_whole_sectors_are_rows():
+    def cells(one):
+        (row,) = traffic_text.group_sites([one])
+        return row.cells(1)["PATTERN"]
+
+    rows = found({GATHER: 2}, sectors=8)
+    assert (rows.ratio, cells(rows), rows.record(1)["pattern"]) == (1, "rows", "gather")
+    assert cells(found({GATHER: 2}, sectors=9)) == cells(found({GATHER: 2}, sectors=2)) == "gather"
+    assert cells(found({GATHER: 2}, space="shared", ways=2)) == "gather"
+
+
 def test_the_table_fits_a_terminal():
     long = site(kind="atomic", space="shared", source="a_file_with_a_long_name_of_its_own.cu", line=123456)
     one = found(

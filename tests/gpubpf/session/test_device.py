@@ -46,6 +46,38 @@ def test_an_unknown_clock_is_an_error(no_gpu: None, built: Path) -> None:
         assert (done.returncode, done.stderr) == (2, said)
 
 
+CC = "set it to a compute capability such as 9.0"
+SIZE = "set it to a size of at least 1M, such as 16G"
+NUMBER = "set it to a number of devices from 0 to 64"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "advice"),
+    [
+        ("CC", ["abc", "99.9", "9.", "9.0x", "-9", "9.10", "2.0"], CC),
+        ("MEMORY", ["lots", "16T", "1K", "-1G", "nan", "16GB", "1e300"], SIZE),
+        ("DEVICES", ["x", "-1", "65", "2x"], NUMBER),
+    ],
+)
+def test_settings_of_the_embedded_device_are_checked(name: str, values: list[str], advice: str) -> None:
+    library = Path(cudasim.__file__).parent / "lib" / "libcuda.so.1"
+    if not library.exists():
+        pytest.skip("the embedded device is not built")
+    words = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).cuInit(0)"]
+
+    def said(value: str) -> tuple[int, str]:
+        environment = os.environ | {f"CUDASIM_{name}": value}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    for value in values:
+        assert said(value) == (2, f"cudasim: CUDASIM_{name} is {value!r}; {advice}\n")
+    for value in {"CC": ["", "8", "12.1"], "MEMORY": ["", "1048576", "2.5g"], "DEVICES": ["", "0", "64"]}[
+        name
+    ]:
+        assert said(value) == (0, "")
+
+
 def test_a_gpu_that_was_asked_for_is_not_replaced(no_gpu: None) -> None:
     with pytest.raises(SessionError, match="no GPU can be used: there is no driver; use --device sim"):
         device.choose("gpu")

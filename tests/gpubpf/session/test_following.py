@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,15 @@ def test_a_ring_that_nobody_reads_loses_and_says_how_many(app: Path, place: str,
     monkeypatch.setattr(Followed, "look", lambda self: looked(self) if self.session.stopped else None)
     run = Followed([str(app), "plain", "64", "16", "256"], Follow(ring_size=4 << 20), ring=place)
     assert run.lost > 0 and run.received + run.lost == 64 * 16 * 256
+
+
+def test_a_ring_size_that_is_too_small_is_told(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Followed([str(app), "plain", "1", "1", "32"], Follow(ring_size=1))
+    assert run.received == 32
+    said = capsys.readouterr().err
+    assert re.search(
+        r"--ring-size 1 is too small: using \d+M \(\d+ multiprocessors x [\d,]+ records\)\n", said
+    )
 
 
 def test_what_a_killed_process_had_written_is_received(app: Path, capsys: pytest.CaptureFixture[str]) -> None:

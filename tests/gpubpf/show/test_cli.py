@@ -116,7 +116,7 @@ def test_only_results_go_to_standard_output_under_the_name_of_a_dash(capsys):
     with pytest.raises(argparse.ArgumentTypeError):
         option_values.parse_file("-")
     assert option_values.parse_picture("a.SVG") == "a.SVG"
-    with pytest.raises(argparse.ArgumentTypeError):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^'a.txt' must end in .svg or .png$"):
         option_values.parse_picture("a.txt")
 
 
@@ -147,6 +147,12 @@ def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
     assert "one of FILEs" in refused(capsys, "--list", "a.out", "-p", "1")
     assert "need" in refused(capsys, "--list")
     assert "too many" in refused(capsys, "1", "2", "3")
+    # Advice to put a command after '--' is for those who did not.
+    for words in ["0"], ["./app"], ["1", "0"], ["1", "2", "3"]:
+        assert "; put a command after '--'" in refused(capsys, *words)
+        assert "put a command" not in refused(capsys, *words, "--", "./app")
+    for words in ["0"], ["-d", "0"], ["-d", "x"]:
+        assert f"must be a positive number of seconds, not '{words[-1]}'" in refused(capsys, *words)
     assert "--sampel" in refused(capsys, "--sampel", "3")
     refused(capsys, "--json", "--csv")
     refused(capsys, "--dev", "sim")  # no abbreviations: they would break when options are added
