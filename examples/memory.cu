@@ -182,7 +182,7 @@ const Case CASES[] = {
     {"unused", 2 * N, 2 * N, same, [](int i) { return i < N ? i : 0; }, LINEAR(unused)},
 };
 
-long countErrors(const Case &c) {
+long verify(const Case &c) {
     std::vector<int> in(c.ins), out(c.outs), index(N);
     for (int i = 0; i < c.ins; i++) in[i] = c.in(i);
     for (int i = 0; i < N; i++) index[i] = reversed(i);
@@ -218,7 +218,7 @@ int main(int argc, char **argv) {
     for (const Case &c : CASES) {
         bool asked = argc == 1;
         for (int i = 1; i < argc; i++) asked |= !std::strcmp(c.name, argv[i]);
-        if (asked) count += countErrors(c);
+        if (asked) count += verify(c);
     }
     return verdict("memory", count);
 }
