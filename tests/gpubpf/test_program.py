@@ -85,7 +85,7 @@ def test_what_cannot_be_attached():
         (lambda: b.attach_gpu_access(kinds=()), "no kind of memory access is chosen"),
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
         (lambda: b["missing"], "no map missing"),
-        (lambda: b["cells"].set(b""), "no parameter"),
+        (lambda: b["cells"].set(b""), "is not a parameter"),
         (lambda: b.trace(argparse.Namespace()), "nothing is attached"),
     ]:
         with pytest.raises(UsageError, match=match):
