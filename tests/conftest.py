@@ -29,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
     config.addinivalue_line(
+        "markers",
+        "kernel_may_skip: tried three times, as the kernel skips a program at a uprobe while a task of the same CPU is in bpf(2)",
+    )
+    config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
     )
 
@@ -36,6 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test of `own_processes` is run by a pytest of its own, in process numbers of its own, where that can be."""
+    if pyfuncitem.get_closest_marker("kernel_may_skip") is not None and (
+        pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ
+    ):
+        arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        for last in (False, False, True):
+            try:
+                pyfuncitem.obj(**arguments)
+            except AssertionError:
+                if last:
+                    raise
+            else:
+                break
+        return True
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ:
         return None

@@ -44,6 +44,7 @@ HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
 
 pytestmark = [
     pytest.mark.whole_machine,
+    pytest.mark.kernel_may_skip,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(
         os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
@@ -415,10 +416,20 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
 def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None:
     """A copy that no process had mapped before: found, and measured from then on. The next one is held."""
     script = (
-        f"mkdir {tmp_path}/own && mount -t tmpfs none {tmp_path}/own && cp {device.LIBRARIES}/libcuda.so.1 {tmp_path}/own"
+        f"mkdir -p {tmp_path}/own && mount -t tmpfs none {tmp_path}/own && cp {device.LIBRARIES}/libcuda.so.1 {tmp_path}/own"
         f" && export LD_LIBRARY_PATH={tmp_path}/own && {built}/comes waits && {built}/comes waits"
     )
-    unshare = ["unshare", "--mount", "--pid", "--net", "--user", "--map-root-user", "--mount-proc", "--fork"]
+    unshare = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--net",
+        "--user",
+        "--map-root-user",
+        "--mount-proc",
+        "--fork",
+        "--kill-child",
+    ]
     if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
         pytest.skip("no namespaces here")
     joined = Joined(built)
@@ -427,11 +438,14 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
             [*unshare, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"]}
         )  # fmt: skip
         assert process.stdin is not None
-        eventually(lambda: joined.ran and joined.missed)
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        eventually(lambda: joined.held)
-        process.communicate(b"\n", timeout=60)
+        try:
+            eventually(lambda: joined.ran and joined.missed)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            eventually(lambda: joined.held, 20)
+            process.communicate(b"\n", timeout=60)
+        finally:
+            process.kill()  # and all that it started
     assert process.returncode == 0
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
 
