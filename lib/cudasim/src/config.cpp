@@ -23,7 +23,7 @@ bool set(const char *name) {
     return value != nullptr && *value != '\0';
 }
 
-// The number of decimal digits at *text, which then points behind them; -1 if there is none, or it is too large.
+// Parses a decimal number and advances *text past it. Returns -1 without digits, or if there are too many.
 long digits(const char **text) {
     size_t length = strspn(*text, "0123456789");
     long number = length > 0 && length < 16 ? strtol(*text, nullptr, 10) : -1;

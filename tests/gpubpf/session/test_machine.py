@@ -44,7 +44,7 @@ HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
 
 pytestmark = [
     pytest.mark.whole_machine,
-    pytest.mark.kernel_may_skip,
+    pytest.mark.may_not_be_held,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(
         os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
