@@ -40,6 +40,17 @@ int devices() {
     return static_cast<int>(number);
 }
 
+// A real driver has no documented number; about 1024 launches fit.
+int queue() {
+    const char *name = "CUDASIM_QUEUE";
+    if (!set(name)) return 1024;
+    const char *text = getenv(name);
+    long number = digits(&text);
+    if (number < 1 || number > 1 << 20 || *text != '\0')
+        wrong(name, "set it to a number of operations from 1 to 1048576");
+    return static_cast<int>(number);
+}
+
 void compute_capability(Config &config) {
     const char *name = "CUDASIM_CC";
     if (!set(name)) return;
@@ -75,6 +86,7 @@ Config read() {
     config.cc_minor = 0;
     compute_capability(config);
     config.memory = memory();
+    config.queue = queue();
     config.hostile = flag("CUDASIM_HOSTILE");
     config.hide_variables = flag("CUDASIM_HIDE_VARIABLES");
     const char *seed = getenv("CUDASIM_SEED");

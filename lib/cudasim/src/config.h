@@ -15,6 +15,7 @@ struct Config {
     bool hostile;   // CUDASIM_HOSTILE=1
     bool
         hide_variables;  // CUDASIM_HIDE_VARIABLES=1: cuModuleGetGlobal does not find variables that nvcc never registers
+    int queue;           // CUDASIM_QUEUE: operations that a stream can hold before a call waits; default 1024
     uint64_t seed;       // CUDASIM_SEED
     bool virtual_clock;  // CUDASIM_CLOCK=virtual
     bool

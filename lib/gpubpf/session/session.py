@@ -468,6 +468,10 @@ class Session:
             )
             loss = summary.describe_loss(self._measurement, process, launches)
             self._measurement.note(f"{process.label}{why}; {loss}")
+        for process in summary.partly_counted(self._measurement, self._sequence):
+            self._measurement.note(
+                f"{process.label}: not every kernel was known to have ended at the last reading; counts may be incomplete"
+            )
         if silent := [
             p
             for p in self._measurement.all_processes()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import SLOTS, Reason
+from gpubpf.agent.definitions import SLOTS, Reason, SnapshotFlag
 from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
 from gpubpf.session.results import KernelCount
@@ -180,10 +180,25 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
             yield process, instrumented - received
 
 
+def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProcess]:
+    """Yield processes whose maps were read while kernels ran that had been launched before. `last`: the number of that request."""
+    if not _has_counts(measurement):
+        return
+    for process in measurement.all_processes():
+        snapshots = [stored.snapshot for stored in process.snapshots.values()]
+        if any(s.sequence == last and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
+            yield process
+
+
+def _has_counts(measurement: Measurement) -> bool:
+    """Return whether a map has counts; other maps are rings, which tell themselves what is missing, or belong to the host."""
+    return any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
+
+
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
     """Return a phrase for a notice: what is lost of a process if so many of its launches were not read."""
     parts = []
-    if any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions):
+    if _has_counts(measurement):
         parts.append(f"the counts of up to {launches:,} launches are lost")
     for name, received, _, most in _unread(measurement, process):
         bounded = name in measurement.follow.per_thread
@@ -195,7 +210,7 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
 def _lost(measurement: Measurement) -> int:
     """Return the total loss: launches that were not read, records of killed processes (at most), and drops in full maps and logs."""
     lost = 0
-    counted = any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
+    counted = _has_counts(measurement)
     for process, launches in unread_launches(measurement):
         bounds = [
             most - known

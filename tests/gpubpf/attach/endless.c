@@ -2,10 +2,12 @@
 // `steady` all the time in another stream, directly and in graphs that it captures, and checks what it did. Lines on stdin, each answered with one:
 //   start    launches `endless`, and waits until it runs
 //   stop     has it end
+//   behind   another thread launches `steady` three times behind that
 //   large    launches `steady` with 131,072 threads in a stream of its own, and checks what it did (OWN is 0)
 //   free     bytes of the GPU's memory that are free
 //   destroy  ends the kernel's context (OWN is 1)
 //   quit     ends; says how many launches of `steady` there were
+#define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -42,6 +44,17 @@ static CUfunction load(const char *name) {
   check(cuModuleLoadData(&m, text), "cuModuleLoadData");
   check(cuModuleGetFunction(&f, m, name), "cuModuleGetFunction");
   return f;
+}
+
+static CUstream stream;
+static CUdeviceptr unread;
+
+static void *launch_behind(void *a) {
+  void *parameters[] = {&unread};
+  pthread_setname_np(pthread_self(), "behind");
+  check(cuCtxSetCurrent(its), "cuCtxSetCurrent");
+  for (int i = 0; i < 3; ++i) check(cuLaunchKernel(steady, 2, 1, 1, 64, 1, 1, 0, stream, parameters, 0), "cuLaunchKernel");
+  return a;
 }
 
 static void *work(void *a) {
@@ -83,7 +96,6 @@ int main(int argc, char **argv) {
   const int own = argc > 1 && atoi(argv[1]);
   pthread_t thread;
   CUdevice device;
-  CUstream stream;
   CUdeviceptr flags;
   volatile unsigned *host;
   check(cuInit(0), "cuInit");
@@ -97,6 +109,7 @@ int main(int argc, char **argv) {
   CUdeviceptr out;
   check(cuStreamCreate(&large, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(cuMemAlloc(&out, 4), "cuMemAlloc");
+  check(cuMemAlloc(&unread, 4), "cuMemAlloc");
   if (own) check(cuCtxCreate(&its, NULL, 0, device), "cuCtxCreate");
   check(cuCtxSetCurrent(its), "cuCtxSetCurrent");
   check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -116,6 +129,10 @@ int main(int argc, char **argv) {
     } else if (!strncmp(line, "stop", 4)) {
       host[0] = 1;
       check(cuStreamSynchronize(stream), "cuStreamSynchronize");
+    } else if (!strncmp(line, "behind", 6)) {
+      pthread_t behind;
+      pthread_create(&behind, 0, launch_behind, 0);
+      pthread_detach(behind);
     } else if (!strncmp(line, "large", 5)) {
       void *parameters[] = {&out};
       unsigned found = 0;

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
-from gpubpf.process import address_space, traceable
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session import device
 
 HERE = Path(__file__).parent
@@ -356,6 +356,74 @@ def measure_steady(pid: int) -> dict[str, Any]:
         capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@contextlib.contextmanager
+def measured_while_a_launch_waits(endless: Path) -> Iterator[tuple[Endless, subprocess.Popen[str]]]:
+    """The stream has no room, because the endless kernel runs."""
+    with endless_program(endless, "0") as program:
+        command = [
+            str(TOOLS / "threadhist.py"),
+            "--kernel",
+            "steady",
+            "--json",
+            "-p",
+            str(program.process.pid),
+        ]
+        tool = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert tool.stderr is not None and "attached" in tool.stderr.readline()
+        time.sleep(1)
+        program.say("start")
+        program.say("behind")
+        time.sleep(0.2)
+        yield program, tool
+        assert settled(program.process.pid) == []
+        program.end()
+
+
+def found_by(tool: subprocess.Popen[str]) -> tuple[int, int, dict[str, Any], str]:
+    """Runs of threads, launches behind the endless kernel, the summary, and notices."""
+    out, error = tool.communicate(timeout=100)
+    *records, summary = map(json.loads, out.splitlines())
+    runs = sum(record["runs"] for record in records if record["type"] == "thread")
+    behind = sum(r["launches"] for r in records if r["type"] == "kernel" and r["grid"] == [2, 1, 1])
+    return runs, behind, summary, error
+
+
+def test_a_launch_that_is_in_the_driver_when_the_tool_leaves(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last reading waits for the launch, though nothing runs before it is in its stream."""
+    monkeypatch.setenv("CUDASIM_QUEUE", "1")
+    with measured_while_a_launch_waits(endless) as (program, tool):
+        pid = program.process.pid
+        (tid,) = (
+            t for t in ptrace.threads_of(pid) if Path(f"/proc/{pid}/task/{t}/comm").read_text() == "behind\n"
+        )
+        thread = ptrace.TracedThread(pid, tid)
+        thread.interrupt()
+        assert thread.wait(time.monotonic() + 10)
+        tool.send_signal(signal.SIGINT)
+        program.say("stop")
+        time.sleep(0.4)
+        thread.detach()
+        runs, behind, summary, error = found_by(tool)
+        assert error == "" and summary["lost"] == 0
+        assert behind == 2
+        assert runs == 128 * summary["launches_instrumented"] > 0
+
+
+def test_a_kernel_that_runs_when_the_tool_leaves(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches behind it were not read."""
+    monkeypatch.setenv("CUDASIM_QUEUE", "1")
+    with measured_while_a_launch_waits(endless) as (program, tool):
+        tool.send_signal(signal.SIGINT)
+        runs, _, summary, error = found_by(tool)
+        assert "not every kernel was known to have ended at the last reading" in error
+        assert runs < 128 * summary["launches_instrumented"]
+        program.say("stop")
 
 
 # --- kernels that do not end by themselves, launched again and again, and a driver that waits for them ---

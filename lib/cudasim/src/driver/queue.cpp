@@ -78,6 +78,7 @@ void Queue::run_worker() {
         }
         Item item = std::move(items_.front());
         items_.pop_front();
+        if (waiting_for_room_ > 0) room_.notify_all();
         lock.unlock();
         uint64_t start = std::max(end_, item.not_before);
         for (const Fence &fence : item.wait_for) {
@@ -91,6 +92,14 @@ void Queue::run_worker() {
         completion->finish(end_);
         lock.lock();
     }
+}
+
+void Queue::wait_for_room(size_t limit) {
+    std::unique_lock lock(mutex_);
+    if (items_.size() < limit) return;
+    ++waiting_for_room_;
+    room_.wait(lock, [&] { return items_.size() < limit; });
+    --waiting_for_room_;
 }
 
 Fence Queue::tail() {

@@ -54,6 +54,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
     // work. Starts the worker thread if none runs.
     Fence submit(std::vector<Fence> wait_for, Work work, uint64_t not_before = 0, bool timed = true);
 
+    // Waits until fewer than `limit` pieces of work wait for their turn.
+    void wait_for_room(size_t limit);
+
     // Returns the fence of the work that was submitted last.
     Fence tail();
 
@@ -68,10 +71,11 @@ class Queue : public std::enable_shared_from_this<Queue> {
     void run_worker();
 
     std::mutex mutex_;
-    std::condition_variable work_available_;
+    std::condition_variable work_available_, room_;
     std::deque<Item> items_;
     std::shared_ptr<Completion> last_;
     bool worker_running_ = false;
+    int waiting_for_room_ = 0;
     uint64_t end_ = 0;  // virtual end of the last timed work; used by the worker only
 };
 

@@ -129,6 +129,7 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
 CUresult submit(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                 Operation operation, Fence *fence, uint64_t call_ns) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
+    if (!stream->capture) stream->queue->wait_for_room(static_cast<size_t>(config().queue));
     std::lock_guard lock(context->mutex);
     if (const std::shared_ptr<Capture> &capture = stream->capture) {
         if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

@@ -255,7 +255,7 @@ void handle(Connection &c, Frame &frame) {
             }
             c.submit([&c, sequence, wait_ms, flags] {
                 if (flags & kStop) {
-                    wait_until_each_was_out(kSwapping);  // so that a launch that is being replaced is counted
+                    wait_until_copies_are_launched(std::max(kSwapping, wait_ms / 2));
                     graphs_back(kSwapping);
                 }
                 uint64_t now = instrumented();
@@ -410,7 +410,7 @@ void serve(Connection *c) {
             if (submitted) return;
             c->submit([c, asked] {
                 quietly([&] {
-                    wait_until_each_was_out(kSwapping);  // so that a launch that is being replaced is counted
+                    wait_until_copies_are_launched(kSwapping);
                     uint64_t now = instrumented();
                     if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
                         c->finished_at = now;

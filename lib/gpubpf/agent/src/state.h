@@ -172,6 +172,7 @@ struct Instance : AttachmentObject {
     ~Instance() override { delete[] launch_block.load(); }
     uint32_t grid[3], block[3];
     std::atomic<uint64_t> launches{0};
+    uint64_t awaited = 0;  // launches that the last snapshot waited for; guarded by the context's `busy`
     // complete except for the launch id; null: no memory yet
     std::atomic<const uint8_t *> launch_block{nullptr};
     uint32_t tried = UINT32_MAX;  // the pools' generation that was too small; UINT32_MAX: none yet

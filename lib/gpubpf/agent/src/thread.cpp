@@ -238,6 +238,13 @@ bool wait_until_each_was_out(uint32_t wait_ms) {
     return wait_until_each_was_seen(wait_ms, [](const Thread &t) { return place_of(t) == ThreadIn::Hook; });
 }
 
+bool wait_until_copies_are_launched(uint32_t wait_ms) {
+    return wait_until_each_was_seen(wait_ms, [](const Thread &t) {
+        const ThreadIn place = place_of(t);
+        return (place == ThreadIn::Hook || place == ThreadIn::DriverWithCopy) && is_there(t);
+    });
+}
+
 bool wait_until_none_launches(uint32_t wait_ms) {
     return wait_until_each_was_seen(
         wait_ms, [](const Thread &t) { return t.launching.load(std::memory_order_acquire) && is_there(t); });

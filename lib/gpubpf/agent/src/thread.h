@@ -206,6 +206,8 @@ class Visit {
 // Call it after the store that keeps threads from launching copies. Waits until each thread was seen outside
 // the hooks. Returns false on timeout.
 bool wait_until_each_was_out(uint32_t wait_ms);
+// The same, but each thread was seen where it launches no copy: what it was launching is in the stream, and counted.
+bool wait_until_copies_are_launched(uint32_t wait_ms);
 // The same for launches by any thread that began earlier.
 bool wait_until_none_launches(uint32_t wait_ms);
 // The attachment is over. Waits until no thread uses its state.

@@ -81,10 +81,24 @@ void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     }
 }
 
+template <class Use>
+void each_instance(const Copy &copy, const Use &use) {
+    for (const auto &bucket : copy.instances)
+        for (Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) use(*i);
+}
+
+// Notes how often each copy was launched, before the wait for these launches: a later one may not be in what is read.
+void note_launches(Context &context) {
+    std::lock_guard<std::mutex> hold(context.memory);
+    for (const Copy *c : context.copies)
+        each_instance(*c, [](Instance &i) { i.awaited = i.launches.load(); });
+}
+
 // Call it with context.busy held.
 void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
     if (!context.stream) return;
     Current current(context);
+    if (!(flags & kOfRings)) note_launches(context);
     if (!current.ok()) flags |= kFailed;
     else if (!wait_ms || !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
     if (current.ok() && wait_ms) calibrate(context);
@@ -125,13 +139,11 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
                 for (const Array &a : arrays)
                     table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
             };
-            for (const auto &bucket : c->instances)
-                for (const Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) {
-                    uint64_t launches = i->launches.load();
-                    if (!launches || !i->launch_block.load(std::memory_order_acquire)) continue;
-                    put(i->grid, i->block, launches, i->arrays);
-                    of_all += launches;
-                }
+            each_instance(*c, [&](const Instance &i) {
+                if (!i.awaited || !i.launch_block.load(std::memory_order_acquire)) return;
+                put(i.grid, i.block, i.awaited, i.arrays);
+                of_all += i.awaited;
+            });
             constexpr uint32_t kAnyShape[3] = {0, 0, 0};
             if (of_all && !c->sites.empty()) put(kAnyShape, kAnyShape, of_all, c->sites);
         }
