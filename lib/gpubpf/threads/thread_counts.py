@@ -77,6 +77,8 @@ class Reader:
             launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
             if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
+                if launches == was_launches:
+                    continue  # what was added comes from a launch that the next reading counts
                 self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
             if launches:

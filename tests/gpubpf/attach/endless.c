@@ -2,6 +2,8 @@
 // `steady` all the time in another stream, directly and in graphs that it captures, and checks what it did. Lines on stdin, each answered with one:
 //   start    launches `endless`, and waits until it runs
 //   stop     has it end
+//   load     loads a module with `fresh`
+//   fresh    launches that, and checks what it did
 //   behind   another thread launches `steady` three times behind that
 //   large    launches `steady` with 131,072 threads in a stream of its own, and checks what it did (OWN is 0)
 //   free     bytes of the GPU's memory that are free
@@ -45,6 +47,13 @@ static CUfunction load(const char *name) {
   check(cuModuleGetFunction(&f, m, name), "cuModuleGetFunction");
   return f;
 }
+
+static const char *fresh_text =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry fresh(.param .u64 out) {\n"
+    " .reg .b64 %rd<3>;\n .reg .b32 %r<3>;\n"
+    " ld.param.u64 %rd1, [out];\n cvta.to.global.u64 %rd1, %rd1;\n mov.u32 %r1, 1;\n"
+    " st.global.u32 [%rd1], %r1;\n ret;\n}\n";
 
 static CUstream stream;
 static CUdeviceptr unread;
@@ -113,7 +122,7 @@ int main(int argc, char **argv) {
   if (own) check(cuCtxCreate(&its, NULL, 0, device), "cuCtxCreate");
   check(cuCtxSetCurrent(its), "cuCtxSetCurrent");
   check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  CUfunction endless = load("endless");
+  CUfunction endless = load("endless"), fresh = NULL;
   pthread_create(&thread, 0, work, 0);
   while (!launches) usleep(1000);
   puts("ready");
@@ -129,6 +138,18 @@ int main(int argc, char **argv) {
     } else if (!strncmp(line, "stop", 4)) {
       host[0] = 1;
       check(cuStreamSynchronize(stream), "cuStreamSynchronize");
+    } else if (!strncmp(line, "load", 4)) {
+      CUmodule m;
+      check(cuModuleLoadData(&m, fresh_text), "cuModuleLoadData");
+      check(cuModuleGetFunction(&fresh, m, "fresh"), "cuModuleGetFunction");
+    } else if (!strncmp(line, "fresh", 5)) {
+      void *parameters[] = {&out};
+      unsigned found = 0;
+      check(cuMemsetD8Async(out, 0, 4, large), "cuMemsetD8Async");
+      check(cuLaunchKernel(fresh, 1, 1, 1, 32, 1, 1, 0, large, parameters, 0), "cuLaunchKernel");
+      check(cuMemcpyDtoHAsync(&found, out, 4, large), "cuMemcpyDtoHAsync");
+      check(cuStreamSynchronize(large), "cuStreamSynchronize");
+      said = found;
     } else if (!strncmp(line, "behind", 6)) {
       pthread_t behind;
       pthread_create(&behind, 0, launch_behind, 0);

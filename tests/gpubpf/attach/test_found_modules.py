@@ -80,6 +80,9 @@ def measured(
         )  # fmt: skip
         stack.callback(tool.kill)
         assert tool.stdout is not None
+        timer = threading.Timer(100, tool.kill)
+        timer.start()
+        stack.callback(timer.cancel)
         records: list[dict[str, Any]] = []
         left = False
         for line in tool.stdout:

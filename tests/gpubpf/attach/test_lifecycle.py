@@ -426,6 +426,37 @@ def test_a_kernel_that_runs_when_the_tool_leaves(endless: Path, monkeypatch: pyt
         program.say("stop")
 
 
+def test_a_module_that_is_loaded_while_a_kernel_runs_that_does_not_end(
+    endless: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With lazy loading, the program's own load does not wait for the kernel. The copies come once it has ended."""
+    monkeypatch.setenv("CUDASIM_HOSTILE", "1")
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    found = tmp_path / "found"
+    command = [
+        sys.executable,
+        TOOLS / "threadhist.py",
+        "--kernel",
+        "fresh",
+        "--json",
+        "-o",
+        found,
+        "0.2",
+        "--",
+    ]
+    with endless_program(*command, endless, "0") as program:
+        program.say("start")
+        before = time.monotonic()
+        program.say("load")
+        assert time.monotonic() - before < 10
+        program.say("stop")
+        until = time.monotonic() + 60
+        while '"kernel":"fresh"' not in found.read_text():
+            assert program.say("fresh") == 1 and time.monotonic() < until
+            time.sleep(0.1)
+        program.end()
+
+
 # --- kernels that do not end by themselves, launched again and again, and a driver that waits for them ---
 
 
@@ -503,3 +534,21 @@ def test_a_stack_on_which_a_call_was_left_and_that_is_gone(tmp_path: Path) -> No
     assert measured.returncode == 0, measured.stderr
     assert json.loads(measured.stdout.splitlines()[-1])["launches_instrumented"] > 20
     assert int(out) > 20
+
+
+# --- what no hook saw ---
+
+
+@pytest.mark.parametrize("context", ["0", "1"])
+def test_modules_that_no_hook_saw(tmp_path: Path, context: str) -> None:
+    program = built(tmp_path, "unseen")
+    alone = subprocess.run([program, context, "5"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert int(alone) == 5 * 32 * 1001
+    found = tmp_path / "found"
+    command = [sys.executable, TOOLS / "threadhist.py", "--json", "-o", found, "--", program, context, "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == alone
+    *records, summary = map(json.loads, found.read_text().splitlines())
+    launches = {r["kernel"]: r["launches"] for r in records if r["type"] == "kernel"}
+    assert launches == {"seen": 5, "unseen": 5}
+    assert summary["launches_seen"] == summary["launches_instrumented"] == 10 and summary["lost"] == 0

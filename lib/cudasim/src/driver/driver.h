@@ -449,6 +449,8 @@ bool is_device(CUdevice device);
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch);
+// The same as cuModuleLoadData, for the private table.
+CUresult load_module_privately(CUmodule *module, const void *image);
 // Loads a function at its first use. With lazy loading this may wait for running kernels (CUDA programming guide, "Lazy
 // Loading").
 void load_function(Function &function, const std::shared_ptr<Context> &context);

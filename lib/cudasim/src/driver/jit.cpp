@@ -157,4 +157,9 @@ CUresult prepare_load(const std::shared_ptr<Context> &context, std::optional<Exc
     return CUDA_SUCCESS;
 }
 
+CUresult prepare_lazy_load(const std::shared_ptr<Context> &context,
+                           std::optional<ExclusiveContext> &exclusive) {
+    return config().lazy_loading_waits ? check_unsafe_call() : prepare_load(context, exclusive);
+}
+
 }  // namespace cudasim::driver

@@ -50,5 +50,8 @@ CUresult read_image_file(const char *path, std::string &content);
 
 // Hostile mode only: locks a context for a load and waits for its kernels. Fails during a stream capture.
 CUresult prepare_load(const std::shared_ptr<Context> &context, std::optional<ExclusiveContext> &exclusive);
+// The same for a load that does not wait with lazy loading: the first use of each kernel waits then.
+CUresult prepare_lazy_load(const std::shared_ptr<Context> &context,
+                           std::optional<ExclusiveContext> &exclusive);
 
 }  // namespace cudasim::driver

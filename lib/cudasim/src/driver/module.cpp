@@ -117,7 +117,7 @@ CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_
     std::optional<ExclusiveContext> exclusive;
     std::shared_ptr<const Image> translated;
     std::string compiler_options;
-    if (CUresult status = prepare_load(context, exclusive)) return status;
+    if (CUresult status = prepare_lazy_load(context, exclusive)) return status;
     if (CUresult status = translate_image(image, jit, translated, compiler_options)) return status;
     std::shared_ptr<Module> module;
     if (CUresult status = load_image(context, translated, compiler_options, nullptr, module)) return status;
@@ -302,6 +302,10 @@ CUresult find_function(const void *handle, const std::shared_ptr<Context> &conte
     return CUDA_SUCCESS;
 }
 
+CUresult load_module_privately(CUmodule *module, const void *image) {
+    return load_module(module, image, 0, nullptr, nullptr);
+}
+
 void load_function(Function &function, const std::shared_ptr<Context> &context) {
     if (function.loaded.exchange(true) || !config().lazy_loading_waits) return;
     ExclusiveContext loading(context);
@@ -419,7 +423,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
     std::vector<std::shared_ptr<Context>> contexts = tables().contexts.all();
     std::deque<std::optional<ExclusiveContext>> exclusive;
     for (const std::shared_ptr<Context> &context : contexts)
-        if (CUresult status = prepare_load(context, exclusive.emplace_back())) return status;
+        if (CUresult status = prepare_lazy_load(context, exclusive.emplace_back())) return status;
     auto library = std::make_shared<Library>();
     JitOptions jit(jit_count, jit_options, jit_values);
     if (CUresult status = translate_image(code, jit, library->image, library->options)) return status;

@@ -101,7 +101,7 @@ void retry_waiting();  // after a capture
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
-bool is_loaded_ahead(Context &context, const std::string &name);
+bool is_loaded_ahead(const std::string &name);
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
 // drain.cpp

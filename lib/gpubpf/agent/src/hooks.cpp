@@ -31,8 +31,7 @@ namespace {
 
 const Function *function_of(CUfunction f, StreamRef where) {
     const Function *function = registry().functions.find(f);
-    if (__builtin_expect(!function && agent.late, 0))
-        quietly([&] { function = identify_handle(f, context_of(where)); });
+    if (__builtin_expect(!function, 0)) quietly([&] { function = identify_launched(f, where); });
     return function;
 }
 
@@ -345,7 +344,7 @@ bool primary_is_active(CUdevice device) {
 
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     HookCall hook;
-    const bool before = hook.keeps_records() && agent.late && primary_is_active(device);
+    const bool before = hook.keeps_records() && primary_is_active(device);
     CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
     if (hook.keeps_records() && r == CUDA_SUCCESS)
         quietly([&] {
@@ -363,7 +362,7 @@ Context *primary_from_before(CUdevice device) {
     std::vector<Context *> candidates;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
-        if (!agent.late || registry().primary.count(device)) return nullptr;
+        if (registry().primary.count(device)) return nullptr;
         for (auto &c : registry().contexts)
             if (c.second->device == device && !c.second->dead) candidates.push_back(c.second);
     }

@@ -134,7 +134,7 @@ Context *Registry::context(CUcontext handle, bool made) {
             return put.first->second;
         }
         c->serial = serials++;
-        c->before = agent.late && !made;
+        c->before = !made;
         only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
     }
     if (!made) context_discovered(c);

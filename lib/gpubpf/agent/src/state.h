@@ -134,11 +134,12 @@ struct Context : AttachmentObject {
     CUdevice device = 0;
     uint32_t serial = 0, cc = 0, multiprocessors = 1;
     std::atomic<bool> dead{false},
-        broken{false};      // broken: a kernel faulted, so every call fails from then on
-    std::mutex busy;        // held while the agent loads, drains or destroys something in the context
-    bool before = false;    // it existed before the attachment, or may have
-    bool followed = false;  // the stream exists; from here on guarded by `busy`
-    bool prepared = false;  // the maps exist
+        broken{false};    // broken: a kernel faulted, so every call fails from then on
+    std::mutex busy;      // held while the agent loads, drains or destroys something in the context
+    bool before = false;  // it existed before the attachment, or no hook saw how it was made
+    std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, no load waits for a quiet moment
+    bool followed = false;               // the stream exists; from here on guarded by `busy`
+    bool prepared = false;               // the maps exist
     bool usable = false;
     CUstream stream = nullptr;         // the agent's own, non-blocking
     std::vector<CUdeviceptr> storage;  // by map: the address, unless the memory depends on the launch shape
@@ -231,12 +232,14 @@ struct Module : AttachmentObject {
     std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
-    uint32_t linked = 0;       // number of linked inputs
-    bool preexisting = false;  // it existed before the attachment
+    uint32_t linked = 0;               // number of linked inputs
+    bool preexisting = false;          // it existed before the attachment, or no hook saw how it was loaded
+    std::atomic<bool> awaited{false};  // of these: a launch has waited for its copies
     // It only stands for copies that are loaded before their module is known. Such a module counts as gone,
     // so the module takes over the sidecar when it is found.
     bool ahead = false;
-    uint32_t request = 0;  // of the answer that the tool waits for; 0: none
+    std::atomic<bool> loaded{false};  // of these: a context has the copies
+    uint32_t request = 0;             // of the answer that the tool waits for; 0: none
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;

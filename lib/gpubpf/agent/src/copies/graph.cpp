@@ -117,8 +117,8 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     if (const Function *known = registry().functions.find(handle))
         return {known->kernel, known->context ? known->context : context};
     if (Copy *copy = p.func ? copy_with(p.func) : nullptr) return {copy->kernel, copy->context};
-    if (const Function *from_before = identify_handle(handle, context))
-        return {from_before->kernel, from_before->context ? from_before->context : context};
+    if (const Function *unseen = identify_handle(handle, context))
+        return {unseen->kernel, unseen->context ? unseen->context : context};
     const char *name = nullptr;
     bool has_name =
         p.func ? driver.cuFuncGetName && driver.cuFuncGetName(&name, p.func) == CUDA_SUCCESS

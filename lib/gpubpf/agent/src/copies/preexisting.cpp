@@ -203,6 +203,23 @@ Unreported unreported(const Identity &who, Module *module, Context *context) {
     return u;
 }
 
+// Returns the library that `who.module` is in the current context, if it has a kernel of that name.
+Module *library_with(const Identity &who) {
+    using GetModule = CUresult (*)(CUmodule *, CUlibrary);
+    auto get = original<GetModule>(kHook_cuLibraryGetModule);
+    std::vector<Module *> candidates;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (auto &l : registry().libraries)
+            if (l.second->kernels.count(who.name)) candidates.push_back(l.second);
+    }
+    CUmodule in_context = nullptr;
+    for (Module *m : candidates)
+        if (get && get(&in_context, m->library) == CUDA_SUCCESS && in_context == who.module) return m;
+    return nullptr;
+}
+
+// Call it with the registry's lock held.
 Module *known_module(const Identity &who) {
     Registry &r = registry();
     if (who.library) {
@@ -226,6 +243,7 @@ const Function *ask_driver(void *handle, Context *context) {
         std::lock_guard<std::mutex> hold(r.lock);
         module = known_module(who);
     }
+    if (!module && who.module) module = library_with(who);
     if (!module) {
         auto *made = new Module;
         made->preexisting = true;
@@ -300,8 +318,9 @@ void look_at(const void *bytes, size_t size, const Context &context) {
 }
 
 // How long a launch waits for the tool to say which module its kernel is of.
-constexpr std::chrono::milliseconds kTie{100};
+constexpr std::chrono::milliseconds kTie{1000};
 constexpr useconds_t kStep = 200;  // µs
+constexpr std::chrono::milliseconds kFirstLaunch{2000};
 
 // Gives a kernel that was just met the copy that was loaded ahead, so that its first launch is instrumented.
 void tie(Module *module, Context *context) {
@@ -314,6 +333,22 @@ void tie(Module *module, Context *context) {
         }
         if (answer) return install_sidecar(module, context, answer, false);
     }
+}
+
+// The program has loaded a module in a way that no hook sees, and launches the first kernel of it. Waits for the copies, as after a
+// load that a hook sees: the worker thread installs them.
+void wait_for_copies(const Kernel &kernel) {
+    LaunchPaused paused;
+    const auto until = Clock::now() + kFirstLaunch;
+    const auto none_comes = [&] {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        const Answer *answer = kernel.module->answer.get();
+        return answer && std::none_of(answer->kernels.begin(), answer->kernels.end(),
+                                      [&](const Layout &l) { return l.name == kernel.name; });
+    };
+    while (agent.live && Clock::now() < until && !kernel.copies.load() && !kernel.refused.load() &&
+           !registry().captures.load() && !none_comes())
+        usleep(kStep);
 }
 
 bool works(const Context *context) { return context && !context->dead && !context->broken; }
@@ -329,13 +364,27 @@ void stop_installing() {
     over = std::move(state->watching);
 }
 
+namespace {
+
+// Work runs in the context of its stream, or for a default stream in the current context.
+Context *working_context(StreamRef where) {
+    Registry &r = registry();
+    CUstream stream = where.handle();
+    const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    CUcontext handle = nullptr;
+    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
+        return r.context(handle);
+    return r.current();
+}
+
+}  // namespace
+
 const Function *identify_handle(const void *handle, Context *context) {
     struct Remembered {
         const void *handle;
         uint64_t when;
     } none{};
-    if (!agent.late || !handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName))
-        return nullptr;
+    if (!handle || !context || !(driver.cuFuncGetName || driver.cuKernelGetName)) return nullptr;
     const uint64_t now = handles_changed.load(std::memory_order_acquire);
     Remembered &unknown = thread_cache(CacheSlot::Unknown, none);
     if (unknown.handle == handle && unknown.when == now) return nullptr;
@@ -343,23 +392,24 @@ const Function *identify_handle(const void *handle, Context *context) {
     SlowPath slow_path;
     quietly([&] {
         f = ask_driver(const_cast<void *>(handle), context);
-        if (f && !f->kernel->copies.load() && is_loaded_ahead(*context, f->kernel->name))
+        if (f && !f->kernel->copies.load() && is_loaded_ahead(f->kernel->name) &&
+            !f->kernel->module->awaited.exchange(true))
             tie(f->kernel->module, context);
     });
     if (!f) unknown = {handle, now};
     return f;
 }
 
+const Function *identify_launched(const void *handle, StreamRef where) {
+    const Function *f = identify_handle(handle, working_context(where));
+    if (f && !agent.late && f->kernel->module->preexisting && !f->kernel->module->awaited.exchange(true))
+        wait_for_copies(*f->kernel);
+    return f;
+}
+
 Context *context_of(StreamRef where) {
-    Registry &r = registry();
-    if (Context *only = r.only.load(std::memory_order_acquire)) return only;
-    // Work runs in the context of its stream, or for a default stream in the current context.
-    CUstream stream = where.handle();
-    const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    CUcontext handle = nullptr;
-    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
-        return r.context(handle);
-    return r.current();
+    if (Context *only = registry().only.load(std::memory_order_acquire)) return only;
+    return working_context(where);
 }
 
 void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
@@ -371,9 +421,7 @@ void log_mentioned_allocations(const Layout &layout, const Context &context, voi
     });
 }
 
-void context_discovered(Context *context) {
-    if (agent.late) install_later(nullptr, context);
-}
+void context_discovered(Context *context) { install_later(nullptr, context); }
 
 void install_later(Module *module, Context *context) {
     {

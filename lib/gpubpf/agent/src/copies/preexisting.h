@@ -12,9 +12,12 @@ namespace gpubpf {
 extern const Lifetime preexisting_lifetime;
 void stop_installing();  // the worker thread installs no more copies
 
-// Asks the driver once what a handle stands for that no hooked call returned. For the thread that is about to
-// use it, in `context`. Returns null if that stays unknown.
+// Asks the driver once what a handle stands for that no hooked call returned: its module was loaded before the
+// attachment, or by an interface that is not hooked (NVIDIA's runtime up to 11.8 loads modules through a
+// private table). For the thread that is about to use it, in `context`. Returns null if that stays unknown.
 const Function *identify_handle(const void *handle, Context *context);
+// The same for a launch. The first launch of a module that was loaded after the attachment waits for the copies.
+const Function *identify_launched(const void *handle, StreamRef where);
 Context *context_of(StreamRef where);  // the context in which work for the stream runs; null: none
 
 // For an instrumented launch: logs allocations in its parameters that were made before the attachment.

@@ -489,17 +489,16 @@ void load_ahead(Module *ahead, Context *context) {
             driver.cuFuncLoad(f);
     }
     context->sidecars.push_back({ahead, sidecar, answer, std::vector<Copy *>(answer->kernels.size())});
+    ahead->loaded = true;
 }
 
 }  // namespace
 
-bool is_loaded_ahead(Context &context, const std::string &name) {
-    constexpr uint32_t kPatience = 50;  // ms
-    if (!lock_within(context.busy, kPatience)) return false;
-    std::lock_guard<std::mutex> busy(context.busy, std::adopt_lock);
-    for (const Sidecar &s : context.sidecars)
-        if (s.module->ahead)
-            for (const Layout &l : s.answer->kernels)
+bool is_loaded_ahead(const std::string &name) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    for (const Module *m : registry().ahead)
+        if (m->loaded)
+            for (const Layout &l : m->answer->kernels)
                 if (l.name == name) return true;
     return false;
 }
@@ -556,6 +555,47 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
 
 }  // namespace
 
+namespace {
+
+// Whether a load by the program has just waited for all that runs, so that another one does not wait for long. With
+// lazy loading (CUDA_MODULE_LOADING, the default since CUDA 12.2), only the first use of a kernel waits.
+bool loads_wait() {
+    CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+    return !driver.cuModuleGetLoadingMode || driver.cuModuleGetLoadingMode(&mode) != CUDA_SUCCESS ||
+           mode == CU_MODULE_EAGER_LOADING;
+}
+
+// Whether copies can be installed in a load by the program, without a look at what runs in the context.
+bool may_load_now(const Module &module, Context &context, const Answer &answer) {
+    if (answer.image.empty() || loads_wait() || !launches_begun.load()) return true;
+    std::lock_guard<std::mutex> busy(context.busy);
+    return std::any_of(context.sidecars.begin(), context.sidecars.end(), [&](const Sidecar &s) {
+        return s.module == &module || (s.module->gone && s.answer->image == answer.image);
+    });
+}
+
+// A kernel that runs may not end before the program goes on, so the copies come later then.
+void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+    using Clock = std::chrono::steady_clock;
+    constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
+    const auto until = Clock::now() + kPatience;
+    const auto ms_left = [&] {
+        return std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    };
+    if (Clock::now().time_since_epoch().count() > context->busy_until.load()) {
+        while (ms_left() > 0 && agent.live) {
+            if (when_idle(*context, static_cast<uint32_t>(ms_left()),
+                          [&](LaunchesHeld &) { install_sidecar(module, context, answer); }))
+                return;
+            usleep(500);  // another thread may hold launches
+        }
+        context->busy_until = (Clock::now() + kPause).time_since_epoch().count();
+    }
+    install_later(module, context);
+}
+
+}  // namespace
+
 void load_sidecar(Module *module, Context *context, bool waits) {
     SlowPath slow_path;
     if (module->ahead) return load_ahead(module, context);
@@ -568,7 +608,8 @@ void load_sidecar(Module *module, Context *context, bool waits) {
             return;
         }
     }
-    install_sidecar(module, context, answer);
+    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer);
+    else install_sidecar(module, context, answer);
 }
 
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {

@@ -26,6 +26,7 @@ namespace gpubpf {
   F(cuMemFree_v2, CUdeviceptr)                                                                                            \
   F(cuMemGetInfo_v2, size_t *, size_t *)                                                                                  \
   F(cuModuleUnload, CUmodule)                                                                                             \
+  F(cuModuleGetLoadingMode, CUmoduleLoadingMode *)                                                                        \
   F(cuMemsetD8Async, CUdeviceptr, unsigned char, size_t, CUstream)                                                        \
   F(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)                                                    \
   F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                                          \

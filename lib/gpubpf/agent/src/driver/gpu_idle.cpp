@@ -33,6 +33,8 @@ constexpr milliseconds kSettle{100};
 // announcement. A capture looks every kHeld, and waits for kMostHeld at most.
 constexpr milliseconds kEntering{4};
 constexpr long kHeld = 200, kMostHeld = 20000;  // µs
+constexpr milliseconds kForQuiet{
+    25};  // a moment in which nothing runs is awaited for so long if work makes progress
 constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
 
 // A stream, since its first launch while it is being watched.
@@ -247,7 +249,8 @@ bool wait_is_short(Context &context, uint32_t patience_ms) {
             // A moment in which nothing runs is better.
             const State state = state_of(context, &Busy::moves);
             quiet = state == State::Quiet ||
-                    (state == State::Moving && Clock::now() - begin >= milliseconds(patience_ms) / 2);
+                    (state == State::Moving &&
+                     Clock::now() - begin >= std::min(milliseconds(patience_ms) / 2, kForQuiet));
             if (quiet || Clock::now() >= until) break;
             usleep(pause);
         }
@@ -257,6 +260,7 @@ bool wait_is_short(Context &context, uint32_t patience_ms) {
 
 // --- launches held back ---
 
+std::atomic<bool> launches_begun{false};
 std::atomic<int64_t> launches_held{0};
 
 namespace {
@@ -343,6 +347,13 @@ void wait_while_held(Thread *thread) noexcept {
     }
 }
 
+LaunchPaused::~LaunchPaused() {
+    if (!thread_) return;
+    thread_->launching.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (launches_held.load(std::memory_order_acquire) != 0) wait_while_held(thread_);
+}
+
 void put_event_behind(StreamRef where) noexcept {
     quietly([&] {
         if (!driver.cuEventCreate || !driver.cuEventRecord || !driver.cuEventQuery ||
@@ -377,6 +388,7 @@ const Lifetime gpu_idle_lifetime{
     [] {
         all.begin();
         watchers = 0;
+        launches_begun = agent.late;
         stream_epoch.fetch_add(1, std::memory_order_release);
     },
     nullptr,

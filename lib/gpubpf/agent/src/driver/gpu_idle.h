@@ -70,6 +70,9 @@ class LaunchesHeld {
 bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work);
 int64_t hold_launches() noexcept;  // returns the time limit; 0: another thread holds them
 
+// Whether a launch has begun since the agent came, or may have before. False: nothing runs on any GPU.
+extern std::atomic<bool> launches_begun;
+
 extern std::atomic<int64_t> launches_held;  // the time limit, on steady_clock; 0: launches are not held
 void wait_while_held(Thread *thread) noexcept;
 
@@ -79,6 +82,7 @@ class Launching {
   public:
     [[gnu::always_inline]] Launching() noexcept {
         if (is_nested()) return;
+        if (__builtin_expect(!launches_begun.load(std::memory_order_relaxed), 0)) launches_begun = true;
         thread_ = own_record();
         if (__builtin_expect(!thread_, 0)) thread_ = new_record_of_thread();
         if (thread_) thread_->launching.store(true, std::memory_order_relaxed);
@@ -94,6 +98,20 @@ class Launching {
 
   private:
     Thread *thread_ = nullptr;
+};
+
+// While it exists, the calling thread, which is in a launch, does not count as launching.
+class LaunchPaused {
+  public:
+    LaunchPaused() noexcept : thread_(own_record()) {
+        if (thread_) thread_->launching.store(false, std::memory_order_release);
+    }
+    ~LaunchPaused();
+    LaunchPaused(const LaunchPaused &) = delete;
+    LaunchPaused &operator=(const LaunchPaused &) = delete;
+
+  private:
+    Thread *thread_;
 };
 
 extern const Lifetime gpu_idle_lifetime;
