@@ -19,7 +19,7 @@ CUresult translate_image(const void *image, const JitOptions &jit, std::shared_p
     return CUDA_SUCCESS;
 }
 
-// Returns the most threads per block that .reqntid or .maxntid allows; 0 if the kernel has neither.
+// Returns the most threads per block that .reqntid or .maxntid allows; 0 without either directive.
 unsigned block_limit(const cudasim::Kernel &kernel) {
     const uint32_t *shape = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
     return shape[0] * shape[1] * shape[2];

@@ -99,7 +99,7 @@ struct Block {
     uint32_t order[32] = {};  // the order in which warps start
     Warp *active[32] = {};    // by index; null: not started, or finished
     std::vector<std::unique_ptr<Warp>> spare;
-    Barrier barriers[17];          // 16: barrier.cluster, since a cluster has one block
+    Barrier barriers[17];          // number 16 is barrier.cluster: a cluster has one block
     uint32_t barriers_in_use = 0;  // a bit for each
     Buffer shared;
     uint64_t random = 0;  // hostile mode
@@ -153,7 +153,7 @@ extern thread_local Guard *current_guard;
 void install_signal_handlers();
 void describe(Fault &fault);  // sets `message`
 
-// Virtual clock: returns the time of the last thread that has exited; 0 if there is none.
+// Virtual clock: returns the time of the last exit of a thread; 0 if no thread has exited.
 uint64_t latest_exit(const Block &block);
 
 extern const cs_services services;

@@ -25,7 +25,8 @@ namespace cudasim {
 namespace {
 
 constexpr uint64_t kMaxResident = 65536;  // threads of a grid that have started; more than fit on the device
-// The memory of a block that needs no more is kept for other grids: bytes of local memory per thread, of shared memory per block.
+// Up to these sizes, the memory of a block is kept for other grids: local memory in bytes per thread, shared memory in
+// bytes per block.
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;
 
 struct Grid : Job {

@@ -30,7 +30,7 @@ uint32_t pick(cs_warp *w) {
     const uint32_t runnable = w->runnable;
     w->mask = 0;
     if (runnable == 0) return 0;
-    if (w->resume_mask == runnable) {  // all left the same barrier
+    if (w->resume_mask == runnable) {  // all lanes left the same barrier
         w->resume_mask = 0;
         w->pc = w->resume_pc;
         w->next = CS_NO_PC;
@@ -548,8 +548,8 @@ bool complete_collectives(cs_warp *w) {
     return any;
 }
 
-// Completes a barrier if all expected threads have arrived. Threads that have exited, or that a partial warp lacks, count as
-// arrived: with their warp if the barrier has a number of threads, else because they are not expected.
+// Completes a barrier if all expected threads have arrived. A barrier without a number of threads expects the threads of the
+// block that have not exited. With a number of threads, a warp counts in full as soon as its lanes have arrived or exited.
 bool check_barrier(Block &block, uint32_t number) {
     Barrier &b = block.barriers[number];
     if (b.expected == 0) {

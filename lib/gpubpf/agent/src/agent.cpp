@@ -45,7 +45,7 @@
 #include "log/stamp.h"
 #include "patch.h"
 
-// The tool that is attached, for the error message of a second tool. Empty: none.
+// The attached tool, for the error message of a second tool; empty without one.
 extern "C" {
 __attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
 }
@@ -311,8 +311,8 @@ bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
 
 void release_signals();
 
-// Ends the attachment. Runs on the service thread, when the tool has gone or has received everything it asked
-// for.
+// Ends the attachment. Runs on the service thread, when the tool has exited or has received everything it
+// asked for.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
@@ -391,7 +391,7 @@ void submit_finish(Connection *c, uint32_t asked) {
     });
 }
 
-// Returns false if the tool has closed the connection.
+// Receives one message. Returns false if the tool has exited, or if memory is short.
 bool receive_message(Connection &c) {
     Frame frame;
     bool received = false;
@@ -714,7 +714,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
     question->module = module;
     question->context = context;
     Connection *c = connection;
-    uint32_t id = 0;  // 0: the question is not sent
+    uint32_t id = 0;  // stays 0 if the question is not sent
     if (c) {
         std::lock_guard<std::mutex> hold(c->lock);
         if (!c->gone && connected) c->questions[id = ++c->requests] = question;
@@ -740,7 +740,7 @@ void Agent::finish(uint32_t wait_ms) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-    live = false;  // launches of other threads from here on would be counted in vain
+    live = false;  // nobody would read what later launches of other threads count
     if (virtual_clock()) control->ended_ns = last_ns();
     if (!to_finish(*c)) return;
     c->finish_wait_ms = wait_ms;

@@ -22,7 +22,7 @@ enum HookIndex : size_t {
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();            // the first ones in the table, which are to be put in place
+size_t hook_count();            // how many are to be put in place, from the start of the table
 
 // Fills in the targets from the loaded libcuda (a handle of dlopen). The tool has not sent its configuration
 // yet.

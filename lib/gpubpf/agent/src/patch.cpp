@@ -365,7 +365,7 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool runni
         const Instruction first = decode(code.data());
         if (first.kind == Instruction::kJump) {
             uint8_t *destination = entry_of(file, at + (destination_of(code.data(), first) - code.data()));
-            if (by_entry.count(destination)) return nullptr;  // hooked there
+            if (by_entry.count(destination)) return nullptr;  // the destination is hooked
         }
         auto known = functions->by_entry.find(at);
         if (known != functions->by_entry.end() &&

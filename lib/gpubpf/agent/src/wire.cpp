@@ -77,7 +77,7 @@ bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, i
     while (message.msg_iovlen) {
         ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;  // the socket has a send timeout: a tool that reads nothing counts as gone
+        if (n <= 0) return false;  // the send has a timeout: a tool that reads nothing counts as exited
         message.msg_control = nullptr;
         message.msg_controllen = 0;
         auto sent = static_cast<size_t>(n);

@@ -64,9 +64,9 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
     return true;
 }
 
-// Returns the file's memory that holds zeros in a map of the context to the system. Large maps are mostly
-// empty, and the tool keeps the files. The part with the values of launches stays: the tool relies on it,
-// because otherwise nobody could claim more than exists.
+// Makes holes in the file where a map of the whole context holds only zeros. Such maps can be large and
+// mostly empty, and the tool keeps the files. Arrays of instances get no holes: the tool compares their
+// claimed size with the memory that the file takes.
 void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     constexpr uint64_t kPart = 16 * kPage;
     auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
@@ -87,7 +87,8 @@ void each_instance(const Copy &copy, const Use &use) {
         for (Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) use(*i);
 }
 
-// Notes how often each copy was launched, before the wait for these launches: a later one may not be in what is read.
+// Notes how often each copy was launched. Call it before the wait for these launches: what is read may lack
+// later ones.
 void note_launches(Context &context) {
     std::lock_guard<std::mutex> hold(context.memory);
     for (const Copy *c : context.copies)
@@ -239,7 +240,7 @@ std::vector<Context *> contexts() {
 
 namespace {
 
-// A thread that waits for a context, as long as kernels run there. It is the only one for its context, across
+// A thread that waits for a context, as long as kernels run there. A context has at most one, even across
 // attachments.
 struct Idle {
     std::atomic<int> result{-1};
@@ -361,7 +362,7 @@ void close_context(Context *context) {
     if (ours) context->busy.unlock();
 }
 
-// Only after the application's call is it known whether the context has ended. If not, a later drain replaces
+// Whether the context ends is known only after the application's call. If it does not, a later drain replaces
 // this one.
 void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;

@@ -56,7 +56,7 @@ struct Exec {
     CUdeviceptr cell = 0;
     Walk walk;
     CUevent last = nullptr;   // the end of the last launch
-    uint32_t last_queue = 0;  // the queue of that launch; 0: none yet
+    uint32_t last_queue = 0;  // the queue of that launch; 0 before the first launch
     bool swapped = false;     // has copies
     // While it has copies: the same graph with the program's kernels. Null: unknown now.
     CUgraph own = nullptr;
@@ -91,8 +91,8 @@ Copy *copy_with(CUfunction function) {
     return nullptr;
 }
 
-// Finds a kernel by name, for a handle that the driver returns but the program never saw. A null kernel: it
-// is unknown, or the name is not unique.
+// Finds a kernel by name, for a handle that the driver returns but the program never saw. The kernel is null if
+// the name is unknown or not unique.
 Function named(const char *name, Context *context) {
     Function found{nullptr, context};
     std::lock_guard<std::mutex> hold(registry().lock);
@@ -126,7 +126,7 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     return has_name && name ? named(name, context) : Function{nullptr, context};
 }
 
-// `node`: the node with its attributes; null: it has none.
+// `node` has the kernel's attributes; null without attributes.
 KernelNode describe(const CUDA_KERNEL_NODE_PARAMS &p, CUgraphNode node, Context *context) {
     KernelNode k;
     k.handle = node;
