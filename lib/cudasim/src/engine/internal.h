@@ -132,7 +132,7 @@ void begin_block(Block &block, Job &job, uint64_t linear);
 // Ordered kernels on the virtual clock: the earliest thread of a block that can continue.
 struct EarliestThread {
     uint64_t time;
-    bool waits_for_turn;  // and no thread of the block that can run is as early
+    bool waits_for_turn;  // it waits for its turn, and all threads that can run are later
 };
 EarliestThread earliest_thread(const Block &block);
 void give_turn(Block &block);  // to the earliest of the threads that wait for their turn
