@@ -3,7 +3,7 @@
 
 namespace cudasim {
 
-// Returns the description of an error, or `name` if there is none.
+// Returns the description of an error. An error without a description gets its `name`.
 const char *error_text(int number, const char *name);
 
 }  // namespace cudasim

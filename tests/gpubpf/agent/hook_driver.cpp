@@ -8,12 +8,7 @@
 
 static const char *const names[] = {
 #define GPUBPF_HOOK(symbol) #symbol,
-#include "../../../lib/gpubpf/agent/src/hooks_module.def"
-#include "../../../lib/gpubpf/agent/src/hooks.def"
-#include "../../../lib/gpubpf/agent/src/hooks_graph.def"
-#include "../../../lib/gpubpf/agent/src/hooks_held.def"
-#include "../../../lib/gpubpf/agent/src/hooks_log.def"
-#undef GPUBPF_HOOK
+#include "../../../lib/gpubpf/agent/src/hooks_all.def"
 };
 constexpr size_t kCount = sizeof names / sizeof *names;
 

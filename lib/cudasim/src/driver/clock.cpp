@@ -94,7 +94,7 @@ using namespace cudasim::driver;
 
 extern "C" {
 
-// An interface for tools, which is no part of CUDA's.
+// An interface for tools. It is not part of CUDA.
 
 // Returns the calling thread's virtual time in ns; UINT64_MAX on the real clock. In a host function that a stream calls,
 // this is the start of the call.
@@ -107,7 +107,7 @@ uint64_t cudasim_virtual_now(void) {
 // Returns the latest virtual time of all host threads. Valid on the virtual clock only.
 uint64_t cudasim_virtual_last(void) { return latest_host_time; }
 
-// Between cudasim_untimed(1) and cudasim_untimed(0), which nest, the calling thread's work and waits take no virtual time.
-// They change neither its own time nor the start of other work in the same streams.
+// Between cudasim_untimed(1) and cudasim_untimed(0), the calling thread's work and waits take no virtual time. They change
+// neither its own time nor the start of other work in the same streams. The calls nest.
 void cudasim_untimed(int on) { host.untimed += on != 0 ? 1 : -1; }
 }

@@ -1,8 +1,8 @@
 // The virtual clock (CUDASIM_CLOCK=virtual): the time of each host thread.
 //
-// Each host thread, queue and event has its own time in virtual nanoseconds. Calls take no time, except that a launch
-// takes kLaunchNs, and that a call that waits advances the thread's time to the end of what it waited for. On the real
-// clock, the functions here do nothing.
+// Each host thread, queue and event has its own time in virtual nanoseconds. A launch takes
+// kLaunchNs; other calls take no time. A call that waits advances the thread's time to the end of what it waited for.
+// On the real clock, the functions here do nothing.
 #pragma once
 
 #include <cstdint>

@@ -264,7 +264,7 @@ struct Context : std::enable_shared_from_this<Context> {
     int device = 0;
     bool primary = false;
     unsigned flags = 0;
-    std::atomic<int> sticky_error{0};  // the first fault; every later call returns it (CUDA: a sticky error)
+    std::atomic<int> sticky_error{0};  // the first fault, which every later call returns
     std::atomic<bool> cancel{false};   // running kernels stop, because the context is being destroyed
     std::atomic<bool> destroyed{false};
 
@@ -309,7 +309,7 @@ struct GraphNode {
     size_t position = 0, queue = 0;
 };
 
-// An object of the application that graphs keep alive. `destroy` is called when the last reference is gone.
+// An object of the application that graphs keep alive. `destroy` is called when the last reference is released.
 struct UserObject {
     void *data = nullptr;
     CUhostFn destroy = nullptr;
@@ -328,7 +328,7 @@ struct Graph {
     std::mutex mutex;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
-    std::vector<std::shared_ptr<Queue>> queues;  // of an executable graph with parallel branches; else none
+    std::vector<std::shared_ptr<Queue>> queues;  // only an executable graph with parallel branches has queues
     // By handle, with the number of references.
     std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>> user_objects;
 };
@@ -375,7 +375,7 @@ constexpr int kVersion = 13000;
 // Returns CUDA_ERROR_NOT_INITIALIZED before cuInit, and in a child that was forked after it.
 CUresult check_initialized();
 
-// Finds the calling thread's current context. Returns an error if there is none, or if it has a sticky error.
+// Finds the calling thread's current context. Returns an error if no context is current, or if it has a sticky error.
 CUresult current_context(std::shared_ptr<Context> &context);
 // The same without a check for errors, for calls that clean up.
 std::shared_ptr<Context> current_context_or_null();

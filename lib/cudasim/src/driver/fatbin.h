@@ -33,7 +33,7 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem);
 
 struct ChosenPtx {
     std::string text;
-    std::vector<std::string> more_texts;  // of a cubin that was linked from several texts: the others
+    std::vector<std::string> more_texts;  // the other texts, if a cubin was linked from several
     std::string options;                  // of ptxas
     unsigned sm = 0;
 };
@@ -45,7 +45,7 @@ struct ChosenPtx {
 // Returns a CUresult: 0, 209 (no image for this device) or 200 (damaged), and sets `problem`.
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem);
 
-// Returns the value of -maxrregcount in ptxas options; 0 if there is none.
+// Returns the value of -maxrregcount in ptxas options; 0 if they do not set it.
 unsigned max_registers(const std::string &options);
 
 }  // namespace cudasim

@@ -28,7 +28,7 @@ class FreeList {
         ranges_[base] = bytes;
     }
 
-    // Takes `bytes` from the first range that is large enough. Returns 0 if there is none.
+    // Takes `bytes` from the first range that is large enough. Returns 0 if no range is.
     uint64_t take(size_t bytes) {
         for (auto range = ranges_.begin(); range != ranges_.end(); ++range) {
             if (range->second < bytes) continue;

@@ -76,6 +76,21 @@ void remove_handles(const Graph &graph) {
     }
 }
 
+// Calls `change` for each pair of a source and a target in a graph, until it returns false.
+template <class Change>
+CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to, size_t count,
+                      Change change) {
+    std::shared_ptr<Graph> graph = tables().graphs.get(handle);
+    if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    std::vector<NodePointer> sources, targets;
+    if (CUresult status = find_nodes(from, count, graph, sources)) return status;
+    if (CUresult status = find_nodes(to, count, graph, targets)) return status;
+    std::lock_guard lock(graph->mutex);
+    for (size_t i = 0; i < count; i++)
+        if (!change(sources[i], *targets[i])) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult find_nodes(const CUgraphNode *handles, size_t count, const std::shared_ptr<Graph> &graph,
@@ -229,37 +244,25 @@ CUresult cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CU
 
 CUresult cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
                                 const CUgraphEdgeData *, size_t count) {
-    std::shared_ptr<Graph> graph = tables().graphs.get(handle);
-    if (!graph) return CUDA_ERROR_INVALID_VALUE;
-    std::vector<NodePointer> sources, targets;
-    if (CUresult status = find_nodes(from, count, graph, sources)) return status;
-    if (CUresult status = find_nodes(to, count, graph, targets)) return status;
-    std::lock_guard lock(graph->mutex);
-    for (size_t i = 0; i < count; i++) {
-        auto &dependencies = targets[i]->dependencies;
-        if (sources[i] == targets[i] ||
-            std::find(dependencies.begin(), dependencies.end(), sources[i]) != dependencies.end())
-            return CUDA_ERROR_INVALID_VALUE;
-        dependencies.push_back(sources[i]);
-    }
-    return CUDA_SUCCESS;
+    return change_edges(handle, from, to, count, [](const NodePointer &source, GraphNode &target) {
+        auto &dependencies = target.dependencies;
+        if (source.get() == &target ||
+            std::find(dependencies.begin(), dependencies.end(), source) != dependencies.end())
+            return false;
+        dependencies.push_back(source);
+        return true;
+    });
 }
 
 CUresult cuGraphRemoveDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
                                    const CUgraphEdgeData *, size_t count) {
-    std::shared_ptr<Graph> graph = tables().graphs.get(handle);
-    if (!graph) return CUDA_ERROR_INVALID_VALUE;
-    std::vector<NodePointer> sources, targets;
-    if (CUresult status = find_nodes(from, count, graph, sources)) return status;
-    if (CUresult status = find_nodes(to, count, graph, targets)) return status;
-    std::lock_guard lock(graph->mutex);
-    for (size_t i = 0; i < count; i++) {
-        auto &dependencies = targets[i]->dependencies;
-        auto found = std::find(dependencies.begin(), dependencies.end(), sources[i]);
-        if (found == dependencies.end()) return CUDA_ERROR_INVALID_VALUE;
+    return change_edges(handle, from, to, count, [](const NodePointer &source, GraphNode &target) {
+        auto &dependencies = target.dependencies;
+        auto found = std::find(dependencies.begin(), dependencies.end(), source);
+        if (found == dependencies.end()) return false;
         dependencies.erase(found);
-    }
-    return CUDA_SUCCESS;
+        return true;
+    });
 }
 
 CUresult cuGraphDestroyNode(CUgraphNode handle) {

@@ -47,9 +47,21 @@ CUresult set_exec(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeType t
     return replace(*copy, exec->mutex, make);
 }
 
-CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *pointer, Operation &operation) {
+// Writes what `read` returns for a node.
+template <class Value, class Read>
+CUresult get(CUgraphNode handle, CUgraphNodeType type, Value *value, Read read) {
+    NodePointer node;
+    if (CUresult status = find_node(handle, type, node)) return status;
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *value = read(*node);
+    return CUDA_SUCCESS;
+}
+
+// The parameters of a node have several versions with the same fields.
+template <class Parameters>
+CUresult kernel_operation(const Parameters *pointer, Operation &operation) {
     if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CUDA_KERNEL_NODE_PARAMS &parameters = *pointer;
+    const Parameters &parameters = *pointer;
     const void *handle = parameters.func != nullptr ? static_cast<const void *>(parameters.func)
                                                     : static_cast<const void *>(parameters.kern);
     std::shared_ptr<Context> context;
@@ -67,14 +79,14 @@ CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *pointer, Operation &ope
                            parameters.extra, operation.kernel);
 }
 
-// Gets the parameters of a kernel node, with `func` or `kern` as they were set. `function_only`: always with `func`, for the
+// Returns the parameters of a kernel node, with `func` or `kern` as they were set. `function_only`: always with `func`, for the
 // old version of the structure.
-void kernel_parameters(GraphNode &node, bool function_only, CUDA_KERNEL_NODE_PARAMS &parameters) {
+CUDA_KERNEL_NODE_PARAMS kernel_parameters(GraphNode &node, bool function_only) {
     KernelLaunch &launch = node.operation.kernel;
     node.parameter_pointers.clear();
     for (const Parameter &parameter : launch.function->kernel().parameters)
         node.parameter_pointers.push_back(launch.parameters.data() + parameter.offset);
-    parameters = {};
+    CUDA_KERNEL_NODE_PARAMS parameters{};
     if (launch.by_kernel && !function_only) {
         std::shared_ptr<Module> module = launch.function->module.lock();
         std::shared_ptr<Context> context = module ? module->context.lock() : nullptr;
@@ -91,6 +103,7 @@ void kernel_parameters(GraphNode &node, bool function_only, CUDA_KERNEL_NODE_PAR
     parameters.blockDimZ = launch.block.z;
     parameters.sharedMemBytes = launch.shared_bytes;
     parameters.kernelParams = node.parameter_pointers.empty() ? nullptr : node.parameter_pointers.data();
+    return parameters;
 }
 
 CUDA_KERNEL_NODE_PARAMS current_version(const CUDA_KERNEL_NODE_PARAMS_v1 &old) {
@@ -114,7 +127,8 @@ CUresult copy_operation(const CUDA_MEMCPY3D *parameters, Operation &operation) {
     return describe_copy(*parameters, operation.copy);
 }
 
-CUresult memset_operation(const CUDA_MEMSET_NODE_PARAMS *parameters, Operation &operation) {
+template <class Parameters>
+CUresult memset_operation(const Parameters *parameters, Operation &operation) {
     if (parameters == nullptr || parameters->width == 0 || parameters->height == 0)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned element = parameters->elementSize;
@@ -126,7 +140,8 @@ CUresult memset_operation(const CUDA_MEMSET_NODE_PARAMS *parameters, Operation &
     return check_range(parameters->dst, (parameters->height - 1) * pitch + parameters->width * element);
 }
 
-CUresult host_operation(const CUDA_HOST_NODE_PARAMS *parameters, Operation &operation) {
+template <class Parameters>
+CUresult host_operation(const Parameters *parameters, Operation &operation) {
     if (parameters == nullptr || parameters->fn == nullptr) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_HOST;
     operation.host = {};
@@ -175,29 +190,10 @@ CUresult allocation_operation(Parameters &parameters, Operation &operation) {
 // Makes the operation of a node of any type.
 CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
     switch (static_cast<int>(parameters.type)) {
-        case CU_GRAPH_NODE_TYPE_KERNEL: {
-            CUDA_KERNEL_NODE_PARAMS kernel{};
-            static_assert(sizeof kernel <= sizeof parameters.kernel, "the current version appends fields");
-            memcpy(&kernel, &parameters.kernel, sizeof kernel);
-            return kernel_operation(&kernel, operation);
-        }
+        case CU_GRAPH_NODE_TYPE_KERNEL: return kernel_operation(&parameters.kernel, operation);
         case CU_GRAPH_NODE_TYPE_MEMCPY: return copy_operation(&parameters.memcpy.copyParams, operation);
-        case CU_GRAPH_NODE_TYPE_MEMSET: {
-            CUDA_MEMSET_NODE_PARAMS memset{};
-            memset.dst = parameters.memset.dst;
-            memset.pitch = parameters.memset.pitch;
-            memset.value = parameters.memset.value;
-            memset.elementSize = parameters.memset.elementSize;
-            memset.width = parameters.memset.width;
-            memset.height = parameters.memset.height;
-            return memset_operation(&memset, operation);
-        }
-        case CU_GRAPH_NODE_TYPE_HOST: {
-            CUDA_HOST_NODE_PARAMS host{};
-            host.fn = parameters.host.fn;
-            host.userData = parameters.host.userData;
-            return host_operation(&host, operation);
-        }
+        case CU_GRAPH_NODE_TYPE_MEMSET: return memset_operation(&parameters.memset, operation);
+        case CU_GRAPH_NODE_TYPE_HOST: return host_operation(&parameters.host, operation);
         case CU_GRAPH_NODE_TYPE_GRAPH: return child_operation(parameters.graph.graph, operation);
         case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
@@ -223,11 +219,8 @@ CUresult add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, 
 }
 
 CUresult get_event(CUgraphNode handle, CUgraphNodeType type, CUevent *event) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, type, node)) return status;
-    if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *event = static_cast<CUevent>(node->operation.event->handle);
-    return CUDA_SUCCESS;
+    return get(handle, type, event,
+               [](GraphNode &node) { return static_cast<CUevent>(node.operation.event->handle); });
 }
 
 }  // namespace
@@ -264,11 +257,8 @@ CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
 }
 
 CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    kernel_parameters(*node, false, *parameters);
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_KERNEL, parameters,
+               [](GraphNode &node) { return kernel_parameters(node, false); });
 }
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters) {
@@ -284,13 +274,13 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
 
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
                                        CUkernelNodeAttrValue *value) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
-    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    auto set = node->attributes.find(attribute);
-    *value = set == node->attributes.end() ? CUkernelNodeAttrValue{} : set->second;
-    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) value->cooperative = node->operation.kernel.cooperative;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_KERNEL, value, [&](GraphNode &node) {
+        auto set = node.attributes.find(attribute);
+        CUkernelNodeAttrValue found = set == node.attributes.end() ? CUkernelNodeAttrValue{} : set->second;
+        if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+            found.cooperative = node.operation.kernel.cooperative;
+        return found;
+    });
 }
 
 CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
@@ -325,11 +315,8 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
 }
 
 CUresult cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_MEMCPY, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *parameters = node->operation.copy.described;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_MEMCPY, parameters,
+               [](GraphNode &node) { return node.operation.copy.described; });
 }
 
 CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *parameters) {
@@ -350,18 +337,17 @@ CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
 }
 
 CUresult cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARAMS *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_MEMSET, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const Memset &memset = node->operation.memset;
-    *parameters = {};
-    parameters->dst = memset.destination;
-    parameters->pitch = memset.pitch;
-    parameters->value = memset.value;
-    parameters->elementSize = memset.element_size;
-    parameters->width = memset.width;
-    parameters->height = memset.height;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_MEMSET, parameters, [](GraphNode &node) {
+        const Memset &memset = node.operation.memset;
+        CUDA_MEMSET_NODE_PARAMS described{};
+        described.dst = memset.destination;
+        described.pitch = memset.pitch;
+        described.value = memset.value;
+        described.elementSize = memset.element_size;
+        described.width = memset.width;
+        described.height = memset.height;
+        return described;
+    });
 }
 
 CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters) {
@@ -384,12 +370,9 @@ CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode 
 }
 
 CUresult cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_HOST, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    parameters->fn = node->operation.host.function;
-    parameters->userData = node->operation.host.data;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_HOST, parameters, [](GraphNode &node) {
+        return CUDA_HOST_NODE_PARAMS{node.operation.host.function, node.operation.host.data};
+    });
 }
 
 CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS *parameters) {
@@ -417,11 +400,8 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgrap
 }
 
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *graph) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_GRAPH, node)) return status;
-    if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *graph = static_cast<CUgraph>(node->operation.child->handle);
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_GRAPH, graph,
+               [](GraphNode &node) { return static_cast<CUgraph>(node.operation.child->handle); });
 }
 
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle,
@@ -495,11 +475,8 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
 }
 
 CUresult cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_MEM_ALLOC, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *parameters = node->operation.allocation;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_MEM_ALLOC, parameters,
+               [](GraphNode &node) { return node.operation.allocation; });
 }
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
@@ -509,11 +486,8 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
 }
 
 CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr *address) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_MEM_FREE, node)) return status;
-    if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *address = node->operation.allocation.dptr;
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_MEM_FREE, address,
+               [](GraphNode &node) { return node.operation.allocation.dptr; });
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device) {
@@ -530,13 +504,12 @@ CUresult cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgrap
 }
 
 CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode handle, CUDA_BATCH_MEM_OP_NODE_PARAMS *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *parameters = {};
-    parameters->count = static_cast<unsigned>(node->operation.memory.size());
-    parameters->paramArray = node->operation.memory.data();
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, parameters, [](GraphNode &node) {
+        CUDA_BATCH_MEM_OP_NODE_PARAMS described{};
+        described.count = static_cast<unsigned>(node.operation.memory.size());
+        described.paramArray = node.operation.memory.data();
+        return described;
+    });
 }
 
 CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS *parameters) {
@@ -600,13 +573,12 @@ CUresult add_kernel_v1(CUgraphNode *node, CUgraph graph, const CUgraphNode *depe
     return cuGraphAddKernelNode(node, graph, dependencies, count, &now);
 }
 CUresult get_kernel_v1(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
-    NodePointer node;
-    if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
-    if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS now;
-    kernel_parameters(*node, true, now);
-    memcpy(parameters, &now, sizeof *parameters);  // the current version appends fields
-    return CUDA_SUCCESS;
+    return get(handle, CU_GRAPH_NODE_TYPE_KERNEL, parameters, [](GraphNode &node) {
+        const CUDA_KERNEL_NODE_PARAMS now = kernel_parameters(node, true);
+        CUDA_KERNEL_NODE_PARAMS_v1 old;
+        memcpy(&old, &now, sizeof old);  // the current version appends fields
+        return old;
+    });
 }
 CUresult set_kernel_v1(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -46,8 +46,8 @@ class Memory {
     // device's memory or the region is exhausted.
     uint64_t allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags = 0,
                       const void *pool = nullptr, bool constant = false);
-    // Frees the allocation that begins at `base`. Returns false if there is none, if it is registered memory, or if its id
-    // is not `id` (0: any id).
+    // Frees the allocation that begins at `base`. Returns false if no allocation begins there, if it is
+    // registered memory, or if its id is not `id` (0: any id).
     bool release(uint64_t base, uint64_t id = 0);
 
     // Registers host memory of the application. Returns false if it overlaps another allocation.

@@ -19,7 +19,7 @@ CUresult translate_image(const void *image, const JitOptions &jit, std::shared_p
     return CUDA_SUCCESS;
 }
 
-// Returns the most threads per block that .reqntid or .maxntid allows; 0 if the kernel has neither.
+// Returns the most threads per block that .reqntid or .maxntid allows; 0 without either directive.
 unsigned block_limit(const cudasim::Kernel &kernel) {
     const uint32_t *shape = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
     return shape[0] * shape[1] * shape[2];
@@ -232,6 +232,32 @@ const cudasim::Kernel &kernel_data(const LibraryKernel &kernel, const Library &l
     return library.image->kernels()[kernel.index];
 }
 
+// Counts the functions of a module, or the kernels of a library.
+template <class Owner, class Members>
+CUresult count_members(const Handles<Owner> &owners, const void *handle, Members Owner::*members,
+                       unsigned *count) {
+    if (CUresult status = check_initialized()) return status;
+    std::shared_ptr<Owner> owner = owners.get(handle);
+    if (!owner) return CUDA_ERROR_INVALID_HANDLE;
+    if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *count = static_cast<unsigned>(((*owner).*members).size());
+    return CUDA_SUCCESS;
+}
+
+// Writes the handles of the functions of a module, or of the kernels of a library. The rest of `handles` becomes null.
+template <class Owner, class Members, class Handle>
+CUresult list_members(const Handles<Owner> &owners, const void *handle, Members Owner::*members,
+                      Handle *handles, size_t count) {
+    if (CUresult status = check_initialized()) return status;
+    std::shared_ptr<Owner> owner = owners.get(handle);
+    if (!owner) return CUDA_ERROR_INVALID_HANDLE;
+    if (handles == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    const Members &all = (*owner).*members;
+    for (size_t i = 0; i < count; i++)
+        handles[i] = i < all.size() ? static_cast<Handle>(all[i]->handle) : nullptr;
+    return CUDA_SUCCESS;
+}
+
 // Finds a CUkernel and its library.
 CUresult find_kernel(CUkernel handle, std::shared_ptr<LibraryKernel> &kernel,
                      std::shared_ptr<Library> &library) {
@@ -386,23 +412,11 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
 }
 
 CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Module> module = tables().modules.get(handle);
-    if (!module) return CUDA_ERROR_INVALID_HANDLE;
-    if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *count = static_cast<unsigned>(module->functions.size());
-    return CUDA_SUCCESS;
+    return count_members(tables().modules, handle, &Module::functions, count);
 }
 
 CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Module> module = tables().modules.get(handle);
-    if (!module) return CUDA_ERROR_INVALID_HANDLE;
-    if (functions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        functions[i] =
-            i < module->functions.size() ? static_cast<CUfunction>(module->functions[i]->handle) : nullptr;
-    return CUDA_SUCCESS;
+    return list_members(tables().modules, handle, &Module::functions, functions, count);
 }
 
 CUresult cuModuleGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule handle, const char *name) {
@@ -494,23 +508,11 @@ CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const ch
 }
 
 CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Library> library = tables().libraries.get(handle);
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
-    if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *count = static_cast<unsigned>(library->kernels.size());
-    return CUDA_SUCCESS;
+    return count_members(tables().libraries, handle, &Library::kernels, count);
 }
 
 CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Library> library = tables().libraries.get(handle);
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
-    if (kernels == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        kernels[i] =
-            i < library->kernels.size() ? static_cast<CUkernel>(library->kernels[i]->handle) : nullptr;
-    return CUDA_SUCCESS;
+    return list_members(tables().libraries, handle, &Library::kernels, kernels, count);
 }
 
 CUresult cuLibraryGetModule(CUmodule *handle, CUlibrary library_handle) {

@@ -1,4 +1,4 @@
-// Work queues: what is behind a stream. A queue has its own worker thread, which runs its work in order. The work of
+// Work queues. Each stream has one. A queue has its own worker thread, which runs its work in order. The work of
 // different queues overlaps, and a fence lets work wait for work of another queue.
 //
 // On the virtual clock, all work has a start and an end in virtual nanoseconds. They depend only on what the work waits
@@ -51,7 +51,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
     // Appends work and returns its fence. The work starts after all earlier work of this queue, after the fences `wait_for`,
     // and not before the virtual time `not_before`. Work that is not `timed` does not affect the virtual times of later
-    // work. Starts the worker thread if none runs.
+    // work. Starts the worker thread if it does not run.
     Fence submit(std::vector<Fence> wait_for, Work work, uint64_t not_before = 0, bool timed = true);
 
     // Waits until fewer than `limit` pieces of work wait for their turn.

@@ -217,6 +217,17 @@ CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::share
     return CUDA_SUCCESS;
 }
 
+// Writes what `get` returns for a stream and its context.
+template <class Value, class Get>
+CUresult get_of_stream(CUstream handle, Value *value, Get get) {
+    std::shared_ptr<Stream> stream;
+    std::shared_ptr<Context> context;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *value = get(*stream, *context);
+    return CUDA_SUCCESS;
+}
+
 // Submits stream memory operations: values to write or to wait for.
 CUresult memory_operations(CUstream handle, std::vector<CUstreamBatchMemOpParams> operations) {
     std::shared_ptr<Stream> stream;
@@ -483,48 +494,25 @@ CUresult cuEventRecordWithFlags(CUevent event_handle, CUstream handle, unsigned 
 CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find_stream(handle, stream, context)) return status;
-    if (priority == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
+    return get_of_stream(handle, priority, [](Stream &stream, Context &) { return stream.priority; });
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find_stream(handle, stream, context)) return status;
-    if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
+    return get_of_stream(handle, flags, [](Stream &stream, Context &) { return stream.flags; });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find_stream(handle, stream, context)) return status;
-    if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *id = stream->id | context->id << 32;
-    return CUDA_SUCCESS;
+    return get_of_stream(handle, id,
+                         [](Stream &stream, Context &context) { return stream.id | context.id << 32; });
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find_stream(handle, stream, context)) return status;
-    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *out = static_cast<CUcontext>(context->handle);
-    return CUDA_SUCCESS;
+    return get_of_stream(handle, out,
+                         [](Stream &, Context &context) { return static_cast<CUcontext>(context.handle); });
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
-    std::shared_ptr<Stream> stream;
-    std::shared_ptr<Context> context;
-    if (CUresult status = find_stream(handle, stream, context)) return status;
-    if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *device = context->device;
-    return CUDA_SUCCESS;
+    return get_of_stream(handle, device, [](Stream &, Context &context) { return context.device; });
 }
 
 CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {

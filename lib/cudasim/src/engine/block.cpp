@@ -70,7 +70,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.parked = w.mask = w.lane = w.line = 0;
     w.waiting_turn = w.turn_lanes = w.asleep = 0;
     w.ordered = job.kernel->ordered;
-    w.resume_mask = w.runnable;  // all are at the first basic block
+    w.resume_mask = w.runnable;  // all lanes are at the first basic block
     w.resume_pc = job.kernel->entry_pc;
     w.shared = block.shared.reserve(job.shared_size);
     memcpy(w.ctaid, block.id, sizeof w.ctaid);

@@ -78,13 +78,13 @@ class Image {
     virtual ~Image() = default;
     const std::vector<Kernel> &kernels() const { return kernels_; }
     const std::vector<Variable> &variables() const { return variables_; }
-    // Returns an index into kernels() or variables(); -1 if there is none of that name.
+    // Returns the index of the kernel or variable of that name, or -1.
     int find_kernel(std::string_view name) const;
     int find_variable(std::string_view name) const;
     // Returns a function's address, as `mov` of its name and relocations give it.
     uint64_t function_address(uint32_t index) const;
-    // Compiles and loads the code of a kernel of a large module, unless it is loaded. Returns false and sets `error` if that
-    // fails.
+    // Compiles and loads the code of a kernel of a large module, unless it is loaded already. Returns false and sets `error`
+    // on failure.
     virtual bool prepare(uint32_t kernel, TranslateError &error) const = 0;
     // Writes a variable's initial value, relocated, to `destination` (size bytes). `addresses[i]` is the address of
     // variable i.
@@ -127,8 +127,8 @@ void set_translator(std::string python, std::string pythonpath);
 
 // ---------------------------------------------------------------------------------------------------- launches
 
-// What a context provides to kernels. Any thread may call the functions, several at once, with `self` as first argument. They
-// must not call the engine. The environment must outlive every run() that uses it.
+// What a context provides to kernels. Any thread may call the functions, several at once. They get `self` as first
+// argument, and must not call the engine. The environment must outlive every run() that uses it.
 struct Environment {
     void *self = nullptr;
     uint64_t region_base = 0, region_size = 0;  // the reserved device region; its last page is never mapped

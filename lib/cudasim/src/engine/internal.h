@@ -99,7 +99,7 @@ struct Block {
     uint32_t order[32] = {};  // the order in which warps start
     Warp *active[32] = {};    // by index; null: not started, or finished
     std::vector<std::unique_ptr<Warp>> spare;
-    Barrier barriers[17];          // 16: barrier.cluster, since a cluster has one block
+    Barrier barriers[17];          // number 16 is barrier.cluster: a cluster has one block
     uint32_t barriers_in_use = 0;  // a bit for each
     Buffer shared;
     uint64_t random = 0;  // hostile mode
@@ -132,7 +132,7 @@ void begin_block(Block &block, Job &job, uint64_t linear);
 // Ordered kernels on the virtual clock: the earliest thread of a block that can continue.
 struct EarliestThread {
     uint64_t time;
-    bool waits_for_turn;  // and no thread of the block that can run is as early
+    bool waits_for_turn;  // it waits for its turn, and all threads that can run are later
 };
 EarliestThread earliest_thread(const Block &block);
 void give_turn(Block &block);  // to the earliest of the threads that wait for their turn
@@ -153,7 +153,7 @@ extern thread_local Guard *current_guard;
 void install_signal_handlers();
 void describe(Fault &fault);  // sets `message`
 
-// Virtual clock: returns the time of the last thread that has exited; 0 if there is none.
+// Virtual clock: returns the time of the last exit of a thread; 0 if no thread has exited.
 uint64_t latest_exit(const Block &block);
 
 extern const cs_services services;

@@ -12,14 +12,41 @@ namespace {
 
 constexpr size_t kMaxString = 1 << 16;  // bytes
 
-template <typename T>
-T argument(cs_warp *w, uint64_t &at) {
-    at = (at + sizeof(T) - 1) / sizeof(T) * sizeof(T);
-    T value;
-    memcpy(&value, resolve(w, at, sizeof(T), 'r'), sizeof(T));
-    at += sizeof(T);
-    return value;
-}
+// The arguments of one call.
+struct Arguments {
+    cs_warp *w;
+    uint64_t at;         // address of the next argument
+    uint32_t taken = 0;  // how many were read
+
+    template <typename T>
+    T next() {
+        at = (at + sizeof(T) - 1) / sizeof(T) * sizeof(T);
+        T value;
+        memcpy(&value, resolve(w, at, sizeof(T), 'r'), sizeof(T));
+        at += sizeof(T);
+        taken++;
+        return value;
+    }
+};
+
+// One conversion of a format, such as %-8.3lld.
+struct Conversion {
+    char spec[64] = "%";  // the same for snprintf, up to the precision
+    size_t size = 1;      // of `spec`
+    bool wide = false;    // whether an integer has 64 bits
+    int shorts = 0;       // number of h
+    char letter = 0;      // 0: the format ends before it
+
+    void keep(char c) {
+        if (size + 8 < sizeof spec) spec[size++] = c;
+    }
+
+    // Returns the complete specification: `end` is the length and the letter.
+    const char *with(const char *end) {
+        strcpy(spec + size, end);
+        return spec;
+    }
+};
 
 template <typename T>
 void append(std::string &out, const char *spec, T value) {
@@ -45,131 +72,106 @@ void string_at(cs_warp *w, uint64_t address, std::string &to) {
     }
 }
 
+// Reads the conversion whose % is at `at`, and advances `at` to its letter. Reads the arguments that * stands for.
+Conversion read_conversion(const std::string &format, size_t &at, Arguments &arguments) {
+    Conversion c;
+    const auto next_is = [&](const char *any) { return at < format.size() && strchr(any, format[at]); };
+    const auto read_number = [&] {
+        if (next_is("*")) {
+            at++;
+            int value = arguments.next<int>();
+            if (value > 4096 || value < -4096) value = 0;
+            char digits[16];
+            snprintf(digits, sizeof digits, "%d", value);
+            for (const char *d = digits; *d; d++) c.keep(*d);
+        }
+        for (int digits = 0; next_is("0123456789"); at++)
+            if (digits++ < 4) c.keep(format[at]);
+    };
+    for (at++; next_is("-+ #0"); at++) c.keep(format[at]);
+    read_number();  // width
+    if (next_is(".")) {
+        c.keep(format[at++]);
+        read_number();  // precision
+    }
+    for (; next_is("hlLqjzt"); at++) {
+        if (format[at] == 'h') c.shorts++;
+        else c.wide = true;
+    }
+    if (at < format.size()) c.letter = format[at];
+    return c;
+}
+
+// Appends the next argument. Returns false for an unknown conversion.
+bool print_argument(std::string &out, Conversion &c, Arguments &arguments) {
+    static thread_local std::string word;
+    switch (c.letter) {
+        case 'd':
+        case 'i': {
+            long long value = c.wide ? arguments.next<long long>() : arguments.next<int>();
+            if (c.shorts == 1) value = static_cast<short>(value);
+            if (c.shorts >= 2) value = static_cast<signed char>(value);
+            append(out, c.with("lld"), value);
+            return true;
+        }
+        case 'u':
+        case 'x':
+        case 'X':
+        case 'o': {
+            unsigned long long value =
+                c.wide ? arguments.next<unsigned long long>() : arguments.next<unsigned>();
+            if (c.shorts == 1) value = static_cast<unsigned short>(value);
+            if (c.shorts >= 2) value = static_cast<unsigned char>(value);
+            const char end[] = {'l', 'l', c.letter, 0};
+            append(out, c.with(end), value);
+            return true;
+        }
+        case 'c': append(out, c.with("c"), arguments.next<int>()); return true;
+        case 'f':
+        case 'F':
+        case 'e':
+        case 'E':
+        case 'g':
+        case 'G':
+        case 'a':
+        case 'A': {
+            const char end[] = {c.letter, 0};
+            append(out, c.with(end), arguments.next<double>());
+            return true;
+        }
+        case 'p': append(out, c.with("p"), reinterpret_cast<void *>(arguments.next<uint64_t>())); return true;
+        case 's':
+            if (const auto address = arguments.next<uint64_t>()) string_at(arguments.w, address, word);
+            else word = "(null)";
+            append(out, c.with("s"), word.c_str());
+            return true;
+        default: return false;
+    }
+}
+
 }  // namespace
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-
-// A fault leaves this function by longjmp, which runs no destructors. So the strings are thread_local.
+// A fault leaves this file by longjmp, which runs no destructors. So the strings are thread_local.
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t at) {
-    static thread_local std::string text, out, word;
+    static thread_local std::string text, out;
     string_at(w, format, text);
     out.clear();
-    uint32_t arguments = 0;
+    Arguments arguments{w, at};
     for (size_t i = 0; i < text.size(); i++) {
         if (text[i] != '%') {
             out.push_back(text[i]);
             continue;
         }
-        const size_t begin = i++;
-        char spec[64] = "%";
-        size_t n = 1;
-        auto keep = [&](char c) {
-            if (n + 8 < sizeof spec) spec[n++] = c;
-        };
-        auto number = [&](int value) {
-            char digits[16];
-            snprintf(digits, sizeof digits, "%d", value);
-            for (const char *d = digits; *d; d++) keep(*d);
-        };
-        for (; i < text.size() && strchr("-+ #0", text[i]); i++) keep(text[i]);
-        for (int part = 0; part < 2; part++) {  // width, precision
-            if (part == 1) {
-                if (i >= text.size() || text[i] != '.') break;
-                keep(text[i++]);
-            }
-            if (i < text.size() && text[i] == '*') {
-                i++;
-                arguments++;
-                int value = argument<int>(w, at);
-                if (value > 4096 || value < -4096) value = 0;
-                number(value);
-            }
-            for (int digits = 0; i < text.size() && text[i] >= '0' && text[i] <= '9'; i++)
-                if (digits++ < 4) keep(text[i]);
-        }
-        bool wide = false;
-        int shorts = 0;
-        for (; i < text.size() && strchr("hlLqjzt", text[i]); i++) {
-            if (text[i] == 'h') shorts++;
-            else wide = true;
-        }
-        const char conversion = i < text.size() ? text[i] : 0;
-        switch (conversion) {
-            case '%': out.push_back('%'); break;
-            case 'd':
-            case 'i': {
-                long long value = wide ? argument<long long>(w, at) : argument<int>(w, at);
-                if (shorts == 1) value = static_cast<short>(value);
-                if (shorts >= 2) value = static_cast<signed char>(value);
-                arguments++;
-                memcpy(spec + n, "lld", 4);
-                append(out, spec, value);
-                break;
-            }
-            case 'u':
-            case 'x':
-            case 'X':
-            case 'o': {
-                unsigned long long value =
-                    wide ? argument<unsigned long long>(w, at) : argument<unsigned>(w, at);
-                if (shorts == 1) value = static_cast<unsigned short>(value);
-                if (shorts >= 2) value = static_cast<unsigned char>(value);
-                arguments++;
-                spec[n] = spec[n + 1] = 'l';
-                spec[n + 2] = conversion;
-                spec[n + 3] = 0;
-                append(out, spec, value);
-                break;
-            }
-            case 'c': {
-                const int value = argument<int>(w, at);
-                arguments++;
-                memcpy(spec + n, "c", 2);
-                append(out, spec, value);
-                break;
-            }
-            case 'f':
-            case 'F':
-            case 'e':
-            case 'E':
-            case 'g':
-            case 'G':
-            case 'a':
-            case 'A': {
-                const double value = argument<double>(w, at);
-                arguments++;
-                spec[n] = conversion;
-                spec[n + 1] = 0;
-                append(out, spec, value);
-                break;
-            }
-            case 'p': {
-                const auto value = argument<uint64_t>(w, at);
-                arguments++;
-                memcpy(spec + n, "p", 2);
-                append(out, spec, reinterpret_cast<void *>(value));
-                break;
-            }
-            case 's': {
-                const auto address = argument<uint64_t>(w, at);
-                arguments++;
-                if (address) string_at(w, address, word);
-                else word = "(null)";
-                memcpy(spec + n, "s", 2);
-                append(out, spec, word.c_str());
-                break;
-            }
-            default:  // not a conversion: print it unchanged
-                out.append(text, begin, i - begin + (conversion ? 1 : 0));
-        }
+        const size_t begin = i;
+        Conversion c = read_conversion(text, i, arguments);
+        if (c.letter == '%') out.push_back('%');
+        else if (!print_argument(out, c, arguments))  // print it unchanged
+            out.append(text, begin, i - begin + (c.letter ? 1 : 0));
     }
     const Environment &environment = *static_cast<Block *>(w->block)->job->launch->environment;
     if (environment.print) environment.print(environment.self, out.data(), out.size());
     else fwrite(out.data(), 1, out.size(), stdout);
-    return arguments;
+    return arguments.taken;
 }
-
-#pragma GCC diagnostic pop
 
 }  // namespace cudasim

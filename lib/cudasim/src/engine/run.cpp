@@ -25,7 +25,8 @@ namespace cudasim {
 namespace {
 
 constexpr uint64_t kMaxResident = 65536;  // threads of a grid that have started; more than fit on the device
-// Bytes of local memory per thread, of shared memory per block: up to these, a block's memory is kept for other grids.
+// Up to these sizes, the memory of a block is kept for other grids: local memory in bytes per thread, shared memory in
+// bytes per block.
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;
 
 struct Grid : Job {
@@ -153,14 +154,82 @@ Fault out_of_memory_fault(const Grid &grid) {
     return fault;
 }
 
-// Runs a slice of a suspended block, or some new blocks. The mutex is held on entry and on return. Returns false if the grid
-// has no work.
-bool run_some(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
+// What a host thread runs next: a slice of a suspended block, or the first slices of some new blocks.
+struct Work {
+    std::unique_ptr<Block> block;   // the suspended block, or one to reuse; may be null
+    bool resume = false;            // whether it is a suspended block
+    uint64_t first = 0, count = 1;  // new blocks
+};
+
+// The result of some work.
+struct Result {
+    Fault fault;
+    uint64_t fault_end = 0;  // virtual clock
+    std::vector<std::unique_ptr<Block>> unfinished;
+    uint64_t slices = 0;
+    uint64_t end = 0;  // virtual clock: the end of the last thread
+};
+
+// Makes the blocks that have slept long enough ready to run.
+void wake_blocks(Grid &grid) {
     for (auto it = grid.asleep.begin();
          it != grid.asleep.end() && it->first <= nanoseconds(CLOCK_MONOTONIC);) {
         grid.suspended.push_back(std::move(it->second));
         it = grid.asleep.erase(it);
     }
+}
+
+Work take_work(Pool &p, Grid &grid) {  // mutex held
+    Work work;
+    // A suspended block has used its quantum, and may wait for a block that has not started. So each suspended block gets one
+    // slice before the next block starts.
+    if (!grid.suspended.empty() && (!grid.can_start_block() || grid.resumed < grid.suspended.size())) {
+        work.block = std::move(grid.suspended.front());
+        grid.suspended.pop_front();
+        grid.resumed++;
+        work.resume = true;
+        return work;
+    }
+    const uint64_t left = grid.total - grid.next;
+    work.count = std::clamp<uint64_t>(left / (8ull * p.limit), 1, 64);
+    if (!grid.suspended.empty() || !grid.asleep.empty() || grid.image->virtual_clock) work.count = 1;
+    work.first = grid.next;
+    grid.next += work.count;
+    grid.resumed = 0;
+    std::vector<std::unique_ptr<Block>> &idle = grid.idle.empty() ? p.idle : grid.idle;
+    if (!idle.empty()) {
+        work.block = std::move(idle.back());
+        idle.pop_back();
+    }
+    return work;
+}
+
+Result run_work(Grid &grid, Work &work) {
+    Result result;
+    std::unique_ptr<Block> &block = work.block;
+    for (uint64_t k = 0; k < work.count; k++) {
+        Outcome outcome = Outcome::failed;
+        try {
+            if (!block) block = std::make_unique<Block>();
+            if (!work.resume) begin_block(*block, grid, shuffled_index(grid, work.first + k));
+            result.slices++;
+            outcome = run_slice(*block, result.fault);
+        } catch (const std::bad_alloc &) {
+            result.fault = out_of_memory_fault(grid);
+        }
+        if (outcome == Outcome::finished) result.end = std::max(result.end, block->end);
+        if (outcome == Outcome::yielded) result.unfinished.push_back(std::move(block));
+        if (outcome == Outcome::failed) {
+            result.fault_end = block ? block->end : 0;
+            break;
+        }
+    }
+    return result;
+}
+
+// Takes some work of a grid and does it. The mutex is held on entry and on return. Returns false if the grid has no work.
+bool run_some(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
+    wake_blocks(grid);
     if (!grid.has_work()) return false;
     if (grid.launch->cancel && grid.launch->cancel->load(std::memory_order_relaxed)) {
         grid.fault.cancelled = true;
@@ -168,69 +237,26 @@ bool run_some(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
         grid.changed.notify_all();
         return true;
     }
-    std::unique_ptr<Block> block;
-    uint64_t first = 0, count = 1;
-    bool resume = false;
-    // A suspended block has used its quantum, and may wait for a block that has not started. So each suspended block gets one
-    // slice before the next block starts.
-    if (!grid.suspended.empty() && (!grid.can_start_block() || grid.resumed < grid.suspended.size())) {
-        block = std::move(grid.suspended.front());
-        grid.suspended.pop_front();
-        grid.resumed++;
-        resume = true;
-    } else {
-        const uint64_t left = grid.total - grid.next;
-        count = std::clamp<uint64_t>(left / (8ull * p.limit), 1, 64);
-        if (!grid.suspended.empty() || !grid.asleep.empty() || grid.image->virtual_clock) count = 1;
-        first = grid.next;
-        grid.next += count;
-        grid.resumed = 0;
-        std::vector<std::unique_ptr<Block>> &idle = grid.idle.empty() ? p.idle : grid.idle;
-        if (!idle.empty()) {
-            block = std::move(idle.back());
-            idle.pop_back();
-        }
-    }
+    Work work = take_work(p, grid);
     grid.running++;
     lock.unlock();
-
-    Fault fault;
-    std::vector<std::unique_ptr<Block>> unfinished;
-    uint64_t slices = 0, end = 0, fault_end = 0;
-    for (uint64_t k = 0; k < count; k++) {
-        Outcome outcome = Outcome::failed;
-        try {
-            if (!block) block = std::make_unique<Block>();
-            if (!resume) begin_block(*block, grid, shuffled_index(grid, first + k));
-            slices++;
-            outcome = run_slice(*block, fault);
-        } catch (const std::bad_alloc &) {
-            fault = out_of_memory_fault(grid);
-        }
-        if (outcome == Outcome::finished) end = std::max(end, block->end);
-        if (outcome == Outcome::yielded) unfinished.push_back(std::move(block));
-        if (outcome == Outcome::failed) {
-            fault_end = block ? block->end : 0;
-            break;
-        }
-    }
-
+    Result result = run_work(grid, work);
     lock.lock();
     grid.running--;
-    p.statistics.slices += slices;
-    p.statistics.blocks += resume ? 0 : count;
-    if (block) grid.idle.push_back(std::move(block));
-    for (auto &b : unfinished) {
+    p.statistics.slices += result.slices;
+    p.statistics.blocks += work.resume ? 0 : work.count;
+    if (work.block) grid.idle.push_back(std::move(work.block));
+    for (auto &b : result.unfinished) {
         if (const uint64_t wake = b->wake) grid.asleep.emplace(wake, std::move(b));
         else grid.suspended.push_back(std::move(b));
     }
-    grid.end = std::max(grid.end, end);
-    if (fault.code && !grid.fault.code) {
-        grid.fault = fault;
-        grid.fault_end = fault_end;
+    grid.end = std::max(grid.end, result.end);
+    if (result.fault.code && !grid.fault.code) {
+        grid.fault = result.fault;
+        grid.fault_end = result.fault_end;
         grid.stop = true;
     }
-    if (grid.finished() || !unfinished.empty()) grid.changed.notify_all();
+    if (grid.finished() || !result.unfinished.empty()) grid.changed.notify_all();
     return true;
 }
 
@@ -276,6 +302,43 @@ void start_workers(Pool &p) {  // mutex held
     }
 }
 
+std::unique_ptr<Grid> make_grid(const LaunchDescription &launch, const LoadedImage &image) {
+    auto grid = std::make_unique<Grid>();
+    grid->launch = &launch;
+    grid->image = image.raw;
+    grid->code = image.code();
+    grid->kernel = &image.raw->kernels[launch.kernel];
+    const cs_kernel &kernel = *grid->kernel;
+    grid->parameters.resize(kernel.param_bytes + 64);
+    if (kernel.param_bytes) memcpy(grid->parameters.data(), launch.parameters, kernel.param_bytes);
+    grid->shared_size = kernel.reserved_shared + kernel.static_shared + launch.dynamic_shared;
+    grid->local_size = (kernel.local + 15) / 16 * 16;
+    if (kernel.recursive) {
+        // the stack limit allows activations of at least 16 bytes
+        grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
+    }
+    grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
+    grid->shuffle = launch.shuffle && !image.virtual_clock;
+    if (grid->shuffle && grid->total > 1) {
+        uint64_t state = launch.seed;
+        do grid->multiplier = next_random(state) % std::min<uint64_t>(grid->total, 1u << 31) | 1;
+        while (gcd(grid->multiplier, grid->total) != 1);
+        grid->shift = next_random(state) % grid->total;
+    }
+    return grid;
+}
+
+// Keeps the memory of a grid's blocks for other grids, unless the blocks are large.
+void keep_idle_blocks(Pool &p, Grid &grid) {  // mutex held
+    if (grid.local_size > kSmallLocal || grid.shared_size > kSmallShared) return;
+    while (!grid.stop && !grid.idle.empty() && p.idle.size() < p.limit) {
+        for (const std::unique_ptr<Warp> &warp : grid.idle.back()->spare) warp->job = nullptr;
+        p.idle.push_back(std::move(grid.idle.back()));
+        grid.idle.pop_back();
+    }
+}
+
 }  // namespace
 
 void after_fork_in_child() {
@@ -302,33 +365,11 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         fault.message = "kernel " + fault.kernel + ": " + error.log;
         return fault;
     }
-    auto grid = std::make_unique<Grid>();
-    grid->launch = &launch;
-    grid->image = image.raw;
-    grid->code = image.code();
-    grid->kernel = &image.raw->kernels[launch.kernel];
-    const cs_kernel &kernel = *grid->kernel;
-    grid->parameters.resize(kernel.param_bytes + 64);
-    if (kernel.param_bytes) memcpy(grid->parameters.data(), launch.parameters, kernel.param_bytes);
-    grid->shared_size = kernel.reserved_shared + kernel.static_shared + launch.dynamic_shared;
-    grid->local_size = (kernel.local + 15) / 16 * 16;
-    if (kernel.recursive) {
-        // the stack limit allows activations of at least 16 bytes
-        grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
-    }
-    grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-    // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
-    grid->shuffle = launch.shuffle && !image.virtual_clock;
-    if (grid->shuffle && grid->total > 1) {
-        uint64_t state = launch.seed;
-        do grid->multiplier = next_random(state) % std::min<uint64_t>(grid->total, 1u << 31) | 1;
-        while (gcd(grid->multiplier, grid->total) != 1);
-        grid->shift = next_random(state) % grid->total;
-    }
+    std::unique_ptr<Grid> grid = make_grid(launch, image);
     Grid &g = *grid;
     std::unique_lock<std::mutex> lock(p.mutex);
     p.statistics.grids++;
-    if (kernel.ordered) {
+    if (g.kernel->ordered) {
         p.statistics.blocks += g.total;
         lock.unlock();
         try {
@@ -354,12 +395,7 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         } else if (shared && !g.suspended.empty()) p.work.notify_all();
     }
     if (shared) p.grids.remove(&g);
-    const bool small = g.local_size <= kSmallLocal && g.shared_size <= kSmallShared;
-    while (small && !g.stop && !g.idle.empty() && p.idle.size() < p.limit) {
-        for (const std::unique_ptr<Warp> &warp : g.idle.back()->spare) warp->job = nullptr;
-        p.idle.push_back(std::move(g.idle.back()));
-        g.idle.pop_back();
-    }
+    keep_idle_blocks(p, g);
     lock.unlock();
     if (duration_ns && g.image->virtual_clock) {
         const uint64_t end = g.fault.code ? g.fault_end : g.end;

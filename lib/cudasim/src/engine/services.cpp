@@ -30,7 +30,7 @@ uint32_t pick(cs_warp *w) {
     const uint32_t runnable = w->runnable;
     w->mask = 0;
     if (runnable == 0) return 0;
-    if (w->resume_mask == runnable) {  // all left the same barrier
+    if (w->resume_mask == runnable) {  // all lanes left the same barrier
         w->resume_mask = 0;
         w->pc = w->resume_pc;
         w->next = CS_NO_PC;
@@ -72,120 +72,143 @@ uint32_t pick(cs_warp *w) {
 
 // ---------------------------------------------------------------------------------------------------- collectives
 
-void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
-    uint32_t result = 0;
+void synchronize_times(cs_warp *w, uint32_t lanes) {
+    uint64_t latest = 0;
+    const uint32_t members = w->cm[lowest(lanes)] | lanes;
+    // Lanes that have exited count with their time of exit.
+    for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1)
+        latest = std::max(latest, w->time[lowest(m)]);
+    for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
+}
+
+// PTX ISA 9.7.9.6.
+void shuffle(cs_warp *w, uint32_t lanes, uint32_t op) {
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        const uint32_t l = lowest(m);
+        const uint32_t b = static_cast<uint32_t>(w->cb[l]) & 31, c = static_cast<uint32_t>(w->cc[l]);
+        const uint32_t segment = c >> 8 & 31, clamp = c & 31;
+        const int most = static_cast<int>((l & segment) | (clamp & ~segment & 31));
+        const int least = static_cast<int>(l & segment);
+        int j = 0;
+        bool inside = false;
+        if (op == CS_OP_SHFL_UP) j = static_cast<int>(l) - static_cast<int>(b), inside = j >= most;
+        else if (op == CS_OP_SHFL_DOWN) j = static_cast<int>(l + b), inside = j <= most;
+        else if (op == CS_OP_SHFL_BFLY) j = static_cast<int>(l ^ b), inside = j <= most;
+        else j = least | static_cast<int>(b & ~segment & 31), inside = j <= most;
+        if (!inside) j = static_cast<int>(l);
+        w->cp[l] = inside;
+        w->cr[l] = lanes >> j & 1 ? w->ca[j] : w->ca[l];
+    }
+}
+
+uint32_t vote(const cs_warp *w, uint32_t lanes, uint32_t op) {
+    uint32_t ballot = 0;
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        const uint32_t l = lowest(m);
+        ballot |= static_cast<uint32_t>(w->ca[l] & 1) << l;
+    }
     switch (op) {
-        case CS_OP_SYNC: __atomic_thread_fence(__ATOMIC_SEQ_CST); return;
-        case CS_OP_SYNC_TIMES: {
-            __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            uint64_t latest = 0;
-            const uint32_t members =
-                w->cm[lowest(lanes)] | lanes;  // lanes that have exited count with their time of exit
-            for (uint32_t m = members & (lanes | w->exited); m; m &= m - 1)
-                latest = std::max(latest, w->time[lowest(m)]);
-            for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
-            return;
+        case CS_OP_VOTE_ALL: return ballot == lanes;
+        case CS_OP_VOTE_ANY: return ballot != 0;
+        case CS_OP_VOTE_UNI: return ballot == lanes || ballot == 0;
+        default: return ballot;
+    }
+}
+
+void match_any(cs_warp *w, uint32_t lanes) {
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        const uint32_t l = lowest(m);
+        uint32_t same = 0;
+        for (uint32_t n = lanes; n; n &= n - 1)
+            if (w->ca[lowest(n)] == w->ca[l]) same |= 1u << lowest(n);
+        w->cr[l] = same;
+        w->cp[l] = 1;
+    }
+}
+
+void match_all(cs_warp *w, uint32_t lanes) {
+    bool same = true;
+    for (uint32_t m = lanes; m; m &= m - 1) same &= w->ca[lowest(m)] == w->ca[lowest(lanes)];
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        w->cr[lowest(m)] = same ? lanes : 0;
+        w->cp[lowest(m)] = same;
+    }
+}
+
+void elect(cs_warp *w, uint32_t lanes) {
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        w->cr[lowest(m)] = lowest(lanes);
+        w->cp[lowest(m)] = lowest(m) == lowest(lanes);
+    }
+}
+
+// Operand c: bit 0: .abs; bit 1: .NaN, so that one NaN makes the result NaN.
+uint32_t reduce_floats(const cs_warp *w, uint32_t lanes, uint32_t op) {
+    const bool absolute = w->cc[lowest(lanes)] & 1, propagates = w->cc[lowest(lanes)] & 2;
+    uint32_t result = 0;
+    bool found = false, nan = false;
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        const uint32_t x = static_cast<uint32_t>(w->ca[lowest(m)]) & (absolute ? 0x7fffffffu : ~0u);
+        if ((x & 0x7fffffffu) > 0x7f800000u) {
+            nan = true;
+            continue;
         }
+        // maps to integers with the same order, -0 below +0
+        const auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
+        if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result)))
+            result = x;
+        found = true;
+    }
+    return !found || (nan && propagates) ? 0x7fffffffu : result;
+}
+
+uint32_t reduce_integers(const cs_warp *w, uint32_t lanes, uint32_t op) {
+    auto result = static_cast<uint32_t>(w->ca[lowest(lanes)]);
+    for (uint32_t m = lanes & (lanes - 1); m; m &= m - 1) {
+        const auto x = static_cast<uint32_t>(w->ca[lowest(m)]);
+        const auto sx = static_cast<int32_t>(x), sr = static_cast<int32_t>(result);
+        switch (op) {
+            case CS_OP_REDUX_ADD: result += x; break;
+            case CS_OP_REDUX_MINU: result = x < result ? x : result; break;
+            case CS_OP_REDUX_MAXU: result = x > result ? x : result; break;
+            case CS_OP_REDUX_MINS: result = sx < sr ? x : result; break;
+            case CS_OP_REDUX_MAXS: result = sx > sr ? x : result; break;
+            case CS_OP_REDUX_AND: result &= x; break;
+            case CS_OP_REDUX_OR: result |= x; break;
+            default: result ^= x; break;
+        }
+    }
+    return result;
+}
+
+// Gives all lanes the same result.
+void give(cs_warp *w, uint32_t lanes, uint32_t result) {
+    for (uint32_t m = lanes; m; m &= m - 1) w->cr[lowest(m)] = result;
+}
+
+// Executes a collective whose lanes have all arrived.
+void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
+    switch (op) {
+        case CS_OP_SYNC: __atomic_thread_fence(__ATOMIC_SEQ_CST); break;
+        case CS_OP_SYNC_TIMES:
+            __atomic_thread_fence(__ATOMIC_SEQ_CST);
+            synchronize_times(w, lanes);
+            break;
         case CS_OP_SHFL_UP:
         case CS_OP_SHFL_DOWN:
         case CS_OP_SHFL_BFLY:
-        case CS_OP_SHFL_IDX:
-            for (uint32_t m = lanes; m; m &= m - 1) {  // PTX ISA 9.7.9.6
-                const uint32_t l = lowest(m);
-                const uint32_t b = static_cast<uint32_t>(w->cb[l]) & 31, c = static_cast<uint32_t>(w->cc[l]);
-                const uint32_t segment = c >> 8 & 31, clamp = c & 31;
-                const int most = static_cast<int>((l & segment) | (clamp & ~segment & 31));
-                const int least = static_cast<int>(l & segment);
-                int j = 0;
-                bool inside = false;
-                if (op == CS_OP_SHFL_UP) j = static_cast<int>(l) - static_cast<int>(b), inside = j >= most;
-                else if (op == CS_OP_SHFL_DOWN) j = static_cast<int>(l + b), inside = j <= most;
-                else if (op == CS_OP_SHFL_BFLY) j = static_cast<int>(l ^ b), inside = j <= most;
-                else j = least | static_cast<int>(b & ~segment & 31), inside = j <= most;
-                if (!inside) j = static_cast<int>(l);
-                w->cp[l] = inside;
-                w->cr[l] = lanes >> j & 1 ? w->ca[j] : w->ca[l];
-            }
-            return;
+        case CS_OP_SHFL_IDX: shuffle(w, lanes, op); break;
         case CS_OP_VOTE_ALL:
         case CS_OP_VOTE_ANY:
         case CS_OP_VOTE_UNI:
-        case CS_OP_VOTE_BALLOT: {
-            uint32_t ballot = 0;
-            for (uint32_t m = lanes; m; m &= m - 1) {
-                const uint32_t l = lowest(m);
-                ballot |= static_cast<uint32_t>(w->ca[l] & 1) << l;
-            }
-            if (op == CS_OP_VOTE_ALL) result = ballot == lanes;
-            else if (op == CS_OP_VOTE_ANY) result = ballot != 0;
-            else if (op == CS_OP_VOTE_UNI) result = ballot == lanes || ballot == 0;
-            else result = ballot;
-            break;
-        }
-        case CS_OP_MATCH_ANY:
-            for (uint32_t m = lanes; m; m &= m - 1) {
-                const uint32_t l = lowest(m);
-                uint32_t same = 0;
-                for (uint32_t n = lanes; n; n &= n - 1)
-                    if (w->ca[lowest(n)] == w->ca[l]) same |= 1u << lowest(n);
-                w->cr[l] = same;
-                w->cp[l] = 1;
-            }
-            return;
-        case CS_OP_MATCH_ALL: {
-            bool same = true;
-            for (uint32_t m = lanes; m; m &= m - 1) same &= w->ca[lowest(m)] == w->ca[lowest(lanes)];
-            for (uint32_t m = lanes; m; m &= m - 1) {
-                w->cr[lowest(m)] = same ? lanes : 0;
-                w->cp[lowest(m)] = same;
-            }
-            return;
-        }
-        case CS_OP_ELECT: {
-            for (uint32_t m = lanes; m; m &= m - 1) {
-                w->cr[lowest(m)] = lowest(lanes);
-                w->cp[lowest(m)] = lowest(m) == lowest(lanes);
-            }
-            return;
-        }
+        case CS_OP_VOTE_BALLOT: give(w, lanes, vote(w, lanes, op)); break;
+        case CS_OP_MATCH_ANY: match_any(w, lanes); break;
+        case CS_OP_MATCH_ALL: match_all(w, lanes); break;
+        case CS_OP_ELECT: elect(w, lanes); break;
         case CS_OP_REDUX_MINF:
-        case CS_OP_REDUX_MAXF: {  // cc: bit 0: .abs; bit 1: .NaN, so that one NaN makes the result NaN
-            const bool absolute = w->cc[lowest(lanes)] & 1, propagates = w->cc[lowest(lanes)] & 2;
-            bool found = false, nan = false;
-            for (uint32_t m = lanes; m; m &= m - 1) {
-                const uint32_t x = static_cast<uint32_t>(w->ca[lowest(m)]) & (absolute ? 0x7fffffffu : ~0u);
-                if ((x & 0x7fffffffu) > 0x7f800000u) {
-                    nan = true;
-                    continue;
-                }
-                // maps to integers with the same order, -0 below +0
-                const auto order = [](uint32_t bits) { return bits >> 31 ? ~bits : bits | 0x80000000u; };
-                if (!found || (op == CS_OP_REDUX_MINF ? order(x) < order(result) : order(x) > order(result)))
-                    result = x;
-                found = true;
-            }
-            if (!found || (nan && propagates)) result = 0x7fffffffu;
-            break;
-        }
-        default: {
-            result = static_cast<uint32_t>(w->ca[lowest(lanes)]);
-            for (uint32_t m = lanes & (lanes - 1); m; m &= m - 1) {
-                const auto x = static_cast<uint32_t>(w->ca[lowest(m)]);
-                const auto sx = static_cast<int32_t>(x), sr = static_cast<int32_t>(result);
-                switch (op) {
-                    case CS_OP_REDUX_ADD: result += x; break;
-                    case CS_OP_REDUX_MINU: result = x < result ? x : result; break;
-                    case CS_OP_REDUX_MAXU: result = x > result ? x : result; break;
-                    case CS_OP_REDUX_MINS: result = sx < sr ? x : result; break;
-                    case CS_OP_REDUX_MAXS: result = sx > sr ? x : result; break;
-                    case CS_OP_REDUX_AND: result &= x; break;
-                    case CS_OP_REDUX_OR: result |= x; break;
-                    default: result ^= x; break;
-                }
-            }
-        }
+        case CS_OP_REDUX_MAXF: give(w, lanes, reduce_floats(w, lanes, op)); break;
+        default: give(w, lanes, reduce_integers(w, lanes, op));
     }
-    for (uint32_t m = lanes; m; m &= m - 1) w->cr[lowest(m)] = result;
 }
 
 int collective(cs_warp *w, uint32_t mask, uint32_t op, uint32_t next_pc) {
@@ -525,8 +548,8 @@ bool complete_collectives(cs_warp *w) {
     return any;
 }
 
-// Completes a barrier if all expected threads have arrived. Threads that have exited, or that a partial warp lacks, count as
-// arrived: with their warp if the barrier has a number of threads, else because they are not expected.
+// Completes a barrier if all expected threads have arrived. A barrier without a number of threads expects the threads of the
+// block that have not exited. With a number of threads, a warp counts in full as soon as its lanes have arrived or exited.
 bool check_barrier(Block &block, uint32_t number) {
     Barrier &b = block.barriers[number];
     if (b.expected == 0) {

@@ -36,14 +36,15 @@ cudaError_t describe_copy(const cudaMemcpy3DParms &parameters, CUDA_MEMCPY3D &de
     if (parameters.srcArray != nullptr || parameters.dstArray != nullptr) return cudaErrorNotSupported;
     described = {};
     auto kind = parameters.kind;
-    bool source_host = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost;
-    bool destination_host = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost;
+    auto memory_type = [&](cudaMemcpyKind kind_with_host) {
+        if (kind == cudaMemcpyDefault) return CU_MEMORYTYPE_UNIFIED;
+        return kind == kind_with_host || kind == cudaMemcpyHostToHost ? CU_MEMORYTYPE_HOST
+                                                                      : CU_MEMORYTYPE_DEVICE;
+    };
     described.srcXInBytes = parameters.srcPos.x;
     described.srcY = parameters.srcPos.y;
     described.srcZ = parameters.srcPos.z;
-    described.srcMemoryType = kind == cudaMemcpyDefault ? CU_MEMORYTYPE_UNIFIED
-                              : source_host             ? CU_MEMORYTYPE_HOST
-                                                        : CU_MEMORYTYPE_DEVICE;
+    described.srcMemoryType = memory_type(cudaMemcpyHostToDevice);
     described.srcHost = parameters.srcPtr.ptr;
     described.srcDevice = device_pointer(parameters.srcPtr.ptr);
     described.srcPitch = parameters.srcPtr.pitch;
@@ -51,9 +52,7 @@ cudaError_t describe_copy(const cudaMemcpy3DParms &parameters, CUDA_MEMCPY3D &de
     described.dstXInBytes = parameters.dstPos.x;
     described.dstY = parameters.dstPos.y;
     described.dstZ = parameters.dstPos.z;
-    described.dstMemoryType = kind == cudaMemcpyDefault ? CU_MEMORYTYPE_UNIFIED
-                              : destination_host        ? CU_MEMORYTYPE_HOST
-                                                        : CU_MEMORYTYPE_DEVICE;
+    described.dstMemoryType = memory_type(cudaMemcpyDeviceToHost);
     described.dstHost = parameters.dstPtr.ptr;
     described.dstDevice = device_pointer(parameters.dstPtr.ptr);
     described.dstPitch = parameters.dstPtr.pitch;

@@ -7,7 +7,9 @@ using namespace cudasim::runtime;
 
 namespace {
 
-cudaError_t driver_parameters(const cudaKernelNodeParams &parameters, CUDA_KERNEL_NODE_PARAMS &converted) {
+// Both APIs have several versions of the parameters, with the same fields.
+template <class Parameters, class Converted>
+cudaError_t convert_kernel(const Parameters &parameters, Converted &converted) {
     if (!valid_configuration(parameters.gridDim, parameters.blockDim)) return cudaErrorInvalidConfiguration;
     CUkernel kernel = nullptr;
     converted = {};
@@ -15,9 +17,8 @@ cudaError_t driver_parameters(const cudaKernelNodeParams &parameters, CUDA_KERNE
         if (CUresult status = cu().KernelGetFunction(&converted.func, kernel))
             return static_cast<cudaError_t>(status);
     } else {
-        converted.func =
-            static_cast<CUfunction>(parameters.func);  // a cudaFunction_t, as GetParams returns for nodes
-                                                       // that the driver API added
+        // A cudaFunction_t, which GetParams returns for a node that the driver API added.
+        converted.func = static_cast<CUfunction>(parameters.func);
     }
     converted.gridDimX = parameters.gridDim.x;
     converted.gridDimY = parameters.gridDim.y;
@@ -31,8 +32,9 @@ cudaError_t driver_parameters(const cudaKernelNodeParams &parameters, CUDA_KERNE
     return cudaSuccess;
 }
 
-CUDA_MEMSET_NODE_PARAMS driver_parameters(const cudaMemsetParams &parameters) {
-    CUDA_MEMSET_NODE_PARAMS converted{};
+template <class Converted, class Parameters>
+Converted convert_memset(const Parameters &parameters) {
+    Converted converted{};
     converted.dst = reinterpret_cast<CUdeviceptr>(parameters.dst);
     converted.pitch = parameters.pitch;
     converted.value = parameters.value;
@@ -42,11 +44,8 @@ CUDA_MEMSET_NODE_PARAMS driver_parameters(const cudaMemsetParams &parameters) {
     return converted;
 }
 
-CUDA_HOST_NODE_PARAMS driver_parameters(const cudaHostNodeParams &parameters) {
-    CUDA_HOST_NODE_PARAMS converted{};
-    converted.fn = parameters.fn;
-    converted.userData = parameters.userData;
-    return converted;
+CUDA_HOST_NODE_PARAMS convert_host(const cudaHostNodeParams &parameters) {
+    return {parameters.fn, parameters.userData};
 }
 
 CUDA_MEMCPY3D linear_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
@@ -61,35 +60,16 @@ CUDA_MEMCPY3D linear_copy(void *to, const void *from, size_t bytes, cudaMemcpyKi
 }
 
 // Converts a node of any type. Nodes other than kernels and copies have the same layout in both APIs.
-cudaError_t driver_parameters(const cudaGraphNodeParams &parameters, CUgraphNodeParams &converted) {
+cudaError_t convert_node(const cudaGraphNodeParams &parameters, CUgraphNodeParams &converted) {
     static_assert(sizeof(CUgraphNodeParams) == sizeof(cudaGraphNodeParams), "both APIs use the same layout");
     memcpy(&converted, &parameters, sizeof converted);
     switch (static_cast<int>(parameters.type)) {
-        case cudaGraphNodeTypeKernel: {
-            cudaKernelNodeParams kernel{};
-            kernel.func = parameters.kernel.func;
-            kernel.gridDim = parameters.kernel.gridDim;
-            kernel.blockDim = parameters.kernel.blockDim;
-            kernel.sharedMemBytes = parameters.kernel.sharedMemBytes;
-            kernel.kernelParams = parameters.kernel.kernelParams;
-            kernel.extra = parameters.kernel.extra;
-            CUDA_KERNEL_NODE_PARAMS described;
-            if (cudaError_t error = driver_parameters(kernel, described)) return error;
-            converted.kernel = {};
-            memcpy(&converted.kernel, &described, sizeof described);  // the current version appends fields
-            return cudaSuccess;
-        }
+        case cudaGraphNodeTypeKernel: return convert_kernel(parameters.kernel, converted.kernel);
         case cudaGraphNodeTypeMemcpy:
             converted.memcpy = {};
             return describe_copy(parameters.memcpy.copyParams, converted.memcpy.copyParams);
         case cudaGraphNodeTypeMemset:
-            converted.memset = {};
-            converted.memset.dst = reinterpret_cast<CUdeviceptr>(parameters.memset.dst);
-            converted.memset.pitch = parameters.memset.pitch;
-            converted.memset.value = parameters.memset.value;
-            converted.memset.elementSize = parameters.memset.elementSize;
-            converted.memset.width = parameters.memset.width;
-            converted.memset.height = parameters.memset.height;
+            converted.memset = convert_memset<decltype(converted.memset)>(parameters.memset);
             return cudaSuccess;
         case cudaGraphNodeTypeHost:
             converted.host = {};
@@ -202,7 +182,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *node, cudaGraph_t graph,
     ENSURE_CONTEXT();
     CUDA_KERNEL_NODE_PARAMS converted;
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_kernel(*parameters, converted)) return record_error(error);
     return record_error(cu().GraphAddKernelNode(node, graph, dependencies, count, &converted));
 }
 
@@ -230,7 +210,7 @@ cudaError_t cudaGraphKernelNodeSetParams(cudaGraphNode_t node,
     ENSURE_CONTEXT();
     CUDA_KERNEL_NODE_PARAMS converted;
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_kernel(*parameters, converted)) return record_error(error);
     return record_error(cu().GraphKernelNodeSetParams(node, &converted));
 }
 
@@ -239,7 +219,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
     ENSURE_CONTEXT();
     CUDA_KERNEL_NODE_PARAMS converted;
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_kernel(*parameters, converted)) return record_error(error);
     return record_error(cu().GraphExecKernelNodeSetParams(exec, node, &converted));
 }
 
@@ -398,7 +378,7 @@ cudaError_t cudaGraphAddMemsetNode(cudaGraphNode_t *node, cudaGraph_t graph,
                                    const struct cudaMemsetParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_MEMSET_NODE_PARAMS converted = driver_parameters(*parameters);
+    auto converted = convert_memset<CUDA_MEMSET_NODE_PARAMS>(*parameters);
     return record_error(
         cu().GraphAddMemsetNode(node, graph, dependencies, count, &converted, current_context()));
 }
@@ -421,7 +401,7 @@ cudaError_t cudaGraphMemsetNodeGetParams(cudaGraphNode_t node, struct cudaMemset
 cudaError_t cudaGraphMemsetNodeSetParams(cudaGraphNode_t node, const struct cudaMemsetParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_MEMSET_NODE_PARAMS converted = driver_parameters(*parameters);
+    auto converted = convert_memset<CUDA_MEMSET_NODE_PARAMS>(*parameters);
     return record_error(cu().GraphMemsetNodeSetParams(node, &converted));
 }
 
@@ -429,7 +409,7 @@ cudaError_t cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
                                              const struct cudaMemsetParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_MEMSET_NODE_PARAMS converted = driver_parameters(*parameters);
+    auto converted = convert_memset<CUDA_MEMSET_NODE_PARAMS>(*parameters);
     return record_error(cu().GraphExecMemsetNodeSetParams(exec, node, &converted, current_context()));
 }
 
@@ -438,7 +418,7 @@ cudaError_t cudaGraphAddHostNode(cudaGraphNode_t *node, cudaGraph_t graph,
                                  const struct cudaHostNodeParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_HOST_NODE_PARAMS converted = driver_parameters(*parameters);
+    CUDA_HOST_NODE_PARAMS converted = convert_host(*parameters);
     return record_error(cu().GraphAddHostNode(node, graph, dependencies, count, &converted));
 }
 
@@ -455,7 +435,7 @@ cudaError_t cudaGraphHostNodeGetParams(cudaGraphNode_t node, struct cudaHostNode
 cudaError_t cudaGraphHostNodeSetParams(cudaGraphNode_t node, const struct cudaHostNodeParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_HOST_NODE_PARAMS converted = driver_parameters(*parameters);
+    CUDA_HOST_NODE_PARAMS converted = convert_host(*parameters);
     return record_error(cu().GraphHostNodeSetParams(node, &converted));
 }
 
@@ -463,7 +443,7 @@ cudaError_t cudaGraphExecHostNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t
                                            const struct cudaHostNodeParams *parameters) {
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
-    CUDA_HOST_NODE_PARAMS converted = driver_parameters(*parameters);
+    CUDA_HOST_NODE_PARAMS converted = convert_host(*parameters);
     return record_error(cu().GraphExecHostNodeSetParams(exec, node, &converted));
 }
 
@@ -574,7 +554,7 @@ cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cud
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
     CUgraphNodeParams converted;
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_node(*parameters, converted)) return record_error(error);
     CUresult status = cu().GraphAddNode(node, graph, dependencies, nullptr, count, &converted);
     if (status == CUDA_SUCCESS && parameters->type == cudaGraphNodeTypeMemAlloc)
         parameters->alloc.dptr = reinterpret_cast<void *>(converted.alloc.dptr);
@@ -585,7 +565,7 @@ cudaError_t cudaGraphNodeSetParams(cudaGraphNode_t node, struct cudaGraphNodePar
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
     CUgraphNodeParams converted;
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_node(*parameters, converted)) return record_error(error);
     return record_error(cu().GraphNodeSetParams(node, &converted));
 }
 
@@ -594,7 +574,7 @@ cudaError_t cudaGraphExecNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t nod
     ENSURE_CONTEXT();
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
     CUgraphNodeParams converted;
-    if (cudaError_t error = driver_parameters(*parameters, converted)) return record_error(error);
+    if (cudaError_t error = convert_node(*parameters, converted)) return record_error(error);
     return record_error(cu().GraphExecNodeSetParams(exec, node, &converted));
 }
 

@@ -224,7 +224,7 @@ cudaError_t find_symbol(const void *host_variable, Symbol &symbol) {
     std::lock_guard lock(all.mutex);
     auto found = all.variables.find(host_variable);
     if (found == all.variables.end()) {
-        // The address of a managed variable in host code is that of its memory.
+        // Host code has the address of a managed variable's memory instead.
         for (const auto &[host, variable] : all.variables)
             if (variable.managed && *static_cast<void *const *>(host) == host_variable) {
                 symbol = {reinterpret_cast<CUdeviceptr>(host_variable), variable.size};
@@ -315,7 +315,7 @@ void __cudaRegisterManagedVar(void **handle, void **host, char *, const char *na
 
 void __cudaRegisterHostVar(void **, const char *, char *, size_t) {}
 
-// Called before the host accesses a managed variable, for which its image must be loaded.
+// Called before the host accesses a managed variable. Its image must be loaded then.
 char __cudaInitModule(void **handle) {
     if (ensure_context() != cudaSuccess) return 0;
     Registry &all = registry();

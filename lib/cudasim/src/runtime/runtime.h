@@ -82,8 +82,8 @@ struct Driver {
 #undef X
 };
 
-// Returns the driver's functions for the legacy default stream, or for one default stream per thread. They are null if there
-// is no driver.
+// Returns the driver's functions for the legacy default stream, or for one default stream per thread. They are null without
+// a driver.
 const Driver &driver(bool per_thread);
 
 // The driver's functions for the default stream that this file is compiled for.
@@ -112,7 +112,7 @@ int &current_device();
 
 // Finds the kernel of a host function. A cudaKernel_t is returned as it is.
 cudaError_t find_kernel(const void *host_function, CUkernel &kernel);
-// Returns the host function of a CUfunction, or the handle itself if there is none.
+// Returns the host function of a CUfunction. A CUfunction that no host function stands for is returned as it is.
 const void *host_function_of(CUfunction function);
 
 struct Symbol {
@@ -121,7 +121,7 @@ struct Symbol {
 };
 // Finds the device variable of a host variable.
 cudaError_t find_symbol(const void *host_variable, Symbol &symbol);
-// Finds the address of `bytes` bytes at `offset` in a device variable. Fails if it is smaller.
+// Finds the address of `bytes` bytes at `offset` in a device variable. Fails if the variable is smaller.
 cudaError_t find_symbol_range(const void *host_variable, size_t bytes, size_t offset, void *&pointer);
 
 // Returns whether a device can run this launch configuration.

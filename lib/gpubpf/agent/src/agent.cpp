@@ -45,7 +45,7 @@
 #include "log/stamp.h"
 #include "patch.h"
 
-// The tool that is attached, for the error message of a second tool. Empty: none.
+// The attached tool, for the error message of a second tool; empty without one.
 extern "C" {
 __attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
 }
@@ -311,8 +311,8 @@ bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
 
 void release_signals();
 
-// Ends the attachment. Runs on the service thread, when the tool has gone or has received everything it asked
-// for.
+// Ends the attachment. Runs on the service thread, when the tool has exited or has received everything it
+// asked for.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
@@ -351,6 +351,59 @@ void end(Connection *c) {
     phase = Phase::Idle;
 }
 
+// Asks the worker thread to calibrate the clocks, unless it is doing so.
+void submit_calibration(Connection *c) {
+    if (c->calibrating.exchange(true)) return;
+    c->submit([c] {
+        quietly(calibrate_all);
+        c->calibrating = false;
+    });
+}
+
+// Gives the worker thread the work that hooks have asked for, and the installation of copies if it is `due`.
+void submit_wanted(Connection *c, bool due) {
+    if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
+    if (c->preexisting_wanted.exchange(false)) c->submit(report_preexisting);
+    if (due && !c->installing.exchange(true))
+        c->submit([c] {
+            quietly(install_pending);
+            c->installing = false;
+        });
+    if (c->reading_wanted)
+        c->submit([c] {
+            c->reading_wanted = false;  // the next read covers launches from here on
+            if (agent.live) read_maps();
+        });
+}
+
+// Gives the worker thread the final drain that request number `asked` wants.
+void submit_finish(Connection *c, uint32_t asked) {
+    c->submit([c, asked] {
+        quietly([&] {
+            wait_until_copies_are_launched(kSwapping);
+            uint64_t now = instrumented();
+            if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
+                c->finished_at = now;
+                c->finished = true;
+            }
+        });
+        c->finish_done = asked;
+    });
+}
+
+// Receives one message. Returns false if the tool has exited, or if memory is short.
+bool receive_message(Connection &c) {
+    Frame frame;
+    bool received = false;
+    quietly([&] {
+        if (!receive_frame(c.socket, frame)) return;
+        ++agent.heard;
+        handle(c, frame);
+        received = true;
+    });
+    return received;
+}
+
 void serve(Connection *c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf");
@@ -368,57 +421,20 @@ void serve(Connection *c) {
         if (clocks &&
             std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
             calibrated = std::chrono::steady_clock::now();
-            quietly([&] {
-                if (!c->calibrating.exchange(true))
-                    c->submit([c] {
-                        quietly(calibrate_all);
-                        c->calibrating = false;
-                    });
-            });
+            quietly([&] { submit_calibration(c); });
         }
         if (!has_files(*c)) break;
         if (fds[1].revents & POLLIN) {
             uint64_t n;
             if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
         }
-        if (fds[0].revents) {
-            Frame frame;
-            bool received = false;
-            quietly([&] {
-                if (!receive_frame(c->socket, frame)) return;
-                ++agent.heard;
-                handle(*c, frame);
-                received = true;
-            });
-            if (!received) break;
-        }
-        uint32_t asked = c->finish_asked.load();
+        if (fds[0].revents && !receive_message(*c)) break;
+        const uint32_t asked = c->finish_asked.load();
         bool submitted = asked == finishing;
         quietly([&] {
-            if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
-            if (c->preexisting_wanted.exchange(false)) c->submit(report_preexisting);
-            if (waits >= 0 && !c->installing.exchange(true))
-                c->submit([c] {
-                    quietly(install_pending);
-                    c->installing = false;
-                });
-            if (c->reading_wanted)
-                c->submit([c] {
-                    c->reading_wanted = false;  // the next read covers launches from here on
-                    if (agent.live) read_maps();
-                });
+            submit_wanted(c, waits >= 0);
             if (submitted) return;
-            c->submit([c, asked] {
-                quietly([&] {
-                    wait_until_copies_are_launched(kSwapping);
-                    uint64_t now = instrumented();
-                    if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
-                        c->finished_at = now;
-                        c->finished = true;
-                    }
-                });
-                c->finish_done = asked;
-            });
+            submit_finish(c, asked);
             submitted = true;
         });
         if (!submitted) c->finish_done = asked;
@@ -569,6 +585,44 @@ bool open_connection(Connection &c, const char *name) {
     return false;
 }
 
+// Sends the first messages, with the control block and the marker.
+void say_hello() {
+    int version = 0;  // 12080 for CUDA 12.8
+    if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
+    Writer hello;
+    hello.u32(kProtocolVersion).u32(static_cast<uint32_t>(version)).text(process_name());
+    agent.send(Message::Hello, hello, agent.control_fd);
+    close(agent.control_fd);
+    const int marker = make_marker();
+    agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
+}
+
+// Waits for the tool's configuration. Returns false if none comes.
+bool wait_for_welcome(Connection &c) {
+    std::unique_lock<std::mutex> hold(c.lock);
+    c.changed.wait_for(hold, std::chrono::seconds(5), [&] { return c.welcome || c.gone; });
+    marker_told();
+    if (!c.welcome) shutdown(c.socket, SHUT_RDWR);
+    return c.welcome && !c.gone;
+}
+
+void open_log() {
+    const int log = oplog.open(agent.config.log_records, virtual_clock());
+    if (log < 0) return;
+    agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
+    close(log);
+}
+
+// Tells the tool which functions could not be hooked, and which GPUs the program uses already.
+void report_hooks(const std::string &failed, const std::string &left_out) {
+    std::vector<uint32_t> capabilities;
+    if (agent.live && agent.late) quietly([&] { capabilities = meet_primary_contexts(); });
+    Writer w;
+    w.text(failed).text(left_out).u32(static_cast<uint32_t>(capabilities.size()));
+    for (uint32_t cc : capabilities) w.u32(cc);
+    agent.send(Message::Hooked, w);
+}
+
 struct Starting {
     explicit Starting(Connection &c) : connection(c) {}
     ~Starting() { connection.starting = false; }
@@ -609,14 +663,7 @@ AttachStatus start(const char *name, How how) {
     static const bool once = pthread_atfork(nullptr, nullptr, in_forked_child) == 0;
     (void)once;
     catch_signals();
-    Writer hello;
-    int version = 0;  // 12080 for CUDA 12.8
-    if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
-    hello.u32(kProtocolVersion).u32(static_cast<uint32_t>(version)).text(process_name());
-    agent.send(Message::Hello, hello, agent.control_fd);
-    close(agent.control_fd);
-    const int marker = make_marker();
-    agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
+    say_hello();
     pthread_t service;
     if (!start_thread(
             service, [](void *p) -> void * { return serve(static_cast<Connection *>(p)), nullptr; }, c)) {
@@ -626,18 +673,8 @@ AttachStatus start(const char *name, How how) {
         return AttachStatus::Failed;
     }
     pthread_detach(service);
-    {
-        std::unique_lock<std::mutex> hold(c->lock);
-        c->changed.wait_for(hold, std::chrono::seconds(5), [&] { return c->welcome || c->gone; });
-        marker_told();
-        if (!c->welcome) shutdown(c->socket, SHUT_RDWR);
-        if (!c->welcome || c->gone) return AttachStatus::Failed;
-    }
-    if (agent.config.log_records) {
-        int log = oplog.open(agent.config.log_records, virtual_clock());
-        if (log >= 0) agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
-        if (log >= 0) close(log);
-    }
+    if (!wait_for_welcome(*c)) return AttachStatus::Failed;
+    if (agent.config.log_records) open_log();
     choose_hooks(agent.config.log_records != 0 || operation_program());
     std::string left_out, failed;
     failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
@@ -649,12 +686,7 @@ AttachStatus start(const char *name, How how) {
         hooks_are_in();
         agent.live = failed.empty() && !c->gone;
     }
-    std::vector<uint32_t> capabilities;
-    if (agent.live && agent.late) quietly([&] { capabilities = meet_primary_contexts(); });
-    Writer w;
-    w.text(failed).text(left_out).u32(static_cast<uint32_t>(capabilities.size()));
-    for (uint32_t cc : capabilities) w.u32(cc);
-    agent.send(Message::Hooked, w);
+    report_hooks(failed, left_out);
     if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
     return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
 }
@@ -682,7 +714,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
     question->module = module;
     question->context = context;
     Connection *c = connection;
-    uint32_t id = 0;  // 0: the question is not sent
+    uint32_t id = 0;  // stays 0 if the question is not sent
     if (c) {
         std::lock_guard<std::mutex> hold(c->lock);
         if (!c->gone && connected) c->questions[id = ++c->requests] = question;
@@ -708,7 +740,7 @@ void Agent::finish(uint32_t wait_ms) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-    live = false;  // launches of other threads from here on would be counted in vain
+    live = false;  // nobody would read what later launches of other threads count
     if (virtual_clock()) control->ended_ns = last_ns();
     if (!to_finish(*c)) return;
     c->finish_wait_ms = wait_ms;

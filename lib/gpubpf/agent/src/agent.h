@@ -84,10 +84,10 @@ void quietly(const Work &work) noexcept {
 bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 
 // sidecar.cpp
-// Returns the image behind a wrapper, and its size; null if there is none. Understands fatbins, ELF and PTX.
+// Returns the image behind a wrapper, and its size. Knows fatbins, ELF and PTX; returns null for anything else.
 const void *image_at(const void *image, uint64_t &size);
-// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs), the
-// copy is of their PTX, if any.
+// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs), and
+// they had PTX, it copies the PTX instead.
 int image_of(const void *image, uint64_t &size, uint32_t &linked);
 int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
 // Call it after the application's own load.
@@ -97,7 +97,7 @@ void context_ready(Context *context, bool waits = true);
 // Gets the tool's answer and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true);
 void retry_waiting();  // after a capture
-// `may_load`: else only a sidecar that was loaded ahead is used.
+// Without `may_load`, only a sidecar that was loaded ahead is used.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.

@@ -548,12 +548,7 @@ void hook__Exit(int status) {
 
 Hook hooks[2 * kHooks] = {
 #define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr, false},
-#include "hooks_module.def"
-#include "hooks.def"
-#include "hooks_graph.def"
-#include "hooks_held.def"
-#include "hooks_log.def"
-#undef GPUBPF_HOOK
+#include "hooks_all.def"
 };
 
 static size_t hooks_used = kHooks;

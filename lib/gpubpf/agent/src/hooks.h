@@ -1,8 +1,4 @@
-// The table of hooked functions. patch.cpp redirects each target to its replacement.
-//
-// hooks_module.def, hooks.def, hooks_graph.def: the agent needs them, except for obsolete and libc's functions
-// hooks_held.def: may put work into a stream that does not end by itself; hooked so that it can be held back
-// hooks_log.def: hooked only if the tool wants an operation log or a program at operations
+// The table of hooked functions (hooks_all.def). patch.cpp redirects each target to its replacement.
 #pragma once
 
 #include <cstddef>
@@ -20,21 +16,13 @@ struct Hook {
 
 enum HookIndex : size_t {
 #define GPUBPF_HOOK(symbol) kHook_##symbol,
-#include "hooks_module.def"
-#include "hooks.def"
-#include "hooks_graph.def"
-    kNeeded,
-    kBeforeHeld = kNeeded - 1,
-#include "hooks_held.def"
-    kAlways,
-    kBeforeLog = kAlways - 1,
-#include "hooks_log.def"
-#undef GPUBPF_HOOK
+#define GPUBPF_HOOKS_SO_FAR(name) name, kLastBefore_##name = name - 1,
+#include "hooks_all.def"
     kHooks
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();            // the first ones in the table, which are to be put in place
+size_t hook_count();            // how many are to be put in place, from the start of the table
 
 // Fills in the targets from the loaded libcuda (a handle of dlopen). The tool has not sent its configuration
 // yet.

@@ -1,6 +1,6 @@
 // Replacements of functions that are hooked only for the operation log and for programs at operations:
-// copies, memsets, events, synchronization, allocations. They do what the original does. Also of functions
-// that start work which may not end by itself, so that it can be held back.
+// copies, memsets, events, synchronization, allocations. They do what the original does. The replacements in
+// hooks_held.def are here, too: they hold back work that may not end by itself.
 #include <cstring>
 
 #include "driver/gpu_idle.h"

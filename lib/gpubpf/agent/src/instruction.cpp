@@ -191,6 +191,27 @@ bool is_known_in_group(uint8_t opcode, uint8_t reg) {
     }
 }
 
+// Return the kind of an instruction whose map, opcode and operands are known.
+Instruction::Kind kind_of(const Instruction &instruction) {
+    const uint8_t opcode = instruction.opcode;
+    if (instruction.map == Instruction::kOneByte) {
+        if (opcode == 0xFF) {
+            const uint8_t reg = *instruction.operands >> 3 & 7;  // of ModRM
+            if (reg == 2 || reg == 3) return Instruction::kCall;
+            if (reg == 4 || reg == 5) return Instruction::kEnd;
+        }
+        if (opcode == 0xE8) return Instruction::kCall;
+        if (opcode == 0xE9 || opcode == 0xEB) return Instruction::kJump;
+        if (opcode >= 0x70 && opcode <= 0x7F) return Instruction::kBranch;
+        if (opcode >= 0xE0 && opcode <= 0xE3) return Instruction::kImmovable;
+        if (opcode == 0xC3) return Instruction::kEnd;
+    } else if (instruction.map == Instruction::kTwoByte) {
+        if (opcode >= 0x80 && opcode <= 0x8F) return Instruction::kBranch;
+        if (opcode == 0x0B) return Instruction::kEnd;
+    }
+    return Instruction::kPlain;
+}
+
 }  // namespace
 
 Instruction decode(const uint8_t *code) {
@@ -251,20 +272,9 @@ Instruction decode(const uint8_t *code) {
             if (!is_known_in_group(opcode, reg)) return Instruction();
             if (opcode == 0xF6 && reg < 2) operands |= kImm8;
             if (opcode == 0xF7 && reg < 2) operands |= kImm32;
-            if (opcode == 0xFF && (reg == 2 || reg == 3)) found.kind = Instruction::kCall;
-            if (opcode == 0xFF && (reg == 4 || reg == 5)) found.kind = Instruction::kEnd;
         }
     }
-    if (one_byte) {
-        if (opcode == 0xE8) found.kind = Instruction::kCall;
-        if (opcode == 0xE9 || opcode == 0xEB) found.kind = Instruction::kJump;
-        if (opcode >= 0x70 && opcode <= 0x7F) found.kind = Instruction::kBranch;
-        if (opcode >= 0xE0 && opcode <= 0xE3) found.kind = Instruction::kImmovable;
-        if (opcode == 0xC3) found.kind = Instruction::kEnd;
-    } else if (found.map == Instruction::kTwoByte) {
-        if (opcode >= 0x80 && opcode <= 0x8F) found.kind = Instruction::kBranch;
-        if (opcode == 0x0B) found.kind = Instruction::kEnd;
-    }
+    found.kind = kind_of(found);
     if (found.kind == Instruction::kJump || found.kind == Instruction::kBranch ||
         (found.kind == Instruction::kCall && operands == kImm32)) {
         if (operand16) return Instruction();  // Intel's processors ignore the prefix, AMD's do not

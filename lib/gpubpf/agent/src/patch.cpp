@@ -302,6 +302,56 @@ void take_out(HookedFunction &function, WritableCode &writable) {
         exchange_code(function.at(), function.patch.after, function.patch.before, function.patch.size);
 }
 
+// Hook a function again, through the trampoline that it has. Return why that is impossible, or null.
+const char *hook_again(Hook &h, HookedFunction &function, std::vector<Patch> &patches) {
+    if (!function.is_in() && memcmp(function.at(), function.patch.before, function.patch.size) != 0)
+        return "another tool has changed its first instructions";
+    h.original = function.original();
+    function.wanted = true;
+    Trampolines::destination_of(function.trampoline)->store(h.replacement, std::memory_order_release);
+    if (!function.is_in()) patches.push_back(function.patch);
+    return nullptr;
+}
+
+// Hook the function at `entry` for the first time. `code` has its bytes. Return why that is impossible, or null.
+const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, Trampolines &trampolines,
+                            bool running, std::vector<Patch> &patches) {
+    uint8_t *const trampoline = trampolines.take(entry);
+    if (!trampoline) return "no memory within reach";
+    size_t moved = 0;
+    auto move_behind = [&](size_t prologue) {
+        return move(entry, code, prologue + kJumpSize, trampoline + kEntrySize, trampoline + kTrampolineSize,
+                    moved);
+    };
+    Prologue prologue = entry == h.target ? prologue_of(code.data()) : Prologue();
+    const char *why = move_behind(prologue.length);
+    if (why && prologue.length) {  // not possible behind the first instruction: replace that, too
+        prologue = Prologue();
+        why = move_behind(0);
+    }
+    if (why) return why;
+    if (running && has_call(code, moved)) return "a call in its first instructions";
+    uint8_t *const at = entry + prologue.length;
+    if (memcmp(at, code.data() + prologue.length, std::max(moved - prologue.length, kJumpSize)) != 0)
+        return "another tool has changed its first instructions";
+    // Undo the first instruction, then jmp [rip + distance] to the replacement, or to the original after detaching.
+    uint8_t indirect[6] = {0xFF, 0x25, 0, 0, 0, 0};
+    memcpy(trampoline, prologue.undo, prologue.undo_size);
+    memcpy(trampoline + prologue.undo_size, indirect, sizeof indirect);
+    put_distance(trampoline + prologue.undo_size + 2, 4,
+                 reinterpret_cast<uint8_t *>(Trampolines::destination_of(trampoline)));
+    Trampolines::destination_of(trampoline)->store(h.replacement, std::memory_order_release);
+    h.original = trampoline + kEntrySize;
+    Patch patch{reinterpret_cast<uintptr_t>(at), {}, {0xE9}, kJumpSize};
+    memcpy(patch.before, at, kJumpSize);
+    auto distance = static_cast<int32_t>(trampoline - (at + kJumpSize));
+    memcpy(patch.after + 1, &distance, sizeof distance);
+    patches.push_back(patch);
+    code.resize(moved);
+    functions->by_entry[entry] = {patch, trampoline, std::move(code), h.name, true};
+    return nullptr;
+}
+
 std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool running,
                     std::vector<Patch> &patches) {
     std::lock_guard<std::mutex> hold(functions->lock);
@@ -309,81 +359,29 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool runni
     std::string failed;
     Trampolines trampolines;
     FileCode file;
+    auto hook = [&](Hook &h, uint8_t *at) -> const char * {
+        std::vector<uint8_t> code = file.read(at, kReadSize);
+        if (code.size() < kEntrySize + kJumpSize) return "the end of its library";
+        const Instruction first = decode(code.data());
+        if (first.kind == Instruction::kJump) {
+            uint8_t *destination = entry_of(file, at + (destination_of(code.data(), first) - code.data()));
+            if (by_entry.count(destination)) return nullptr;  // the destination is hooked
+        }
+        auto known = functions->by_entry.find(at);
+        if (known != functions->by_entry.end() &&
+            std::equal(known->second.code.begin(), known->second.code.end(), code.begin()))
+            return hook_again(h, known->second, patches);
+        return hook_first_time(h, at, std::move(code), trampolines, running, patches);
+    };
     for (size_t i = 0; i < count; ++i)
         if (hooks[i].target) by_entry.emplace(entry_of(file, hooks[i].target), i);
     for (size_t i = 0; i < count; ++i) {
         Hook &h = hooks[i];
         if (!h.target) continue;
         uint8_t *at = entry_of(file, h.target);
-        size_t first = by_entry[at];
-        if (first != i) {  // the same function by another name
-            h.original = hooks[first].original;
-            continue;
-        }
-        const char *why = nullptr;
-        std::vector<uint8_t> code = file.read(at, kReadSize);
-        if (code.size() < kEntrySize + kJumpSize) {
-            (h.optional ? left_out : failed) += std::string(h.name) + ": the end of its library\n";
-            continue;
-        }
-        const Instruction first_instruction = decode(code.data());
-        if (first_instruction.kind == Instruction::kJump) {
-            uint8_t *destination =
-                entry_of(file, at + (destination_of(code.data(), first_instruction) - code.data()));
-            if (by_entry.count(destination)) continue;  // hooked there
-        }
-        auto known = functions->by_entry.find(at);
-        if (known != functions->by_entry.end() &&
-            std::equal(known->second.code.begin(), known->second.code.end(), code.begin())) {
-            HookedFunction &function = known->second;
-            if (!function.is_in() && memcmp(function.at(), function.patch.before, function.patch.size) != 0) {
-                (h.optional ? left_out : failed) +=
-                    std::string(h.name) + ": another tool has changed its first instructions\n";
-                continue;
-            }
-            h.original = function.original();
-            function.wanted = true;
-            Trampolines::destination_of(function.trampoline)->store(h.replacement, std::memory_order_release);
-            if (!function.is_in()) patches.push_back(function.patch);
-            continue;
-        }
-        uint8_t *trampoline = trampolines.take(at), *const entry = at;
-        size_t moved = 0;
-        Prologue prologue = at == h.target ? prologue_of(code.data()) : Prologue();
-        if (!trampoline) {
-            why = "no memory within reach";
-        } else {
-            why = move(at, code, prologue.length + kJumpSize, trampoline + kEntrySize,
-                       trampoline + kTrampolineSize, moved);
-            if (why && prologue.length) {  // not possible behind the first instruction: replace that, too
-                prologue = Prologue();
-                why = move(at, code, kJumpSize, trampoline + kEntrySize, trampoline + kTrampolineSize, moved);
-            }
-            if (!why && running && has_call(code, moved)) why = "a call in its first instructions";
-            if (!why && memcmp(at + prologue.length, code.data() + prologue.length,
-                               std::max(moved - prologue.length, kJumpSize)) != 0)
-                why = "another tool has changed its first instructions";
-            // Undo the first instruction, then jmp [rip + distance] to the replacement, or to the original after detaching.
-            uint8_t indirect[6] = {0xFF, 0x25, 0, 0, 0, 0};
-            memcpy(trampoline, prologue.undo, prologue.undo_size);
-            memcpy(trampoline + prologue.undo_size, indirect, sizeof indirect);
-            put_distance(trampoline + prologue.undo_size + 2, 4,
-                         reinterpret_cast<uint8_t *>(Trampolines::destination_of(trampoline)));
-            Trampolines::destination_of(trampoline)->store(h.replacement, std::memory_order_release);
-        }
-        if (why) {
+        if (by_entry[at] != i) continue;  // the same function by another name
+        if (const char *why = hook(h, at))
             (h.optional ? left_out : failed) += std::string(h.name) + ": " + why + "\n";
-            continue;
-        }
-        h.original = trampoline + kEntrySize;
-        at += prologue.length;
-        Patch patch{reinterpret_cast<uintptr_t>(at), {}, {0xE9}, kJumpSize};
-        memcpy(patch.before, at, kJumpSize);
-        auto distance = static_cast<int32_t>(trampoline - (at + kJumpSize));
-        memcpy(patch.after + 1, &distance, sizeof distance);
-        patches.push_back(patch);
-        code.resize(moved);
-        functions->by_entry[entry] = {patch, trampoline, std::move(code), h.name, true};
     }
     for (size_t i = 0; i < count; ++i)  // other names of hooked functions
         if (hooks[i].target) hooks[i].original = hooks[by_entry[entry_of(file, hooks[i].target)]].original;

@@ -27,7 +27,7 @@ class FileCode {
     FileCode(const FileCode &) = delete;
     FileCode &operator=(const FileCode &) = delete;
     ~FileCode();
-    // Return up to `size` bytes of code at `at`; fewer at the end of a mapping. If the file is gone, read memory.
+    // Return up to `size` bytes of code at `at`; fewer at the end of a mapping. If the file was deleted or replaced, read memory.
     std::vector<uint8_t> read(const uint8_t *at, size_t size);
 
   private:

@@ -176,7 +176,7 @@ struct Instance : AttachmentObject {
     uint64_t awaited = 0;  // launches that the last snapshot waited for; guarded by the context's `busy`
     // complete except for the launch id; null: no memory yet
     std::atomic<const uint8_t *> launch_block{nullptr};
-    uint32_t tried = UINT32_MAX;  // the pools' generation that was too small; UINT32_MAX: none yet
+    uint32_t tried = UINT32_MAX;  // the pools' generation that was too small; UINT32_MAX before the first try
     std::vector<Array> arrays;    // valid once launch_block is set
     Instance *next = nullptr;
 
@@ -235,11 +235,11 @@ struct Module : AttachmentObject {
     uint32_t linked = 0;               // number of linked inputs
     bool preexisting = false;          // it existed before the attachment, or no hook saw how it was loaded
     std::atomic<bool> awaited{false};  // of these: a launch has waited for its copies
-    // It only stands for copies that are loaded before their module is known. Such a module counts as gone,
-    // so the module takes over the sidecar when it is found.
+    // It only stands for copies that are loaded before their module is known. It counts as unloaded, so that
+    // the real module takes over the sidecar.
     bool ahead = false;
     std::atomic<bool> loaded{false};  // of these: a context has the copies
-    uint32_t request = 0;             // of the answer that the tool waits for; 0: none
+    uint32_t request = 0;             // the request of the tool that Message::Ready answers; 0: none
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;

@@ -39,7 +39,7 @@ struct alignas(64) Thread {
     void *cache[kCacheSlots] = {};
 };
 
-// The number of the current attachment. 0: there is none, and the state of an attachment must not be touched.
+// The number of the current attachment; 0 if no attachment exists. Then no thread may touch its state.
 extern std::atomic<uint64_t> attachment;
 
 // How many hooked functions or agent calls the thread is inside. 0: the application itself makes the call.
@@ -64,10 +64,10 @@ inline Entry &entry() {
     return value;
 }
 
-Thread *new_record_of_thread() noexcept;  // the calling thread's; null: no memory
+Thread *new_record_of_thread() noexcept;  // the calling thread's; null if memory is short
 
-// Returns the calling thread's memory for one cache slot, zeroed at first, or `otherwise` if there is no
-// memory. It is in the thread's record for two reasons: a library that is loaded late gets little static TLS
+// Returns the calling thread's memory for one cache slot, zeroed at first, or `otherwise` if memory is short.
+// It is in the thread's record for two reasons: a library that is loaded late gets little static TLS
 // (glibc has a few hundred bytes for all of them), and other TLS is allocated at its first use.
 void *allocate_thread_cache(CacheSlot note, size_t size) noexcept;
 template <class T>

@@ -77,7 +77,7 @@ bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, i
     while (message.msg_iovlen) {
         ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;  // the socket has a send timeout: a tool that reads nothing counts as gone
+        if (n <= 0) return false;  // the send has a timeout: a tool that reads nothing counts as exited
         message.msg_control = nullptr;
         message.msg_controllen = 0;
         auto sent = static_cast<size_t>(n);
@@ -154,10 +154,11 @@ int sealed_file(const char *name, uint64_t size) {
     return fd;
 }
 
-bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
-    const auto *p = static_cast<const char *>(data);
+// Calls pread or pwrite until all bytes have been transferred.
+template <class Call, class Byte>
+static bool transfer_all(Call call, int fd, Byte *p, size_t size, uint64_t offset) {
     while (size) {
-        ssize_t n = pwrite(fd, p, size, static_cast<off_t>(offset));
+        ssize_t n = call(fd, p, size, static_cast<off_t>(offset));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         p += n;
@@ -167,17 +168,12 @@ bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
     return true;
 }
 
+bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
+    return transfer_all(pwrite, fd, static_cast<const char *>(data), size, offset);
+}
+
 bool read_all(int fd, void *data, size_t size, uint64_t offset) {
-    auto *p = static_cast<char *>(data);
-    while (size) {
-        ssize_t n = pread(fd, p, size, static_cast<off_t>(offset));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        p += n;
-        offset += static_cast<uint64_t>(n);
-        size -= static_cast<size_t>(n);
-    }
-    return true;
+    return transfer_all(pread, fd, static_cast<char *>(data), size, offset);
 }
 
 }  // namespace gpubpf

@@ -55,7 +55,7 @@ struct Frame {
     int fd = -1;
 };
 
-// Both return false when the peer is gone. `fd` < 0: none is sent.
+// Both return false if the other side has closed the connection. `fd`: a file to send along, or -1.
 bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd);
 bool receive_frame(int socket, Frame &frame);
 

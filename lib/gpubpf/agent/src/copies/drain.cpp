@@ -64,9 +64,9 @@ bool copy_records(Context &context, const RingMemory &ring, const char *control,
     return true;
 }
 
-// Returns the file's memory that holds zeros in a map of the context to the system. Large maps are mostly
-// empty, and the tool keeps the files. The part with the values of launches stays: the tool relies on it,
-// because otherwise nobody could claim more than exists.
+// Makes holes in the file where a map of the whole context holds only zeros. Such maps can be large and
+// mostly empty, and the tool keeps the files. Arrays of instances get no holes: the tool compares their
+// claimed size with the memory that the file takes.
 void punch(int fd, const char *bytes, uint64_t from, uint64_t size) {
     constexpr uint64_t kPart = 16 * kPage;
     auto empty = [&](uint64_t at) { return !bytes[at] && !memcmp(bytes + at, bytes + at + 1, kPart - 1); };
@@ -87,11 +87,115 @@ void each_instance(const Copy &copy, const Use &use) {
         for (Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) use(*i);
 }
 
-// Notes how often each copy was launched, before the wait for these launches: a later one may not be in what is read.
+// Notes how often each copy was launched. Call it before the wait for these launches: what is read may lack
+// later ones.
 void note_launches(Context &context) {
     std::lock_guard<std::mutex> hold(context.memory);
     for (const Copy *c : context.copies)
         each_instance(*c, [](Instance &i) { i.awaited = i.launches.load(); });
+}
+
+// One table of the message about a snapshot.
+struct Table {
+    uint32_t count = 0;
+    Writer rows;
+    Writer &row() { return ++count, rows; }
+    void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
+};
+
+// What a snapshot contains, and where it is in the file.
+struct Contents {
+    uint64_t size = 0;                                 // of the file
+    std::vector<Range> pools;                          // their used parts, from the start of the file
+    std::vector<uint64_t> rings;                       // offsets of the records of each ring
+    std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
+    Table instance_table, map_table, ring_table;
+
+    uint64_t offset_of(CUdeviceptr base) const {
+        for (const Range &r : pools)
+            if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
+        return 0;
+    }
+};
+
+void add_instances(Contents &contents, const Copy &copy) {
+    uint64_t of_all = 0;
+    auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches,
+                   const std::vector<Array> &arrays) {
+        Writer &row = contents.instance_table.row();
+        row.u32(copy.kernel->slot_index)
+            .raw(grid, 3 * sizeof *grid)
+            .raw(block, 3 * sizeof *block)
+            .u64(launches)
+            .u32(static_cast<uint32_t>(arrays.size()));
+        for (const Array &a : arrays)
+            row.u32(a.map).u64(contents.offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+    };
+    each_instance(copy, [&](const Instance &i) {
+        if (!i.awaited || !i.launch_block.load(std::memory_order_acquire)) return;
+        put(i.grid, i.block, i.awaited, i.arrays);
+        of_all += i.awaited;
+    });
+    constexpr uint32_t kAnyShape[3] = {0, 0, 0};
+    if (of_all && !copy.sites.empty()) put(kAnyShape, kAnyShape, of_all, copy.sites);
+}
+
+Contents contents_of(Context &context, bool only_rings) {
+    Contents contents;
+    std::lock_guard<std::mutex> hold(context.memory);
+    for (auto &p : context.pools) {
+        uint64_t used = p->used.load();
+        if (only_rings) used = p == context.pools[0] ? ring_control_bytes(context) : 0;
+        if (!used) continue;
+        contents.pools.push_back({p->base, used, contents.size});
+        contents.size += whole_pages(used);
+    }
+    if (!only_rings)
+        for (const Copy *c : context.copies) add_instances(contents, *c);
+    for (uint32_t m = 0; m < context.storage.size() && !only_rings; ++m)
+        if (context.storage[m] && agent.config.maps[m].place == Place::Gpu) {
+            const uint64_t at = contents.offset_of(context.storage[m]), size = agent.config.maps[m].fixed;
+            contents.whole.emplace_back(at, size);
+            contents.map_table.row().u32(m).u64(at).u64(size);
+        }
+    for (const RingMemory &r : context.rings) {
+        contents.rings.push_back(contents.size);
+        contents.ring_table.row()
+            .u32(r.map)
+            .u64(contents.offset_of(r.control))
+            .u64(r.mapped ? 0 : contents.size)
+            .u64(r.mapped ? 0 : r.bytes);
+        if (!r.mapped) contents.size += whole_pages(r.bytes);
+    }
+    return contents;
+}
+
+// Copies the contents from the GPU to the file.
+bool fill(int fd, Context &context, const Contents &contents) {
+    char *bytes = nullptr;
+    if (contents.size) {
+        void *to =
+            fd < 0 ? MAP_FAILED : mmap(nullptr, contents.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (to == MAP_FAILED) return false;
+        bytes = static_cast<char *>(to);
+    }
+    bool copied = true;
+    for (const Range &r : contents.pools)
+        if (!copy_out(context, bytes + r.offset, r.base, r.size)) copied = false;
+    if (!wait_for(context.stream, 5000)) copied = false;
+    for (size_t i = 0; i < context.rings.size() && copied; ++i) {
+        // Control blocks are at the start of the first pool, which is first in the file.
+        const RingMemory &r = context.rings[i];
+        if (!r.mapped)
+            copied = copy_records(context, r, bytes + (r.control - context.pools[0]->base),
+                                  bytes + contents.rings[i]);
+    }
+    if (!wait_for(context.stream, 5000)) copied = false;
+    // After a failure, a copy may still be writing to the mapping, so the mapping stays.
+    if (!copied || !bytes) return copied;
+    for (const auto &[offset, size] : contents.whole) punch(fd, bytes, offset, size);
+    munmap(bytes, contents.size);
+    return true;
 }
 
 // Call it with context.busy held.
@@ -104,103 +208,23 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     if (current.ok() && wait_ms) calibrate(context);
     if (!context.usable) return;
 
-    Writer table;
-    std::vector<Range> ranges;
-    uint64_t end = 0;
-    uint32_t instances = 0, shared = 0, rings = 0;
-    Writer shared_table, ring_table;
-    std::vector<uint64_t> ring_offsets;
-    // Offsets and sizes of the context's maps in the file, which the tool knows.
-    std::vector<std::pair<uint64_t, uint64_t>> wide;
-    {
-        std::lock_guard<std::mutex> hold(context.memory);
-        for (auto &p : context.pools) {
-            uint64_t used =
-                flags & kOfRings ? (p == context.pools[0] ? ring_control_bytes(context) : 0) : p->used.load();
-            if (!used) continue;
-            ranges.push_back({p->base, used, end});
-            end += whole_pages(used);
-        }
-        auto offset_of = [&](CUdeviceptr base) -> uint64_t {
-            for (const Range &r : ranges)
-                if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
-            return 0;
-        };
-        for (const Copy *c : flags &kOfRings ? std::vector<Copy *>() : context.copies) {
-            uint64_t of_all = 0;
-            auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches,
-                           const std::vector<Array> &arrays) {
-                ++instances;
-                table.u32(c->kernel->slot_index)
-                    .raw(grid, 3 * sizeof *grid)
-                    .raw(block, 3 * sizeof *block)
-                    .u64(launches);
-                table.u32(static_cast<uint32_t>(arrays.size()));
-                for (const Array &a : arrays)
-                    table.u32(a.map).u64(offset_of(a.base)).u64(a.bytes).u64(a.capacity);
-            };
-            each_instance(*c, [&](const Instance &i) {
-                if (!i.awaited || !i.launch_block.load(std::memory_order_acquire)) return;
-                put(i.grid, i.block, i.awaited, i.arrays);
-                of_all += i.awaited;
-            });
-            constexpr uint32_t kAnyShape[3] = {0, 0, 0};
-            if (of_all && !c->sites.empty()) put(kAnyShape, kAnyShape, of_all, c->sites);
-        }
-        for (size_t m = 0; m < context.storage.size(); ++m)
-            if (context.storage[m] && agent.config.maps[m].place == Place::Gpu && !(flags & kOfRings)) {
-                ++shared;
-                wide.emplace_back(offset_of(context.storage[m]), agent.config.maps[m].fixed);
-                shared_table.u32(static_cast<uint32_t>(m)).u64(wide.back().first).u64(wide.back().second);
-            }
-        for (const RingMemory &r : context.rings) {
-            ++rings;
-            ring_offsets.push_back(end);
-            ring_table.u32(r.map)
-                .u64(offset_of(r.control))
-                .u64(r.mapped ? 0 : end)
-                .u64(r.mapped ? 0 : r.bytes);
-            if (!r.mapped) end += whole_pages(r.bytes);
-        }
-    }
-
-    int fd = memory_file("gpubpf-maps", end);
-    void *to = fd >= 0 && end ? mmap(nullptr, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-    if (end && to == MAP_FAILED) flags |= kFailed;
+    const Contents contents = contents_of(context, flags & kOfRings);
+    const int fd = memory_file("gpubpf-maps", contents.size);
     const uint64_t taken_ns = now_ns();
-    auto *bytes = static_cast<char *>(to);
-    if (!(flags & kFailed)) {
-        for (const Range &r : ranges)
-            if (!copy_out(context, bytes + r.offset, r.base, r.size)) flags |= kFailed;
-        if (!wait_for(context.stream, 5000)) flags |= kFailed;
-        for (size_t i = 0; i < context.rings.size() && !(flags & kFailed); ++i) {
-            // Control blocks are at the start of the first pool, which is first in the file.
-            const RingMemory &r = context.rings[i];
-            if (!r.mapped && !copy_records(context, r, bytes + (r.control - context.pools[0]->base),
-                                           bytes + ring_offsets[i]))
-                flags |= kFailed;
-        }
-        if (!wait_for(context.stream, 5000)) flags |= kFailed;
-    }
-    if (to != MAP_FAILED && !(flags & kFailed))
-        for (const auto &part : wide) punch(fd, bytes, part.first, part.second);
-    // After a failure, a copy may still be writing to the mapping, so the mapping stays.
-    if (to != MAP_FAILED && !(flags & kFailed)) munmap(to, end);
-    if (fd >= 0)
-        fcntl(fd, F_ADD_SEALS,
-              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
+    if (!(flags & kFailed) && !fill(fd, context, contents)) flags |= kFailed;
+    if (fd < 0) return;  // the tool counts these launches as lost
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 
     Writer w;
     w.u32(sequence)
         .u32(context.serial)
         .u32(static_cast<uint32_t>(context.device))
         .u32(flags)
-        .u64(end)
+        .u64(contents.size)
         .u64(taken_ns);
-    w.u32(instances).raw(table.bytes.data(), table.bytes.size());
-    w.u32(shared).raw(shared_table.bytes.data(), shared_table.bytes.size());
-    w.u32(rings).raw(ring_table.bytes.data(), ring_table.bytes.size());
-    if (fd < 0) return;  // no file could be made; the tool counts these launches as lost
+    contents.instance_table.write_to(w);
+    contents.map_table.write_to(w);
+    contents.ring_table.write_to(w);
     agent.send(Message::Snapshot, w, fd);
     close(fd);
 }
@@ -216,7 +240,7 @@ std::vector<Context *> contexts() {
 
 namespace {
 
-// A thread that waits for a context, as long as kernels run there. It is the only one for its context, across
+// A thread that waits for a context, as long as kernels run there. A context has at most one, even across
 // attachments.
 struct Idle {
     std::atomic<int> result{-1};
@@ -338,7 +362,7 @@ void close_context(Context *context) {
     if (ours) context->busy.unlock();
 }
 
-// Only after the application's call is it known whether the context has ended. If not, a later drain replaces
+// Whether the context ends is known only after the application's call. If it does not, a later drain replaces
 // this one.
 void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;

@@ -56,7 +56,7 @@ struct Exec {
     CUdeviceptr cell = 0;
     Walk walk;
     CUevent last = nullptr;   // the end of the last launch
-    uint32_t last_queue = 0;  // the queue of that launch; 0: none yet
+    uint32_t last_queue = 0;  // the queue of that launch; 0 before the first launch
     bool swapped = false;     // has copies
     // While it has copies: the same graph with the program's kernels. Null: unknown now.
     CUgraph own = nullptr;
@@ -91,8 +91,8 @@ Copy *copy_with(CUfunction function) {
     return nullptr;
 }
 
-// Finds a kernel by name, for a handle that the driver returns but the program never saw. A null kernel: it
-// is unknown, or the name is not unique.
+// Finds a kernel by name, for a handle that the driver returns but the program never saw. The kernel is null if
+// the name is unknown or not unique.
 Function named(const char *name, Context *context) {
     Function found{nullptr, context};
     std::lock_guard<std::mutex> hold(registry().lock);
@@ -126,7 +126,7 @@ Function function_of(const CUDA_KERNEL_NODE_PARAMS &p, Context *context) {
     return has_name && name ? named(name, context) : Function{nullptr, context};
 }
 
-// `node`: the node with its attributes; null: it has none.
+// `node` has the kernel's attributes; null without attributes.
 KernelNode describe(const CUDA_KERNEL_NODE_PARAMS &p, CUgraphNode node, Context *context) {
     KernelNode k;
     k.handle = node;
@@ -670,6 +670,51 @@ void graph_gone(CUgraphExec handle) {
     }
 }
 
+static void run_host_program_for(const Exec &exec, const Operation &operation, uint64_t first) {
+    uint64_t threads = 0;
+    for (const KernelNode &k : exec.walk.kernels)
+        threads += uint64_t(k.shape.grid[0]) * k.shape.grid[1] * k.shape.grid[2] * k.shape.block[0] *
+                   k.shape.block[1] * k.shape.block[2];
+    const Context *context = operation.queue.context;
+    run_host_program({first, kWholeGraph, operation.record.stream, now_ns(), threads,
+                      context ? static_cast<uint64_t>(context->device) : 0});
+}
+
+// Counts a launch of the graph and its kernels.
+static void count_launch(Exec &exec, StreamRef where, Operation &operation, uint64_t first, CUresult result) {
+    if (exec.last && exec.swapped && result == CUDA_SUCCESS)
+        quietly([&] {
+            DriverScope scope;
+            if (driver.cuEventRecord(exec.last, where.handle()) == CUDA_SUCCESS)
+                exec.last_queue = operation.queue.number;
+        });
+    ++exec.replays;
+    uint32_t kernels = 0, instrumented = 0;
+    for (const KernelNode &k : exec.walk.kernels)
+        if (k.enabled) {
+            count_replay(k, result);
+            ++kernels;
+            instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
+        }
+    if (instrumented) agent.launched(instrumented);
+    operation.record.graph = {exec.serial, exec.replays, first, kernels, exec.walk.others};
+}
+
+// Logs the kernels of a launch of the graph. `launch` is the launch's own record.
+static void log_kernels(const Exec &exec, const Record &launch, uint64_t first) {
+    Record node = launch;
+    node.kind = Kind::Kernel;
+    node.flags |= kGraphNode;
+    for (uint32_t i = 0; i < exec.walk.kernels.size(); ++i) {
+        const KernelNode &k = exec.walk.kernels[i];
+        if (!k.enabled) continue;
+        node.id = first + i;
+        fill(node.kernel, exec, k, i);
+        node.kernel.replay = exec.replays;
+        oplog.put(node);
+    }
+}
+
 CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
                       const std::function<CUresult()> &original) {
     std::shared_ptr<Exec> exec;
@@ -686,15 +731,7 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
             quietly([&] { number_replay(*exec, where.handle(), operation.queue.number, first); });
     }
     if (agent.config.stacks) r.stack = host_stack();
-    if (!captured && exec && host_program()) {
-        uint64_t threads = 0;
-        for (const KernelNode &k : exec->walk.kernels)
-            threads += uint64_t(k.shape.grid[0]) * k.shape.grid[1] * k.shape.grid[2] * k.shape.block[0] *
-                       k.shape.block[1] * k.shape.block[2];
-        run_host_program(
-            {first, kWholeGraph, r.stream, now_ns(), threads,
-             operation.queue.context ? static_cast<uint64_t>(operation.queue.context->device) : 0});
-    }
+    if (!captured && exec && host_program()) run_host_program_for(*exec, operation, first);
     operation.announce();
     operation.time();
     operation.called();
@@ -710,37 +747,9 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
         if (!exec && agent.late) agent.control->graphs_before.fetch_add(1, std::memory_order_relaxed);
     }
     launched_in(where);
-    uint32_t kernels = 0, instrumented = 0;
-    if (exec && !captured) {
-        if (exec->last && exec->swapped && result == CUDA_SUCCESS)
-            quietly([&] {
-                DriverScope scope;
-                if (driver.cuEventRecord(exec->last, where.handle()) == CUDA_SUCCESS)
-                    exec->last_queue = operation.queue.number;
-            });
-        ++exec->replays;
-        for (const KernelNode &k : exec->walk.kernels)
-            if (k.enabled) {
-                count_replay(k, result);
-                ++kernels;
-                instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
-            }
-        if (instrumented) agent.launched(instrumented);
-        r.graph = {exec->serial, exec->replays, first, kernels, exec->walk.others};
-    }
+    if (exec && !captured) count_launch(*exec, where, operation, first, result);
     operation.log();
-    if (!oplog.on() || !exec || captured) return result;
-    Record node = r;
-    node.kind = Kind::Kernel;
-    node.flags |= kGraphNode;
-    for (uint32_t i = 0; i < exec->walk.kernels.size(); ++i) {
-        const KernelNode &k = exec->walk.kernels[i];
-        if (!k.enabled) continue;
-        node.id = first + i;
-        fill(node.kernel, *exec, k, i);
-        node.kernel.replay = exec->replays;
-        oplog.put(node);
-    }
+    if (oplog.on() && exec && !captured) log_kernels(*exec, r, first);
     return result;
 }
 

@@ -27,7 +27,7 @@ void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);
 void graph_gone(CUgraphExec exec);     // before it is destroyed
 void graph_changed(CUgraphExec exec);  // in some other way; its copies stay as long as it exists
 // While the result exists, no other thread changes the executable graph. Hold it around the driver's call and
-// the calls above. Null: the graph is unknown.
+// the calls above. The result is null for an unknown graph.
 std::shared_ptr<void> hold_exec(CUgraphExec exec);
 // Launches are no longer replaced: gives executable graphs the program's own kernels again. Waits up to
 // wait_ms for each one that is in use.

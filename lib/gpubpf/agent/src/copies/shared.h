@@ -12,15 +12,15 @@ namespace gpubpf {
 
 struct Context;
 
-// Maps the tool's file of map `map`, before the Welcome. Returns false if there is no memory, or the file
-// does not have that size.
+// Maps the tool's file of map `map`, before the Welcome. Returns false if memory is short, or if the
+// file does not have that size.
 bool take_shared(Reader &reader, int file);
-void *shared_array(uint32_t map);  // its address; null: there is no such array
+void *shared_array(uint32_t map);  // returns its address; null if the map has no file
 extern const Lifetime shared_lifetime;
 
 // Prepares the context's shared arrays and rings, and fills in its `storage`. `control` is the GPU memory for
-// the rings' control blocks. Call it with `busy` held and the context current. Returns false if there is no
-// memory or the driver refuses.
+// the rings' control blocks. Call it with `busy` held and the context current. Returns false if
+// memory is short or the driver refuses.
 bool prepare_shared(Context &context, CUdeviceptr control);
 uint64_t ring_control_bytes(const Context &context);  // of all rings, in the pool
 uint64_t first_record(uint32_t shards);               // its offset in the data of a ring

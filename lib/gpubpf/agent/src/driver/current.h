@@ -32,7 +32,7 @@ extern const Lifetime drain_lifetime;
 // Takes a lock that is held across driver calls. Returns false on timeout.
 bool lock_within(std::mutex &lock, uint32_t wait_ms);
 
-// Adds a zeroed pool to the context. Returns false if there is no memory. The context must be current.
+// Adds a zeroed pool to the context. Returns false if memory is short. The context must be current.
 bool add_pool(Context &context, uint64_t size);
 
 }  // namespace gpubpf

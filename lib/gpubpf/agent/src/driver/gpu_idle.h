@@ -66,7 +66,7 @@ class LaunchesHeld {
     int64_t work_until_ = 0;
 };
 // Does `work` while nothing runs in the context and launches are held. Waits up to `patience_ms` for such a
-// moment. Returns false if there was none.
+// moment. Returns false if it did not come.
 bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work);
 int64_t hold_launches() noexcept;  // returns the time limit; 0: another thread holds them
 

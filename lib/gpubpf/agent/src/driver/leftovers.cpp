@@ -125,8 +125,8 @@ void take(CUcontext context) {
     leftovers->changed.notify_all();
 }
 
-// Enters a context, unless the program has ended it; then it has no leftovers. It does not end meanwhile, see
-// leftovers_end_with().
+// Enters a context, unless the program has ended it: then it has no leftovers. While the object exists,
+// leftovers_end_with() delays the end of the context.
 class InContext {
   public:
     explicit InContext(CUcontext context) : context_(context), leftovers_(&*leftovers) {
@@ -396,7 +396,8 @@ void release_driver_objects(uint64_t attachment) {
         std::move(rest.begin(), rest.end(), std::back_inserter(leftovers->all));
         any = true;
     }
-    for (Context *c : of_rest)  // the end of a context removes its entry, but these ended before they had one
+    // The end of a context removes its entry. Contexts that ended before they had an entry are removed here.
+    for (Context *c : of_rest)
         if (c->dead) take(c->handle);
     std::lock_guard<std::mutex> hold(leftovers->lock);
     start_thread();

@@ -39,7 +39,7 @@ bool has_leftovers();
 bool serves_leftovers(const char *name);
 // Called in hooks before and after the driver's call: a context ends, and the remaining objects in it.
 void leftovers_end_with(CUcontext context);
-void leftovers_end_with_device(CUdevice device);  // the device's primary context, if it is gone now
+void leftovers_end_with_device(CUdevice device);  // the device's primary context, if it has ended
 // Whether this is the device's primary context. Takes no lock; asks the driver.
 bool is_primary(CUcontext context, CUdevice device);
 // A capture began (+1) or ended (-1). While one is known, nobody may wait for a context.

@@ -24,7 +24,7 @@ constexpr uint64_t kNever = UINT64_MAX;
 // In ns: how long the host waits for the kernel to begin, for all answers, and for its end; and how long it
 // spins before it yields.
 constexpr uint64_t kStart = 150000000, kAnswers = 200000000, kEnd = 5000000, kSpin = 30000;
-// brackets that are taken, and the narrowest of them that are logged
+// how many brackets are taken, and how many of the narrowest are logged
 constexpr unsigned kRounds = 40, kKept = 4;
 constexpr uint64_t kPage = 4096;
 // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)

@@ -160,7 +160,7 @@ void *executable(const std::vector<uint8_t> &code) {
     return at == MAP_FAILED ? nullptr : at;
 }
 
-// Returns null if the message is malformed or there is no memory.
+// Returns null if the message is malformed or memory is short.
 std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
     auto made = std::make_unique<Program>();
     const std::vector<uint8_t> code = reader.blob();

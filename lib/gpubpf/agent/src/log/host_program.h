@@ -21,7 +21,7 @@ bool operation_program();  // at operations
 void run_host_program(const HostLaunch &launch);
 void run_operation_program(const HostOperation &operation);
 
-// Makes and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if there is no memory.
+// Makes and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if memory is short.
 // The file stays open until marker_told().
 int make_marker();
 void marker_told();  // the tool has sent the Welcome, so it has attached its probes
@@ -31,7 +31,7 @@ void marker_told();  // the tool has sent the Welcome, so it has attached its pr
 // Mode 1 continues with a u32 bit mask of the points that have programs.
 // Mode 2 continues with the number of programs, and for each: u32 point, code, number of parameter bytes, and
 // arguments (u32 kind, u32 map, u64 value). The code gets the address of an array with the arguments' values.
-// Returns false if the message is malformed or there is no memory.
+// Returns false if the message is malformed or memory is short.
 bool take_host_program(Reader &reader);
 extern const Lifetime host_program_lifetime;
 

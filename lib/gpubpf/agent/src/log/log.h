@@ -1,5 +1,5 @@
 // The operation log: one record per driver call that gives work to the GPU, in a ring that the tool maps
-// (docs/timing.md). Nobody waits for room: records that find none are counted as lost.
+// (docs/timing.md). Nobody waits for room: if the ring is full, a record is lost and counted.
 #pragma once
 
 #include <atomic>

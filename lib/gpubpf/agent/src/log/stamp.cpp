@@ -37,7 +37,7 @@ struct Stamps : AttachmentObject {  // of a context
 
 namespace {
 
-constexpr size_t kMost = 4096;         // per context; when all are in use, further operations get none
+constexpr size_t kMost = 4096;         // per context; when all are in use, further operations are not timed
 constexpr size_t kAtOnce = 1024;       // finished by the polling thread in one turn
 constexpr uint32_t kResolution = 500;  // ns, of timing events (CUDA driver API, cuEventElapsedTime)
 
