@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
-from gpubpf.calls.attachments import Attachments
+from gpubpf.calls.attached_processes import AttachedProcesses
 from gpubpf.calls.call_output import CallOutput, SlowCalls
 from gpubpf.calls.delay_report import DelayReport
 from gpubpf.calls.driver_log import DriverLog
@@ -87,7 +87,9 @@ class CallReport:
 
     def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
         self._inputs, self._args, self._out = inputs, args, out
-        self._processes = Attachments(inputs.processes, inputs.calls, inputs.kernels, args, out, self._note)
+        self._processes = AttachedProcesses(
+            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note
+        )
         self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
         self._kernels = KernelSelection(args.kernel or ())
         self._selected = _selected_sums(inputs.calls, args)

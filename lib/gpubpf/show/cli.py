@@ -37,7 +37,7 @@ from gpubpf.show.options import (
     records_accesses,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
-from gpubpf.show.results import SHAPE_COLUMNS, Results
+from gpubpf.show.result_writer import SHAPE_COLUMNS, ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
 
@@ -45,7 +45,7 @@ __all__ = [
     "SHAPE_COLUMNS",
     "Output",
     "Parser",
-    "Results",
+    "ResultWriter",
     "add_accesses",
     "add_call_views",
     "add_calls",
