@@ -643,7 +643,7 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
             "a ring that was not requested",
         ),
         (Message.LOG, struct.pack("<Q", 4096), "an unexpected message"),
-        (Message.MARKER, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
+        (Message.STUBS, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
         (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count larger than its message"),
     ],
 )
@@ -680,9 +680,9 @@ def test_a_log_that_is_none_is_refused() -> None:
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
         hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast")
-        marker = protocol.frame(Message.MARKER, struct.pack("<I", 0))
+        stubs = protocol.frame(Message.STUBS, struct.pack("<I", 0))
         with open(os.memfd_create("control"), "wb") as file:
-            socket.send_fds(peer, [hello + marker], [file.fileno()])
+            socket.send_fds(peer, [hello + stubs], [file.fileno()])
         peer.recv(1 << 16)
         peer.shutdown(socket.SHUT_RDWR)
 
