@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -302,6 +302,8 @@ class BackgroundWork:
             answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
+        except ModuleNotFoundError as error:
+            self._measurement.note_once(f"modules are not instrumented: {missing_package(error)}")
         except Exception as error:  # a bug, or out of memory
             what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
             self._measurement.note(f"{process.label}: {what}")

@@ -15,7 +15,7 @@ from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modu
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 from gpubpf.show.command_line import Parser, parse, parse_own, parser, split_command
 from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import parse_file, parse_picture, positive
@@ -95,10 +95,7 @@ def errors(tool: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        complain(
-            tool,
-            f"Python module {error.name} is missing; run script/setup, which installs {tool} with its dependencies",
-        )
+        complain(tool, missing_package(error))
         raise SystemExit(1) from None
     except MemoryError:
         complain(tool, "out of memory; measure less with --kernel, --block or --thread")

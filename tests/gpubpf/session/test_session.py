@@ -721,6 +721,17 @@ def test_mistakes_of_our_own_do_not_leave_the_program_waiting(target: Path) -> N
     assert found["status"] == 0 and "internal error, KeyError: 'oops'" in found["said"][0]
 
 
+def test_a_missing_package_is_named_once(target: Path) -> None:
+    def lacking(image: bytes, device: Any) -> fake_tool.Sidecar:
+        raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard.backend")
+
+    found = measure([str(target)], instrument=lacking)
+    (line,) = (line for line in found["said"] if "zstandard" in line)
+    assert found["status"] == 0
+    assert line.startswith("modules are not instrumented: the Python package zstandard is missing in ")
+    assert line.endswith(" -m pip install zstandard")
+
+
 def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpubpf.session.session.ANSWER_WAIT", 0.1)  # it does not answer
     monkeypatch.setattr("gpubpf.session.session.DRAIN_WAIT", 0.1)
