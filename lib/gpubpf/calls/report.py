@@ -1,6 +1,6 @@
 """What hipsnoop and cudasnoop print, from the beginning of a measurement to its end.
 
-report = CallReport(ReportInputs(api, calls, context, kernels, processes), args, out)
+report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes), args, out)
 with processes.follow(calls):
     report.begin()
     for _ in processes.intervals(report.tick, calls.stop):
@@ -31,7 +31,7 @@ from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
-    from gpubpf.calls.context import ContextProbes
+    from gpubpf.calls.delay_probes import DelayProbes
     from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_names import KernelNames
     from gpubpf.calls.kernel_times import KernelTimes
@@ -50,7 +50,7 @@ class ReportInputs:
 
     api: Api
     calls: CallProbes
-    context: ContextProbes
+    delay_probes: DelayProbes
     kernels: KernelNames
     processes: TracedProcesses
     kernel_times: KernelTimes | None = None
@@ -126,7 +126,7 @@ class CallReport:
             return EARLY_TICK
         self._processes.check_calls()
         inputs.kernels.read(inputs.calls.host)
-        inputs.context.tick()
+        inputs.delay_probes.tick()
         if self._driver is not None:
             self._driver.read(self._processes.is_traced)
         if inputs.calls.options.events:
@@ -151,7 +151,7 @@ class CallReport:
         if self._selected is not None:
             events = self._selected.add(events, self._kernels, name_of)
         if self._slow is not None:
-            self._slow.add_spans(self._inputs.context.spans())
+            self._slow.add_spans(self._inputs.delay_probes.spans())
         dispatches = self._read_dispatches(events)
         if not (args.each or args.slow or args.timeline or args.trace):
             return
@@ -181,7 +181,7 @@ class CallReport:
         sums = self._kernels.select(sums, inputs.kernels.name)
         functions = by_function(sums, self._processes.comm, inputs.api)
         self._counted += sum(row.times.count for row in functions)
-        rows, between = inputs.context.delays() if self._delays is not None else (None, None)
+        rows, between = inputs.delay_probes.delays() if self._delays is not None else (None, None)
         if self._timeline is not None:
             self._timeline.show(args, out, self._output.origin_ns)
         if args.each and self._delays is None:
@@ -300,7 +300,7 @@ class CallReport:
             "lost": sum(lost_by.values()),
             "duration_ns": processes.ended_ns - processes.started_ns,
             "lost_by": lost_by,
-            "lost_why": inputs.context.lost,
+            "lost_why": inputs.delay_probes.lost,
             "lost_names": inputs.kernels.lost(calls.host),
             "lost_processes": counts.processes,
             "missed": calls.missed,
