@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
 
-from gpubpf.calls import call_lines, context, probes, records  # noqa: E402
+from gpubpf.calls import call_lines, delay_probes, probes, records  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402
 from gpubpf.linux.host_programs import Host  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
@@ -94,9 +94,9 @@ def calls(
     library: Path, pid: int, off_cpu: bool = False, why: bool = False, each: bool = False
 ) -> Iterator[Any]:
     api = Api("test", (str(library),), FUNCTIONS, {})
-    made = probes.CallProbes(api, api.choose(), probes.CallOptions(events=each), print, context.PROGRAM)
+    made = probes.CallProbes(api, api.choose(), probes.CallOptions(events=each), print, delay_probes.PROGRAM)
     if off_cpu or why:
-        context.ContextProbes(made, print, why=why, spans=why)
+        delay_probes.DelayProbes(made, print, why=why, spans=why)
     made.start()
     made.trace(pid)
     try:

@@ -8,6 +8,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.maps import MapDefinition
 
+Code = list[Instruction]
 U64 = (1 << 64) - 1
 SIZES = {1: 0x10, 2: 0x08, 4: 0x00, 8: 0x18}
 VALUE = 0x10000  # where the interpreter has the value of map `out`
@@ -72,20 +73,23 @@ def leave() -> Instruction:
     return Instruction(b.JMP | b.EXIT)
 
 
-def load64(dst: int, value: int) -> list[Instruction]:
+def load64(dst: int, value: int) -> Code:
     return [Instruction(b.LD_IMM64, dst, imm=value & U64), Instruction(0)]
 
 
-def load_map(dst: int, name: str) -> list[Instruction]:
+def load_map(dst: int, name: str) -> Code:
     return [Instruction(b.LD_IMM64, dst, b.PSEUDO_MAP, map=name), Instruction(0)]
 
 
-def lookup(name: str, key: int = 0, at: int = -4) -> list[Instruction]:
+def lookup(name: str, key: int = 0, at: int = -4) -> Code:
     """r0 = name.lookup(&key), the key at r10 + at."""
     return [storei(10, at, key, 4), *load_map(1, name), mov(2, 10), alu(b.ADD, 2, imm=at), call(1)]
 
 
+END = [movi(0, 0), leave()]
 OUT = MapDefinition("out", "array", 4, 256, 1)
+HASH = MapDefinition("hash", "hash", 8, 8, 64)
+RING = MapDefinition("ring", "ringbuf", 0, 8, 4096)
 
 
 def program(

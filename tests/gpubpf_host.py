@@ -60,9 +60,9 @@ def executable(file: int) -> int:
 
 
 @contextlib.contextmanager
-def stub() -> Iterator[tuple[int, Callable[..., None]]]:
+def open_stub() -> Iterator[tuple[int, Callable[..., None]]]:
     """The stub that an agent has, and a function that calls it."""
-    file = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+    file = os.memfd_create("stubs", os.MFD_ALLOW_SEALING)
     os.write(file, HOST_STUB.ljust(mmap.PAGESIZE, b"\xcc"))
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, host_programs._SEALS)
     yield file, ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 6)(executable(file))

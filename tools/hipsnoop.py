@@ -51,13 +51,13 @@ PROGRAM = r"""
 #include <gpubpf_calls.h>
 
 /*
- * context_switch_time         sched_switch: how long threads that make calls are off the CPU
- * context_switch              with --why or --slow in its place: also why, and in which system call
- * context_reclaim, context_reclaimed, context_fault, context_retransmit
+ * delay_switch_time           sched_switch: how long threads that make calls are off the CPU
+ * delay_switch                with --why or --slow in its place: also why, and in which system call
+ * delay_reclaim, delay_reclaimed, delay_fault, delay_retransmit
  *                             with --why or --slow, at mm_vmscan_*_reclaim_*, page_fault_user and tcp_retransmit_skb:
  *                             memory pressure, page faults and TCP retransmits
  */
-#include <gpubpf_context.h>
+#include <gpubpf_delays.h>
 
 /*
  * kernel_told, kernel_given   uprobe and uretprobe of functions that register or find kernels: the name behind a handle
@@ -81,7 +81,7 @@ def build_parser() -> cli.Parser:
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
     from gpubpf.calls import command_libraries, hip, kfd
-    from gpubpf.calls.context import ContextProbes
+    from gpubpf.calls.delay_probes import DelayProbes
     from gpubpf.calls.hip_devices import TIMEOUT, HipDevices
     from gpubpf.calls.kernel_names import KernelNames
     from gpubpf.calls.kernel_times import kernel_times_of_command
@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
             api = command_libraries.with_command_libraries(api, args.command, user)
         functions = api.choose(args.api)
         calls = stack.enter_context(closing(CallProbes(api, functions, options, note, PROGRAM)))  # call_*
-        context = ContextProbes(calls, note, why=args.why, spans=bool(args.slow))  # context_*
+        delay_probes = DelayProbes(calls, note, why=args.why, spans=bool(args.slow))  # delay_*
         kernels = KernelNames(api, calls.bpf)  # kernel_*
         driver = kfd.open_devices(note) if args.why or args.slow else None
         if driver is not None:
@@ -119,7 +119,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
         calls.start()
 
         # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
-        inputs = ReportInputs(api, calls, context, kernels, processes, kernel_times, driver, devices)
+        inputs = ReportInputs(api, calls, delay_probes, kernels, processes, kernel_times, driver, devices)
         report = CallReport(inputs, args, out)
         with processes.follow(calls):
             report.begin()

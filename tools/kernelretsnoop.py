@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         with b.trace(args, follow) as session:
             from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
 
-            results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
+            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
             results.head(session.device.clock_notice)
             printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
             log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(
-    session: Session, log: ExitLog, owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
+    session: Session, log: ExitLog, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print the exits since the last report."""
     from gpubpf.exits import exits_text
@@ -235,7 +235,7 @@ def report(
 # --- for programs ---
 
 
-def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.Results) -> None:
+def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.ResultWriter) -> None:
     """Write a record for each lane, then one for the kernel and launch shape."""
     from gpubpf import names
     from gpubpf.exits import lateness
@@ -249,7 +249,7 @@ def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results:
     )
 
 
-def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.Results) -> None:
+def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.ResultWriter) -> None:
     """Write a row for each lane."""
     from gpubpf.exits import lateness
 

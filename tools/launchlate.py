@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         trace = perfetto.Trace(args.trace) if args.trace else None
         follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
         with b.trace(args, follow) as session:
-            results = cli.Results(args, out, session.now_ns)
+            results = cli.ResultWriter(args, out, session.now_ns)
             results.head(session.device.clock_notice)
             measure(session, off_cpu, trace, args, results)
     return session.status
@@ -182,7 +182,7 @@ def measure(
     off_cpu: OffCpu | None,
     trace: Trace | None,
     args: argparse.Namespace,
-    results: cli.Results,
+    results: cli.ResultWriter,
 ) -> None:
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.launches import latency, latency_text
@@ -238,7 +238,7 @@ def show_each(
     launched: Any,
     owners: OwnerColumns,
     args: argparse.Namespace,
-    results: cli.Results,
+    results: cli.ResultWriter,
 ) -> None:
     """Print single launches and operations.
 
@@ -263,7 +263,9 @@ def show_each(
             results.out.lines((latency_text.launch_header(owners), *lines, ""))
 
 
-def show_sums(sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: cli.Results) -> None:
+def show_sums(
+    sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
+) -> None:
     """Print the sums of the interval."""
     from gpubpf.launches import latency, latency_text
     from gpubpf.launches.sums import kernel_record
@@ -278,7 +280,7 @@ def show_sums(sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, 
 
 
 def show_summary(
-    session: Session, losses: dict[str, Any], args: argparse.Namespace, results: cli.Results
+    session: Session, losses: dict[str, Any], args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print the summary. `losses` counts each lost launch; the session only knows an upper bound."""
     from gpubpf.launches import latency_text

@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
 
             traffic, covered = Traffic(), coverage_of(grain, args)
             tick = (lambda: covered.take(session)) if covered else None
-            results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
+            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count, tick=tick):
                 report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
                 if covered and not results.csv:
@@ -211,7 +211,7 @@ def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | Non
 
 
 def report(
-    kernels: list[KernelTraffic], owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
+    kernels: list[KernelTraffic], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print what was counted since the last report."""
     results.begin()
@@ -229,7 +229,7 @@ def report_coverage(
     session: Session,
     owners: OwnerColumns,
     args: argparse.Namespace,
-    results: cli.Results,
+    results: cli.ResultWriter,
 ) -> None:
     """Print which bytes of allocations have been touched so far, and how much memory each kernel touches."""
     from gpubpf.memory import coverage_text
@@ -248,7 +248,7 @@ def report_coverage(
 # --- for programs ---
 
 
-def show_json(kernel: KernelTraffic, results: cli.Results) -> None:
+def show_json(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
     """Write a record for each instruction that accesses memory, then one for the kernel."""
     from gpubpf.memory import traffic_text
 
@@ -260,7 +260,7 @@ def show_json(kernel: KernelTraffic, results: cli.Results) -> None:
     results.out.record(**({"type": "kernel", **place} | kernel.record() | results.stamp))
 
 
-def show_csv(kernel: KernelTraffic, results: cli.Results) -> None:
+def show_csv(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
     """Write a row for each instruction that accesses memory."""
     for site in kernel.sites:
         record = kernel.place() | site.record(kernel.share([site]))

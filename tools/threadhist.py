@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
             )
 
             reader = Reader(args.block, args.thread, since_last=bool(args.interval))
-            results, owners = cli.Results(args, out, session.now_ns), OwnerColumns(session.several)
+            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
             for _ in session.intervals(args.interval, args.count):
                 report(reader.read(session), owners, args, results)
                 if out.closed:
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(
-    counts: list[ThreadCounts], owners: OwnerColumns, args: argparse.Namespace, results: cli.Results
+    counts: list[ThreadCounts], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print what was counted since the last report."""
     from gpubpf.threads import thread_counts
@@ -145,7 +145,7 @@ def report(
 # --- for programs ---
 
 
-def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Results) -> None:
+def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.ResultWriter) -> None:
     """Write a record for each thread (and each group of --by), then one for the kernel and launch shape."""
     import json
 
@@ -190,7 +190,7 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
     )
 
 
-def show_csv(counts: list[ThreadCounts], args: argparse.Namespace, results: cli.Results) -> None:
+def show_csv(counts: list[ThreadCounts], args: argparse.Namespace, results: cli.ResultWriter) -> None:
     """Write the table of --by: every row, or the N of --top."""
     from gpubpf.threads.thread_counts import write_threads
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class Error(Exception):
     """Base of all errors that have a cause outside of the library. `str()` is one line for the user.
@@ -10,6 +12,15 @@ class Error(Exception):
     """
 
     status = 1
+
+
+def missing_package(error: ImportError) -> str:
+    """Return the line for the user about a Python package that this interpreter lacks."""
+    package = (error.name or str(error)).split(".")[0]
+    return (
+        f"the Python package {package} is missing in {sys.executable}; run script/setup and use the commands that it installs,"
+        f" or run {sys.executable} -m pip install {package}"
+    )
 
 
 class UsageError(Error):

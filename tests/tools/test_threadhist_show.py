@@ -66,7 +66,7 @@ def show(tmp_path):
         session = SimpleNamespace(instances=lambda name: instances, summary=lambda: dict(SUMMARY))
         out = cli.Output(str(tmp_path / "out"))
         found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)
-        results = cli.Results(args, out)
+        results = cli.ResultWriter(args, out)
         threadhist.report(found, OwnerColumns(several), args, results)
         results.end(session.summary())
         text = (tmp_path / "out").read_text()

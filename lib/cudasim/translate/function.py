@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.flow import names
+from gpubpf.ptx.flow import find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
 
 from . import copies, matrix, memory  # noqa: F401 (copies: its instructions)
@@ -200,7 +200,7 @@ class FunctionCode:
                 if self._current.codes or self._current.reached:
                     self._start()
                 self._current.turn = True
-                result = next(names(statement.operands[:1]), "_")
+                result = next(find_names(statement.operands[:1]), "_")
                 used = statement.opcode == "atom" and result != "_" and mentions[result] > 1
                 self.observes |= memory.observes(statement, used, not self.kernel or position in again)
             v.begin(statement, scope)
@@ -267,7 +267,7 @@ class FunctionCode:
         found: Counter[str] = Counter()
         for statement, _ in self.names.statements:
             if isinstance(statement, PtxInstruction):
-                found.update(names(statement.operands))
+                found.update(find_names(statement.operands))
         return found
 
     def _omitted(self, position: int) -> None:
@@ -290,7 +290,9 @@ class FunctionCode:
     def _append(self, statement: PtxInstruction, scope: Scope, text: str) -> None:
         code = self.values.code
         code.text = text
-        timed = any(name.startswith(("%clock", "%globaltimer")) for name in names(statement.operands[1:]))
+        timed = any(
+            name.startswith(("%clock", "%globaltimer")) for name in find_names(statement.operands[1:])
+        )
         code.rematerializable = (statement.opcode == "mov" and not timed) or (
             self.kernel and statement.opcode == "ld" and "param" in statement.modifiers
         )

@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
-from gpubpf.ptx.flow import names
+from gpubpf.ptx.flow import find_names
 from gpubpf.ptx.module import (
     Address,
     Close,
@@ -201,8 +201,8 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
                     return None  # depends on which lanes are active together
-                written = set(names(o for o in statement.operands[:1] if not isinstance(o, Address)))
-                used = list(names(statement.operands))
+                written = set(find_names(o for o in statement.operands[:1] if not isinstance(o, Address)))
+                used = list(find_names(statement.operands))
                 if statement.predicate is not None:
                     used.append(statement.predicate)
                 for used_name in used:

@@ -24,7 +24,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -75,7 +75,7 @@ class Message(IntEnum):
     SNAPSHOT = 5  # + map memory
     DRAINED = 6
     HOOKED = 7
-    MARKER = 8  # + file with the host program's stub
+    STUBS = 8  # + file with the stubs of host programs, if the process could make it
     LOG = 9  # + operation log
     RING = 10  # + data file, if the ring is in host memory
     STACK = 11
@@ -190,11 +190,16 @@ REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason
 
 
 class Outcome(IntEnum):
-    """The result of instrumenting a launch, in its log record; values between the first two are 1 + Reason."""
+    """The result of instrumenting a launch, in its log record: one of these numbers, or `outcome_of` a Reason."""
 
     INSTRUMENTED = 0
     NOT_READY = 254  # the instrumented copy was not ready yet
     NOT_MATCHED = 255  # the user did not ask for the kernel, or the tool has not answered yet
+
+
+def outcome_of(reason: Reason) -> int:
+    """Return the outcome of a launch that ran the original kernel for this reason. The C++ header has it, too."""
+    return 1 + reason
 
 
 # --- layouts ------------------------------------------------------------------------------------------------------
@@ -385,12 +390,10 @@ class QueueKind(IntEnum):
     NON_BLOCKING = 3
 
 
-LOG_VERSION = 1
 LOG_HEADER = Layout(
     "LogHeader",
     4096,
     (
-        Field("u64", "version"),
         Field("u64", "capacity", about="records, a power of two"),
         Field("u64", "clock", about="1: times are on the embedded device's virtual clock"),
         Field("u64", "reserved", about="records that were begun", align=64),
@@ -418,8 +421,8 @@ _LAUNCH = (
     Field("u32", "slot", about="kernel name; ~0: never seen"),
     Field(
         "u32",
-        "reason",
-        about="an outcome: 0 instrumented, 254 copy not ready, 255 not matched, else 1 + reason",
+        "outcome",
+        about="0 instrumented, 254 copy not ready, 255 not matched, else 1 + Reason",
     ),
     Field("u32", "grid", 3),
     Field("u32", "block", 3),
@@ -624,7 +627,6 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "SITE_ARRAY_LIMIT": SITE_ARRAY_LIMIT,
         "RING_LIMIT": RING_LIMIT,
         "LOG_LIMIT": LOG_LIMIT,
-        "LOG_VERSION": LOG_VERSION,
         "LEAST_CAPACITY": LEAST_CAPACITY,
         "MAP_ALIGNMENT": maps.ALIGNMENT,
         "RING_HEADER": maps.HEADER,
@@ -669,6 +671,13 @@ def cpp() -> str:
         for enum, type_ in enums.items():
             members = ", ".join(f"{prefix}{_camel(member.name)} = {member.value}" for member in enum)
             out += ["", f"{head} {enum.__name__} : {type_} {{ {members} }};"]
+    out += [
+        "",
+        f"constexpr uint32_t outcome_of(Reason reason) {{ return {outcome_of(Reason(0))} + reason; }}",
+    ]
+    out += [
+        f"constexpr Reason reason_of(uint32_t outcome) {{ return Reason(outcome - {outcome_of(Reason(0))}); }}"
+    ]
     for layout in (SLOT, CONTROL, LOG_HEADER, PATCH):
         out += ["", *_structure(layout)]
     for part in PARTS:

@@ -164,18 +164,14 @@ class FoundKernel:
     """A kernel of a module that was loaded before the agent, as the driver describes it. -1: the driver does not say.
 
     parameters: (offset, size) of each, in bytes; None: unknown.
-    ptx_version, binary_version: the virtual architecture that it was compiled from, and the compute capability that it was compiled
-    for, as major * 10 + minor."""
+    ptx_version: the virtual architecture that it was compiled from, as major * 10 + minor."""
 
     name: str
     parameters: tuple[tuple[int, int], ...] | None
     registers: int = -1
     shared: int = -1  # static, bytes
-    const: int = -1  # bytes
-    local: int = -1  # bytes of a thread
     max_threads: int = -1  # of a block
     ptx_version: int = -1
-    binary_version: int = -1
 
 
 @dataclass(frozen=True)
@@ -358,10 +354,10 @@ def found(payload: bytes) -> Found:
         raise Malformed("a module of an invalid compute capability")
     names = tuple(r.text() for _ in range(r.count(4)))
     kernels = []
-    for _ in range(r.count(40)):
+    for _ in range(r.count(28)):
         name, told = r.text(), r.u32()
         parameters = tuple((r.u32(), r.u32()) for _ in range(r.count(8)))
-        kernels.append(FoundKernel(name, parameters if told else None, *(r.i32() for _ in range(7))))
+        kernels.append(FoundKernel(name, parameters if told else None, *(r.i32() for _ in range(4))))
     if not kernels:
         raise Malformed("a module without kernels")
     return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
@@ -397,7 +393,7 @@ def snapshot(payload: bytes) -> Snapshot:
             raise Malformed("a map outside its memory")
 
     instances = []
-    for _ in range(r.count(40)):
+    for _ in range(r.count(28)):
         slot, grid, block_dim, launches = r.u32(), r.triple(), r.triple(), r.u64()
         arrays = tuple(ArrayPart(r.u32(), r.u64(), r.u64(), r.u64()) for _ in range(r.count(28)))
         if slot >= SLOTS:
@@ -595,7 +591,7 @@ def sites_and_shards(capacity: int) -> tuple[int, int]:
 
 
 def _needs_file(kind: int, payload: bytes) -> bool:
-    if kind == Message.MARKER:  # a process that could not make the file says so
+    if kind == Message.STUBS:  # a process that could not make the file says so
         return payload[:4] == struct.pack("<I", 1)
     if kind == Message.RING:
         return payload[12:16] == struct.pack("<I", Place.HOST_RING)

@@ -23,7 +23,7 @@ class DelayReport:
         self._api, self._comm = api, comm
 
     def record(self, row: Any) -> dict[str, Any]:
-        """Return the record "why" of a row of `ContextProbes.delays`."""
+        """Return the record "why" of a row of `DelayProbes.delays`."""
         pid, tid, function = int(row["tgid"]), int(row["tid"]), int(row["function"])
         record: dict[str, Any] = {"type": "why", "pid": pid, "comm": self._comm(pid)}
         record |= {"tid": tid} if tid else {}
@@ -40,7 +40,7 @@ class DelayReport:
         """Yield the causes in functions and gaps, the largest first, then what each thread did between its
         launches.
 
-        `rows`, `between`: the two arrays of `ContextProbes.delays`. `by_function`, `by_kernel`: the statistics
+        `rows`, `between`: the two arrays of `DelayProbes.delays`. `by_function`, `by_kernel`: the statistics
         of the same time.
         """
         total_ns: dict[int, int] = {}

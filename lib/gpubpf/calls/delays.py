@@ -25,12 +25,12 @@ from gpubpf.process import syscalls
 if TYPE_CHECKING:
     import numpy as np
 
-# The numbers of enum context_reason in gpubpf_context.h.
+# The numbers of enum delay_reason in gpubpf_delays.h.
 PREEMPTED, BLOCKED, BLOCK_IO, PAGE_FAULT, MEMORY, STOPPED, FAULTS, RETRANSMITS = range(8)
 DRIVER = 8  # the GPU driver did something meanwhile; see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
 OUTSIDE, UNKNOWN = -1, -2  # in place of a system call: in none; not known
-BETWEEN = 0x10000  # CONTEXT_BETWEEN: added to the function's number
+BETWEEN = 0x10000  # DELAY_BETWEEN: added to the function's number
 PROCESS = -1  # in place of a function: the process as a whole
 # By number: the word in JSON, and the text, in which {} is the system call or "a page fault".
 REASONS = (

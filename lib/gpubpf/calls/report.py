@@ -1,6 +1,6 @@
 """What hipsnoop and cudasnoop print, from the beginning of a measurement to its end.
 
-report = CallReport(ReportInputs(api, calls, context, kernels, processes), args, out)
+report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes), args, out)
 with processes.follow(calls):
     report.begin()
     for _ in processes.intervals(report.tick, calls.stop):
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
-from gpubpf.calls.attachments import Attachments
+from gpubpf.calls.attached_processes import AttachedProcesses
 from gpubpf.calls.call_output import CallOutput, SlowCalls
 from gpubpf.calls.delay_report import DelayReport
 from gpubpf.calls.driver_log import DriverLog
@@ -31,7 +31,7 @@ from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
-    from gpubpf.calls.context import ContextProbes
+    from gpubpf.calls.delay_probes import DelayProbes
     from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_names import KernelNames
     from gpubpf.calls.kernel_times import KernelTimes
@@ -50,7 +50,7 @@ class ReportInputs:
 
     api: Api
     calls: CallProbes
-    context: ContextProbes
+    delay_probes: DelayProbes
     kernels: KernelNames
     processes: TracedProcesses
     kernel_times: KernelTimes | None = None
@@ -87,7 +87,9 @@ class CallReport:
 
     def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
         self._inputs, self._args, self._out = inputs, args, out
-        self._processes = Attachments(inputs.processes, inputs.calls, inputs.kernels, args, out, self._note)
+        self._processes = AttachedProcesses(
+            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note
+        )
         self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
         self._kernels = KernelSelection(args.kernel or ())
         self._selected = _selected_sums(inputs.calls, args)
@@ -124,7 +126,7 @@ class CallReport:
             return EARLY_TICK
         self._processes.check_calls()
         inputs.kernels.read(inputs.calls.host)
-        inputs.context.tick()
+        inputs.delay_probes.tick()
         if self._driver is not None:
             self._driver.read(self._processes.is_traced)
         if inputs.calls.options.events:
@@ -149,7 +151,7 @@ class CallReport:
         if self._selected is not None:
             events = self._selected.add(events, self._kernels, name_of)
         if self._slow is not None:
-            self._slow.add_spans(self._inputs.context.spans())
+            self._slow.add_spans(self._inputs.delay_probes.spans())
         dispatches = self._read_dispatches(events)
         if not (args.each or args.slow or args.timeline or args.trace):
             return
@@ -179,7 +181,7 @@ class CallReport:
         sums = self._kernels.select(sums, inputs.kernels.name)
         functions = by_function(sums, self._processes.comm, inputs.api)
         self._counted += sum(row.times.count for row in functions)
-        rows, between = inputs.context.delays() if self._delays is not None else (None, None)
+        rows, between = inputs.delay_probes.delays() if self._delays is not None else (None, None)
         if self._timeline is not None:
             self._timeline.show(args, out, self._output.origin_ns)
         if args.each and self._delays is None:
@@ -298,7 +300,7 @@ class CallReport:
             "lost": sum(lost_by.values()),
             "duration_ns": processes.ended_ns - processes.started_ns,
             "lost_by": lost_by,
-            "lost_why": inputs.context.lost,
+            "lost_why": inputs.delay_probes.lost,
             "lost_names": inputs.kernels.lost(calls.host),
             "lost_processes": counts.processes,
             "missed": calls.missed,

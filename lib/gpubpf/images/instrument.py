@@ -305,7 +305,7 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     while used:  # a variable's initial value may name further ones
         if (name := used.pop()) not in variables and name in parsed.variables:
             variables.add(name)
-            used += flow.initializer_names(parsed.variables[name].initializer)
+            used += flow.find_initializer_names(parsed.variables[name].initializer)
     kept = []
     for item in parsed.items:
         if isinstance(item, module.Function):

@@ -52,7 +52,7 @@ struct call_settings {
     u8 everybody;     /* trace every process */
 };
 
-/* What a thread spent its time on, added up by gpubpf_context.h. The first four are times off the CPU. */
+/* What a thread spent its time on, added up by gpubpf_delays.h. The first four are times off the CPU. */
 struct call_spent {
     u64 preempted_ns, blocked_ns, io_ns, fault_ns, reclaim_ns;
     u32 faults, switches;
@@ -68,7 +68,7 @@ struct call_thread { /* members that each call needs are adjacent */
     u64 launched_ns;     /* when its last launch returned; 0: it has not launched */
     u64 launched_off_ns; /* its time off the CPU up to launched_ns */
     struct call_spent spent; /* since its first call */
-    u64 left_ns;             /* the members up to all_retransmits are gpubpf_context.h's: when it left the CPU */
+    u64 left_ns;             /* the members up to all_retransmits are gpubpf_delays.h's: when it left the CPU */
     u32 left_state;
     s32 left_syscall;
     u64 reclaim_ns; /* when it began to reclaim memory */

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK, OTHER_OPERATION, Kind, QueueKind, Reason
+from gpubpf.agent.definitions import (
+    NUMBER_BITS,
+    NUMBER_MASK,
+    OTHER_OPERATION,
+    Kind,
+    QueueKind,
+    Reason,
+    outcome_of,
+)
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
@@ -33,7 +41,10 @@ if TYPE_CHECKING:
     Records: TypeAlias = NDArray[Any]
 
 NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
-LEFT_OUT = (1 + Reason.SAMPLED_OUT, 1 + Reason.FILTERED)  # outcomes because of --sample and --launch
+LEFT_OUT = (
+    outcome_of(Reason.SAMPLED_OUT),
+    outcome_of(Reason.FILTERED),
+)  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti")
 KEPT = 1 << 15  # records that `forget` keeps: the latest, and as many older ones that are still needed
 FULL = 1 << 18  # records at which `forget` is due
@@ -87,7 +98,6 @@ class OperationColumns:
 
     process     place in `processes`
     name        place of the kernel's mangled name in `names`, or -1
-    reason      why a kernel was not instrumented, as in the log
     method      how its times were measured: NO_METHOD, DEVICE, STAMP or CUPTI
     start_error, end_error   ns; UNKNOWN without a time
     exec_error  error of end - start, ns
@@ -117,7 +127,6 @@ class OperationColumns:
     gpu: Integers
     tid: Integers
     stream: NDArray[np.uint64]
-    reason: Integers
     method: Integers
     start_error: Integers
     end_error: Integers
@@ -360,8 +369,8 @@ class _ColumnsBuilder:
             node=np.where(member, field("kernel", "node"), none), queues=queues, edges=self._edges(), unseen=unseen,
             unseen_contexts=self._unseen_contexts(context, contexts),
         )  # fmt: skip
-        reason = np.where(kernel, field("kernel", "reason"), none)
-        times = self._times(ops, reason)
+        outcome = np.where(kernel, field("kernel", "outcome"), none)
+        times = self._times(ops, outcome)
         names, name = self._names(kernel, field("kernel", "slot"))
         # By name, not by what the agent says: kernels that cannot be instrumented match, too.
         asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
@@ -371,11 +380,11 @@ class _ColumnsBuilder:
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
-        wanted = asked & ~np.isin(reason, LEFT_OUT)
+        wanted = asked & ~np.isin(outcome, LEFT_OUT)
         chosen = self._by_chosen_threads(ops, parent, firsts, passed)
         return OperationColumns(
             ops=ops, waits=waits, processes=self.processes, process=self.owner, names=names, name=name,
-            gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at], reason=reason,
+            gpu=self._gpus(at), tid=raw["thread"][at].astype(np.int64), stream=raw["stream"][at],
             bytes=np.where(sized, field("copy", "bytes"), nothing), exec=execs,
             first=firsts, parent=parent,
             event=np.where(handles, raw["event"]["event"][at], np.uint64(0)),
@@ -383,7 +392,7 @@ class _ColumnsBuilder:
             queue_keys=queue_keys,
             stack=raw["stack"][at].astype(np.int64), grid=field("kernel", "grid"),
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted & chosen,
-            by_others=wanted & ~chosen & (reason == operation_log.INSTRUMENTED), **times,
+            by_others=wanted & ~chosen & (outcome == operation_log.INSTRUMENTED), **times,
         )  # fmt: skip
 
     def _joins(self, kind: Integers) -> list[int]:
@@ -514,13 +523,13 @@ class _ColumnsBuilder:
 
     # --- times ---
 
-    def _times(self, ops: Operations, reason: Integers) -> dict[str, Any]:
+    def _times(self, ops: Operations, outcome: Integers) -> dict[str, Any]:
         """Set `start` and `end` of the operations. Returns the other time columns of `OperationColumns`."""
         count = len(ops)
         method, lasted = np.zeros(count, np.int64), np.full(count, NONE)
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
         end = np.full(count, NONE)
-        probed = (ops.kind == Kind.KERNEL) & (reason == operation_log.INSTRUMENTED)
+        probed = (ops.kind == Kind.KERNEL) & (outcome == operation_log.INSTRUMENTED)
         over = dependencies.ended_by(ops)  # as far as the host knows; no starts are known yet
         read, cells = self._read(ops, probed)
         steps = 0

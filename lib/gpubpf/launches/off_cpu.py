@@ -1,4 +1,4 @@
-"""Record when launching threads are off the CPU, and why, and which system calls take long.
+"""Record each time that a launching thread is off the CPU, and why, and each system call that takes long.
 
     b = BPF(text=PROGRAM)
     off_cpu = OffCpu(b, least_ns=5000)
@@ -10,7 +10,7 @@ Host programs at raw tracepoints record the activity of threads that have launch
 recorded from its first launch on. Nothing is recorded if this process may not load eBPF programs; then
 `known` is False.
 
-calls/context.py also measures times off the CPU, and shares with this file what the kernel tells of a switch
+calls/delay_probes.py also measures times off the CPU, and shares with this file what the kernel tells of a switch
 (gpubpf_switch.h, linux/tracepoints.py). The rest differs. This file needs each time and each long system
 call of the threads that launch, to explain one launch afterwards. calls/ adds up times by call and reason in
 the kernel, so that it can measure for days.

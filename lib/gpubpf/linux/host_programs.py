@@ -5,7 +5,7 @@ native code that its agent calls. An array that device and host programs share i
 
     host = Host(program, (HostProbe("on_launch", "launch"),))
     process = host.process()                # for each traced process
-    process.attach(marker)                  # the stub in that process
+    process.attach(stubs)                   # the stubs in that process
     process.array("slots")                  # the contents of the shared array
 """
 
@@ -377,20 +377,20 @@ class HostProcess:
             self.close()
             raise
 
-    def attach(self, marker: int, offset: int = 0) -> None:
-        """Attach the programs for launches and operations to their stubs, at `offset` in the file `marker`, which the process sent.
+    def attach(self, stubs: int, offset: int = 0) -> None:
+        """Attach the programs for launches and operations to their stubs, at `offset` in the file `stubs`, which the process sent.
 
-        The caller keeps ownership of `marker`. If programs run in the agent, this does nothing. Raises SessionError if the kernel
+        The caller keeps ownership of `stubs`. If programs run in the agent, this does nothing. Raises SessionError if the kernel
         refuses, or if the file does not have the stub: the probe would then slow down and trace other programs.
         """
         for companion in self._companions:
-            companion.attach(marker, offset)
+            companion.attach(stubs, offset)
         host = self._host
         wanted = [(a.function, a.event == "operation") for a in host._attachments if a.event in HOST_POINTS]
         if not host._loaded or not wanted:
             return
         places = {operation: offset + OPERATION_STUB * operation for _, operation in wanted}
-        if not all(_is_stub(marker, place) for place in places.values()):
+        if not all(_is_stub(stubs, place) for place in places.values()):
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         files = {**host._files, **self.files}
         with self._lock:
@@ -400,7 +400,7 @@ class HostProcess:
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))
                     self._events.append(
-                        bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{marker}", places[operation])
+                        bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{stubs}", places[operation])
                     )
                 except OSError as error:
                     raise SessionError(
@@ -516,14 +516,14 @@ def _memory(name: str, size: int) -> int:
     return file
 
 
-def _is_stub(marker: int, offset: int) -> bool:
-    """Return whether `marker` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it cannot be a
+def _is_stub(stubs: int, offset: int) -> bool:
+    """Return whether `stubs` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it cannot be a
     file that other programs execute."""
     try:
         return (
-            stat.S_ISREG(os.fstat(marker).st_mode)
-            and fcntl.fcntl(marker, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-            and os.pread(marker, len(HOST_STUB), offset) == HOST_STUB
+            stat.S_ISREG(os.fstat(stubs).st_mode)
+            and fcntl.fcntl(stubs, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+            and os.pread(stubs, len(HOST_STUB), offset) == HOST_STUB
         )
     except OSError:
         return False

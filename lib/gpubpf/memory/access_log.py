@@ -24,7 +24,7 @@ from gpubpf.ebpf.bytecode import WRITES
 from gpubpf.session.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf.show.results import Results
+from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class AccessLog:
             *summary_lines(summary | {"lost": max(0, other)}),
             *(part for line in self.loss_lines(more) for part in table.wrap(line)),
         ]
-        Results(args, out).end(summary | more, lines)
+        ResultWriter(args, out).end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
         """Return the fields about accesses and losses of the summary record."""

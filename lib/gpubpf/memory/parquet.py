@@ -20,7 +20,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.ebpf.bytecode import KINDS, SPACES
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ class Writer:
         try:
             import pyarrow
             import pyarrow.parquet
-        except ImportError:
-            raise Error(
-                "--parquet needs the Python package pyarrow, which is not installed; run pip install pyarrow, or use --json"
-            ) from None
+        except ImportError as error:
+            raise Error(f"--parquet: {missing_package(error)}, or use --json") from None
         self._arrow, self.path, self._rows = pyarrow, path, rows
         types = {**_TYPES, **({"ts_ns": np.int64} if timed else {})}
         self._timed = timed

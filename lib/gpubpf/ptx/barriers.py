@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .flow import names
+from .flow import find_names
 from .module import Operand, PtxInstruction
 
 
@@ -39,7 +39,7 @@ def barrier(instruction: PtxInstruction) -> Barrier | None:
             return Barrier(True, False, operands[0], operands[1] if len(operands) > 1 else None)
         case ["red"] if len(operands) >= 3:  # result, number, threads if there are four operands, predicate
             threads = operands[2] if len(operands) > 3 else None
-            return Barrier(True, True, operands[1], threads, frozenset(names(operands[:1])))
+            return Barrier(True, True, operands[1], threads, frozenset(find_names(operands[:1])))
         case ["cluster"]:
             return Barrier("arrive" in modifiers, "wait" in modifiers)
     return None

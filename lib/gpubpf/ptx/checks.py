@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .flow import SYSTEM_FUNCTIONS, CallGraph, initializer_names
+from .flow import SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, LaunchBlock, Refusal, align, parameter_layout
 
@@ -40,7 +40,7 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
         _check_name(variable)
         if declared.type in _OPAQUE or declared.space == "tex":
             raise Refusal(f"texture or surface reference {variable}")
-        if any(n in module.functions for n in initializer_names(declared.initializer)):
+        if any(n in module.functions for n in find_initializer_names(declared.initializer)):
             raise Refusal(f"variable {variable} holds code addresses")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from gpubpf.errors import PtxError
 
-from .flow import SYSTEM_FUNCTIONS, Flow, callee, initializer_names, names
+from .flow import SYSTEM_FUNCTIONS, Flow, callee, find_initializer_names, find_names
 from .module import Address, Function, Module, Operand, Variable
 
 # Passes over a function that follow an address through its registers. After that many, the address is assumed to escape.
@@ -30,7 +30,7 @@ def is_constant(module: Module, variable: Variable) -> bool:
     if literal:
         return True
     private = name.startswith(("_ZZ", "__cudart_", "__internal_"))
-    if any(name in initializer_names(v.initializer) for v in module.variables.values()):
+    if any(name in find_initializer_names(v.initializer) for v in module.variables.values()):
         return False
     uses = set()
     for function in module.functions.values():
@@ -51,7 +51,7 @@ def _uses(function: Function, variable: str) -> set[str]:
 
     def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
         """Return names; for parameters of calls, which each call declares itself, the index of their declaration."""
-        return {flow.declaration(index, n) or n for n in names(operands)}
+        return {flow.declaration(index, n) or n for n in find_names(operands)}
 
     tainted: set[str | int] = {variable}
     uses: set[str] = set()

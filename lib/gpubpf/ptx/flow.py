@@ -350,7 +350,7 @@ def callee(call: PtxInstruction) -> str | None:
     return None
 
 
-def names(operands: Iterable[Operand]) -> Iterator[str]:
+def find_names(operands: Iterable[Operand]) -> Iterator[str]:
     """Yield every name in operands, including the bases of addresses."""
     for operand in operands:
         match operand:
@@ -361,25 +361,25 @@ def names(operands: Iterable[Operand]) -> Iterator[str]:
             case Address():
                 if operand.base is not None:
                     yield operand.base
-                yield from names(operand.coordinates)
+                yield from find_names(operand.coordinates)
             case Vector() | Group():
-                yield from names(operand.items)
+                yield from find_names(operand.items)
             case Pair():
-                yield from names((operand.first, operand.second))
+                yield from find_names((operand.first, operand.second))
 
 
-def initializer_names(value: Initializer | None) -> Iterator[str]:
+def find_initializer_names(value: Initializer | None) -> Iterator[str]:
     """Yield the variables and functions whose addresses an initialiser contains."""
     match value:
         case tuple():
             for item in value:
-                yield from initializer_names(item)
+                yield from find_initializer_names(item)
         case Name():
             yield value.name
         case Generic():
             yield value.operand.name
         case Masked():
-            yield from initializer_names(value.operand)
+            yield from find_initializer_names(value.operand)
         case _:
             pass
 
@@ -414,7 +414,7 @@ def references(function: Function, module: Module) -> References:
                 indirect = True
             else:
                 calls.add(target)
-        for name in names(statement.operands):
+        for name in find_names(statement.operands):
             if name in local or name == target:
                 continue
             if name in module.variables:
@@ -519,9 +519,9 @@ def _looks(function: Function, index: int) -> bool:
         return bool(modifiers & _STRONG)
     if opcode != "atom":
         return False
-    results = set(names(instruction.operands[:1]))
+    results = set(find_names(instruction.operands[:1]))
     used = sum(
-        not results.isdisjoint(names(s.operands)) or (s.predicate in results)
+        not results.isdisjoint(find_names(s.operands)) or (s.predicate in results)
         for s in function.body or ()
         if isinstance(s, PtxInstruction)
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from .body import Body
 from .constants import is_constant
 from .emit import array
-from .flow import initializer_names, may_wait
+from .flow import find_initializer_names, may_wait
 from .module import Directive, Function, Item, Module, Variable, render
 from .plan import InjectionPlan
 from .probe import function_of
@@ -158,7 +158,7 @@ class SidecarModule:
                 and is_constant(module, variable)
                 and all(
                     self._is_copyable(n, known, depth + 1)
-                    for n in set(initializer_names(variable.initializer))
+                    for n in set(find_initializer_names(variable.initializer))
                 )
             )
         return known[name]
@@ -171,7 +171,7 @@ class SidecarModule:
             name = todo.pop()
             if name not in seen:
                 seen.add(name)
-                todo.extend(initializer_names(self.plan.module.variables[name].initializer))
+                todo.extend(find_initializer_names(self.plan.module.variables[name].initializer))
         return seen
 
 

@@ -100,7 +100,7 @@ class KernelShapes:
                 del brackets[1:-1:2]
             self.ticks[log.pid, gpu] = max(self.ticks.get((log.pid, gpu), 0), bracket.tick)
         kernels = records[
-            (kinds == operation_log.KERNEL) & (records["kernel"]["reason"] == operation_log.INSTRUMENTED)
+            (kinds == operation_log.KERNEL) & (records["kernel"]["outcome"] == operation_log.INSTRUMENTED)
         ]
         kernels = kernels[(kernels["flags"] & operation_log.CAPTURED) == 0]
         self._take_launches(log, kernels[_sensible(kernels["kernel"])])
@@ -131,7 +131,7 @@ class KernelShapes:
         kept = self._unnamed.pop(log.process, None)
         records = log.records if kept is None else np.concatenate([kept, log.records])
         launch, clock = (records["kind"] == kind for kind in (operation_log.KERNEL, operation_log.CLOCK))
-        launch &= records["kernel"]["reason"] == operation_log.INSTRUMENTED
+        launch &= records["kernel"]["outcome"] == operation_log.INSTRUMENTED
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
         if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:

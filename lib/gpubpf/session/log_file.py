@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 
-from gpubpf.agent.definitions import LOG_HEADER, LOG_LIMIT, LOG_VERSION, RECORD_SIZE
+from gpubpf.agent.definitions import LOG_HEADER, LOG_LIMIT, RECORD_SIZE
 from gpubpf.errors import SessionError
 
 HEADER = LOG_HEADER.size
@@ -43,8 +43,8 @@ def _map(file: int) -> tuple[mmap.mmap, int, bool]:
         raise wrong from None
     if not seals & fcntl.F_SEAL_SHRINK or len(header) < HEADER:
         raise wrong
-    version, capacity, clock = (LOG_HEADER.value(header, name) for name in ("version", "capacity", "clock"))
-    if version != LOG_VERSION or not 0 < capacity <= LOG_LIMIT or capacity & (capacity - 1) or clock > 1:
+    capacity, clock = (LOG_HEADER.value(header, name) for name in ("capacity", "clock"))
+    if not 0 < capacity <= LOG_LIMIT or capacity & (capacity - 1) or clock > 1:
         raise wrong
     if size < HEADER + capacity * RECORD:
         raise wrong

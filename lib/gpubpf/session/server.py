@@ -283,8 +283,8 @@ class Server:
             process.refused[slot] = reason
         elif kind == Message.SNAPSHOT and file is not None:
             process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
-        elif kind == Message.MARKER and process.control is not None and not process.sent_marker:
-            process.sent_marker = True
+        elif kind == Message.STUBS and process.control is not None and not process.sent_stubs:
+            process.sent_stubs = True
             self._background.welcome(process, file)
         elif kind == Message.CONTEXT:
             number, gpu = protocol.context(payload)

@@ -475,7 +475,7 @@ class Session:
         if silent := [
             p
             for p in self._measurement.all_processes()
-            if p.sent_marker and p.disconnected and not p.reported_hooks
+            if p.sent_stubs and p.disconnected and not p.reported_hooks
         ]:
             for process in silent:
                 self._measurement.record_missed(process.pid, process.comm, joining.UNREACHED)

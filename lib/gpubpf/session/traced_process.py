@@ -118,7 +118,7 @@ class TracedProcess:
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block
-    sent_marker: bool = False  # MARKER has arrived
+    sent_stubs: bool = False  # STUBS has arrived
     reported_hooks: bool = False  # HOOKED has arrived
     hooked: bool = False  # and the hooks are live
     disconnected: bool = False

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -152,9 +152,9 @@ class BackgroundWork:
         capabilities: the compute capabilities of its GPUs."""
         self._ahead_threads.submit(self._make_ahead, process, capabilities)
 
-    def welcome(self, process: TracedProcess, marker: int | None) -> None:
-        """Attach host programs and send WELCOME. Takes ownership of `marker`, the file that host programs are attached to."""
-        self._attach_threads.submit(_welcome, self._measurement, process, marker)
+    def welcome(self, process: TracedProcess, stubs: int | None) -> None:
+        """Attach host programs and send WELCOME. Takes ownership of `stubs`, the file that host programs are attached to."""
+        self._attach_threads.submit(_welcome, self._measurement, process, stubs)
 
     def patch(self, process: TracedProcess, file: int) -> None:
         """Write the hooks into a running process, and tell its agent. Takes ownership of `file`, the list of patches."""
@@ -302,6 +302,8 @@ class BackgroundWork:
             answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
+        except ModuleNotFoundError as error:
+            self._measurement.note_once(f"modules are not instrumented: {missing_package(error)}")
         except Exception as error:  # a bug, or out of memory
             what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
             self._measurement.note(f"{process.label}: {what}")
@@ -373,7 +375,7 @@ def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
     return bytes(data)
 
 
-def _welcome(measurement: Measurement, process: TracedProcess, marker: int | None) -> None:
+def _welcome(measurement: Measurement, process: TracedProcess, stubs: int | None) -> None:
     """See `BackgroundWork.welcome`."""
     config = measurement.agent_config
     try:
@@ -382,8 +384,8 @@ def _welcome(measurement: Measurement, process: TracedProcess, marker: int | Non
             for name, file in host.files.items():
                 number = measurement.numbers[name]
                 process.send(protocol.shared(number, config.maps[number].fixed), file)
-            if marker is not None and measurement.host.in_kernel:
-                host.attach(marker)
+            if stubs is not None and measurement.host.in_kernel:
+                host.attach(stubs)
             with measurement.lock:
                 process.host = host
             if process.disconnected:
@@ -392,6 +394,6 @@ def _welcome(measurement: Measurement, process: TracedProcess, marker: int | Non
         measurement.note(f"{process.label}: host programs do not run at its launches: {error}")
         config = dataclasses.replace(config, host=())
     finally:
-        if marker is not None:
-            os.close(marker)
+        if stubs is not None:
+            os.close(stubs)
         process.send(protocol.welcome(config, process.number))

@@ -15,7 +15,7 @@ from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modu
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 from gpubpf.show.command_line import Parser, parse, parse_own, parser, split_command
 from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import parse_file, parse_picture, positive
@@ -37,7 +37,7 @@ from gpubpf.show.options import (
     records_accesses,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
-from gpubpf.show.results import SHAPE_COLUMNS, Results
+from gpubpf.show.result_writer import SHAPE_COLUMNS, ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
 
@@ -45,7 +45,7 @@ __all__ = [
     "SHAPE_COLUMNS",
     "Output",
     "Parser",
-    "Results",
+    "ResultWriter",
     "add_accesses",
     "add_call_views",
     "add_calls",
@@ -95,10 +95,7 @@ def errors(tool: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        complain(
-            tool,
-            f"Python module {error.name} is missing; run script/setup, which installs {tool} with its dependencies",
-        )
+        complain(tool, missing_package(error))
         raise SystemExit(1) from None
     except MemoryError:
         complain(tool, "out of memory; measure less with --kernel, --block or --thread")

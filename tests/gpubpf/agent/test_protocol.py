@@ -140,7 +140,7 @@ def test_files_go_with_their_frames_and_too_many_are_refused() -> None:
     stream = (
         protocol.frame(Message.HELLO, b"")
         + protocol.frame(Message.NAME, b"")
-        + protocol.frame(Message.MARKER, struct.pack("<I", 0))  # without one
+        + protocol.frame(Message.STUBS, struct.pack("<I", 0))  # without one
         + protocol.frame(Message.RING, RING.replace(b"\x01\0\0\0\x10", b"\x02\0\0\0\x10"))  # in GPU memory
         + protocol.frame(Message.IMAGE, b"")
     )
@@ -166,12 +166,8 @@ def text(what: str) -> bytes:
 
 
 def test_a_module_from_before() -> None:
-    told = (
-        text("add")
-        + struct.pack("<7I", 1, 3, 0, 8, 8, 8, 16)
-        + struct.pack("<I7i", 4, 32, 0, 16, 0, 1024, 75, 90)
-    )
-    untold = text("scale") + struct.pack("<2I7i", 0, 0, *[-1] * 7)
+    told = text("add") + struct.pack("<7I", 1, 3, 0, 8, 8, 8, 16) + struct.pack("<I4i", 4, 32, 0, 1024, 75)
+    untold = text("scale") + struct.pack("<2I4i", 0, 0, *[-1] * 4)
     message = (
         struct.pack("<5I", 7, 90, 1, 1, 2)
         + text("add")
@@ -187,7 +183,7 @@ def test_a_module_from_before() -> None:
         True,
         ("add", "scale"),
         (
-            protocol.FoundKernel("add", ((0, 8), (8, 8), (16, 4)), 32, 0, 16, 0, 1024, 75, 90),
+            protocol.FoundKernel("add", ((0, 8), (8, 8), (16, 4)), 32, 0, 1024, 75),
             protocol.FoundKernel("scale", None),
         ),
     )

@@ -52,12 +52,12 @@ def summary(**changed: Any) -> dict[str, Any]:
                 "calls": 9,
                 "lost": 2,
                 "lost_by": {"records": 0, "sums": 0, "calls": 0, "missed": 2},
-                "missed": {"call_entry.call_return": 2, "context_switch": 1},
+                "missed": {"call_entry.call_return": 2, "delay_switch": 1},
             },
             [
                 "counted 9 calls of 0 processes",
                 "lost: runs that the kernel skipped, because the CPU was already in an eBPF",
-                "  program: 2 runs of call_entry.call_return, 1 run of context_switch",
+                "  program: 2 runs of call_entry.call_return, 1 run of delay_switch",
             ],
         ),
         (

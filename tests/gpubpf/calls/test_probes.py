@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpubpf_calls
-from gpubpf.calls import arrays, context, delays, kernel_names, rocprofiler
+from gpubpf.calls import arrays, delay_probes, delays, kernel_names, rocprofiler
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.calls.rocprofiler import dispatches
@@ -97,8 +97,8 @@ def test_constants_are_those_of_the_headers() -> None:
     expected = {
         "CALL_GAP": arrays.GAP, "CALL_NOWHERE": arrays.NOWHERE, "CALL_MEMORY": arrays.MEMORY, "CALL_WORDS": arrays.WORDS,
         "CALL_STEPS": arrays.STEPS, "CALL_SHIFT": arrays.SHIFT, "CALL_BUCKETS": arrays.BUCKETS,
-        "CONTEXT_OUTSIDE": delays.OUTSIDE, "CONTEXT_UNKNOWN": delays.UNKNOWN, "CONTEXT_BETWEEN": delays.BETWEEN,
-        "CONTEXT_NOBODY": context._NOBODY, "KERNEL_TEXT": kernel_names._STRIDE + 1, "KERNEL_PARTS": kernel_names._PARTS,
+        "DELAY_OUTSIDE": delays.OUTSIDE, "DELAY_UNKNOWN": delays.UNKNOWN, "DELAY_BETWEEN": delays.BETWEEN,
+        "DELAY_NOBODY": delay_probes._NOBODY, "KERNEL_TEXT": kernel_names._STRIDE + 1, "KERNEL_PARTS": kernel_names._PARTS,
         "RING_SLOTS": dispatches.SLOTS, "RING_HEADER": dispatches.HEADER, "RING_GPUS": dispatches.GPUS,
         "RING_NAMES": dispatches.NAMES,
         "RING_MAGIC": dispatches.MAGIC,
@@ -125,7 +125,7 @@ def test_enumerators_are_those_of_the_headers() -> None:
     found = {name: value for path in paths for name, value in enumerators(path.read_text()).items()}
     reasons = ("PREEMPTED", "BLOCKED", "BLOCK_IO", "PAGE_FAULT", "MEMORY", "STOPPED", "FAULTS", "RETRANSMITS")
     patterns = ("UNIT", "SHIFTED", "BROADCAST", "STRIDED", "GATHER", "SINGLE", "PART")
-    expected = {f"CONTEXT_{name}": getattr(delays, name) for name in reasons}
+    expected = {f"DELAY_{name}": getattr(delays, name) for name in reasons}
     expected |= {f"GPU_{name}": getattr(traffic, name) for name in patterns}
     expected |= {
         f"AGENT_{name}": getattr(dispatches, name)

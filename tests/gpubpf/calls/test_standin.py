@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -39,6 +41,19 @@ def test_calls_take_the_times_they_are_told(made: Path) -> None:
     start = time.monotonic()
     run([str(made), "-n", "3", "hipMalloc"], {"STANDIN": plan})
     assert time.monotonic() - start >= 0.09
+
+
+def test_the_example_is_built_and_takes_the_times_of_the_documentation(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    shutil.copytree(root / "examples" / "hip", tmp_path / "hip")
+    sources = root / "tests" / "gpubpf" / "calls" / "hip"
+    subprocess.run(["make", "-s", "-C", tmp_path / "hip", f"SOURCES={sources}"], check=True)
+    (plan,) = re.findall(r"export STANDIN='([^']*)'", (root / "README.md").read_text())
+    calls = ["hipMalloc", "hipMemcpy", "hipLaunchKernel", "launch", "launch", "hipDeviceSynchronize"]
+    start = time.monotonic()
+    told = run([str(tmp_path / "hip" / "app"), "-n", "5", *calls], {"STANDIN": plan})
+    assert time.monotonic() - start >= 5 * 3 * 600e-6
+    assert told["launch"] == Counted(10, 0) and told["hipDeviceSynchronize"] == Counted(5, 0)
 
 
 @needs_hip

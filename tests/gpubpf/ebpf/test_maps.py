@@ -14,13 +14,13 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
 from gpubpf_asm import (
+    END,
     OUT,
     Native,
     alu,
     atomic,
     call,
     jump,
-    leave,
     load,
     load_map,
     lookup,
@@ -31,8 +31,6 @@ from gpubpf_asm import (
     storei,
 )
 from gpubpf_ring import Ring
-
-END = [movi(0, 0), leave()]
 
 
 def memory_of(definition, threads=0):

@@ -64,9 +64,9 @@ class Log:
         """Drop the records: they have been read."""
         self.records = []
 
-    def kernel(self, call: int, ret: int, slot: int = 0, reason: int = 0, **fields: Any) -> int:
+    def kernel(self, call: int, ret: int, slot: int = 0, outcome: int = 0, **fields: Any) -> int:
         shape = {"grid": (4, 1, 1), "block": (32, 1, 1)}
-        parts = {"kernel": {"slot": slot, "reason": reason, **shape} | fields.pop("kernel", {})}
+        parts = {"kernel": {"slot": slot, "outcome": outcome, **shape} | fields.pop("kernel", {})}
         return self.put(operation_log.KERNEL, parts, call_ns=call, return_ns=ret, **fields)
 
     def array(self) -> Any:
@@ -183,7 +183,7 @@ def test_the_gpus_clock_is_brought_onto_the_hosts() -> None:
     span = {"start": 1_060_000 + offset, "end": 1_080_000 + offset, "error_ns": 500}
     copy = log.put(operation_log.H2D, {"copy": {"bytes": 4096}}, call_ns=1_010_000, return_ns=1_011_000)
     log.put(operation_log.SPAN, {"span": {"of": copy} | span})
-    refused = log.kernel(1_012_000, 1_013_000, reason=6)
+    refused = log.kernel(1_012_000, 1_013_000, outcome=6)
     log.put(
         operation_log.SPAN, {"span": {"of": refused, "start": 1_080_100 + offset, "end": 1_090_000 + offset}}
     )

@@ -21,12 +21,12 @@ from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
 from gpubpf.linux import tracepoints
 from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
-from gpubpf_host import ROOTLESS, needs_bpf, stub
+from gpubpf_host import ROOTLESS, needs_bpf, open_stub
 
 
 @pytest.fixture
-def marker() -> Iterator[tuple[int, Callable[..., None]]]:
-    with stub() as made:
+def stub() -> Iterator[tuple[int, Callable[..., None]]]:
+    with open_stub() as made:
         yield made
 
 
@@ -138,25 +138,25 @@ def _until_it_reads(thread: threading.Thread) -> None:
 
 @needs_bpf
 @pytest.mark.usefixtures("point")
-def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None]]) -> None:
+def test_threads_that_sleep_after_a_launch(stub: tuple[int, Callable[..., None]]) -> None:
     tool = BPF(text=off_cpu.PROGRAM)  # any, with nothing attached
     meanwhile = OffCpu(tool, least_ns=1000)
     said: list[str] = []
     host = tool.host(None, said.append)
     assert host is not None and meanwhile.known and not said
     process = host.process()
-    process.attach(marker[0])
+    process.attach(stub[0])
     reader, writer = os.pipe()
     times: dict[str, tuple[int, int, int]] = {}
 
     def sleeper() -> None:
-        marker[1](1, 0, 0, 0, 1, 0)
+        stub[1](1, 0, 0, 0, 1, 0)
         begun = time.monotonic_ns()
         time.sleep(0.03)
         times["sleeper"] = threading.get_native_id(), begun, time.monotonic_ns()
 
     def waiter() -> None:
-        marker[1](2, 0, 0, 0, 1, 0)
+        stub[1](2, 0, 0, 0, 1, 0)
         begun = time.monotonic_ns()
         os.read(reader, 1)
         times["waiter"] = threading.get_native_id(), begun, time.monotonic_ns()
@@ -174,7 +174,7 @@ def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None
     os.write(writer, b"x")
     for thread in threads:
         thread.join()
-    still = threading.Thread(target=lambda: (marker[1](3, 0, 0, 0, 1, 0), os.read(reader, 1)), daemon=True)
+    still = threading.Thread(target=lambda: (stub[1](3, 0, 0, 0, 1, 0), os.read(reader, 1)), daemon=True)
     still.start()
     _until_it_reads(still)
     time.sleep(0.02)
@@ -202,19 +202,19 @@ def test_threads_that_sleep_after_a_launch(marker: tuple[int, Callable[..., None
 
 @needs_bpf
 @pytest.mark.usefixtures("point")
-def test_of_two_threads_that_share_a_cpu_each_is_preempted(marker: tuple[int, Callable[..., None]]) -> None:
+def test_of_two_threads_that_share_a_cpu_each_is_preempted(stub: tuple[int, Callable[..., None]]) -> None:
     cpu = min(os.sched_getaffinity(0))
     tool = BPF(text=off_cpu.PROGRAM)
     meanwhile = OffCpu(tool, least_ns=1000)
     host = tool.host(None, print)
     assert host is not None
     process = host.process()
-    process.attach(marker[0])
+    process.attach(stub[0])
     both = multiprocessing.get_context("fork").Barrier(2)
 
     def compute() -> None:
         os.sched_setaffinity(0, [cpu])
-        marker[1](1, 0, 0, 0, 1, 0)
+        stub[1](1, 0, 0, 0, 1, 0)
         both.wait()
         until = time.thread_time() + 0.1
         while time.thread_time() < until:
@@ -234,14 +234,14 @@ def test_of_two_threads_that_share_a_cpu_each_is_preempted(marker: tuple[int, Ca
 
 
 @needs_bpf
-def test_of_a_thread_that_has_ended_nothing_is_told(marker: tuple[int, Callable[..., None]]) -> None:
+def test_of_a_thread_that_has_ended_nothing_is_told(stub: tuple[int, Callable[..., None]]) -> None:
     tool = BPF(text=off_cpu.PROGRAM)
     meanwhile = OffCpu(tool)
     host = tool.host(None, print)
     assert host is not None
     process = host.process()
-    process.attach(marker[0])
-    thread = threading.Thread(target=marker[1], args=(1, 0, 0, 0, 1, 0))
+    process.attach(stub[0])
+    thread = threading.Thread(target=stub[1], args=(1, 0, 0, 0, 1, 0))
     thread.start()
     thread.join()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):

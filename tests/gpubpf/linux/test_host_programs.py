@@ -29,7 +29,7 @@ from gpubpf.linux import host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.process import bpf_syscall
 from gpubpf.show import cli, option_values
-from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, stub
+from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, open_stub
 
 TEXT = r"""
 #include <gpubpf.h>
@@ -84,8 +84,8 @@ SETTINGS = np.array(
 
 
 @pytest.fixture
-def marker() -> Iterator[tuple[int, Callable[..., None]]]:
-    with stub() as made:
+def stub() -> Iterator[tuple[int, Callable[..., None]]]:
+    with open_stub() as made:
         yield made
 
 
@@ -94,22 +94,22 @@ def launches() -> list[tuple[int, ...]]:
 
 
 @needs_bpf
-def test_kernel_and_native_code_leave_the_same(marker: tuple[int, Callable[..., None]]) -> None:
+def test_kernel_and_native_code_leave_the_same(stub: tuple[int, Callable[..., None]]) -> None:
     program = gpubpf_bcc.compiled(TEXT)
     definition = program.maps["slots"]
     where = (HostProbe("on_launch", "launch"),)
     with Host(program, where, params={"settings": SETTINGS}) as running:
         assert running.in_kernel and not running.natives
         process = running.process()
-        process.attach(marker[0])
+        process.attach(stub[0])
         for fields in launches():
-            marker[1](*fields)
+            stub[1](*fields)
         (runs,) = running.runs()
         assert (runs.function, runs.runs, runs.missed) == ("on_launch", 23, 0)
         assert 0 < runs.mean_ns < 1e6
         kernels = process.array("slots")
         process.detach()
-        marker[1](*launches()[0])
+        stub[1](*launches()[0])
         assert running.runs() == [runs]  # what was counted stays, and nothing is added
         assert (process.array("slots") == kernels).all()
 
@@ -156,9 +156,9 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
         process = running.process()
         ordinary = tmp_path / "library.so"
         ordinary.write_bytes(HOST_STUB.ljust(4096, b"\0"))
-        unsealed = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+        unsealed = os.memfd_create("stubs", os.MFD_ALLOW_SEALING)
         os.write(unsealed, HOST_STUB)
-        other = os.memfd_create("marker", os.MFD_ALLOW_SEALING)
+        other = os.memfd_create("stubs", os.MFD_ALLOW_SEALING)
         os.write(other, b"\x55" + HOST_STUB)
         fcntl.fcntl(other, fcntl.F_ADD_SEALS, host_programs._SEALS)
         files = [os.open(ordinary, os.O_RDONLY), unsealed, other, os.open("/dev/null", os.O_RDONLY)]
@@ -171,14 +171,14 @@ def test_refuses_to_watch_a_file_that_is_no_stub(tmp_path: Path) -> None:
 
 
 @needs_bpf
-def test_starts_quickly(marker: tuple[int, Callable[..., None]]) -> None:
+def test_starts_quickly(stub: tuple[int, Callable[..., None]]) -> None:
     import time
 
     program = gpubpf_bcc.compiled(TEXT)
     begun = time.perf_counter()
     running = Host(program, (HostProbe("on_launch", "launch"),))
     process = running.process()
-    process.attach(marker[0])
+    process.attach(stub[0])
     taken = time.perf_counter() - begun
     running.close()
     assert taken < 0.5  # some 20 ms on a quiet machine
@@ -282,7 +282,7 @@ def test_the_kernels_verdict_names_the_line() -> None:
 
 
 @needs_bpf
-def test_a_context_kept_over_calls_and_branches(marker: tuple[int, Callable[..., None]]) -> None:
+def test_a_context_kept_over_calls_and_branches(stub: tuple[int, Callable[..., None]]) -> None:
     body = """
     u64 sum = 0;
     int i, key = ctx->gpu & 3;
@@ -299,9 +299,9 @@ def test_a_context_kept_over_calls_and_branches(marker: tuple[int, Callable[...,
     program = gpubpf_bcc.compiled(text(body, "GPU_SHARED_ARRAY(a, u64, 4);"))
     with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
-        process.attach(marker[0])
+        process.attach(stub[0])
         for gpu in range(4):
-            marker[1](1, 1000, gpu, 50, 64 | 1 << 40, gpu)
+            stub[1](1, 1000, gpu, 50, 64 | 1 << 40, gpu)
         assert process.array("a").tolist() == [1120, 170, 1120, 170]
     memory = (ctypes.c_uint64 * 4)()
     agent = Agent(native_of(program), {"a": ctypes.addressof(memory)}, {})
@@ -403,7 +403,7 @@ def cgroup() -> Iterator[Path]:
 
 
 @needs_bpf
-def test_host_filters(marker: tuple[int, Callable[..., None]], cgroup: Path) -> None:
+def test_host_filters(stub: tuple[int, Callable[..., None]], cgroup: Path) -> None:
     program = gpubpf_bcc.compiled(FILTERED)
     comm = Path("/proc/self/comm").read_text().strip()
     own, outer = option_values.parse_cgroup(str(cgroup)), option_values.parse_cgroup("/" + cgroup.parent.name)
@@ -427,8 +427,8 @@ def test_host_filters(marker: tuple[int, Callable[..., None]], cgroup: Path) -> 
         params = {"filter": host_filter_bytes(*choice)}
         with Host(program, (HostProbe("on_launch", "launch"),), params=params) as running:
             process = running.process()
-            process.attach(marker[0])
-            marker[1](1, 2, 3, 4, 5, 6)
+            process.attach(stub[0])
+            stub[1](1, 2, 3, 4, 5, 6)
             assert process.array("hits").tolist() == [expected], choice
         memory = ctypes.c_uint64()
         agent = Agent(native, {"hits": ctypes.addressof(memory)}, params)
@@ -482,24 +482,24 @@ int on_launch(struct gpu_launch *ctx) {
 
 
 @needs_bpf
-def test_what_only_the_kernel_has(marker: tuple[int, Callable[..., None]]) -> None:
+def test_what_only_the_kernel_has(stub: tuple[int, Callable[..., None]]) -> None:
     program = gpubpf_bcc.compiled(STACKS)
     with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
-        process.attach(marker[0])
+        process.attach(stub[0])
         for gpu in range(2):
-            marker[1](77 + gpu, 5, 0, 0, 0, gpu)
+            stub[1](77 + gpu, 5, 0, 0, 0, gpu)
         found = {int(row["key"]): row["value"] for row in running.items("launches")}
         assert set(found) == {77, 78} and found[77]["kernel"] == 5
         assert found[77]["task"] == found[78]["task"] > 1 << 63  # this task, in the kernel's memory
         addresses = running.stack("stacks", int(found[77]["stack"]))
         assert len(addresses) >= 2
-        assert addresses[0] == ctypes.cast(marker[1], ctypes.c_void_p).value  # the stub itself
+        assert addresses[0] == ctypes.cast(stub[1], ctypes.c_void_p).value  # the stub itself
         assert running.stack("stacks", int(found[78]["stack"])) == ()
 
 
 @needs_bpf
-def test_a_program_that_needs_the_whole_stack(marker: tuple[int, Callable[..., None]]) -> None:
+def test_a_program_that_needs_the_whole_stack(stub: tuple[int, Callable[..., None]]) -> None:
     """Since Linux 6.13 it may have it. Before, the copy of its context and its stack share 512 bytes."""
     body = """int key = 0; u64 *o = out.lookup(&key); if (!o) return 0;
     u64 a[60] = {}; bpf_get_current_comm(a, 64); *o = ctx->gpu + a[59];"""
@@ -507,8 +507,8 @@ def test_a_program_that_needs_the_whole_stack(marker: tuple[int, Callable[..., N
     try:
         with Host(program, (HostProbe("on_launch", "launch"),)) as running:
             process = running.process()
-            process.attach(marker[0])
-            marker[1](1, 2, 3, 4, 5, 6)
+            process.attach(stub[0])
+            stub[1](1, 2, 3, 4, 5, 6)
             assert process.array("out").tolist() == [6]
     except VerifyError as error:
         assert "combined stack size" in str(error)
@@ -540,7 +540,7 @@ int on_launch(struct gpu_launch *ctx) {
 @pytest.mark.parametrize("loop", ["unroll", "nounroll"])
 @pytest.mark.parametrize("pointer", ["volatile u64 *p", "u64 *volatile p"])
 def test_an_array_of_the_program_does_not_overwrite_the_copy_of_its_context(
-    marker: tuple[int, Callable[..., None]], pointer: str, loop: str, call: str
+    stub: tuple[int, Callable[..., None]], pointer: str, loop: str, call: str
 ) -> None:
     """Clang computes addresses in the array by several adds, or in a loop."""
     source = FILLS_ITS_STACK.replace("POINTER", pointer).replace("LOOP", f"#pragma {loop}")
@@ -548,8 +548,8 @@ def test_an_array_of_the_program_does_not_overwrite_the_copy_of_its_context(
     expected = (7 + (5 << 8)) * (3 if call else 1)
     with Host(program, (HostProbe("on_launch", "launch"),)) as running:
         process = running.process()
-        process.attach(marker[0])
-        marker[1](1, 5, 2, 3, 4, 7)
+        process.attach(stub[0])
+        stub[1](1, 5, 2, 3, 4, 7)
         assert process.array("out").tolist() == [expected]
     memory = ctypes.c_uint64()
     Agent(native_of(program), {"out": ctypes.addressof(memory)}, {})(1, 5, 2, 3, 4, 7)
@@ -607,7 +607,7 @@ def random_program(rng: random.Random, out: str) -> list[b.Instruction]:
 
 @needs_bpf
 def test_random_programs_do_the_same_in_the_kernel_and_natively(
-    marker: tuple[int, Callable[..., None]],
+    stub: tuple[int, Callable[..., None]],
 ) -> None:
     rng = random.Random(11)
     names = [f"p{n}" for n in range(12)]
@@ -621,7 +621,7 @@ def test_random_programs_do_the_same_in_the_kernel_and_natively(
     program = Program("", functions, outs)
     with Host(program, [HostProbe(name, "launch") for name in names]) as running:
         process = running.process()
-        process.attach(marker[0])
+        process.attach(stub[0])
         memory = {name: (ctypes.c_uint64 * 8)() for name in names}
         agents = [
             Agent(native_of(program, name), {f"out_{name}": ctypes.addressof(memory[name])}, {})
@@ -629,7 +629,7 @@ def test_random_programs_do_the_same_in_the_kernel_and_natively(
         ]
         for _ in range(8):
             fields = [rng.choice(EDGES) if rng.random() < 0.5 else rng.getrandbits(64) for _ in range(6)]
-            marker[1](*fields)
+            stub[1](*fields)
             for name, agent in zip(names, agents, strict=True):
                 agent(*fields)
                 assert process.array(f"out_{name}")[0].tobytes() == bytes(memory[name]), (name, fields)

@@ -361,7 +361,7 @@ def test_where_parquet_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
             found.take(session(ring(some(5, np.arange(1 << 12) % 384))), [log(5)])
     with (
         monkeypatch.context() as patch,
-        pytest.raises(Error, match=r"--parquet needs .*pip install pyarrow"),
+        pytest.raises(Error, match=r"--parquet: .*pip install pyarrow, or use --json"),
     ):
         patch.setitem(__import__("sys").modules, "pyarrow", None)
         parquet.check(str(tmp_path / "a.parquet"))

@@ -190,7 +190,7 @@ def test_every_thread_leaves_one_record(app: Path, place: str) -> None:
     assert sorted(one["thread"].tolist()) == list(range(120))
     kernels = run.log[run.log["kind"] == operation_log.KERNEL]
     assert set(kernels["id"].tolist()) == set(launches)
-    assert set(kernels["kernel"]["reason"].tolist()) == {operation_log.INSTRUMENTED}
+    assert set(kernels["kernel"]["outcome"].tolist()) == {operation_log.INSTRUMENTED}
     # A shard's counts: everything that was reserved came.
     (counts,) = run.session.ring_counts("events")
     assert sum(s.reserved for s in counts.shards) == 12000

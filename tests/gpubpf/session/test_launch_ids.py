@@ -118,7 +118,7 @@ def look():
         lost += log.lost
         logged.setdefault(log.pid, []).extend(
             zip(r["id"].tolist(), r["kernel"]["grid"][:, 0].tolist(), r["kernel"]["block"][:, 0].tolist(),
-                r["kernel"]["reason"].tolist(), r["kernel"]["exec"].tolist(), r["kernel"]["replay"].tolist(),
+                r["kernel"]["outcome"].tolist(), r["kernel"]["exec"].tolist(), r["kernel"]["replay"].tolist(),
                 r["kernel"]["node"].tolist()))
 with b.trace(args, Follow(log_records=1 << 14, graphs=True)) as session:
     for _ in session.intervals(args.interval, args.count):

@@ -27,7 +27,7 @@ from gpubpf.session.workers import SidecarBuilder
 def file_of(capacity: int, seal: bool = True) -> int:
     file = os.memfd_create("log", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, operation_log.HEADER + capacity * operation_log.RECORD)
-    os.pwrite(file, struct.pack("<QQQ", 1, capacity, 0), 0)
+    os.pwrite(file, struct.pack("<QQ", capacity, 0), 0)
     if seal:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return file
@@ -70,15 +70,15 @@ def test_what_is_not_complete_is_waited_for_until_the_end() -> None:
 
 def test_files_that_are_no_logs_are_refused() -> None:
     short = file_of(8)
-    os.pwrite(short, struct.pack("<QQQ", 1, 16, 0), 0)
+    os.pwrite(short, struct.pack("<QQ", 16, 0), 0)
     odd = file_of(8)
-    os.pwrite(odd, struct.pack("<QQQ", 1, 7, 0), 0)
-    old = file_of(8)
-    os.pwrite(old, struct.pack("<QQQ", 2, 8, 0), 0)
+    os.pwrite(odd, struct.pack("<QQ", 7, 0), 0)
+    other_clock = file_of(8)
+    os.pwrite(other_clock, struct.pack("<QQ", 8, 2), 0)
     pipe, end = os.pipe()
     os.close(end)
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
-    for file in (file_of(8, seal=False), short, odd, old, pipe, empty):
+    for file in (file_of(8, seal=False), short, odd, other_clock, pipe, empty):
         with pytest.raises(SessionError, match="an invalid log"):
             OpLog(LogFile(file))
 

@@ -643,7 +643,7 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
             "a ring that was not requested",
         ),
         (Message.LOG, struct.pack("<Q", 4096), "an unexpected message"),
-        (Message.MARKER, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
+        (Message.STUBS, struct.pack("<I", 1), "an unexpected message"),  # before its greeting
         (Message.STACK, struct.pack("<II", 1, 1 << 30), "a count larger than its message"),
     ],
 )
@@ -680,9 +680,9 @@ def test_a_log_that_is_none_is_refused() -> None:
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
         hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast")
-        marker = protocol.frame(Message.MARKER, struct.pack("<I", 0))
+        stubs = protocol.frame(Message.STUBS, struct.pack("<I", 0))
         with open(os.memfd_create("control"), "wb") as file:
-            socket.send_fds(peer, [hello + marker], [file.fileno()])
+            socket.send_fds(peer, [hello + stubs], [file.fileno()])
         peer.recv(1 << 16)
         peer.shutdown(socket.SHUT_RDWR)
 
@@ -719,6 +719,17 @@ def test_mistakes_of_our_own_do_not_leave_the_program_waiting(target: Path) -> N
 
     found = measure([str(target)], instrument=broken)
     assert found["status"] == 0 and "internal error, KeyError: 'oops'" in found["said"][0]
+
+
+def test_a_missing_package_is_named_once(target: Path) -> None:
+    def lacking(image: bytes, device: Any) -> fake_tool.Sidecar:
+        raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard.backend")
+
+    found = measure([str(target)], instrument=lacking)
+    (line,) = (line for line in found["said"] if "zstandard" in line)
+    assert found["status"] == 0
+    assert line.startswith("modules are not instrumented: the Python package zstandard is missing in ")
+    assert line.endswith(" -m pip install zstandard")
 
 
 def test_a_control_block_that_shrinks_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

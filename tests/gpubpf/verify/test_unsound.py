@@ -12,15 +12,19 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Instruction
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify import kernel
 from gpubpf.verify.rules import check
 from gpubpf.verify.values import Checked, CheckedAccess
 from gpubpf_asm import (
+    END,
+    HASH,
+    RING,
     STACK,
     VALUE,
+    Code,
     Interpreter,
     alu,
     atomic,
@@ -39,16 +43,12 @@ from gpubpf_asm import (
     storei,
 )
 
-Code = list[Instruction]
 CELL = MapDefinition("cell", "array", 4, 8, 1)
 TWO = MapDefinition("two", "array", 4, 16, 2)
-HASH = MapDefinition("hash", "hash", 8, 8, 64)
-RING = MapDefinition("ring", "ringbuf", 0, 8, 4096)
 OTHER = replace(RING, name="other")
 MAPS = (CELL, TWO, HASH, RING, OTHER)
 FAR = 1 << 20  # this many bytes behind a value of 8 bytes
 SLOT = -64  # the stack slot that differs between the paths
-END = [movi(0, 0), leave()]
 # r6: the context. r7: a number that decides between the paths. r9: the value of `cell`, of 8 bytes.
 START = [mov(6, 1), load(7, 6, 16), *lookup("cell"), mov(9, 0)]
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.process import bpf_syscall
@@ -17,7 +16,10 @@ from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.flow import loop_exits
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check
 from gpubpf_asm import (
+    END,
+    HASH,
     OUT,
+    RING,
     alu,
     atomic,
     call,
@@ -268,11 +270,6 @@ def rejected(code, match, maps=(OUT,), **more):
     with pytest.raises(VerifyError, match=match) as caught:
         check(made, function)
     return str(caught.value)
-
-
-HASH = MapDefinition("hash", "hash", 8, 8, 64)
-RING = MapDefinition("ring", "ringbuf", 0, 8, 4096)
-END = [movi(0, 0), leave()]
 
 
 def test_instructions_that_make_no_sense():

@@ -593,15 +593,15 @@ void say_hello() {
     hello.u32(kProtocolVersion).u32(static_cast<uint32_t>(version)).text(process_name());
     agent.send(Message::Hello, hello, agent.control_fd);
     close(agent.control_fd);
-    const int marker = make_marker();
-    agent.send(Message::Marker, Writer().u32(marker >= 0), marker);
+    const int stubs = make_stubs();
+    agent.send(Message::Stubs, Writer().u32(stubs >= 0), stubs);
 }
 
 // Waits for the tool's configuration. Returns false if none comes.
 bool wait_for_welcome(Connection &c) {
     std::unique_lock<std::mutex> hold(c.lock);
     c.changed.wait_for(hold, std::chrono::seconds(5), [&] { return c.welcome || c.gone; });
-    marker_told();
+    close_stub_file();
     if (!c.welcome) shutdown(c.socket, SHUT_RDWR);
     return c.welcome && !c.gone;
 }

@@ -81,7 +81,7 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
         operation.called();
         result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
         if (!swapped(hook, swap, result)) {
-            outcome = 1 + kLaunchFailed;
+            outcome = outcome_of(kLaunchFailed);
             result = in_driver([&] { return original(f, parameters, extra); });
         }
     } else {
@@ -90,7 +90,7 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
         result = in_driver([&] { return original(f, parameters, extra); });
     }
     operation.returned(result);
-    r.kernel.reason = outcome;
+    r.kernel.outcome = outcome;
     operation.log();
     return result;
 }
@@ -224,12 +224,12 @@ CUresult counted_launch(const HookCall &hook, CUfunction f, StreamRef where, int
     Record &r = operation.record;
     const Function *function = function_of(f, where);
     r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
-    r.kernel.reason = kNotMatched;
+    r.kernel.outcome = kNotMatched;
     r.kernel.grid[0] = static_cast<uint32_t>(width);
     r.kernel.grid[1] = static_cast<uint32_t>(height);
     r.kernel.grid[2] = 1;
     if (!(r.flags & kCaptured)) {
-        if (function) r.kernel.reason = count(*function, kLegacyLaunch);
+        if (function) r.kernel.outcome = count(*function, kLegacyLaunch);
         else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
     }
     operation.time();

@@ -252,10 +252,10 @@ bool has_copies(const KernelNode &k) {
     return k.function.kernel && k.function.kernel->copies.load(std::memory_order_acquire);
 }
 
-// The reason why the original runs, unless a copy is found.
+// The outcome unless a copy is found.
 uint32_t outcome_of_original(const KernelNode &k) {
-    if (has_copies(k)) return 1 + kCapture;
-    return k.function.kernel && k.function.kernel->refused ? 1 + kRefused : uint32_t(kNotMatched);
+    if (has_copies(k)) return outcome_of(kCapture);
+    return k.function.kernel && k.function.kernel->refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
 }
 
 // Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` holds the bytes.
@@ -279,7 +279,7 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
     if (k.outcome != kInstrumented) return false;
     void **extra = params.kernelParams ? nullptr : params.extra;
     if (!build(k.choice, number, exec.cell, params.kernelParams, extra, swap)) {
-        k.outcome = 1 + kLaunchFailed;
+        k.outcome = outcome_of(kLaunchFailed);
         return false;
     }
     params.func = swap.function;
@@ -302,7 +302,7 @@ bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
             !swap_params(exec, k, first + i, params, swap))
             continue;
         if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) any = true;
-        else k.outcome = 1 + kLaunchFailed;
+        else k.outcome = outcome_of(kLaunchFailed);
     }
     return any;
 }
@@ -341,7 +341,7 @@ Record new_record(Kind kind, const Exec &exec) {
 template <typename Part>  // of a node or of a kernel
 void fill(Part &part, const Exec &exec, const KernelNode &k, uint32_t number) {
     part.slot = k.slot;
-    part.reason = k.outcome;
+    part.outcome = k.outcome;
     memcpy(part.grid, k.shape.grid, sizeof part.grid);
     memcpy(part.block, k.shape.block, sizeof part.block);
     part.shared = k.shape.shared;
@@ -461,7 +461,7 @@ void count_replay(const KernelNode &k, CUresult result) {
     add(slot.number);
     if (k.outcome == kNotReady) return;
     if (result != CUDA_SUCCESS) return add(slot.reasons[kLaunchFailed]);
-    if (k.outcome != kInstrumented) return add(slot.reasons[k.outcome - 1]);
+    if (k.outcome != kInstrumented) return add(slot.reasons[reason_of(k.outcome)]);
     add(slot.instrumented);
     slot.threads.fetch_add(k.choice.instance->threads(), std::memory_order_relaxed);
     add(k.choice.instance->launches);
@@ -559,7 +559,7 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
     if (driver.cuGraphExecKernelNodeSetParams_v2 && swap_params(*exec, now, it->second, params, swap)) {
         if (driver.cuGraphExecKernelNodeSetParams_v2(handle, node, &params) == CUDA_SUCCESS)
             exec->swapped = true;
-        else now.outcome = 1 + kLaunchFailed;
+        else now.outcome = outcome_of(kLaunchFailed);
     }
     exec->walk.kernels[it->second] = now;
     if (exec->swapped && !exec->last &&

@@ -16,7 +16,7 @@ static void add(std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memo
 uint32_t count(const Function &function, Reason reason) {
     add(function.kernel->slot->seen);
     add(function.kernel->slot->reasons[reason]);
-    return 1 + reason;
+    return outcome_of(reason);
 }
 
 static Copy *copy_in(const Kernel &kernel, const Context *context) {
@@ -257,21 +257,21 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
 uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice) {
     const Kernel &kernel = *function.kernel;
     Copy *copy = context ? copy_in(kernel, context) : nullptr;
-    if (!copy) return kernel.refused.load(std::memory_order_relaxed) ? 1 + kRefused : kNotReady;
-    if (copy->withdrawn.load(std::memory_order_relaxed)) return 1 + kRefused;
+    if (!copy) return kernel.refused.load(std::memory_order_relaxed) ? outcome_of(kRefused) : kNotReady;
+    if (copy->withdrawn.load(std::memory_order_relaxed)) return outcome_of(kRefused);
     uint64_t blocks = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2];
     uint64_t in_block = uint64_t(shape.block[0]) * shape.block[1] * shape.block[2];
     if (!blocks || !in_block || in_block > 4096 ||
         (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
-        return 1 + kLaunchFailed;  // the driver will reject it
+        return outcome_of(kLaunchFailed);  // the driver will reject it
     const Reason lacking = lacks_room(*copy, shape, blocks);
-    if (lacking != kNoReason) return 1 + lacking;
+    if (lacking != kNoReason) return outcome_of(lacking);
     choice.copy = copy;
     choice.instance = instance_of(*copy, shape);
     choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
     if (!choice.block && blocks <= UINT32_MAX && give_memory(*copy, *choice.instance, blocks, in_block))
         choice.block = choice.instance->launch_block.load(std::memory_order_acquire);
-    return choice.block ? uint32_t(kInstrumented) : 1 + kMapTooSmall;
+    return choice.block ? uint32_t(kInstrumented) : outcome_of(kMapTooSmall);
 }
 
 uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters,
@@ -279,7 +279,7 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     const Kernel &kernel = *function.kernel;
     Slot &slot = *kernel.slot;
     add(slot.seen);
-    auto kept = [&](Reason reason) { return add(slot.reasons[reason]), 1 + reason; };
+    auto kept = [&](Reason reason) { return add(slot.reasons[reason]), outcome_of(reason); };
     if (!kernel.copies.load(std::memory_order_acquire))
         return kernel.refused.load(std::memory_order_relaxed) ? kept(kRefused) : uint32_t(kNotMatched);
     const Config &config = agent.config;
@@ -290,8 +290,8 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     uint32_t outcome =
         choose(function, function.context ? function.context : context_of(shape.where), shape, choice);
     if (outcome == kInstrumented && !build(choice, id, 0, parameters, extra, swap))
-        outcome = 1 + kLaunchFailed;
-    if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[outcome - 1]);
+        outcome = outcome_of(kLaunchFailed);
+    if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[reason_of(outcome)]);
     return outcome;
 }
 

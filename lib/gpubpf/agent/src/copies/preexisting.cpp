@@ -31,11 +31,8 @@ constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{
 constexpr CUfunction_attribute kTold[] = {
     CU_FUNC_ATTRIBUTE_NUM_REGS,
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-    CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
-    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
     CU_FUNC_ATTRIBUTE_PTX_VERSION,
-    CU_FUNC_ATTRIBUTE_BINARY_VERSION,
 };
 // Attributes that a program can set.
 constexpr CUfunction_attribute kSet[] = {

@@ -251,8 +251,8 @@ void run_operation_program(const HostOperation &operation) {
     run_at(HostPoint::Operation, kOperationStub, operation);
 }
 
-int make_marker() {
-    int fd = memory_file("gpubpf-marker", kStubFile);
+int make_stubs() {
+    int fd = memory_file("gpubpf-stubs", kStubFile);
     struct stat st;
     if (fd < 0) return -1;
     // Seals it, so that the tool recognizes it as ours.
@@ -272,7 +272,7 @@ int make_marker() {
     return -1;
 }
 
-void marker_told() {
+void close_stub_file() {
     struct stat st;  // the program may have closed the file and reused its number
     if (stub_file >= 0 && fstat(stub_file, &st) == 0 && st.st_ino == stub_inode) close(stub_file);
     stub_file = -1;
@@ -323,7 +323,7 @@ void free_programs() {
             delete p;
             p = next;
         }
-    marker_told();
+    close_stub_file();
     if (stubs) munmap(const_cast<uint8_t *>(stubs), kStubFile);
     abandon_programs();
     std::vector<uint64_t>().swap(cgroups);

@@ -26,7 +26,6 @@ int Log::open(uint64_t records, bool virtual_clock) {
     }
     madvise(at, size, MADV_DONTFORK);  // a child must not write there
     auto *header = static_cast<LogHeader *>(at);
-    header->version = kLogVersion;
     header->capacity = records;
     header->clock = virtual_clock;
     records_ = reinterpret_cast<Record *>(static_cast<char *>(at) + sizeof(LogHeader));

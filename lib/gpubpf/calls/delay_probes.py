@@ -1,12 +1,12 @@
-"""Attach eBPF programs to tracepoints that tell when threads were off the CPU, and why
-(include/gpubpf_context.h, docs/amd.md).
+"""Add up in the kernel what delayed threads in calls and between launches: times off the CPU, page faults and
+other reasons (include/gpubpf_delays.h, docs/amd.md).
 
-    calls = CallProbes(api, chosen, options, note, text=context.PROGRAM)
-    context = ContextProbes(calls, note, why=True)
+    calls = CallProbes(api, chosen, options, note, text=delay_probes.PROGRAM)
+    probes = DelayProbes(calls, note, why=True)
     calls.start()
     …
-    context.tick()                      # about every 0.1 s
-    context.delays(), context.spans()      # what came since they were last read
+    probes.tick()                       # about every 0.1 s
+    probes.delays(), probes.spans()     # what came since they were last read
 
 Without `why` and `spans` there is one program, which measures how long threads were off the CPU. If this
 kernel lacks a tracepoint or a member of a structure, a notice says what is unknown, and the rest is measured.
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
     from gpubpf.calls.probes import CallProbes
 
-PROGRAM = "#include <gpubpf_calls.h>\n#include <gpubpf_context.h>\n"
+PROGRAM = "#include <gpubpf_calls.h>\n#include <gpubpf_delays.h>\n"
 SPAN_NS = 5000  # shorter delays are not recorded one by one
 _RECLAIM = "mm_vmscan_{}_reclaim_{}"
 _FAULT, _RETRANSMIT = "page_fault_user", "tcp_retransmit_skb"
 _ENDS = ("sched_process_exit", "sched_process_exec")
-_NOBODY = 0xFFFFFFFF  # CONTEXT_NOBODY: owner of a socket that is not of a traced process
+_NOBODY = 0xFFFFFFFF  # DELAY_NOBODY: owner of a socket that is not of a traced process
 _MOST_FILES = 16_384
 _SOCKET_PERIOD = 2.0  # seconds between two looks at which process has which socket
 _LOST_SUMS, _LOST_SPANS, _SENT_AGAIN = range(3)
 
 
-class ContextProbes:
+class DelayProbes:
     """Programs at tracepoints, added to those of `calls`, which must not have been started.
 
     `why`: find the reasons of delays. `spans`: find the reasons, and record each delay. Raise Error if this
@@ -66,18 +66,18 @@ class ContextProbes:
         self._sockets = False  # whether there is a program for TCP retransmits
         raw = calls.pid_offset is not None
         if not self._reasons:
-            self._attach_switch("context_switch_time", raw)
+            self._attach_switch("delay_switch_time", raw)
             return
         self._old = self._is_old()
-        self._attach_switch("context_switch", raw and not self._old, self._old)
+        self._attach_switch("delay_switch", raw and not self._old, self._old)
         self._find_bits()
         # Before the program that forgets the thread: the kernel runs programs in the order in which they were attached.
         for event in _ENDS:
-            calls.bpf.host_programs.insert(0, HostProbe("context_exit", event))
+            calls.bpf.host_programs.insert(0, HostProbe("delay_exit", event))
         self._optional("time spent on memory pressure", self._reclaim)
         self._optional("page faults", self._fault)
         self._optional("TCP retransmits", self._retransmit)
-        calls.bpf["context_settings"].set(self._settings)
+        calls.bpf["delay_settings"].set(self._settings)
 
     # --- programs ---
 
@@ -102,7 +102,7 @@ class ContextProbes:
         """Return the suffix of the programs to load: "_old" if the kernel lacks bpf_task_pt_regs."""
         program = self._calls.bpf.program
         try:
-            try_load(program, program.functions["context_switch"], raw=True)
+            try_load(program, program.functions["delay_switch"], raw=True)
         except VerifyError:
             self._note("the system call that blocked a thread is unknown before Linux 5.15")
             return "_old"
@@ -122,18 +122,18 @@ class ContextProbes:
 
     def _reclaim(self) -> None:
         for kind in ("direct", "memcg"):
-            self._attach(_RECLAIM.format(kind, "begin"), "context_reclaim")
-            self._attach(_RECLAIM.format(kind, "end"), f"context_reclaimed{self._old}")
+            self._attach(_RECLAIM.format(kind, "begin"), "delay_reclaim")
+            self._attach(_RECLAIM.format(kind, "end"), f"delay_reclaimed{self._old}")
 
     def _fault(self) -> None:
-        self._attach(_FAULT, "context_fault")
+        self._attach(_FAULT, "delay_fault")
 
     def _retransmit(self) -> None:
         # The inode of a socket follows it in memory: struct socket_alloc.
         inode = btf.member("socket_alloc", "vfs_inode").offset - btf.member("socket_alloc", "socket").offset
         inode += btf.member("inode", "i_ino").offset
         self._settings |= {"socket": btf.member("sock", "sk_socket").offset, "inode": inode}
-        self._attach(_RETRANSMIT, "context_retransmit")
+        self._attach(_RETRANSMIT, "delay_retransmit")
         self._sockets = True
 
     # --- what the programs counted ---
@@ -148,7 +148,7 @@ class ContextProbes:
 
         if not self._reasons:
             return
-        found = self._calls.host.records("context_spans")
+        found = self._calls.host.records("delay_spans")
         again = found["reason"] == delays.RETRANSMITS
         new = set(found["inode"][again & (found["tgid"] == 0)].tolist()) - set(self._owners)
         if self._sockets and (new or time.monotonic() >= self._next_look):
@@ -165,21 +165,21 @@ class ContextProbes:
         """
         host = self._calls.host
         for inode in self._foreign:
-            host.delete("context_sockets", _socket(inode))
+            host.delete("delay_sockets", _socket(inode))
         owners: dict[int, int] = {}
         for tgid in self._calls.seen:
             for inode in _sockets(tgid):
                 owners.setdefault(inode, tgid)
         for inode in set(owners) - set(self._owners):
-            value = host.lookup("context_sockets", _socket(inode))
+            value = host.lookup("delay_sockets", _socket(inode))
             count = int.from_bytes(value[4:], "little") if value is not None else 0
-            host.update("context_sockets", _socket(inode), _owned(owners[inode], count))
-            self._add("context_retransmits", owners[inode], count)
-            self._add("context_counts", _SENT_AGAIN, count)
+            host.update("delay_sockets", _socket(inode), _owned(owners[inode], count))
+            self._add("delay_retransmits", owners[inode], count)
+            self._add("delay_counts", _SENT_AGAIN, count)
         self._owners = owners
         self._foreign = sorted(new - set(owners))
         for inode in self._foreign:
-            host.update("context_sockets", _socket(inode), _owned(_NOBODY, 0))
+            host.update("delay_sockets", _socket(inode), _owned(_NOBODY, 0))
         self._next_look = time.monotonic() + _SOCKET_PERIOD
 
     def _add(self, name: str, key: int, count: int) -> None:
@@ -197,7 +197,7 @@ class ContextProbes:
         self.tick()
         parts, self._spans = self._spans, []
         return (
-            np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["context_spans"].value_dtype)
+            np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["delay_spans"].value_dtype)
         )
 
     def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -253,7 +253,7 @@ class ContextProbes:
         rows["ns"] = rows["largest_ns"] = now - away["left_ns"]
         yield rows
         launched = dict(zip(_threads(threads), threads["launched_ns"].tolist(), strict=True))
-        gaps = self._calls.host.items("context_gaps")["value"]
+        gaps = self._calls.host.items("delay_gaps")["value"]
         begun = zip(_threads(gaps), gaps["launched_ns"].tolist(), strict=True)
         gaps = gaps[np.array([launched.get(thread, at) != at for thread, at in begun], bool)]
         parts = gaps["parts"].reshape(-1)
@@ -270,7 +270,7 @@ class ContextProbes:
         """Return rows of the retransmits of whole processes."""
         import numpy as np
 
-        items = self._calls.host.items("context_retransmits")
+        items = self._calls.host.items("delay_retransmits")
         items = items[items["value"] > 0]
         rows = np.zeros(len(items), delays.ROW)
         rows["tgid"], rows["count"] = items["key"], items["value"]
@@ -280,7 +280,7 @@ class ContextProbes:
     @property
     def lost(self) -> int:
         """Delays that did not fit into a map or the ring, or whose end the kernel did not report."""
-        found = self._calls.host.items("context_counts")["value"]
+        found = self._calls.host.items("delay_counts")["value"]
         return int(found[_LOST_SUMS] + found[_LOST_SPANS])
 
 
@@ -289,12 +289,12 @@ def _threads(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def _socket(inode: int) -> bytes:
-    """Return the key of context_sockets."""
+    """Return the key of delay_sockets."""
     return inode.to_bytes(8, "little")
 
 
 def _owned(tgid: int, count: int) -> bytes:
-    """Return a struct context_socket."""
+    """Return a struct delay_socket."""
     return tgid.to_bytes(4, "little") + count.to_bytes(4, "little")
 
 

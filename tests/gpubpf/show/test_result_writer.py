@@ -22,9 +22,9 @@ SUMMARY = {
 }
 
 
-def results(path: Path, **options: bool) -> cli.Results:
+def results(path: Path, **options: bool) -> cli.ResultWriter:
     chosen: dict[str, Any] = {"json": False, "csv": False, "timestamps": False} | options
-    return cli.Results(argparse.Namespace(tool="tool", **chosen), cli.Output(str(path)))
+    return cli.ResultWriter(argparse.Namespace(tool="tool", **chosen), cli.Output(str(path)))
 
 
 def shown(path: Path, **options: bool) -> str:

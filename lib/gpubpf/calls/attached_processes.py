@@ -1,4 +1,7 @@
-"""Notices that say which processes have probes, and the names of these processes."""
+"""Announce each traced process when it has loaded a library of the API, and keep the names of these processes.
+
+traced_processes.py decides which processes are traced, and for how long.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from gpubpf.session import joining
 from gpubpf.show import cli
 
 
-class Attachments:
-    """The traced processes that have loaded a library of the API.
+class AttachedProcesses:
+    """The traced processes that have loaded a library of the API, so that its probes count their calls.
 
     A process counts as attached when it maps a library, or when it has made a call.
     """

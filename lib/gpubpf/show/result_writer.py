@@ -1,6 +1,6 @@
-"""What a tool prints of a measurement, in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
+"""Write the results of a measurement in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
 
-results = Results(args, out)
+results = ResultWriter(args, out)
 for _ in session.intervals(…):
     results.begin()                                     # -T
     if results.json:
@@ -25,8 +25,8 @@ from gpubpf.show.summary_text import summary_lines
 SHAPE_COLUMNS = ("grid_x", "grid_y", "grid_z", "block_dim_x", "block_dim_y", "block_dim_z")
 
 
-class Results:
-    """The parts of the output that all tools share: timestamps, the header of CSV, the summary.
+class ResultWriter:
+    """Writes the parts of the output that all tools share: timestamps, the header of CSV, the summary.
 
     json, csv   whether this form was chosen; neither: text
     form        "json", "csv" or "text"

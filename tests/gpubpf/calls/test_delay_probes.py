@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import gpubpf_scenes as scenes
-from gpubpf.calls import arrays, context, delays
+from gpubpf.calls import arrays, delay_probes, delays
 from gpubpf.calls.api import Api, ApiFunction
-from gpubpf.calls.context import ContextProbes
+from gpubpf.calls.delay_probes import DelayProbes
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import Error, VerifyError
 from gpubpf.linux import btf
@@ -138,9 +138,9 @@ class Watched:
             api.choose(),
             CallOptions(events=True, statistics=True),
             self.notes.append,
-            text=context.PROGRAM,
+            text=delay_probes.PROGRAM,
         )
-        self.context = ContextProbes(self.calls, self.notes.append, why=whys, spans=whys)
+        self.delay_probes = DelayProbes(self.calls, self.notes.append, why=whys, spans=whys)
         self.calls.start()
         self.calls.trace(os.getpid())
         try:
@@ -158,7 +158,7 @@ class Watched:
             self._say()
             line = self._line()
         assert line == "ready\n"
-        self.context.tick()
+        self.delay_probes.tick()
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -180,7 +180,7 @@ class Watched:
 
         def ticks() -> None:
             while not over.wait(0.05):
-                self.context.tick()
+                self.delay_probes.tick()
 
         thread = threading.Thread(target=ticks)
         thread.start()
@@ -191,11 +191,15 @@ class Watched:
             over.set()
             thread.join()
         self._waits()
-        (rows, between), spans, events = self.context.delays(), self.context.spans(), self.calls.events()
+        (rows, between), spans, events = (
+            self.delay_probes.delays(),
+            self.delay_probes.spans(),
+            self.calls.events(),
+        )
         self._say()
         assert self.process.wait() == 0
         assert self.calls.lost == 0
-        if lost := self.context.lost:
+        if lost := self.delay_probes.lost:
             raise UntoldError(lost)
         pid = self.process.pid
         assert set(rows["tgid"].tolist()) <= {pid} and set(events["tgid"].tolist()) == {pid}
@@ -353,7 +357,7 @@ def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
     """When the other process has sent something again, and this one too, twice."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        sockets = watched.calls.host.items("context_sockets")["value"]
+        sockets = watched.calls.host.items("delay_sockets")["value"]
         ours = sockets["tgid"] == watched.process.pid
         if sockets["count"][~ours].sum() > 0 and (not own or sockets["count"][ours].sum() > 1):
             break
@@ -399,14 +403,14 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
     with Watched(built, "call", "sleep", "20", whys=False) as watched:
         watched._say()
         watched._line()
-        watched.context.tick()
+        watched.delay_probes.tick()
         watched._say()
         watched.process.wait()
         event = watched.calls.events()
         event = event[event["function"] == WORK][0]
         programs = {r.function for r in watched.calls.host.runs()}
     assert 10 * MS <= arrays.off_ns(event["spent"]) <= event["end_ns"] - event["start_ns"]
-    assert not {name for name in programs if name.startswith("context")} - {"context_switch_time"}
+    assert not {name for name in programs if name.startswith("delay")} - {"delay_switch_time"}
 
 
 @told
@@ -415,13 +419,13 @@ def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
         seen = watched.go()
         assert seen.ns(delays.BLOCKED) >= 10 * MS
         assert len(watched.calls.host.items("call_why"))
-        last, _ = watched.context.delays()  # the rows of its end
+        last, _ = watched.delay_probes.delays()  # the rows of its end
         assert "blocked in clock_nanosleep" not in {
             cause.text for cause in delays.causes(last)
         }  # it was in the previous rows
         assert len(watched.calls.host.items("call_why"))
         for _ in range(2):
-            assert not any(map(len, watched.context.delays()))
+            assert not any(map(len, watched.delay_probes.delays()))
             assert not len(watched.calls.host.items("call_why"))
 
 
@@ -472,7 +476,7 @@ def test_where_raw_tracepoints_do_not_tell_enough_records_do(
     with Watched(built, "call", "sleep", "20") as watched:
         seen = watched.go()
         programs = watched.calls.host.missed()
-    assert {"context_switch_record", "call_exit_thread"} <= set(programs)
+    assert {"delay_switch_record", "call_exit_thread"} <= set(programs)
     assert "blocked in clock_nanosleep" in seen.texts and seen.ns(delays.BLOCKED) >= 20 * MS
 
 
@@ -483,7 +487,7 @@ def test_what_an_old_kernel_cannot_tell_is_said(
     def try_load(program: object, function: object, raw: bool) -> None:
         raise VerifyError("unknown func bpf_task_pt_regs")
 
-    monkeypatch.setattr(context, "try_load", try_load)
+    monkeypatch.setattr(delay_probes, "try_load", try_load)
     seen = watch(built, "call", "sleep", "20")
     assert seen.notes == ["the system call that blocked a thread is unknown before Linux 5.15"]
     assert seen.texts - {"preempted", "page faults"} == {"blocked"}
