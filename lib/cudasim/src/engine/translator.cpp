@@ -7,10 +7,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <spawn.h>
+#include <sstream>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,8 +96,9 @@ std::string translator_version(const std::string &path) {
     if (!version.empty()) return version;
     Sha256 hash;
     for (const std::string &file : files) {
-        std::ifstream stream(file, std::ios::binary);
-        const std::string content((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+        std::ostringstream text;
+        text << std::ifstream(file, std::ios::binary).rdbuf();
+        const std::string content = text.str();
         hash.add(file.substr(path.size()));
         hash.add(std::to_string(content.size()));
         hash.add(content.data(), content.size());
