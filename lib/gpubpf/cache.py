@@ -4,6 +4,9 @@ It is in a directory that only its user can enter: the first usable one of ``$XD
 ``~/.cache/gpubpf`` and ``/tmp/gpubpf-UID``. The cache is optional: without a usable directory,
 every `get` is a miss and every `put` does nothing.
 
+A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. cudasim/src/engine/cache.cpp has the same format.
+A file whose digest is wrong counts as missing, and the next `put` replaces it.
+
     key = cache.key("sm_90", options, ptx)
     cubin = cache.default().get("assemble", key)
 """
@@ -15,6 +18,7 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,6 +29,8 @@ LIMIT = 1 << 30  # bytes, over all stages
 _STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
+_MARK = b"gpubpf cache 1.\n"
+_DIGEST = hashlib.sha256().digest_size
 
 
 def key(*parts: str | bytes) -> str:
@@ -55,20 +61,33 @@ class Cache:
     _unswept: int | None = field(default=None, repr=False)
 
     def get(self, stage: str, key: str) -> bytes | None:
-        """Return the bytes that were put under (stage, key); None if there are none."""
+        """Return the bytes that were put under (stage, key); None if there are none, and for a damaged or a foreign file."""
         if (path := self.path(stage, key)) is None:
             return None
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not _private(os.lstat(path.parent), stat.S_IFDIR):
+                return None
+            # O_NONBLOCK: opening a FIFO must not wait.
+            descriptor = os.open(
+                path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                size = status.st_size - _DIGEST - len(_MARK)  # of the content
+                if not _private(status, stat.S_IFREG) or not 0 <= size <= self.limit:
+                    return None
+                if (
+                    os.pread(descriptor, len(_MARK), size + _DIGEST) != _MARK
+                ):  # before all of a large file is read
+                    return None
+                content = file.read(size)
+                if file.read(_DIGEST) != _digest(stage, key, content):
+                    return None
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # mark as used: the sweep removes the longest unused first
+                return content
         except OSError:
             return None
-        with open(descriptor, "rb") as file:
-            with contextlib.suppress(OSError):
-                os.utime(descriptor)  # mark as used: the sweep removes the longest unused first
-            try:
-                return file.read()
-            except OSError:
-                return None
 
     def put(self, stage: str, key: str, data: bytes) -> Path | None:
         """Keep `data`. Readers see all of it or nothing. Return its path, or None if it could not be kept."""
@@ -79,20 +98,25 @@ class Cache:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
             with open(descriptor, "wb") as file:
-                file.write(data)
+                for part in (data, _digest(stage, key, data), _MARK):
+                    file.write(part)
+            if not path.is_symlink() and path.is_dir():  # a file cannot replace a directory
+                shutil.rmtree(path, ignore_errors=True)
             os.replace(temporary, path)
+            temporary = ""
         except OSError:
-            with contextlib.suppress(OSError):
-                if temporary:
-                    os.unlink(temporary)
             return None
+        finally:
+            if temporary:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
         self._sweep_when_due(len(data))
         return path
 
     def path(self, stage: str, key: str) -> Path | None:
-        """Return the path of (stage, key), which may not exist yet, for callers that need a file, such as a library to load.
+        """Return the path of (stage, key), which may not exist yet; None without a directory. Only `get` checks the file.
 
-        Return None without a directory. Raises ValueError for a malformed stage or key, which is a bug of the caller.
+        Raises ValueError for a malformed stage or key, which is a bug of the caller.
         """
         if not _STAGE.match(stage) or not _KEY.match(key):
             raise ValueError(f"not a cache stage and key: {stage!r}, {key!r}")
@@ -131,6 +155,18 @@ class Cache:
                             yield status.st_mtime, status.st_size, file.path
 
 
+def _digest(stage: str, key: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(f"{stage}/{key}\0".encode())
+    digest.update(content)
+    return digest.digest()
+
+
+def _private(status: os.stat_result, kind: int, user: int | None = None) -> bool:
+    """Return whether this is a file or directory that only `user` (by default this one) or root can change."""
+    user = os.geteuid() if user is None else user
+    return stat.S_IFMT(status.st_mode) == kind and status.st_uid in (0, user) and not status.st_mode & 0o022
+
+
 def default() -> Cache:
     """Return the cache of this user, in the directory that the environment determines."""
     home = os.environ.get("HOME", "")
@@ -161,17 +197,14 @@ def open_directory(directory: Path, user: int) -> bool:
         if parent.name == ".cache" and not os.path.lexists(parent) and os.stat(parent.parent).st_uid == user:
             parent.mkdir(mode=0o700)
         status = os.stat(parent)
-        shared = status.st_mode & 0o022
-        sticky_root = status.st_uid == 0 and status.st_mode & stat.S_ISVTX  # such as /tmp
-        if not sticky_root and (status.st_uid != user or shared):
+        sticky = status.st_uid == 0 and status.st_mode & stat.S_ISVTX  # such as /tmp
+        if not sticky and (status.st_uid != user or not _private(status, stat.S_IFDIR, user)):
             return False
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
         status = os.lstat(directory)
         private = (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == user
-            and stat.S_IMODE(status.st_mode) & 0o077 == 0
+            _private(status, stat.S_IFDIR, user) and status.st_uid == user and not status.st_mode & 0o077
         )
         return private and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
     except OSError:

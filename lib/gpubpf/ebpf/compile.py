@@ -9,6 +9,7 @@ import difflib
 import errno
 import faulthandler
 import functools
+import importlib.util
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -54,11 +55,14 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 @functools.cache
 def _version() -> str:
-    """Return a key of the code of the stages ebpf, verify and lower, whose results the cache keeps."""
+    """Return a key of the code of bcc and of the stages ebpf, verify and lower, whose results the cache keeps."""
     here = Path(__file__).parent.parent
     patterns = ("ebpf/*.py", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
     files = [path for pattern in patterns for path in sorted(here.glob(pattern))]
-    return cache.key(*(file.read_bytes() for file in files))
+    with contextlib.suppress(ImportError, ValueError):
+        if (bcc := importlib.util.find_spec("bcc")) is not None and bcc.origin is not None:
+            files += Path(bcc.origin).parent.glob("version.py")
+    return cache.key_of_files(files)
 
 
 def program_key(text: str) -> str:
@@ -472,21 +476,31 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
         common = specific.with_name(specific.name.rsplit("-", 1)[0] + "-common")
         if specific == common or not (specific / "include/generated").exists() or not common.exists():
             continue
-        directory = cache.default().directory
-        if directory is None:
-            merged = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
-        else:
-            merged = directory / f"headers-{specific.name}"
+        parts = ("include", f"arch/{arch}/include")
+        if (directory := cache.default().directory) is not None:
+            with contextlib.suppress(OSError):  # the cache is full or damaged
+                return _link_headers(directory / f"headers-{specific.name}", parts, common, specific)
         try:
-            for part in ("include", f"arch/{arch}/include"):
-                (merged / part).mkdir(mode=0o700, parents=True, exist_ok=True)
-                for half in (common, specific):
-                    for entry in (half / part).iterdir() if (half / part).exists() else ():
-                        with contextlib.suppress(FileExistsError):
-                            (merged / part / entry.name).symlink_to(entry)
+            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
+            return _link_headers(temporary, parts, common, specific)
         except OSError as error:
             raise CompileError(
-                f"cannot link the kernel headers in {merged}: {error.strerror}; free the space or correct its permissions"
+                f"cannot link the kernel headers in {tempfile.gettempdir()}: {error.strerror};"
+                " free the space or correct its permissions"
             ) from None
-        return merged
     return None
+
+
+def _link_headers(merged: Path, parts: Iterable[str], common: Path, specific: Path) -> Path:
+    """Make `merged` a tree of links to both halves, and correct links that are there. Raises OSError."""
+    for part in parts:
+        (merged / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+        halves = [half / part for half in (specific, common) if (half / part).exists()]
+        for name, entry in {entry.name: entry for half in halves for entry in half.iterdir()}.items():
+            link = merged / part / name
+            if link.is_symlink() and os.readlink(link) == str(entry):
+                continue
+            link.unlink(missing_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                link.symlink_to(entry)
+    return merged

@@ -155,7 +155,7 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
         # If the assembler is older than the GPU: a cubin for an older GPU of the same generation runs, too.
         for minor in (cc[1],) if suffix == "a" else range(cc[1], -1, -1):
             arch = f"sm_{cc[0]}{minor}{suffix}"
-            key = cache.key(assembler.identity, arch, " ".join(options), data)
+            key = cache.key(_version(), assembler.identity, arch, " ".join(options), data)
             if (kept := store.get(_STAGE, key)) is not None and (result := _unpack(kept)) is not None:
                 return result
             try:
@@ -178,6 +178,12 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
     raise AssembleError(
         "ptxas is missing; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
     )
+
+
+@functools.cache
+def _version() -> str:
+    """Return a key of the code that reads what an assembler says."""
+    return cache.key_of_files([Path(__file__)])
 
 
 def _encode(ptx: str) -> bytes:

@@ -1,10 +1,16 @@
 // Loads the shared objects that the translator makes.
 
+#include <atomic>
 #include <cstring>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <mutex>
+#include <optional>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "engine/cache.h"
 #include "engine/internal.h"
 
 namespace cudasim {
@@ -13,8 +19,38 @@ LoadedImage::~LoadedImage() {
     for (void *handle : handles_) dlclose(handle);
 }
 
-std::shared_ptr<const Image> LoadedImage::load(const std::string &path, TranslateError &error) {
-    void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+// Returns a file in memory with this content, which nobody can change any more; -1 if there can be none.
+static int sealed_file(std::string_view content) {
+    rlimit limit;  // beyond it, writing ends the process
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < content.size()) return -1;
+    const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return -1;
+    if (write_all(file, content) &&
+        fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        return file;
+    close(file);
+    return -1;
+}
+
+// Loads a shared object from memory, so that what runs is what was checked. Returns null if that fails; see dlerror().
+static void *load_object(std::string_view object, const std::string &name) {
+    void *handle = nullptr;
+    if (const int file = sealed_file(object); file >= 0) {
+        // dlopen takes an equal path for a library that it has already loaded, so each number gets its own spelling.
+        static std::atomic<uint64_t> loaded{0};
+        std::string path = "/proc/self/fd/";
+        for (uint64_t n = ++loaded; n; n >>= 1) path += n & 1 ? "./" : "/";
+        handle = dlopen((path + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+        close(file);
+    }
+    if (handle == nullptr && read_cached(name) == object)  // some systems do not execute files in memory
+        handle = dlopen(cached_path(name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    return handle;
+}
+
+std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::string_view ptx,
+                                               std::string_view object, TranslateError &error) {
+    void *handle = load_object(object, key + ".so");
     const auto *raw = handle ? static_cast<const cs_image *>(dlsym(handle, "cudasim_image")) : nullptr;
     if (raw == nullptr || raw->abi != CS_ABI) {
         const char *why = dlerror();
@@ -25,7 +61,7 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
     }
     auto image = std::make_shared<LoadedImage>();
     image->handles_.push_back(handle);
-    image->stem_ = path.substr(0, path.size() - strlen(".so"));
+    image->key_ = key;
     image->code_.assign(raw->nfunctions, nullptr);
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->raw = raw;
@@ -48,6 +84,7 @@ std::shared_ptr<const Image> LoadedImage::load(const std::string &path, Translat
         to.recursive = from.recursive != 0;
         to.variables.assign(from.vars, from.vars + from.nvars);
         if (from.refused) to.refused = from.refused;
+        if (from.nparts != 0) image->ptx_ = ptx;
         image->kernels_.push_back(std::move(to));
     }
     for (uint32_t k = 0; k < raw->nvariables; k++) {
@@ -82,6 +119,50 @@ bool LoadedImage::add_code(void *handle, TranslateError &error) const {
     return true;
 }
 
+std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
+    return key_ + "." + std::to_string(part) + suffix;
+}
+
+void LoadedImage::keep_parts(std::vector<std::string> texts) const {
+    for (uint32_t k = 0; k < texts.size(); k++)
+        if (!write_cached(part_name(k, ".c"), texts[k])) texts_[k] = std::move(texts[k]);
+}
+
+// Makes the shared objects of these parts, from their C texts, or from the PTX if the cache has lost a text.
+bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
+                          TranslateError &error) const {
+    // A translator that was updated meanwhile may divide the module in another way, and its results have another key.
+    const bool current = translation_key(ptx_, virtual_clock) == key_;
+    std::map<uint32_t, std::string> texts;
+    for (const uint32_t part : parts) {
+        if (const auto kept = texts_.find(part); kept != texts_.end()) texts[part] = kept->second;
+        else if (std::optional<std::string> text = read_cached(part_name(part, ".c")))
+            texts[part] = std::move(*text);
+    }
+    if (texts.size() < parts.size()) {
+        Translation made;
+        if (!current) {
+            error = {300, "cudasim was updated while the program ran; start the program again"};
+            return false;
+        }
+        if (!run_translation(ptx_, virtual_clock, made, error)) return false;
+        for (const uint32_t part : parts)
+            if (part < made.parts.size()) texts[part] = made.parts[part];
+        keep_parts(std::move(made.parts));
+    }
+    std::string log;
+    for (auto &[part, object] : compile_parts(texts, log)) {
+        if (current) write_cached(part_name(part, ".so"), object);
+        objects[part] = std::move(object);
+    }
+    for (const uint32_t part : parts) {
+        if (objects.count(part)) continue;
+        error = {300, log.empty() ? "a part of the translated module cannot be compiled" : log};
+        return false;
+    }
+    return true;
+}
+
 bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     if (prepared_[index].load(std::memory_order_acquire)) return true;
     const cs_kernel &kernel = raw->kernels[index];
@@ -90,29 +171,26 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
         return false;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::string> files;
+    std::map<uint32_t, std::string> objects;
+    std::vector<uint32_t> missing;
     for (uint32_t k = 0; k < kernel.nparts; k++) {
-        const std::string stem = stem_ + "." + std::to_string(kernel.parts[k]);
-        if (access((stem + ".so").c_str(), R_OK) != 0) files.insert(files.end(), {stem + ".c", stem + ".so"});
+        const uint32_t part = kernel.parts[k];
+        if (parts_.count(part)) continue;
+        if (std::optional<std::string> object = read_cached(part_name(part, ".so")))
+            objects[part] = std::move(*object);
+        else missing.push_back(part);
     }
-    std::string log;
-    if (!files.empty()) run_translator(files, log);
-    for (uint32_t k = 0; k < kernel.nparts; k++) {
-        if (parts_.count(kernel.parts[k])) continue;
-        const std::string path = stem_ + "." + std::to_string(kernel.parts[k]) + ".so";
-        void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!missing.empty() && !compile(missing, objects, error)) return false;
+    for (const auto &[part, object] : objects) {
+        void *handle = load_object(object, part_name(part, ".so"));
         if (handle == nullptr) {
             const char *why = dlerror();
-            unlink((stem_ + ".so")
-                       .c_str());  // a part is missing or damaged, so the next process translates again
-            error = {300, !log.empty() ? log
-                          : why        ? why
-                                       : "a part of the translated module cannot be loaded"};
+            error = {300, why ? why : "a part of the translated module cannot be loaded"};
             return false;
         }
         handles_.push_back(handle);
         if (!add_code(handle, error)) return false;
-        parts_.insert(kernel.parts[k]);
+        parts_.insert(part);
     }
     prepared_[index].store(true, std::memory_order_release);
     return true;

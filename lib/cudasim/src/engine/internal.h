@@ -5,10 +5,12 @@
 #include <csetjmp>
 #include <cstdint>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device_abi.h"
@@ -27,16 +29,25 @@ using Code = int (*)(cs_warp *w);
 class LoadedImage final : public Image {
   public:
     ~LoadedImage() override;
-    static std::shared_ptr<const Image> load(const std::string &path, TranslateError &error);
+    // Loads the shared object of a translation. `key` is that of the translation in the cache, `ptx` what it was made of.
+    static std::shared_ptr<LoadedImage> load(const std::string &key, std::string_view ptx,
+                                             std::string_view object, TranslateError &error);
+    // Stores the C texts of all parts in the cache, and keeps those that cannot be stored.
+    void keep_parts(std::vector<std::string> texts) const;
     bool prepare(uint32_t kernel, TranslateError &error) const override;
     const Code *code() const { return code_.data(); }  // by function; null: not loaded
     const cs_image *raw = nullptr;
 
   private:
     bool add_code(void *handle, TranslateError &error) const;
+    bool compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
+                 TranslateError &error) const;
+    std::string part_name(uint32_t part, const char *suffix) const;
 
-    std::string stem_;          // path of the shared object without its suffix
+    std::string key_;
+    std::string ptx_;           // only if there are parts: what makes them again if the cache loses them
     mutable std::mutex mutex_;  // guards the members below
+    mutable std::map<uint32_t, std::string> texts_;  // C of the parts that the cache does not have
     mutable std::vector<void *> handles_;
     mutable std::vector<Code> code_;
     mutable std::set<uint32_t> parts_;                 // the parts that are loaded
@@ -163,8 +174,16 @@ bool check_barrier(Block &block, uint32_t number);
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
 
-// Runs `python -m cudasim.translate ARGUMENTS`; `log` gets its standard error. Returns its exit status, -1 if that is unknown.
-int run_translator(const std::vector<std::string> &arguments, std::string &log);
+struct Translation {
+    std::string object;              // a shared object
+    std::vector<std::string> parts;  // C texts of the code that it lacks
+};
+// Returns the name of a translation in the cache: a digest of the PTX and of all that translates it.
+std::string translation_key(std::string_view ptx, bool virtual_clock);
+// Runs the translator. Returns false and sets `error` if it fails.
+bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error);
+// Compiles the C texts of parts. Returns the shared objects; those that fail are missing, and `log` says why.
+std::map<uint32_t, std::string> compile_parts(const std::map<uint32_t, std::string> &texts, std::string &log);
 
 uint64_t next_random(uint64_t &state);
 uint64_t nanoseconds(clockid_t which);

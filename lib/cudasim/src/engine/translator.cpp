@@ -3,18 +3,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <spawn.h>
+#include <sstream>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/cache.h"
 #include "engine/internal.h"
 #include "engine/sha256.h"
 
@@ -29,11 +30,6 @@ namespace {
 // Never destroyed: other threads may still translate while the process exits.
 std::mutex &translator_mutex = *new std::mutex;
 std::string &translator_python = *new std::string, &translator_path = *new std::string;
-
-std::string variable(const char *name) {
-    const char *value = getenv(name);
-    return value ? value : "";
-}
 
 std::string python() {
     std::string found = variable("CUDASIM_PYTHON");
@@ -62,30 +58,6 @@ std::string pythonpath() {
     return found;
 }
 
-// Creates a directory that belongs to this user and that no other user can write to. Returns its path, empty if that fails.
-std::string private_directory(const std::string &path) {
-    for (size_t k = 1; k <= path.size(); k++)
-        if (k == path.size() || path[k] == '/') mkdir(path.substr(0, k).c_str(), 0700);
-    struct stat found;
-    if (lstat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid() ||
-        (found.st_mode & 022))
-        return "";
-    return access(path.c_str(), W_OK) == 0 ? path : "";
-}
-
-std::string cache_directory() {
-    std::vector<std::string> places;
-    if (const std::string chosen = variable("CUDASIM_CACHE"); !chosen.empty()) places.push_back(chosen);
-    if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty())
-        places.push_back(xdg + "/gpubpf/cudasim");
-    if (const std::string home = variable("HOME"); !home.empty())
-        places.push_back(home + "/.cache/gpubpf/cudasim");
-    for (const std::string &place : places)
-        if (const std::string found = private_directory(place); !found.empty()) return found;
-    const std::string shared = "/tmp/gpubpf-" + std::to_string(geteuid());
-    return private_directory(shared).empty() ? "" : private_directory(shared + "/cudasim");
-}
-
 // Returns the paths of the Python files in a folder, sorted.
 std::vector<std::string> python_files(const std::string &folder) {
     std::vector<std::string> found;
@@ -101,23 +73,49 @@ std::vector<std::string> python_files(const std::string &folder) {
     return found;
 }
 
-// Adds what a translation depends on besides the PTX: the translator, the compiler, the host's instruction set.
-void hash_translator(Sha256 &hash, const std::string &path) {
+// Returns a digest of the files that make a translation, of their contents. They are read again only when they have changed.
+std::string translator_version(const std::string &path) {
     std::vector<std::string> files = python_files(path + "/cudasim/translate");
     for (const std::string &file : python_files(path + "/gpubpf/ptx")) files.push_back(file);
     for (const char *file :
          {"/cudasim/src/device_runtime.h", "/cudasim/src/device_abi.h", "/gpubpf/errors.py"})
         files.push_back(path + file);
+    std::string stamps;
     for (const std::string &file : files) {
         struct stat found = {};
         stat(file.c_str(), &found);
-        const int64_t stamp[3] = {found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
-        hash.add(stamp, sizeof stamp);
+        for (const int64_t part :
+             {static_cast<int64_t>(found.st_size), static_cast<int64_t>(found.st_ino),
+              static_cast<int64_t>(found.st_mtim.tv_sec), static_cast<int64_t>(found.st_mtim.tv_nsec)})
+            stamps += std::to_string(part) + " ";
     }
+    static auto &mutex = *new std::mutex;
+    static auto &known = *new std::map<std::string, std::string>;
+    std::lock_guard<std::mutex> lock(mutex);
+    std::string &version = known[path + " " + stamps];
+    if (!version.empty()) return version;
+    Sha256 hash;
+    for (const std::string &file : files) {
+        std::ostringstream text;
+        text << std::ifstream(file, std::ios::binary).rdbuf();
+        const std::string content = text.str();
+        hash.add(file.substr(path.size()));
+        hash.add(std::to_string(content.size()));
+        hash.add(content.data(), content.size());
+    }
+    return version = hash.hex();
+}
+
+// Adds what a translation depends on besides the PTX: the translator, the compiler, the host's instruction set.
+void hash_translator(Sha256 &hash) {
+    hash.add(translator_version(pythonpath()));
     hash.add(variable("CUDASIM_CC_COMPILER"));
 #ifdef __x86_64__
-    __builtin_cpu_init();
-    hash.add(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? "avx2" : "base");
+    __builtin_cpu_init();  // machine_flags() in compiler.py asks for the same
+    hash.add(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                     __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2")
+                 ? "avx2"
+                 : "base");
 #endif
     hash.add(std::to_string(CS_ABI));
 }
@@ -126,36 +124,15 @@ void hash_translator(Sha256 &hash, const std::string &path) {
 
 // Returns whether the translator must not inherit an environment variable.
 bool is_excluded(const char *entry) {
-    static const char *const prefixes[] = {"LD_",    "CUDA_INJECTION", "GPUBPF_",
-                                           "PYTHON", "MALLOC_",        "GCONV_PATH="};
+    static const char *const prefixes[] = {"LD_",     "CUDA_INJECTION", "GPUBPF_", "PYTHON",
+                                           "MALLOC_", "GCONV_PATH=",    "TMPDIR="};
     for (const char *prefix : prefixes)
         if (strncmp(entry, prefix, strlen(prefix)) == 0) return true;
     return false;
 }
 
-bool write_all(int fd, std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t n = write(fd, text.data(), text.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        text.remove_prefix(static_cast<size_t>(n));
-    }
-    return true;
-}
-
-// Writes a temporary file beside `stem` in the cache. Returns its path; empty, with `error` set, if that fails.
-std::string write_temporary(const std::string &stem, std::string_view text, TranslateError &error) {
-    std::string name = stem + "-XXXXXX";
-    const int fd = mkostemp(name.data(), O_CLOEXEC);
-    const bool written = fd >= 0 && write_all(fd, text);
-    if (fd >= 0) close(fd);
-    if (written) return name;
-    if (fd >= 0) unlink(name.c_str());
-    error = {300, "cannot write to the directory for translated modules, " + stem.substr(0, stem.rfind('/'))};
-    return "";
-}
-
-const char no_directory[] = "no private directory for translated modules; set CUDASIM_CACHE";
+const char no_room[] =
+    "cannot write to a temporary directory for translating a module; free space in /tmp, or set TMPDIR";
 
 std::mutex &images_mutex = *new std::mutex;
 auto &images = *new std::map<std::string,
@@ -170,7 +147,8 @@ void set_translator(std::string interpreter, std::string path) {
 }
 
 // -P: the working directory, which is the program's, must not provide modules.
-int run_translator(const std::vector<std::string> &arguments, std::string &log) {
+int run_translator(const std::vector<std::string> &arguments, const std::string &temporary,
+                   std::string &log) {
     const std::string interpreter = python(), path = pythonpath();
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -180,6 +158,7 @@ int run_translator(const std::vector<std::string> &arguments, std::string &log) 
     std::vector<std::string> kept;
     for (char **entry = environ; entry && *entry; entry++)
         if (!is_excluded(*entry)) kept.emplace_back(*entry);
+    kept.push_back("TMPDIR=" + temporary);
     kept.push_back("PYTHONPATH=" + path);
     kept.push_back("PYTHONDONTWRITEBYTECODE=");
     std::vector<char *> environment;
@@ -232,88 +211,109 @@ int run_translator(const std::vector<std::string> &arguments, std::string &log) 
     return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
 
-std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock) {
-    while (!ptx.empty() && ptx.back() == '\0') ptx.remove_suffix(1);
-    const std::string path = pythonpath();
+std::string translation_key(std::string_view ptx, bool virtual_clock) {
     Sha256 hash;
-    hash_translator(hash, path);
+    hash_translator(hash);
     hash.add(virtual_clock ? "virtual" : "real");
     hash.add(ptx.data(), ptx.size());
-    const std::string key = hash.hex();
+    return hash.hex();
+}
 
+bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error) {
+    const ScratchDirectory scratch;
+    if (!scratch.write("module.ptx", ptx)) {
+        error = {300, no_room};
+        return false;
+    }
+    std::vector<std::string> words = {scratch.path() + "/module.ptx", scratch.path() + "/module.so"};
+    if (virtual_clock) words.insert(words.begin(), "--virtual");
+    std::string log;
+    const int status = run_translator(words, scratch.path(), log);
+    std::optional<std::string> object = scratch.read("module.so");
+    if (!object) {
+        error = {status == 2 ? 218 : 300, log.empty() ? "the translator failed" : log};
+        return false;
+    }
+    made.object = std::move(*object);
+    while (std::optional<std::string> part =
+               scratch.read("module." + std::to_string(made.parts.size()) + ".c"))
+        made.parts.push_back(std::move(*part));
+    return true;
+}
+
+std::map<uint32_t, std::string> compile_parts(const std::map<uint32_t, std::string> &texts,
+                                              std::string &log) {
+    const ScratchDirectory scratch;
+    std::map<uint32_t, std::string> objects;
+    std::vector<std::string> words;
+    for (const auto &[number, text] : texts) {
+        const std::string stem = std::to_string(number);
+        if (!scratch.write(stem + ".c", text)) {
+            log = no_room;
+            return objects;
+        }
+        for (const char *suffix : {".c", ".so"}) words.push_back(scratch.path() + "/" + stem + suffix);
+    }
+    run_translator(words, scratch.path(), log);
+    for (const auto &[number, text] : texts)
+        if (std::optional<std::string> object = scratch.read(std::to_string(number) + ".so"))
+            objects[number] = std::move(*object);
+    return objects;
+}
+
+std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &error, bool virtual_clock) {
+    while (!ptx.empty() && ptx.back() == '\0') ptx.remove_suffix(1);
+    const std::string key = translation_key(ptx, virtual_clock);
     std::lock_guard<std::mutex> lock(images_mutex);
     if (auto found = images[key].lock()) return found;
-    const std::string directory = cache_directory();
-    if (directory.empty()) {
-        error = {300, no_directory};
-        return nullptr;
-    }
-    const std::string output = directory + "/" + key + ".so";
-    if (access(output.c_str(), R_OK) != 0) {
-        const std::string input = write_temporary(directory + "/" + key, ptx, error);
-        if (input.empty()) return nullptr;
-        std::string log;
-        std::vector<std::string> words = {input, output};
-        if (virtual_clock) words.insert(words.begin(), "--virtual");
-        const int status = run_translator(words, log);
-        unlink(input.c_str());
-        if (access(output.c_str(), R_OK) != 0) {
-            error = {status == 2 ? 218 : 300, log.empty() ? "the translator failed" : log};
-            return nullptr;
-        }
-    }
-    auto image = LoadedImage::load(output, error);
+    std::shared_ptr<LoadedImage> image;
+    if (const std::optional<std::string> object = read_cached(key + ".so"))
+        image = LoadedImage::load(key, ptx, *object, error);
     if (!image) {
-        unlink(output.c_str());
-        return nullptr;
+        Translation made;
+        if (!run_translation(ptx, virtual_clock, made, error)) return nullptr;
+        write_cached(key + ".so", made.object);
+        if (!(image = LoadedImage::load(key, ptx, made.object, error))) return nullptr;
+        image->keep_parts(std::move(made.parts));
     }
     images[key] = image;
     return image;
 }
 
 bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error) {
-    const std::string path = pythonpath();
     Sha256 hash;
-    hash_translator(hash, path);
-    struct stat linker = {};
-    stat((path + "/gpubpf/ptx/link.py").c_str(), &linker);
-    hash.add(std::to_string(linker.st_size) + " " + std::to_string(linker.st_mtim.tv_sec));
+    hash_translator(hash);
     hash.add(complete ? "link" : "check");
     for (const LinkInput &input : inputs) {
         hash.add(input.name);
+        hash.add(std::to_string(input.text.size()));
         hash.add(input.text);
     }
-    const std::string directory = cache_directory();
-    if (directory.empty()) {
-        error = {300, no_directory};
+    const std::string name = hash.hex() + ".ptx";
+    if (std::optional<std::string> found = read_cached(name)) {
+        text = std::move(*found);
+        return true;
+    }
+    const ScratchDirectory scratch;
+    std::vector<std::string> words = {complete ? "--link" : "--check", scratch.path() + "/linked.ptx"};
+    for (const LinkInput &input : inputs) {
+        const std::string file = std::to_string(words.size()) + ".ptx";
+        if (!scratch.write(file, input.text)) {
+            error = {300, no_room};
+            return false;
+        }
+        words.insert(words.end(), {input.name, scratch.path() + "/" + file});
+    }
+    std::string log;
+    const int status = run_translator(words, scratch.path(), log);
+    std::optional<std::string> linked = scratch.read("linked.ptx");
+    if (!linked) {
+        error = {status == 2 ? 218 : status == 4 ? 999 : 300, log.empty() ? "the linker failed" : log};
         return false;
     }
-    const std::string stem = directory + "/" + hash.hex(), output = stem + ".ptx";
-    auto read = [&] {
-        FILE *file = fopen(output.c_str(), "rbe");
-        if (file == nullptr) return false;
-        char part[65536];
-        text.clear();
-        for (size_t n; (n = fread(part, 1, sizeof part, file)) != 0;) text.append(part, n);
-        fclose(file);
-        return true;
-    };
-    if (read()) return true;
-    std::vector<std::string> words = {complete ? "--link" : "--check", output};
-    std::string log;
-    int status = 3;
-    bool written = true;
-    for (const LinkInput &input : inputs) {
-        const std::string file = write_temporary(stem, input.text, error);
-        if (!(written = !file.empty())) break;
-        words.insert(words.end(), {input.name, file});
-    }
-    if (written) status = run_translator(words, log);
-    for (size_t k = 3; k < words.size(); k += 2) unlink(words[k].c_str());
-    if (!written) return false;
-    if (read()) return true;
-    error = {status == 2 ? 218 : status == 4 ? 999 : 300, log.empty() ? "the linker failed" : log};
-    return false;
+    text = std::move(*linked);
+    write_cached(name, text);
+    return true;
 }
 
 }  // namespace cudasim

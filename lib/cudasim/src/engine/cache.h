@@ -1,0 +1,42 @@
+// The cache of translations: files that only this user can have written, each with a digest.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cudasim {
+
+// Returns the content that was stored under a name. Returns nothing if there is none, and for a file that is damaged, has another
+// version's format, was stored under another name, or could have been changed by another user.
+std::optional<std::string> read_cached(const std::string &name);
+
+// Stores `content` under a name, in place of whatever is there. Readers see all of it or nothing. Returns whether that succeeded;
+// without a usable directory or space, nothing is stored.
+bool write_cached(const std::string &name, std::string_view content);
+
+// Returns the path of a file in the cache, empty without a usable directory.
+std::string cached_path(const std::string &name);
+
+// A private directory for the files of one run of the translator. It is removed with its files.
+class ScratchDirectory {
+  public:
+    ScratchDirectory();
+    ScratchDirectory(const ScratchDirectory &) = delete;
+    ScratchDirectory &operator=(const ScratchDirectory &) = delete;
+    ~ScratchDirectory();
+    const std::string &path() const { return path_; }  // empty: nowhere to write
+    // Return false or nothing if the file cannot be written or read.
+    bool write(const std::string &name, std::string_view content) const;
+    std::optional<std::string> read(const std::string &name) const;
+
+  private:
+    std::string path_;
+};
+
+// Returns the value of an environment variable, "" if it is not set.
+std::string variable(const char *name);
+
+bool write_all(int file, std::string_view content);
+
+}  // namespace cudasim
