@@ -58,10 +58,11 @@ def place() -> Iterator[Path]:
 def copied(library: Path, place: Path) -> Path:
     """Return a library's copy that every user can read, in a folder with nothing else."""
     folder = place / "-".join(library.resolve().parts[-2:])
+    name = "libcuda.so.1" if library.name.startswith("libcuda.so") else library.name
     if not folder.exists():
         folder.mkdir()
-        shutil.copy(library, folder / library.name)
-    return folder / library.name
+        shutil.copy(library, folder / name)
+    return folder / name
 
 
 def calls(place: Path, wanted: str, version: str | None, rounds: int) -> list[str]:
