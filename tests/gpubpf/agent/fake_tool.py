@@ -44,15 +44,15 @@ def instrument(image: bytes, target: Target) -> Sidecar:
 
 
 def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Session:
-    """Options: the fields of Plan, SidecarBuilder and Listener, and `user`, `duration`."""
+    """Options: the fields of Plan, SidecarBuilder and Listener, and `user`, `duration`; `device` by its kind."""
     options = {
-        "device": Device("sim"),
         "map_memory": 1 << 20,
         "instrument": instrument,
         "wanted": ("vectorAdd",),
         "definitions": [DEFINITION],
         "registers": lambda sidecar, target: {"vectorAdd": (10, 12)},
     } | options
+    options["device"] = Device(options.get("device", "sim"))
     if wanted := options["wanted"]:
         options["matches"] = lambda name: name in wanted
 

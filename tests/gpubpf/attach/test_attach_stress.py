@@ -30,6 +30,7 @@ from gpubpf.process import address_space, traceable
 from gpubpf.program import BPF
 from gpubpf.session import device
 from gpubpf.show import cli
+from gpubpf_code import changed
 
 HERE = Path(__file__).parent
 TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
@@ -129,21 +130,12 @@ class State:
 
 
 def state(pid: int) -> State:
-    changed = 0
-    mapped = address_space.mappings(pid)
-    with address_space.Memory(pid) as memory:
-        for m in mapped:
-            if m.code and pid != os.getpid() and re.search(r"/lib(cuda|c)\.so", m.path):
-                with open(m.path, "rb") as file:
-                    expected = os.pread(file.fileno(), m.end - m.start, m.offset)
-                held = memory.read(m.start, len(expected))
-                changed += sum(a != b != 0xCC for a, b in zip(expected, held, strict=True)) if held != expected else 0  # fmt: skip
     return State(
         int(traceable.status(pid)["VmRSS"].split()[0]),
         len(os.listdir(f"/proc/{pid}/fd")),
         len(os.listdir(f"/proc/{pid}/task")),
-        len(mapped),
-        changed,
+        len(address_space.mappings(pid)),
+        changed(pid, r"/lib(cuda|c)\.so") if pid != os.getpid() else 0,
     )
 
 

@@ -209,6 +209,12 @@ STREAMED(cuMemcpy3DBatchAsync, Kind::D2D, Timed::Yes,
 STREAMED(cuMemcpy3DBatchAsync_v2, Kind::D2D, Timed::Yes,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream stream),
          (n, ops, flags, stream), { describe_batch(r, ops, n); }, {})
+STREAMED(cuMemcpyWithAttributesAsync, Kind::D2D, Timed::Yes,
+         (CUdeviceptr to, CUdeviceptr from, size_t size, void *attributes, CUstream stream),
+         (to, from, size, attributes, stream), { describe_batch(r, &to, &from, &size, 1); }, {})
+STREAMED(cuMemcpy3DWithAttributesAsync, Kind::D2D, Timed::Yes,
+         (CUDA_MEMCPY3D_BATCH_OP * op, unsigned long long flags, CUstream stream), (op, flags, stream),
+         { describe_batch(r, op, 1); }, {})
 
 // --- memsets ---
 
@@ -461,6 +467,8 @@ HELD_STREAMED(cuStreamBatchMemOp_v2,
     HELD_CALL(symbol##_ptsz, (StreamRef{stream, true}), PARAMETERS, ARGUMENTS)
 HELD_CALL_STREAMED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data),
                    (stream, function, data))
+HELD_CALL_STREAMED(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *data, unsigned mode),
+                   (stream, function, data, mode))
 HELD_CALL_STREAMED(cuStreamAddCallback,
                    (CUstream stream, CUstreamCallback callback, void *data, unsigned flags),
                    (stream, callback, data, flags))
