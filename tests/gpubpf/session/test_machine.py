@@ -450,6 +450,19 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
 
 
+def test_a_tool_that_does_not_read_gets_all_messages_later() -> None:
+    tool, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with tool, end, placed() as watch:
+        helper = holding._HoldHelper(end, watch)
+        for number in range(2000):
+            helper._send(late=number, comm="comes")
+        found = []
+        while len(found) < 2000:
+            found.append(json.loads(tool.recv(holding.PACKET, socket.MSG_DONTWAIT))["late"])
+            helper._send_all()
+    assert found == list(range(2000))
+
+
 def test_one_that_was_measured_and_has_ended_is_not_met_again(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
