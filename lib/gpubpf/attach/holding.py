@@ -14,7 +14,7 @@ Messages are JSON objects, one per packet. To the helper:
     release     the process continues
     done        the process continues, and is not held again. Answer: whether it called cuInit while it was attached to as it ran
     ask         a running process, and when it was seen (ns). Answer: whether to attach to it
-    lost        Answer: how many events were lost
+    lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
 
 A message with an `id` is answered by one with the same `id`, and `answer`. Other messages from the helper:
 
@@ -178,7 +178,7 @@ class _HoldHelper:
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
-            answer = self._probes.lost
+            answer = self._probes.lost, self._probes.skipped
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 

@@ -29,7 +29,7 @@ from gpubpf.images.instrument import Sidecar
 from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
-from gpubpf.session.joining import TRACED
+from gpubpf.session.joining import FORBIDDEN, TRACED
 from gpubpf.session.machine import REACHED_LATE, MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
 from gpubpf.session.session import Session
@@ -44,7 +44,6 @@ HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
 
 pytestmark = [
     pytest.mark.whole_machine,
-    pytest.mark.may_not_be_held,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(
         os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
@@ -448,6 +447,92 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
             process.kill()  # and all that it started
     assert process.returncode == 0
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
+
+
+def test_who_started_after_the_probe_is_left_to_it(built: Path) -> None:
+    """A scan for those that use a new driver file finds it before its first cuInit. It is held there, and is not late."""
+    joined = Joined(built)
+    with watching(joined) as watched:
+        process = subprocess.Popen([built / "comes", "later"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        files = set(machine._drivers(process.pid))
+        assert files and not watched._scan_processes(True, True, new=files)
+        process.communicate(b"\n", timeout=60)
+    assert joined.held == [process.pid] and not joined.ran and not joined.missed
+
+
+def test_a_driver_whose_mapping_changes_is_tried_again(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dynamic linker maps a library in several steps: a scan in between finds a range that is no more when it is opened."""
+    shutil.copy(device.LIBRARIES / "libcuda.so.1", tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    drivers, stale = machine._drivers, []
+
+    def changing(pid: int) -> dict[tuple[bytes, int], str]:
+        found = drivers(pid)
+        if pid == first.pid and found and not stale:
+            stale.append(pid)
+            return dict.fromkeys(found, f"/proc/{pid}/map_files/1000-2000")
+        return found
+
+    joined = Joined(built)
+    with watching(joined):
+        monkeypatch.setattr(machine, "_drivers", changing)
+        first = subprocess.Popen(
+            [built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        eventually(lambda: joined.missed, 20)
+        assert stale and joined.ran == [first.pid]
+        assert joined.missed == [(first.pid, "comes", REACHED_LATE)]
+        run(built, "once", env=environment)
+        assert len(joined.held) == 1
+        first.communicate(b"\n", timeout=60)
+
+
+def test_who_came_unseen_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel skipped the probe for it. The next scan finds it, and it counts as late."""
+    notes: list[str] = []
+    skipped = 0
+    joined = Joined(built)
+    monkeypatch.setattr(machine.HoldHelper, "lost", property(lambda self: (0, skipped)))
+    child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    with monkeypatch.context() as nobody:
+        nobody.setattr(machine, "_drivers", lambda pid: {})
+        watched = MachineWatcher(joined.join, joined.miss, notes.append)
+        watched.start()
+    try:
+        time.sleep(2 * machine.MIN_SCAN_INTERVAL)
+        assert not joined.ran
+        skipped = 1
+        eventually(lambda: joined.missed, 20)
+    finally:
+        watched.close()
+        child.communicate(b"\n", timeout=60)
+    assert joined.missed == [(child.pid, "comes", REACHED_LATE)] and joined.ran == [child.pid]
+    assert sum("skipped" in note for note in notes) == 1
+
+
+def test_what_the_kernel_skipped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with placed() as watch:
+        assert watch.skipped == 0
+        monkeypatch.setattr(bpf_syscall, "statistics", lambda program: bpf_syscall.Statistics(7, 0, 3))
+        assert watch.skipped == 3
+
+
+def test_who_fails_to_join_for_an_unknown_reason_is_missed(built: Path) -> None:
+    class Failing(Joined):
+        def join(self, pid: int, tid: int | None) -> str | None:
+            raise RuntimeError("a mistake")
+
+    joined = Failing(built)
+    with watching(joined):
+        process = subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL)
+        assert process.wait(60) == 0
+        eventually(lambda: process.pid in [pid for pid, _, _ in joined.missed], 20)
+    # Programs of others are asked for as well.
+    assert [why for pid, _, why in joined.missed if pid == process.pid] == [FORBIDDEN]
 
 
 def test_a_tool_that_does_not_read_gets_all_messages_later() -> None:
