@@ -474,11 +474,12 @@ def test_a_driver_whose_mapping_changes_is_tried_again(
     """The dynamic linker maps a library in several steps: a scan in between finds a range that is no more when it is opened."""
     shutil.copy(device.LIBRARIES / "libcuda.so.1", tmp_path)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    own = os.stat(tmp_path / "libcuda.so.1").st_ino
     drivers, stale = machine._drivers, []
 
     def changing(pid: int) -> dict[tuple[bytes, int], str]:
         found = drivers(pid)
-        if pid == first.pid and found and not stale:
+        if not stale and own in (inode for _, inode in found):
             stale.append(pid)
             return dict.fromkeys(found, f"/proc/{pid}/map_files/1000-2000")
         return found
