@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "may_not_be_held: tried three times; a process is rarely not held at a uprobe, and the cause is not known yet",
+        "may_not_be_held: tried three times; on a busy machine, the hold helper may run too late to hold a process",
     )
     config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"

@@ -334,6 +334,14 @@ class CuInitProbes:
         value = bpf_syscall.lookup(self._maps["lost"], bytes(4), 8)
         return int.from_bytes(value or b"", "little")
 
+    @property
+    def skipped(self) -> int:
+        """How often the kernel did not run the program at cuInit, because the CPU was inside another program or bpf(2).
+
+        Kernels since 6.0 always run it. Kernels before 5.12 do not count this.
+        """
+        return bpf_syscall.statistics(self._cuinit_program).missed
+
 
 def _prebuilt_program() -> Program:
     """Return the compiled PROGRAM. Tests check that it is current."""

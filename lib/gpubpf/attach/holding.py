@@ -14,7 +14,7 @@ Messages are JSON objects, one per packet. To the helper:
     release     the process continues
     done        the process continues, and is not held again. Answer: whether it called cuInit while it was attached to as it ran
     ask         a running process, and when it was seen (ns). Answer: whether to attach to it
-    lost        Answer: how many events were lost
+    lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
 
 A message with an `id` is answered by one with the same `id`, and `answer`. Other messages from the helper:
 
@@ -34,6 +34,7 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,7 @@ class _HoldHelper:
         self._forgotten: dict[int, int] = {}
         # Processes that called cuInit while the tool attached to them as they ran.
         self._overtaken: set[int] = set()
+        self._unsent: deque[bytes] = deque()  # messages to the tool
 
     def run(self) -> None:
         while True:
@@ -113,6 +115,7 @@ class _HoldHelper:
                         self._release(pid)
                     return
                 self._handle(message)
+            self._send_all()
             self._leaving = [thread for thread in self._leaving if not self._detached(thread)]
             for arrival in list(self._arrivals.values()):
                 if self._arrivals.get(arrival.pid) is arrival:
@@ -133,7 +136,7 @@ class _HoldHelper:
             for thread in arrival.threads.values()
         ):
             return 50e-6
-        return 0.05 if self._arrivals else None
+        return 0.05 if self._arrivals or self._unsent else None
 
     # --- messages of the tool ---
 
@@ -148,8 +151,15 @@ class _HoldHelper:
         return dict(json.loads(data)) if data else {}
 
     def _send(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the tool has exited, or does not read; the helper does not wait
-            self._connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+        self._unsent.append(json.dumps(message).encode())
+        self._send_all()
+
+    def _send_all(self) -> None:
+        """Send the messages that the tool has room for. The helper does not wait: the tool may be stopped, and reads them later."""
+        with contextlib.suppress(OSError):  # the tool has exited, which `_received` finds out
+            while self._unsent:
+                self._connection.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._unsent.popleft()
 
     def _handle(self, message: dict[str, Any]) -> None:
         answer: Any = None
@@ -168,7 +178,7 @@ class _HoldHelper:
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
-            answer = self._probes.lost
+            answer = self._probes.lost, self._probes.skipped
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 

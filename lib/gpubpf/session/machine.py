@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import queue
@@ -39,7 +40,7 @@ from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
 from gpubpf.process import target_files, traceable
 from gpubpf.session import device
-from gpubpf.session.joining import TRACED
+from gpubpf.session.joining import FORBIDDEN, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
 # All in seconds.
@@ -57,6 +58,7 @@ REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before a
 JOINS = 8  # processes that are attached to at the same time
 _DRIVER = libraries.LibraryNames("libcuda.so")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
+_NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # instead of the time of a probe
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
 
@@ -69,7 +71,7 @@ class MachineWatcher:
     note: gets notices for the user.
     All three are called from several threads. `start` and `close` belong to the session's main thread. A scanner thread looks for
     processes, the thread of `HoldHelper` reports new ones, and a pool of JOINS threads attaches to them. They share
-    only `_next_scan`, with single dict operations.
+    only `_next_scan` and `_probed_files`, with single dict operations.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class MachineWatcher:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
-        self._probed_files: set[_FileId] = set()
+        # When the probe on a file was in place, CLOCK_BOOTTIME; _NO_DRIVER: it is no driver; _NO_PROBE: it is, but has no probe.
+        self._probed_files: dict[_FileId, float] = {}
         # Pid → when (time.monotonic), interval in seconds.
         self._next_scan: dict[int, tuple[float, float]] = {}
-        self._lost_before = 0  # `HoldHelper.lost` at the last scan
-        self._probes_since = 0.0  # when the first probes were in place, CLOCK_BOOTTIME
+        self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
 
     def start(self) -> None:
         """Return when new processes will be held, and running ones have been attached to. Raises SessionError."""
@@ -94,10 +96,10 @@ class MachineWatcher:
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
         self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
         try:
-            placed = [self._probe_driver(path) for path in libraries.files(_DRIVER, also=[device.LIBRARIES])]
-            self._probes_since = time.clock_gettime(time.CLOCK_BOOTTIME)
-            wait(self._scan_processes(True, late=False), FIRST_JOINS_WAIT)
-            if not any(placed) and not self._probed_files:
+            for path in libraries.files(_DRIVER, also=[device.LIBRARIES]):
+                self._probe_driver(path)
+            wait(self._scan(late=False, everything=True), FIRST_JOINS_WAIT)
+            if set(self._probed_files.values()) <= {_NO_DRIVER}:
                 self._note("no CUDA driver found yet; waiting for a process that loads one")
         except BaseException:
             self.close()
@@ -134,6 +136,10 @@ class MachineWatcher:
                 self._missed(pid, comm, TRACED)
                 return
             reason = self._join(pid, held.tid if held is not None else None)
+        except Exception as error:
+            self._missed(pid, comm, FORBIDDEN)
+            self._note(f"pid {pid} ({comm}) cannot be traced: {error!r}")
+            raise
         finally:
             overtaken = self._hold_helper.finish(pid)
         if reason is None and (late or overtaken or (held is not None and held.late)):
@@ -143,20 +149,31 @@ class MachineWatcher:
 
     def _scan_loop(self) -> None:
         while not self._closing.wait(MIN_SCAN_INTERVAL):
-            lost, placed = self._hold_helper.lost, set(self._probed_files)
-            self._scan_processes(lost != self._lost_before, late=True)
-            # Other processes may use these files since before the probes.
-            if new := self._probed_files - placed:
-                self._scan_processes(True, late=True, new=new)
+            lost = self._hold_helper.lost
+            if lost[1] and not self._lost_before[1]:
+                self._note(
+                    "the kernel skipped a probe; new processes may be attached late, and short ones missed"
+                )
+            self._scan(late=True, lost=lost != self._lost_before)
             self._lost_before = lost
 
-    def _scan_processes(
-        self, everything: bool, late: bool, new: Set[_FileId] | None = None
-    ) -> list[Future[None]]:
-        """Scan processes that are due, or all (`everything`), for driver files; return the attachments that this started.
+    def _scan(self, late: bool, everything: bool = False, lost: bool = False) -> list[Future[None]]:
+        """Scan processes that are due, or all (`everything`, `lost`), for driver files; return the attachments that this started.
 
-        It attaches to a process that mapped a driver (with `new`: one of these files) before there was a probe on that driver.
-        `late`: count these processes as reached late."""
+        `late`: count these processes as reached late. `lost`: the probes did not report every process."""
+        before = set(self._probed_files)
+        joins = self._scan_processes(late, everything or lost, lost)
+        # Other processes may use these files since before the probes.
+        if new := self._probed_files.keys() - before:
+            joins += self._scan_processes(late, True, new=new)
+        return joins
+
+    def _scan_processes(
+        self, late: bool, everything: bool, lost: bool = False, new: Set[_FileId] | None = None
+    ) -> list[Future[None]]:
+        """Attach to processes that may have mapped a driver (with `new`: one of these files) before there was a probe on it.
+
+        A process that started after that is left to the probe: if it is not held yet, it has not called cuInit."""
         now = time.monotonic()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
         for pid in self._next_scan.keys() - pids:
@@ -170,50 +187,59 @@ class MachineWatcher:
             self._next_scan[pid] = now + pause, pause
             seen = time.monotonic_ns()
             files = _drivers(pid)
-            placed = [
-                self._probe_driver(path, file)
-                for file, path in files.items()
-                if file not in self._probed_files
+            untried = files.keys() - self._probed_files.keys()
+            for file in untried:
+                self._probe_driver(files[file], file)
+            # When each file got its probe.
+            probed = [
+                since
+                for file in files
+                if (since := self._probed_files.get(file, _NO_DRIVER)) == _NO_PROBE
+                or file in untried
+                or (everything and (new is None or file in new))
             ]
-            relevant = any(placed) or (everything and any(new is None or file in new for file in files))
-            # At the first scan, a process that started after the probes were in place will be held by them.
-            if (
-                relevant
-                and (late or _started(pid) <= self._probes_since)
-                and self._hold_helper.claim(pid, seen)
+            started = _started(pid) if probed else 0.0
+            if any(since != _NO_DRIVER if lost else started <= since for since in probed) and (
+                self._hold_helper.claim(pid, seen)
             ):
                 comm = traceable.status(pid).get("Name", "")
                 joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 
-    def _probe_driver(self, path: str, file: _FileId | None = None) -> bool:
-        """Put a probe on cuInit of a driver file, and return whether that worked. `file`: its id in /proc/PID/maps, if known."""
-        if file is not None:
-            self._probed_files.add(file)  # even if it fails: try each file once
-        found: Future[tuple[int, _FileId] | None] = Future()
-        threading.Thread(
-            target=lambda: found.set_result(_cu_init(path)), name="gpubpf-file", daemon=True
-        ).start()
+    def _probe_driver(self, path: str, file: _FileId | None = None) -> None:
+        """Put a probe on cuInit of a driver file. `file`: its id in /proc/PID/maps, if known."""
+        placing = threading.Thread(
+            target=self._place_probe, args=(path, file), name="gpubpf-file", daemon=True
+        )
+        placing.start()
+        placing.join(FILE_WAIT)
+        if placing.is_alive() and file is not None:
+            # The traced process itself may serve that file system (FUSE).
+            self._probed_files.setdefault(file, _NO_PROBE)
+
+    def _place_probe(self, path: str, file: _FileId | None) -> None:
+        """Put a probe on cuInit of a driver file, and note that. Each file is tried once, unless it disappears."""
+        files: list[_FileId] = [] if file is None else [file]
+        placed = _NO_PROBE
         try:
-            probe = found.result(FILE_WAIT)
-        except TimeoutError:  # the traced process itself may serve that file system (FUSE)
-            return False
-        if probe is None or not self._hold_helper.add_probe(path, probe[0]):
-            return False
-        self._probed_files.add(probe[1])
-        return True
-
-
-def _cu_init(path: str) -> tuple[int, _FileId] | None:
-    """Return the file offset of cuInit in a driver file, and the file's id; None: it is not a driver, or cannot be read."""
-    with contextlib.suppress(OSError), open(target_files.open_regular(path), "rb") as opened:
-        driver = elf.LoadedFile(opened.fileno())
-        found = elf.exports(driver).get("cuInit")
-        state = os.fstat(opened.fileno())
-        if found is not None:
-            place = b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev))
-            return driver.offset(found.address), (place, state.st_ino)
-    return None
+            with open(target_files.open_regular(path), "rb") as opened:
+                driver = elf.LoadedFile(opened.fileno())
+                if (found := elf.exports(driver).get("cuInit")) is None:
+                    placed = _NO_DRIVER
+                else:
+                    state = os.fstat(opened.fileno())
+                    files.append(
+                        (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
+                    )
+                    # `path` may lead nowhere by now: the dynamic linker changes mappings.
+                    open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
+                    if self._hold_helper.add_probe(open_file, driver.offset(found.address)):
+                        placed = time.clock_gettime(time.CLOCK_BOOTTIME)
+        except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
+            return
+        except OSError:
+            pass
+        self._probed_files.update(dict.fromkeys(files, placed))
 
 
 def _started_by_a_tool(pid: int) -> bool:
@@ -336,9 +362,10 @@ class HoldHelper:
         return overtaken
 
     @property
-    def lost(self) -> int:
-        """The number of new processes that the helper's probes saw but could not report."""
-        return int(self._request(lost=True) or 0)
+    def lost(self) -> tuple[int, int]:
+        """The number of new processes that the helper's probes saw but could not report, and how often the kernel skipped a probe."""
+        reported, skipped = self._request(lost=True) or (0, 0)
+        return int(reported), int(skipped)
 
     def _request(self, **message: Any) -> Any:
         """Send a request, and return the helper's answer; None if it did not answer."""

@@ -52,6 +52,10 @@ int main(int argc, char **argv) {
     come(NULL);
     char line;
     if (read(0, &line, 1) < 0) return 5;
+  } else if (strcmp(how, "later") == 0) {
+    char line;
+    if (puts("ready") < 0 || fflush(stdout) || read(0, &line, 1) < 0) return 5;
+    come(NULL);
   } else {
     come(NULL);
   }

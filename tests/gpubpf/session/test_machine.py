@@ -29,7 +29,7 @@ from gpubpf.images.instrument import Sidecar
 from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace
 from gpubpf.session import device, machine
 from gpubpf.session.joining import ENDED as ENDED_EARLY
-from gpubpf.session.joining import TRACED
+from gpubpf.session.joining import FORBIDDEN, TRACED
 from gpubpf.session.machine import REACHED_LATE, MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
 from gpubpf.session.session import Session
@@ -44,7 +44,6 @@ HEADER = next((place for place in HEADERS if (place / "cuda.h").exists()), None)
 
 pytestmark = [
     pytest.mark.whole_machine,
-    pytest.mark.may_not_be_held,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(
         os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
@@ -210,6 +209,7 @@ def test_all_is_seen_in_the_middle_of_somebodys_look_at_a_map(
     assert seen == [CALLED_CUINIT, EXECUTED, CALLED_CUINIT, ENDED]
 
 
+@pytest.mark.may_not_be_held
 def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:
     joined = Joined(built, lambda pid: time.sleep(0.2))
     with watching(joined):
@@ -242,6 +242,7 @@ def test_all_its_threads_wait(built: Path) -> None:
     assert len(ends) == 4 and len(joined.held) + len(joined.ran) == 1
 
 
+@pytest.mark.may_not_be_held
 def test_nobody_sees_a_stop(built: Path) -> None:
     joined = Joined(built, lambda pid: time.sleep(0.1))
     with watching(joined):
@@ -272,6 +273,7 @@ def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
     assert [reason for _, _, reason in joined.missed] == [TRACED] and not joined.held and not joined.ran
 
 
+@pytest.mark.may_not_be_held
 def test_who_can_make_no_thread_goes_on(built: Path) -> None:
     reasons: list[str | None] = []
 
@@ -305,6 +307,7 @@ def test_those_that_run_join_first(built: Path) -> None:
     assert child.returncode == 0
 
 
+@pytest.mark.may_not_be_held
 def test_it_is_let_go_when_joining_takes_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "HOLD", 0.3)
     monkeypatch.setattr(machine, "LEAVE", 0.1)
@@ -413,6 +416,7 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     assert parked >= 20 and min(turns.values()) > 10, (parked, turns)
 
 
+@pytest.mark.may_not_be_held
 def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None:
     """A copy that no process had mapped before: found, and measured from then on. The next one is held."""
     script = (
@@ -450,6 +454,109 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
 
 
+@pytest.mark.may_not_be_held
+def test_who_started_after_the_probe_is_left_to_it(built: Path) -> None:
+    """A scan for those that use a new driver file finds it before its first cuInit. It is held there, and is not late."""
+    joined = Joined(built)
+    with watching(joined) as watched:
+        process = subprocess.Popen([built / "comes", "later"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        files = set(machine._drivers(process.pid))
+        assert files and not watched._scan_processes(True, True, new=files)
+        process.communicate(b"\n", timeout=60)
+    assert joined.held == [process.pid] and not joined.ran and not joined.missed
+
+
+@pytest.mark.may_not_be_held
+def test_a_driver_whose_mapping_changes_is_tried_again(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dynamic linker maps a library in several steps: a scan in between finds a range that is no more when it is opened."""
+    shutil.copy(device.LIBRARIES / "libcuda.so.1", tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    own = os.stat(tmp_path / "libcuda.so.1").st_ino
+    drivers, stale = machine._drivers, []
+
+    def changing(pid: int) -> dict[tuple[bytes, int], str]:
+        found = drivers(pid)
+        if not stale and own in (inode for _, inode in found):
+            stale.append(pid)
+            return dict.fromkeys(found, f"/proc/{pid}/map_files/1000-2000")
+        return found
+
+    joined = Joined(built)
+    with watching(joined):
+        monkeypatch.setattr(machine, "_drivers", changing)
+        first = subprocess.Popen(
+            [built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        eventually(lambda: joined.missed, 20)
+        assert stale and joined.ran == [first.pid]
+        assert joined.missed == [(first.pid, "comes", REACHED_LATE)]
+        run(built, "once", env=environment)
+        assert len(joined.held) == 1
+        first.communicate(b"\n", timeout=60)
+
+
+def test_who_came_unseen_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel skipped the probe for it. The next scan finds it, and it counts as late."""
+    notes: list[str] = []
+    skipped = 0
+    joined = Joined(built)
+    monkeypatch.setattr(machine.HoldHelper, "lost", property(lambda self: (0, skipped)))
+    child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    with monkeypatch.context() as nobody:
+        nobody.setattr(machine, "_drivers", lambda pid: {})
+        watched = MachineWatcher(joined.join, joined.miss, notes.append)
+        watched.start()
+    try:
+        time.sleep(2 * machine.MIN_SCAN_INTERVAL)
+        assert not joined.ran
+        skipped = 1
+        eventually(lambda: joined.missed, 20)
+    finally:
+        watched.close()
+        child.communicate(b"\n", timeout=60)
+    assert joined.missed == [(child.pid, "comes", REACHED_LATE)] and joined.ran == [child.pid]
+    assert sum("skipped" in note for note in notes) == 1
+
+
+def test_what_the_kernel_skipped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with placed() as watch:
+        assert watch.skipped == 0
+        monkeypatch.setattr(bpf_syscall, "statistics", lambda program: bpf_syscall.Statistics(7, 0, 3))
+        assert watch.skipped == 3
+
+
+def test_who_fails_to_join_for_an_unknown_reason_is_missed(built: Path) -> None:
+    class Failing(Joined):
+        def join(self, pid: int, tid: int | None) -> str | None:
+            raise RuntimeError("a mistake")
+
+    joined = Failing(built)
+    with watching(joined):
+        process = subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL)
+        assert process.wait(60) == 0
+        eventually(lambda: process.pid in [pid for pid, _, _ in joined.missed], 20)
+    # Programs of others are asked for as well.
+    assert [why for pid, _, why in joined.missed if pid == process.pid] == [FORBIDDEN]
+
+
+def test_a_tool_that_does_not_read_gets_all_messages_later() -> None:
+    tool, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with tool, end, placed() as watch:
+        helper = holding._HoldHelper(end, watch)
+        for number in range(2000):
+            helper._send(late=number, comm="comes")
+        found = []
+        while len(found) < 2000:
+            found.append(json.loads(tool.recv(holding.PACKET, socket.MSG_DONTWAIT))["late"])
+            helper._send_all()
+    assert found == list(range(2000))
+
+
+@pytest.mark.may_not_be_held
 def test_one_that_was_measured_and_has_ended_is_not_met_again(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +575,7 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
     assert joined.held == [process.pid] and not joined.missed
 
 
+@pytest.mark.may_not_be_held
 def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one was let go, as joining took long. The second one is held until the tool is done with that, and joins then."""
     monkeypatch.setattr(machine, "HOLD", 0.2)
@@ -531,6 +639,7 @@ def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
     assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
 
 
+@pytest.mark.may_not_be_held
 @pytest.mark.parametrize("how", ["executes", "ends"])
 def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, how: str) -> None:
     """As one of /proc that had the number before is asked for, is joining, and has ended or executes another program."""
