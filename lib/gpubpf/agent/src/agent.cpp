@@ -585,7 +585,7 @@ bool open_connection(Connection &c, const char *name) {
     return false;
 }
 
-// Sends the first messages, with the control block and the marker.
+// Sends the first messages, with the control block and the stubs.
 void say_hello() {
     int version = 0;  // 12080 for CUDA 12.8
     if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
