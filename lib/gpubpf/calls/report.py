@@ -125,14 +125,16 @@ class CallReport:
         if self._processes.waiting and early and not inputs.processes.stopped and not inputs.calls.seen:
             return EARLY_TICK
         self._processes.check_calls()
-        inputs.kernels.read(inputs.calls.host)
+        events = inputs.calls.events() if inputs.calls.options.events else None
+        launched = inputs.calls.launched() if events is None else ()
+        inputs.kernels.read(inputs.calls.host)  # after the launches, whose kernels were named before
         inputs.delay_probes.tick()
         if self._driver is not None:
             self._driver.read(self._processes.is_traced)
-        if inputs.calls.options.events:
-            self._read_events()
+        if events is not None:
+            self._take_events(events)
         else:
-            for pid, handle in inputs.calls.launched():  # now, as the process may end before the report
+            for pid, handle in launched:  # now, as the process may end before the report
                 inputs.kernels.name(pid, handle)
             self._read_dispatches(None)
         inputs.processes.unread = self._out.closed and (self._trace is None or not self._trace.open)
@@ -145,9 +147,8 @@ class CallReport:
         times = self._inputs.kernel_times
         return times.take(events, self._inputs.processes.stopped) if times is not None else []
 
-    def _read_events(self) -> None:
+    def _take_events(self, events: Any) -> None:
         args, name_of = self._args, self._inputs.kernels.name
-        events = self._inputs.calls.events()
         if self._selected is not None:
             events = self._selected.add(events, self._kernels, name_of)
         if self._slow is not None:
