@@ -2,6 +2,8 @@
 // `steady` all the time in another stream, directly and in graphs that it captures, and checks what it did. Lines on stdin, each answered with one:
 //   start    launches `endless`, and waits until it runs
 //   stop     has it end
+//   capture  begins to capture a blocking stream, and puts `steady` into the capture
+//   captured ends the capture
 //   load     loads a module with `fresh`
 //   fresh    launches that, and checks what it did
 //   behind   another thread launches `steady` three times behind that
@@ -114,9 +116,10 @@ int main(int argc, char **argv) {
   check(cuCtxSetCurrent(common), "cuCtxSetCurrent");
   check(cuMemHostAlloc((void **)&host, 8, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
   check(cuMemHostGetDevicePointer(&flags, (void *)host, 0), "cuMemHostGetDevicePointer");
-  CUstream large;
+  CUstream large, blocking;
   CUdeviceptr out;
   check(cuStreamCreate(&large, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  check(cuStreamCreate(&blocking, CU_STREAM_DEFAULT), "cuStreamCreate");
   check(cuMemAlloc(&out, 4), "cuMemAlloc");
   check(cuMemAlloc(&unread, 4), "cuMemAlloc");
   if (own) check(cuCtxCreate(&its, NULL, 0, device), "cuCtxCreate");
@@ -138,6 +141,14 @@ int main(int argc, char **argv) {
     } else if (!strncmp(line, "stop", 4)) {
       host[0] = 1;
       check(cuStreamSynchronize(stream), "cuStreamSynchronize");
+    } else if (!strncmp(line, "captured", 8)) {
+      CUgraph graph;
+      check(cuStreamEndCapture(blocking, &graph), "cuStreamEndCapture");
+      check(cuGraphDestroy(graph), "cuGraphDestroy");
+    } else if (!strncmp(line, "capture", 7)) {
+      void *parameters[] = {&unread};
+      check(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
+      check(cuLaunchKernel(steady, 4, 1, 1, 32, 1, 1, 0, blocking, parameters, 0), "cuLaunchKernel, captured");
     } else if (!strncmp(line, "load", 4)) {
       CUmodule m;
       check(cuModuleLoadData(&m, fresh_text), "cuModuleLoadData");

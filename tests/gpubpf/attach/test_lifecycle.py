@@ -358,6 +358,18 @@ def measure_steady(pid: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.parametrize("seconds", ["0.01", "0.5"])
+def test_a_capture_goes_on_while_a_tool_comes_and_leaves(endless: Path, seconds: str) -> None:
+    """To wait for the context would end the capture."""
+    with endless_program(endless, "0") as program:
+        program.say("capture")
+        command = [sys.executable, TOOLS / "threadhist.py", "-p", str(program.process.pid), "-d", seconds]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        assert "attached to" in done.stderr
+        program.say("captured")
+        program.end()
+
+
 @contextlib.contextmanager
 def measured_while_a_launch_waits(endless: Path) -> Iterator[tuple[Endless, subprocess.Popen[str]]]:
     """The stream has no room, because the endless kernel runs."""

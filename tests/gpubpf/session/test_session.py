@@ -219,7 +219,9 @@ def test_a_variable_that_is_not_found_is_the_reason(target: Path) -> None:
         )
 
     reasons = measure([str(target)], instrument=with_variable)["summary"]["not_instrumented"]
-    assert reasons == {"variables": 23}  # the fake driver knows no globals, not even the copy's table
+    assert reasons == {
+        "the copy cannot use the variables": 23
+    }  # the fake driver knows no globals, not even the copy's table
 
 
 def test_a_driver_that_rejects_the_copy(target: Path) -> None:

@@ -406,6 +406,8 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start);
 void drain(Context &context, bool timed = true);
 void flush_printf(Context &context);
 
+// Returns whether a stream that synchronises with the legacy stream is being captured.
+bool captures_blocking_stream(const std::shared_ptr<Context> &context);
 // Checks whether a potentially unsafe call, such as an allocation, is allowed. A capture that prohibits it is
 // invalidated (cuThreadExchangeStreamCaptureMode).
 CUresult check_unsafe_call();

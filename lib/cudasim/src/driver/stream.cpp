@@ -207,6 +207,14 @@ CUresult invalidate_capture(const std::shared_ptr<Context> &context, const std::
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+bool captures_blocking_stream(const std::shared_ptr<Context> &context) {
+    std::lock_guard lock(captures().mutex);
+    for (const std::shared_ptr<Capture> &capture : captures().active)
+        for (const std::shared_ptr<Stream> &stream : capture->streams)
+            if (stream->blocking() && stream->context.lock() == context) return true;
+    return false;
+}
+
 // The rules are those of cuThreadExchangeStreamCaptureMode (CUDA driver API).
 CUresult check_unsafe_call() {
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;

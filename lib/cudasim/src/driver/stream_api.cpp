@@ -597,6 +597,8 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) {
     if (CUresult status = find_stream(handle, stream, context)) return status;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(context->mutex);
+    // The query does no harm to the capture (CUDA driver API, cuStreamIsCapturing).
+    if (stream->legacy && captures_blocking_stream(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *out = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;

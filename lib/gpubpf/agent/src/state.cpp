@@ -147,6 +147,13 @@ Context *Registry::current() {
     return context(handle);
 }
 
+std::vector<Context *> Registry::all_contexts() {
+    std::lock_guard<std::mutex> hold(lock);
+    std::vector<Context *> all;
+    for (const auto &c : contexts) all.push_back(c.second);
+    return all;
+}
+
 Kernel *Registry::kernel(Module *module, const std::string &name) {
     Kernel *&known_kernel = module->kernels[name];
     if (known_kernel) return known_kernel;

@@ -310,6 +310,7 @@ struct Registry {
     // handle.
     Context *context(CUcontext handle, bool made = false);
     Context *current();
+    std::vector<Context *> all_contexts();
     Kernel *kernel(Module *module, const std::string &name);  // with lock held
     void record(Module *module, Context *context, const void *handle, const char *name);
     void forget(Module *module);  // with lock held: the module's handles mean nothing from now on

@@ -229,17 +229,6 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     close(fd);
 }
 
-std::vector<Context *> contexts() {
-    std::lock_guard<std::mutex> hold(registry().lock);
-    std::vector<Context *> all;
-    for (auto &c : registry().contexts) all.push_back(c.second);
-    return all;
-}
-
-}  // namespace
-
-namespace {
-
 // A thread that waits for a context, as long as kernels run there. A context has at most one, even across
 // attachments.
 struct Idle {
@@ -264,7 +253,7 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
         bool may = true;
         if (goes_on) {
             Visit visit;
-            may = attachment.load() && !registry().captures.load();
+            may = attachment.load() && may_enter(captured_now);
         }
         CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
         driver.cuCtxPopCurrent_v2(&popped);
@@ -280,7 +269,7 @@ const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
 // thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
     auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
-    while (goes_on && registry().captures.load()) {
+    while (goes_on && captured_now()) {
         if (std::chrono::steady_clock::now() > until) return false;
         usleep(500);
     }
@@ -311,7 +300,7 @@ bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     bool all = true;
-    for (Context *c : contexts()) {
+    for (Context *c : registry().all_contexts()) {
         if (!lock_within(c->busy, wait_ms + 1000)) {
             all = false;
             continue;
@@ -330,7 +319,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
 }
 
 void read_maps() {
-    for (Context *c : contexts()) {
+    for (Context *c : registry().all_contexts()) {
         if (!lock_within(c->busy, 1000)) continue;
         std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
         if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, 0);
@@ -338,7 +327,7 @@ void read_maps() {
 }
 
 void calibrate_all() {
-    for (Context *c : contexts()) {
+    for (Context *c : registry().all_contexts()) {
         if (!lock_within(c->busy, 10)) continue;
         std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
         Current current(*c);
@@ -381,7 +370,7 @@ void drop_context(Context *context) {
 }
 
 void enlarge_pools() {
-    for (Context *c : contexts()) {
+    for (Context *c : registry().all_contexts()) {
         {
             std::lock_guard<std::mutex> hold(c->memory);
             if (!c->wanted) continue;

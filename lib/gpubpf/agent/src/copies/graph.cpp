@@ -78,12 +78,7 @@ std::shared_ptr<Exec> find(CUgraphExec handle) {
 }
 
 Copy *copy_with(CUfunction function) {
-    std::vector<Context *> contexts;
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        for (auto &c : registry().contexts) contexts.push_back(c.second);
-    }
-    for (Context *c : contexts) {
+    for (Context *c : registry().all_contexts()) {
         std::lock_guard<std::mutex> hold(c->memory);
         for (Copy *copy : c->copies)
             if (copy->function == function) return copy;

@@ -33,12 +33,12 @@ struct Swap {
     void *extra_array[5];
 };
 
-// Finds a copy that can be launched in this shape, and its memory. Counts nothing.
 struct Choice {
     Copy *copy = nullptr;
     Instance *instance = nullptr;
     const uint8_t *block = nullptr;  // complete except for the launch id
 };
+// Finds a copy that can be launched in this shape, and its memory. Counts nothing. Returns the outcome.
 uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice);
 // Fills in `swap`: the application's parameters, followed by the launch block. Returns false if the
 // parameters make no sense.

@@ -536,11 +536,8 @@ void install_pending() {
         state->watching = std::make_unique<Watching>();
         state->watched = Clock::now();
     }
-    std::set<Context *> contexts, ready;
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        for (auto &c : registry().contexts) contexts.insert(c.second);
-    }
+    const std::vector<Context *> contexts = registry().all_contexts();
+    std::set<Context *> ready;
     for (Context *c : contexts) {
         bool wanted = false;
         for (auto &w : work) wanted = wanted || !w.second || w.second == c;

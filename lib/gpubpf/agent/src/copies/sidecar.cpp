@@ -398,11 +398,13 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
     const char *failed = nullptr;
     CUresult result = CUDA_SUCCESS;
     std::map<std::string, std::string> missing;
-    if (!current.ok() || !load || !get_function) failed = "the driver lacks a function";
+    if (!load || !get_function) failed = "the driver lacks a function";
+    else if (!current.ok()) failed = "the CUDA context cannot be used";
     else if (!prepare_context(*context)) failed = "no memory for maps";
     else if (!idle && (result = load(&sidecar, answer->image.data())) != CUDA_SUCCESS)
         failed = "the driver rejects the copy";
-    else if (!fill_variables(*module, sidecar, *answer, *context, missing)) failed = "variables";
+    else if (!fill_variables(*module, sidecar, *answer, *context, missing))
+        failed = "the copy cannot use the variables";
     if (!idle) {
         context->sidecars.push_back({module, sidecar, answer, std::vector<Copy *>(kernels.size())});
         idle = &context->sidecars.back();

@@ -119,19 +119,6 @@ std::shared_ptr<Waiter> waiter_of(CUcontext context) {
     return known;
 }
 
-// Also true if an earlier capture may not have been noticed yet.
-bool captured_now() {
-    const bool settles =
-        agent.late && Clock::now().time_since_epoch() < Clock::duration(all->since.load()) + kSettle;
-    if (settles || registry().captures.load()) return true;
-    // While a blocking stream is captured, this query on the legacy stream reports it and does no harm (CUDA
-    // driver API, cuStreamIsCapturing).
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return driver.cuStreamIsCapturing &&
-           (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS ||
-            status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
 // Returns a number. When `done` reaches it, everything that was launched in the context before this call is
 // finished.
 uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
@@ -281,7 +268,11 @@ int64_t hold_launches() noexcept {
     return before < count(now) && launches_held.compare_exchange_strong(before, until) ? until : 0;
 }
 
-LaunchesHeld::LaunchesHeld() : until_(hold_launches()) {}
+LaunchesHeld::LaunchesHeld() : LaunchesHeld(hold_launches()) {}
+
+LaunchesHeld::LaunchesHeld(int64_t until)
+    : until_(until),
+      latest_(until - Clock::duration(kToAsk).count() + Clock::duration(kInAll - kToAsk).count()) {}
 
 LaunchesHeld::~LaunchesHeld() {
     if (until_) launches_held.compare_exchange_strong(until_, 0);
@@ -303,11 +294,10 @@ bool LaunchesHeld::nothing_runs(Context &context) {
     bool quiet = false;
     quietly([&] {
         Current current(context);
-        const Clock::time_point last = Clock::now() + kInAll - kToAsk;
         while (current.ok() && !quiet) {
             const State state = state_of(context, &Busy::comes_to_its_end);
             quiet = state == State::Quiet && launches_held.load() == until_ && count(Clock::now()) < until_;
-            if (quiet || Clock::now() >= last) break;
+            if (quiet || count(Clock::now()) >= latest_) break;
             // Work that runs as long as expected would block the driver, and so the program, for that long.
             if (count(Clock::now() + milliseconds(2)) >= until_ &&
                 !(state == State::Moving && extend(count(Clock::now() + milliseconds(20)))))
@@ -412,6 +402,19 @@ void forget_streams(const Context *context) {
 }
 
 // --- captures ---
+
+bool captured_now() {
+    const bool settles =
+        agent.late && Clock::now().time_since_epoch() < Clock::duration(all->since.load()) + kSettle;
+    if (settles || registry().captures.load()) return true;
+    // While a blocking stream is captured, this query on the legacy stream reports it and does no harm (CUDA
+    // driver API, cuStreamIsCapturing). Other errors mean that the context is broken.
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!driver.cuStreamIsCapturing) return false;
+    const CUresult r = driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+    return r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+           (r == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
 
 void before_capture() noexcept {
     const timespec pause{0, 1000 * kHeld};

@@ -39,14 +39,15 @@ inline void launched_in(StreamRef where) noexcept {
 
 // --- launches held back ---
 
-// Holds back the program's launches while it exists: for 0.1 s at most, or 1 s in all once work has begun.
+// Holds back the program's launches while it exists: for 0.1 s at most, for 0.9 s while earlier work comes to
+// its end, and for another second once work has begun.
 // Otherwise, a kernel that never ends could be launched after the check that nothing runs and before the
 // work. Then the driver would wait for that kernel, and hold the lock that the program's next call needs.
 // Works with and without an attachment, as long as the launch functions are hooked.
 class LaunchesHeld {
   public:
     LaunchesHeld();
-    explicit LaunchesHeld(int64_t begun) : until_(begun) {}  // by hold_launches()
+    explicit LaunchesHeld(int64_t until);  // what hold_launches() returned
     ~LaunchesHeld();
     LaunchesHeld(const LaunchesHeld &) = delete;
     LaunchesHeld &operator=(const LaunchesHeld &) = delete;
@@ -62,7 +63,8 @@ class LaunchesHeld {
 
   private:
     bool extend(int64_t until);
-    int64_t until_;  // 0: not held
+    int64_t until_;   // 0: not held
+    int64_t latest_;  // on steady_clock: launches are not held for longer to wait for earlier work
     int64_t work_until_ = 0;
 };
 // Does `work` while nothing runs in the context and launches are held. Waits up to `patience_ms` for such a
@@ -126,6 +128,9 @@ void capture_began(CUstream stream);
 // Called in the hook when the capture is counted but has not begun. Delays it while a thread is about to make
 // the driver wait for a context, because that would end the capture.
 void before_capture() noexcept;
+// Whether a stream is being captured. Also true in the first 0.1 s of a late attachment, when an earlier capture
+// may not have been noticed yet. The context must be current.
+bool captured_now();
 // The counterpart, before a driver call that waits for a context. Returns false if `captured` reports a
 // capture.
 bool may_enter(bool (*captured)());

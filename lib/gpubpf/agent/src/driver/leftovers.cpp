@@ -358,11 +358,7 @@ bool is_primary(CUcontext context, CUdevice device) {
 }
 
 void release_driver_objects(uint64_t attachment) {
-    std::vector<Context *> contexts;
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        for (const auto &c : registry().contexts) contexts.push_back(c.second);
-    }
+    const std::vector<Context *> contexts = registry().all_contexts();
     graphs_back(kAtOnce);
     std::vector<Leftovers> rest;
     std::vector<Context *> of_rest;
