@@ -29,6 +29,7 @@
 
 #include "copies/graph.h"
 #include "copies/link.h"
+#include "copies/deferred.h"
 #include "copies/preexisting.h"
 #include "copies/shared.h"
 #include "driver/current.h"
@@ -77,8 +78,8 @@ struct Connection {
     bool welcome = false, patched = false, gone = false;
     // Counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-    std::atomic<bool> pools_wanted{false}, reading_wanted{false}, preexisting_wanted{false},
-        installing{false}, calibrating{false}, exiting{false};
+    std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false}, installing{false},
+        calibrating{false}, exiting{false};
     std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
     std::atomic<bool> finished{false};     // there was a complete drain
     std::atomic<bool> stopped{false};      // everything was read at the tool's request; the attachment ends
@@ -363,7 +364,7 @@ void submit_calibration(Connection *c) {
 // Gives the worker thread the work that hooks have asked for, and the installation of copies if it is `due`.
 void submit_wanted(Connection *c, bool due) {
     if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
-    if (c->preexisting_wanted.exchange(false)) c->submit(report_preexisting);
+    if (c->report_wanted.exchange(false)) c->submit(report_preexisting);
     if (due && !c->installing.exchange(true))
         c->submit([c] {
             quietly(install_pending);
@@ -765,10 +766,14 @@ void Agent::wake_for_pools() {
     quietly([c] { wake_up(*c); });
 }
 
-void Agent::wake_for_preexisting() {
+void Agent::wake_to_report() {
     Connection *c = connection;
-    if (!c || c->preexisting_wanted.exchange(true)) return;
+    if (!c || c->report_wanted.exchange(true)) return;
     quietly([c] { wake_up(*c); });
+}
+
+void Agent::wake_to_install() {
+    if (Connection *c = connection) quietly([c] { wake_up(*c); });
 }
 
 void Agent::wake_for_reading() {

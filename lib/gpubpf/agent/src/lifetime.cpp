@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "copies/deferred.h"
 #include "copies/graph.h"
 #include "copies/link.h"
 #include "copies/preexisting.h"
@@ -50,7 +51,8 @@ const Lifetime *const kLifetimes[] = {
     &operation_lifetime,
     &graph_lifetime,
     &gpu_idle_lifetime,
-    &preexisting_lifetime,  // may hold a Watching, whose end uses gpu_idle.cpp's state
+    &preexisting_lifetime,
+    &deferred_lifetime,  // may hold a Watching, whose end uses gpu_idle.cpp's state
     &stamp_lifetime,
 };
 // clang-format on

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "agent.h"
-#include "copies/preexisting.h"
+#include "copies/deferred.h"
 
 namespace gpubpf {
 

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ class Writer {
         return raw(s.data(), s.size());
     }
     Writer &raw(const void *data, size_t size) {
-        const auto *p = static_cast<const uint8_t *>(data);
-        bytes.insert(bytes.end(), p, p + size);
+        const size_t at = bytes.size();
+        bytes.resize(at + size);
+        if (size) memcpy(bytes.data() + at, data, size);
         return *this;
     }
     std::vector<uint8_t> bytes;

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "agent.h"
-#include "copies/preexisting.h"
+#include "copies/deferred.h"
 #include "copies/shared.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "copies/deferred.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "hooks.h"
@@ -20,12 +21,7 @@ namespace {
 
 constexpr size_t kMostNames = 65536;  // of a module
 constexpr size_t kMostParameters = 4096;
-constexpr uint32_t kPatience =
-    20;                     // ms that the worker thread waits for a suitable moment before it does other work
-constexpr int kOften = 10;  // ms between two such attempts
-// Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is in vain.
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{8000};
 
 // Attributes of a launched kernel, in the order of the message.
 constexpr CUfunction_attribute kTold[] = {
@@ -65,16 +61,9 @@ struct Unreported {  // a module that the tool has not been told about
 };
 
 struct State {
-    std::mutex lock;  // guards the members below; never held across a driver call
+    std::mutex lock;  // guards the next member; never held across a driver call
     std::deque<Unreported> unreported;
-    // A null module: only the context is prepared. A null context: all contexts.
-    std::vector<std::pair<Module *, Context *>> later;
     std::atomic<uint32_t> misses{0};
-    // Only the worker thread uses this and the members below. `watching` exists while `later` is not empty.
-    std::unique_ptr<Watching> watching;
-    Clock::time_point watched{};  // start of the watch
-    std::chrono::milliseconds pause = kLeastPause;
-    Clock::time_point paused{};  // end of the pause
 };
 
 AttachmentState<State> state;
@@ -266,18 +255,8 @@ const Function *ask_driver(void *handle, Context *context) {
             if (u.module == module) u.kernels.push_back(std::move(kernel));
     }
     r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
-    agent.wake_for_preexisting();
+    agent.wake_to_report();
     return r.functions.find(handle);
-}
-
-// Tells the tool that a module's copies are installed, or cannot be.
-void send_ready(Module *module) {
-    uint32_t request;
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        request = std::exchange(module->request, 0);
-    }
-    if (request) agent.send(Message::Ready, Writer().u32(request));
 }
 
 // --- addresses ---
@@ -287,7 +266,7 @@ constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
 // Values that looked like addresses and were not. After this many, the driver is no longer asked.
 constexpr uint32_t kMostMisses = 100000;
 
-void look_at(const void *bytes, size_t size, const Context &context) {
+void log_unknown_allocations(const void *bytes, size_t size, const Context &context) {
     struct Remembered {
         uint64_t last[64], when;
     } none{};
@@ -315,13 +294,13 @@ void look_at(const void *bytes, size_t size, const Context &context) {
 }
 
 // How long a launch waits for the tool to say which module its kernel is of.
-constexpr std::chrono::milliseconds kTie{1000};
+constexpr std::chrono::milliseconds kForAnswer{1000};
 constexpr useconds_t kStep = 200;  // µs
 constexpr std::chrono::milliseconds kFirstLaunch{2000};
 
 // Gives a kernel that was just met the copy that was loaded ahead, so that its first launch is instrumented.
-void tie(Module *module, Context *context) {
-    const auto until = Clock::now() + kTie;
+void take_copies_loaded_ahead(Module *module, Context *context) {
+    const auto until = Clock::now() + kForAnswer;
     for (std::shared_ptr<const Answer> answer; agent.live && Clock::now() < until; usleep(kStep)) {
         {
             std::lock_guard<std::mutex> hold(registry().lock);
@@ -348,18 +327,9 @@ void wait_for_copies(const Kernel &kernel) {
         usleep(kStep);
 }
 
-bool works(const Context *context) { return context && !context->dead && !context->broken; }
-
 }  // namespace
 
 const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
-
-void stop_installing() {
-    std::unique_ptr<Watching> over;  // destroyed without the lock held
-    std::lock_guard<std::mutex> hold(state->lock);
-    state->later.clear();
-    over = std::move(state->watching);
-}
 
 namespace {
 
@@ -391,7 +361,7 @@ const Function *identify_handle(const void *handle, Context *context) {
         f = ask_driver(const_cast<void *>(handle), context);
         if (f && !f->kernel->copies.load() && is_loaded_ahead(f->kernel->name) &&
             !f->kernel->module->awaited.exchange(true))
-            tie(f->kernel->module, context);
+            take_copies_loaded_ahead(f->kernel->module, context);
     });
     if (!f) unknown = {handle, now};
     return f;
@@ -412,22 +382,10 @@ Context *context_of(StreamRef where) {
 void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
                                const void *given, size_t bytes) noexcept {
     quietly([&] {
-        if (given) look_at(given, bytes, context);
+        if (given) log_unknown_allocations(given, bytes, context);
         for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
-            look_at(parameters[i], layout.sizes[i], context);
+            log_unknown_allocations(parameters[i], layout.sizes[i], context);
     });
-}
-
-void context_discovered(Context *context) { install_later(nullptr, context); }
-
-void install_later(Module *module, Context *context) {
-    {
-        std::lock_guard<std::mutex> hold(state->lock);
-        std::pair<Module *, Context *> one(module, context);
-        if (std::find(state->later.begin(), state->later.end(), one) == state->later.end())
-            state->later.push_back(one);
-    }
-    agent.wake_for_preexisting();
 }
 
 std::vector<Module *> modules_of_library(CUlibrary library) {
@@ -437,7 +395,7 @@ std::vector<Module *> modules_of_library(CUlibrary library) {
         std::lock_guard<std::mutex> hold(registry().lock);
         for (auto &m : registry().modules)
             if (m.second->preexisting && m.second->module && !m.second->gone && !m.second->handles.empty() &&
-                !m.second->kernels.empty() && works(m.second->context))
+                !m.second->kernels.empty() && is_usable(m.second->context))
                 candidates.push_back(m.second);
         for (Module *m : candidates) names.push_back(m->kernels.begin()->first);
     }
@@ -475,20 +433,6 @@ std::vector<uint32_t> meet_primary_contexts() {
     return {capabilities.begin(), capabilities.end()};
 }
 
-void take_ahead(Reader &r, int image) {
-    auto *m = new Module;
-    m->ahead = m->gone = true;
-    m->answer_cc = r.u32();
-    m->request = r.u32();
-    m->answer = parse_answer(r, image);
-    if (!m->answer) return send_ready(m);
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        registry().ahead.push_back(m);
-    }
-    install_later(m, nullptr);
-}
-
 void report_preexisting() {
     for (;;) {
         Unreported u;
@@ -514,73 +458,6 @@ void report_preexisting() {
             u.module->answer_cc = u.context->cc;
         }
         agent.ask(Message::Found, u.module, u.context, w, -1, false);
-    }
-}
-
-int install_due_in() {
-    std::lock_guard<std::mutex> hold(state->lock);
-    if (state->later.empty()) return -1;
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(state->paused - Clock::now()).count();
-    return std::max(kOften, static_cast<int>(left));
-}
-
-void install_pending() {
-    std::vector<std::pair<Module *, Context *>> work;
-    {
-        std::lock_guard<std::mutex> hold(state->lock);
-        work = state->later;
-        if (work.empty() || Clock::now() < state->paused) return;
-    }
-    if (!state->watching) {
-        state->watching = std::make_unique<Watching>();
-        state->watched = Clock::now();
-    }
-    const std::vector<Context *> contexts = registry().all_contexts();
-    std::set<Context *> ready;
-    for (Context *c : contexts) {
-        bool wanted = false;
-        for (auto &w : work) wanted = wanted || !w.second || w.second == c;
-        if (wanted && works(c) && agent.live && wait_is_short(*c, kPatience)) ready.insert(c);
-    }
-    std::unique_ptr<LaunchesHeld> held;
-    if (!ready.empty()) {
-        held = std::make_unique<LaunchesHeld>();
-        const bool ask = held->none_under_way();
-        for (auto it = ready.begin(); it != ready.end();)
-            it = ask && held->nothing_runs(**it) ? std::next(it) : ready.erase(it);
-        if (ready.empty()) held.reset();
-        else held->begin_work();
-    }
-    std::vector<std::pair<Module *, Context *>> left;
-    for (auto &w : work) {
-        bool waits = false;
-        for (Context *c : contexts) {
-            if ((w.second && w.second != c) || !works(c)) continue;
-            if (!ready.count(c) || !held->more()) waits = true;
-            else if (w.first) load_sidecar(w.first, c, false);
-            else context_ready(c, false), enlarge_pool(*c);
-        }
-        if (waits && agent.live) left.push_back(w);
-    }
-    held.reset();
-    for (auto &w : work) {
-        const auto same = [&](const auto &l) { return l.first == w.first; };
-        if (w.first && std::none_of(left.begin(), left.end(), same)) send_ready(w.first);
-    }
-    std::unique_ptr<Watching> over;
-    {
-        std::lock_guard<std::mutex> hold(state->lock);
-        for (auto &w : work) state->later.erase(std::find(state->later.begin(), state->later.end(), w));
-        state->later.insert(state->later.end(), left.begin(), left.end());
-        if (state->later.empty()) {
-            over = std::move(state->watching);
-            state->pause = kLeastPause;
-        } else if (Clock::now() - state->watched > kWatch) {
-            over = std::move(state->watching);
-            state->paused = Clock::now() + state->pause;
-            state->pause = std::min(2 * state->pause, kMostPause);
-        }
     }
 }
 

@@ -12,6 +12,7 @@
 #include "agent.h"
 #include "copies/graph.h"
 #include "copies/link.h"
+#include "copies/deferred.h"
 #include "copies/preexisting.h"
 #include "copies/shared.h"
 #include "driver/current.h"
