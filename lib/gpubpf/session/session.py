@@ -470,7 +470,7 @@ class Session:
             self._measurement.note(f"{process.label}{why}; {loss}")
         for process in summary.partly_counted(self._measurement, self._sequence):
             self._measurement.note(
-                f"{process.label}: not every kernel was known to have ended at the last reading; counts may be incomplete"
+                f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"
             )
         if silent := [
             p
