@@ -184,7 +184,7 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # A file may become free; an agent waits some seconds, then continues untraced.
+                # A file may become free; an agent waits a few seconds, then continues untraced.
                 time.sleep(0.1)
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
