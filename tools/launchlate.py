@@ -130,7 +130,7 @@ def build_parser() -> cli.Parser:
         nargs="?",
         const="",
         metavar="LIBRARY",
-        help="time what probes cannot with CUPTI activity records instead of timing events (not tested on a GPU)",
+        help="for work without a probe, use CUPTI activity records instead of timing events (not tested on a GPU)",
     )
     cli.add_kernels(parser)
     cli.add_host_filters(parser)

@@ -268,5 +268,8 @@ def test_a_context_that_failed_is_not_a_process_that_ended(tmp_path, how):
     program = gpubpf_cuda.build(faults.read_text(), tmp_path / "faults", f"-I{faults.parent}")
     done = run("--", program, how)
     assert done.returncode == 0, done.stderr
-    assert "(faults): its CUDA context failed, with the results in it; the counts of up to" in done.stderr
+    assert (
+        "(faults): its CUDA context failed before its results could be read; the counts of up to"
+        in done.stderr
+    )
     assert "ended" not in done.stderr

@@ -152,7 +152,7 @@ class MachineWatcher:
             lost = self._hold_helper.lost
             if lost[1] and not self._lost_before[1]:
                 self._note(
-                    "the kernel skipped a probe; new processes may be attached late, and short ones missed"
+                    "the kernel skipped a probe; new processes may be attached late, and short-lived ones missed"
                 )
             self._scan(late=True, lost=lost != self._lost_before)
             self._lost_before = lost

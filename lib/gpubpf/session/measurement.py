@@ -285,6 +285,6 @@ def limit_notices(note: Callable[[str], None]) -> Callable[[str], None]:
         if count <= NOTICES_PER_KIND:
             note(text)
         elif count == NOTICES_PER_KIND + 1:
-            note("more notices of this kind follow and are not shown")
+            note("further notices of this kind are suppressed")
 
     return limited

@@ -151,7 +151,7 @@ class Server:
         """Close the files of a process whose agent has disconnected, and tell the others."""
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
-                f"{process.label} closed all its file descriptors, the agent's too; its later launches were not seen"
+                f"{process.label} closed all its file descriptors, including the agent's; its later launches are not counted"
             )
         elif (
             self._measurement.targets.pids
@@ -184,7 +184,7 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # A file may become free; an agent waits some seconds, then continues untraced.
+                # A file may become free; an agent waits a few seconds, then continues untraced.
                 time.sleep(0.1)
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -340,7 +340,7 @@ class Server:
         failed, left_out = (text.splitlines() for text in texts)
         if unseen := [line for line in left_out if line.partition(":")[0] in OBSOLETE]:
             self._measurement.note_once(
-                f"obsolete functions of this driver cannot be hooked; launches by them are not seen: {'; '.join(unseen)}"
+                f"obsolete functions of this driver cannot be hooked; launches through them are not counted: {'; '.join(unseen)}"
             )
         if unlogged := [line for line in left_out if line.startswith("cu") and line not in unseen]:
             others = f" ({len(unlogged) - 1} others)" if len(unlogged) > 1 else ""

@@ -462,7 +462,7 @@ class Session:
         self._run_tick()  # read logs and rings before what is missing from them is counted
         for process, launches in summary.unread_launches(self._measurement):
             why = (
-                ": its CUDA context failed, with the results in it"
+                ": its CUDA context failed before its results could be read"
                 if process.failed
                 else " ended before its results could be read"
             )
@@ -470,7 +470,7 @@ class Session:
             self._measurement.note(f"{process.label}{why}; {loss}")
         for process in summary.partly_counted(self._measurement, self._sequence):
             self._measurement.note(
-                f"{process.label}: not every kernel was known to have ended at the last reading; counts may be incomplete"
+                f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"
             )
         if silent := [
             p
@@ -488,8 +488,8 @@ class Session:
             for process in self._measurement.all_processes()
         ):
             self._measurement.note(
-                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs with conditional nodes, or from kernels:"
-                " how often the kernels of these graphs ran is unknown"
+                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that have conditional nodes,"
+                " or that kernels may launch: how often the kernels of these graphs ran is unknown"
             )
 
     def _drain(self, wait: float, flags: int) -> None:

@@ -13,7 +13,7 @@ def note(tool: str, text: str) -> None:
 
 
 def complain(tool: str, text: str) -> None:
-    """Print an error in one line. The measurement goes on when standard error is closed or full."""
+    """Print an error in one line. The measurement continues when standard error is closed or full."""
     if sys.stderr is None:
         return
     try:

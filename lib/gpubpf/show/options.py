@@ -242,7 +242,7 @@ def add_coverage(made: Parser) -> None:
         "--no-allocations",
         dest="allocations",
         action="store_false",
-        help="skip which bytes of each allocation are read, written or untouched; reduces overhead",
+        help="do not track which bytes of each allocation are read or written; reduces overhead",
     )
     group.add_argument(
         "--footprint",
@@ -264,7 +264,7 @@ def add_looks(made: Parser, device_programs: bool = True) -> None:
     group.add_argument(
         "--list",
         action="store_true",
-        help="list the kernels of FILE..., -p PID or COMMAND, and why each can or can't be instrumented"
+        help="list the kernels of FILE..., -p PID or COMMAND: which can be instrumented, and why the others cannot"
         if device_programs
         else "list the libraries of FILE..., -p PID or COMMAND, their functions with probes, and kernels",
     )

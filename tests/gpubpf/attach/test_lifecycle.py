@@ -433,7 +433,7 @@ def test_a_kernel_that_runs_when_the_tool_leaves(endless: Path, monkeypatch: pyt
     with measured_while_a_launch_waits(endless) as (program, tool):
         tool.send_signal(signal.SIGINT)
         runs, _, summary, error = found_by(tool)
-        assert "not every kernel was known to have ended at the last reading" in error
+        assert "some kernels may still have been running at the last reading" in error
         assert runs < 128 * summary["launches_instrumented"]
         program.say("stop")
 

@@ -128,7 +128,7 @@ def test_obsolete_functions_that_cannot_be_hooked_do_not_end_the_measurement(tmp
     assert counted(found) == (23, 23, 23) and found["status"] == 0
     (note,) = (line for line in found["said"] if "obsolete" in line)
     assert note.startswith(
-        "obsolete functions of this driver cannot be hooked; launches by them are not seen: cuLaunchGrid: "
+        "obsolete functions of this driver cannot be hooked; launches through them are not counted: cuLaunchGrid: "
     )
 
 
@@ -336,7 +336,7 @@ def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path
     assert time.monotonic() - start < 5
     assert found["status"] == 0
     assert (
-        "closed all its file descriptors, the agent's too; its later launches were not seen"
+        "closed all its file descriptors, including the agent's; its later launches are not counted"
         in found["said"][0]
     )
 
