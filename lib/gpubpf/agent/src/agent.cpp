@@ -799,8 +799,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
 }
 
 // The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for
-// GPUBPF_SOCKET, with kStartingSuffix if the process is inside its first cuInit. docs/attach.md lists the
-// return values.
+// GPUBPF_SOCKET, with kStartingSuffix if the process is inside its first cuInit. Returns an AttachStatus.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {

@@ -413,7 +413,7 @@ bool serves_leftovers(const char *name) {
     std::lock_guard<std::mutex> hold(leftovers->lock);
     return std::any_of(leftovers->all.begin(), leftovers->all.end(), waits_for_kernels) &&
            is_one_of({"cuLaunch", "cuGraphLaunch", "cuStreamWaitValue", "cuStreamBatchMemOp",
-                      "cuStreamAddCallback", "cuWaitExternal"});
+                      "cuStreamAddCallback"});
 }
 
 void leftovers_end_with(CUcontext context) {
