@@ -45,7 +45,7 @@ from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
 
 GPUS = 256  # of a machine, at most
-REASONS = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
+REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
@@ -665,7 +665,7 @@ class Counters:
     seen: int = 0
     instrumented: int = 0
     threads: int = 0  # of the instrumented launches
-    reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASONS, without zeros
+    reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASON_NAMES, without zeros
 
 
 def read_control(file: int) -> tuple[list[Counters], int]:
@@ -747,5 +747,5 @@ def _counters(data: bytes) -> Counters:
     if len(data) < SLOT.size:
         return Counters()
     seen, instrumented, threads = (SLOT.value(data, name) for name in ("seen", "instrumented", "threads"))
-    reasons = zip(REASONS, SLOT.values(data, "reasons"), strict=False)
+    reasons = zip(REASON_NAMES, SLOT.values(data, "reasons"), strict=False)
     return Counters(seen, instrumented, threads, {name: n for name, n in reasons if n})
