@@ -422,7 +422,7 @@ _LAUNCH = (
     Field(
         "u32",
         "outcome",
-        about="0 instrumented, 254 copy not ready, 255 not matched, else 1 + Reason",
+        about="0 instrumented, 254 copy not ready, 255 not matched or no answer yet, else 1 + Reason",
     ),
     Field("u32", "grid", 3),
     Field("u32", "block", 3),
