@@ -327,14 +327,19 @@ def hello(payload: bytes) -> tuple[int, str]:
     return r.u32(), r.text()[:64]
 
 
-def hooked(payload: bytes) -> tuple[str, str, tuple[int, ...]]:
-    """Return two texts with a function in each line: functions whose hooks failed, and functions that are left unhooked.
+def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, ...]]:
+    """Decode HOOKED: lines "function: reason" of the functions that cannot be hooked, and compute capabilities.
 
-    The first is empty if the hooks are live. Calls of the second are not logged. The third value: the compute capabilities of the
-    GPUs on which a running process has primary contexts."""
+    The first value: functions that the agent needs; empty if the hooks are live. The second: optional ones, by what the agent lacks
+    without them (LACKS_... in definitions.py). The third: the compute capabilities of the GPUs on which a running process has
+    primary contexts."""
     r = PayloadReader(payload)
-    failed, left_out = r.text()[:4096], r.text()[:4096]
-    return failed, left_out, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
+    failed, left_out = (r.text()[:4096].splitlines() for _ in range(2))
+    by_lack: dict[str, list[str]] = {}
+    for line in left_out:
+        lack, _, rest = line.partition(": ")
+        by_lack.setdefault(lack, []).append(rest)
+    return failed, by_lack, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
 
 
 def image(payload: bytes) -> Image:
