@@ -4,7 +4,8 @@ Nothing is installed: a package is unpacked into a cache folder (GPUBPF_DRIVER_C
 By default, downloads may take 20 s in all. With GPUBPF_DRIVERS=all, a test takes every branch and runtime, and 10 minutes.
 
 Drivers come from the archive that this Debian or Ubuntu uses itself, with lists of its own, so the machine's stay as they are.
-GPUBPF_DRIVER_SOURCES names another apt sources file (deb822), as for Ubuntu's drivers on Debian.
+GPUBPF_DRIVER_SOURCES names another apt sources file (deb822), as for Ubuntu's drivers on Debian. GPUBPF_LIBCUDA is the path of the
+installed driver, which a test takes as well. With GPUBPF_REQUIRE_LIBCUDA=1, a test fails where a library is missing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from gpubpf_host import ROOTLESS
 
 ALL = os.environ.get("GPUBPF_DRIVERS") == "all"
 INSTALLED = Path(os.environ.get("GPUBPF_LIBCUDA", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"))
@@ -199,7 +198,9 @@ def _driver(wanted: str) -> Path | Unavailable:
         cached = sorted(place.glob("[1-9]*"), key=lambda p: _number(p.name))
         if not newest:
             cached = [p for p in cached if p.name.startswith(f"{wanted}.")]
-        told = place / "newest"  # the archive's newest when it was last asked
+        told = (
+            place / "newest"
+        )  # exists: the archive was asked before, and is asked again only with GPUBPF_DRIVERS=all
         if cached and (not newest or (told.exists() and not ALL)):
             return cached[-1] / "libcuda.so.1"
         if isinstance(known := _known(), Unavailable):
@@ -240,7 +241,8 @@ def _runtime(wanted: str) -> Path | Unavailable:
         return next(into.glob("libcudart.so.*"))
 
 
-def _or_skip(what: str, found: Path | Unavailable) -> Path:
+def _found_or_skip(what: str, found: Path | Unavailable) -> Path:
+    """Return what was found. Else skip the test, or with GPUBPF_REQUIRE_LIBCUDA=1 fail it."""
     if isinstance(found, Path):
         return found
     reason = f"no {what} here: {found}"
@@ -250,38 +252,10 @@ def _or_skip(what: str, found: Path | Unavailable) -> Path:
 
 
 def driver(wanted: str) -> Path:
-    """Return a driver library: of a branch ("535"), "newest", or "installed". Skip where there is none."""
-    return _or_skip(f"NVIDIA driver {wanted}", _driver(wanted))
+    """Return a driver library: of a branch ("535"), "newest", or "installed". Skip or fail where there is none."""
+    return _found_or_skip(f"NVIDIA driver {wanted}", _driver(wanted))
 
 
 def runtime(wanted: str) -> Path:
-    """Return NVIDIA's CUDA runtime of a version ("11.8"), or "newest". Skip where there is none."""
-    return _or_skip(f"CUDA runtime {wanted}", _runtime(wanted))
-
-
-_ENTER = """
-mount -t tmpfs -o mode=755 tmpfs "$1"
-for node in null zero full random urandom tty; do touch "$1/$node"; mount --bind "/dev/$node" "$1/$node"; done
-mkdir -m 1777 "$1/shm"
-ln -s /proc/self/fd "$1/fd"
-mount --rbind "$1" /dev
-shift
-exec "$@"
-"""
-
-
-def without_gpu(place: Path) -> list[str]:
-    """Return the beginning of a command that runs with a /dev of its own, in which there is no GPU and none can be made.
-
-    As root, the command is also another user's, with no capability. `place` is an empty folder. Skip where this is not possible.
-    """
-    root = os.geteuid() == 0
-    spaces = ["unshare", "--mount", *([] if root else ["--user", "--map-root-user"])]
-    prefix = [*spaces, "sh", "-ec", _ENTER, "sh", str(place), *(ROOTLESS if root else [])]
-    try:
-        done = subprocess.run([*prefix, "true"], capture_output=True, text=True)
-    except FileNotFoundError as error:
-        pytest.skip(f"needs {error.filename}")
-    if done.returncode:
-        pytest.skip(f"cannot make a /dev of its own: {done.stderr.strip().splitlines()[-1:]}")
-    return prefix
+    """Return NVIDIA's CUDA runtime of a version ("11.8"), or "newest". Skip or fail where there is none."""
+    return _found_or_skip(f"CUDA runtime {wanted}", _runtime(wanted))

@@ -1,4 +1,7 @@
-"""For tests of host programs: the stub that an agent has, in this process, and native code run as an agent does."""
+"""For tests of host programs: the stub that an agent has, in this process, and native code run as an agent does.
+
+For tests of other users and of machines without a GPU: how to run a command there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import subprocess
 import tempfile
 import threading
 import time
@@ -118,3 +122,31 @@ class Agent:
 def native_of(program: Program, name: str = "on_launch") -> Native:
     made = x86.lower(program, program.functions[name])
     return Native.from_json(made.to_json())
+
+
+_ENTER = """
+mount -t tmpfs -o mode=755 tmpfs "$1"
+for node in null zero full random urandom tty; do touch "$1/$node"; mount --bind "/dev/$node" "$1/$node"; done
+mkdir -m 1777 "$1/shm"
+ln -s /proc/self/fd "$1/fd"
+mount --rbind "$1" /dev
+shift
+exec "$@"
+"""
+
+
+def without_gpu(place: Path) -> list[str]:
+    """Return the beginning of a command that runs with a /dev of its own, in which there is no GPU and none can be made.
+
+    As root, the command is also another user's, with no capability. `place` is an empty folder. Skip where this is not possible.
+    """
+    root = os.geteuid() == 0
+    spaces = ["unshare", "--mount", *([] if root else ["--user", "--map-root-user"])]
+    prefix = [*spaces, "sh", "-ec", _ENTER, "sh", str(place), *(ROOTLESS if root else [])]
+    try:
+        done = subprocess.run([*prefix, "true"], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"needs {error.filename}")
+    if done.returncode:
+        pytest.skip(f"cannot make a /dev of its own: {done.stderr.strip().splitlines()[-1:]}")
+    return prefix

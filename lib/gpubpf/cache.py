@@ -4,7 +4,9 @@ It is in a directory that only its user can enter: the first usable one of ``$XD
 ``~/.cache/gpubpf`` and ``/tmp/gpubpf-UID``. The cache is optional: without a usable directory,
 every `get` is a miss and every `put` does nothing.
 
-A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. cudasim/src/engine/cache.cpp has the same format.
+A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. The embedded device keeps its translations in
+the subdirectory `cudasim`, in almost the same format (cudasim/src/engine/cache.cpp). `Cache.sweep` removes them, too: a read there
+sets a file's modification time, as `Cache.get` does.
 A file whose digest is wrong counts as missing, and the next `put` replaces it.
 
     key = cache.key("sm_90", options, ptx)
@@ -31,6 +33,7 @@ _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
 _DIGEST = hashlib.sha256().digest_size
+_SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; cudasim/src/engine/cache.cpp does the same
 
 
 def key(*parts: str | bytes) -> str:
@@ -170,16 +173,16 @@ def _private(status: os.stat_result, kind: int, user: int | None = None) -> bool
 def default() -> Cache:
     """Return the cache of this user, in the directory that the environment determines."""
     home = os.environ.get("HOME", "")
-    return _default(os.environ.get("XDG_CACHE_HOME", ""), home, tempfile.gettempdir(), os.geteuid())
+    return _default(os.environ.get("XDG_CACHE_HOME", ""), home, _SHARED, os.geteuid())
 
 
 @functools.lru_cache(maxsize=8)
-def _default(xdg_cache_home: str, home: str, temporary: str, user: int) -> Cache:
+def _default(xdg_cache_home: str, home: str, shared: str, user: int) -> Cache:
     # The XDG Base Directory Specification says to ignore a relative XDG_CACHE_HOME.
     candidates = [Path(xdg_cache_home) / "gpubpf"] if os.path.isabs(xdg_cache_home) else []
     if os.path.isabs(home):
         candidates.append(Path(home) / ".cache" / "gpubpf")
-    candidates.append(Path(temporary) / f"gpubpf-{user}")
+    candidates.append(Path(shared) / f"gpubpf-{user}")
     for candidate in candidates:
         if open_directory(candidate, user):
             return Cache(candidate)

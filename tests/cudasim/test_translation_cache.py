@@ -15,6 +15,7 @@ import pytest
 from cache_damage import DAMAGES
 from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from cudasim_device import libraries
+from gpubpf import cache
 from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -301,3 +302,40 @@ def test_nothing_is_left_where_files_are_exchanged(runs: Runs, tmp_path: Path) -
     shutil.rmtree(runs.cache)
     assert runs.run(TMPDIR=str(tmp_path)) == 8
     assert not list(tmp_path.iterdir())
+
+
+def test_the_sweep_keeps_the_translations_that_were_used_last(runs: Runs, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    place = tmp_path / "gpubpf" / "cudasim"
+    shutil.copytree(runs.place / "filled", place)
+    for directory in (place.parent, place):
+        directory.chmod(0o700)
+    unused = place / f"{'0' * 64}.so"
+    unused.write_bytes(bytes(100))
+    before = dict.fromkeys(place.iterdir(), (1, 1)) | {unused: (2, 2)}
+    for file, times in before.items():
+        os.utime(file, times)
+    assert runs.run(CUDASIM_CACHE="", XDG_CACHE_HOME=str(tmp_path)) == 0
+    used = {file for file in before if file.stat().st_mtime > 2}
+    assert len(used) >= 4  # not the texts of compiled parts
+    cache.Cache(place.parent, limit=sum(file.stat().st_size for file in used)).sweep()
+    assert set(place.iterdir()) == used
+
+
+def test_without_a_home_both_caches_are_in_one_directory(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = {"XDG_CACHE_HOME": "", "HOME": "", "TMPDIR": str(tmp_path)}
+    for name, value in nowhere.items():
+        monkeypatch.setenv(name, value)
+    directory = cache.default().directory
+    assert directory == Path(f"/tmp/gpubpf-{os.geteuid()}")
+    place = directory / "cudasim"
+    found = set(place.iterdir()) if place.exists() else set()
+    try:
+        runs.run(CUDASIM_CACHE="", **nowhere)
+        assert {file.name for file in (runs.place / "filled").iterdir()} <= set(os.listdir(place))
+        assert runs.run(CUDASIM_CACHE="", **nowhere) == 0
+    finally:
+        for file in set(place.iterdir()) - found:
+            file.unlink()

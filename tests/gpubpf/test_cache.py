@@ -18,7 +18,7 @@ KEY = cache.key("a", b"b")
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(cache, "_SHARED", str(tmp_path / "tmp"))
     for name in ("xdg", "home", "tmp"):
         (tmp_path / name).mkdir(mode=0o700)
     return tmp_path
@@ -107,7 +107,7 @@ def test_somebody_elses_directory_is_not_used(environment: Path) -> None:
 
 def test_nowhere_to_write_is_no_cache() -> None:
     program = (
-        "from gpubpf import cache; import tempfile; tempfile.tempdir = '/proc'; s = cache.default();"
+        "from gpubpf import cache; cache._SHARED = '/proc'; s = cache.default();"
         "k = cache.key('x'); assert s.directory is None; assert s.put('ptx', k, b'x') is None;"
         "assert s.get('ptx', k) is None; s.sweep()"
     )

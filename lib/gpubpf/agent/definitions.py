@@ -24,7 +24,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
-PROTOCOL_VERSION = 8  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 9  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -53,6 +53,17 @@ OWNER_SIZE = 128
 # the process has open. With the suffix, the process is inside its first cuInit.
 FILE_PREFIX = "fd:"
 STARTING_SUFFIX = " starting"
+
+# --- functions that cannot be hooked --------------------------------------------------------------------------------
+
+# HOOKED lists optional functions that could not be hooked, each as "LACK: function: reason". The agent lacks:
+LACKS_OBSOLETE = "obsolete"  # launches through a function that is deprecated since CUDA 4.0
+LACKS_HOLDING = "holding"  # a moment in which it holds back what may not end by itself
+LACKS_LOG = "log"  # the records of an operation
+LACKS_EXIT = "exit"  # a function of libc
+LACKS_CUPTI = "CUPTI"  # timestamps of CUPTI; no function stands there
+# A reason: the tool gives other advice then.
+ALREADY_CHANGED = "another tool has changed its first instructions"
 
 # --- numbers of operations (docs/timing.md, "Launch identity") -----------------------------------------------------
 
@@ -422,7 +433,7 @@ _LAUNCH = (
     Field(
         "u32",
         "outcome",
-        about="0 instrumented, 254 copy not ready, 255 not matched, else 1 + Reason",
+        about="0 instrumented, 254 copy not ready, 255 not matched or no answer yet, else 1 + Reason",
     ),
     Field("u32", "grid", 3),
     Field("u32", "block", 3),
@@ -641,6 +652,12 @@ _TEXTS = {
     "CUPTI_VARIABLE": CUPTI_VARIABLE,
     "FILE_PREFIX": FILE_PREFIX,
     "STARTING_SUFFIX": STARTING_SUFFIX,
+    "LACKS_OBSOLETE": LACKS_OBSOLETE,
+    "LACKS_HOLDING": LACKS_HOLDING,
+    "LACKS_LOG": LACKS_LOG,
+    "LACKS_EXIT": LACKS_EXIT,
+    "LACKS_CUPTI": LACKS_CUPTI,
+    "ALREADY_CHANGED": ALREADY_CHANGED,
     "VARIABLES_TABLE": TABLE,
 }
 

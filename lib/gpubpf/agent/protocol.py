@@ -45,7 +45,7 @@ from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
 
 GPUS = 256  # of a machine, at most
-REASONS = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
+REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
@@ -327,14 +327,19 @@ def hello(payload: bytes) -> tuple[int, str]:
     return r.u32(), r.text()[:64]
 
 
-def hooked(payload: bytes) -> tuple[str, str, tuple[int, ...]]:
-    """Return two texts with a function in each line: functions whose hooks failed, and functions that are left unhooked.
+def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, ...]]:
+    """Decode HOOKED: lines "function: reason" of the functions that cannot be hooked, and compute capabilities.
 
-    The first is empty if the hooks are live. Calls of the second are not logged. The third value: the compute capabilities of the
-    GPUs on which a running process has primary contexts."""
+    The first value: functions that the agent needs; empty if the hooks are live. The second: optional ones, by what the agent lacks
+    without them (LACKS_... in definitions.py). The third: the compute capabilities of the GPUs on which a running process has
+    primary contexts."""
     r = PayloadReader(payload)
-    failed, left_out = r.text()[:4096], r.text()[:4096]
-    return failed, left_out, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
+    failed, left_out = (r.text()[:4096].splitlines() for _ in range(2))
+    by_lack: dict[str, list[str]] = {}
+    for line in left_out:
+        lack, _, rest = line.partition(": ")
+        by_lack.setdefault(lack, []).append(rest)
+    return failed, by_lack, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
 
 
 def image(payload: bytes) -> Image:
@@ -665,7 +670,7 @@ class Counters:
     seen: int = 0
     instrumented: int = 0
     threads: int = 0  # of the instrumented launches
-    reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASONS, without zeros
+    reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASON_NAMES, without zeros
 
 
 def read_control(file: int) -> tuple[list[Counters], int]:
@@ -747,5 +752,5 @@ def _counters(data: bytes) -> Counters:
     if len(data) < SLOT.size:
         return Counters()
     seen, instrumented, threads = (SLOT.value(data, name) for name in ("seen", "instrumented", "threads"))
-    reasons = zip(REASONS, SLOT.values(data, "reasons"), strict=False)
+    reasons = zip(REASON_NAMES, SLOT.values(data, "reasons"), strict=False)
     return Counters(seen, instrumented, threads, {name: n for name, n in reasons if n})

@@ -49,7 +49,7 @@ def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
     an event).
     """
     name = syscalls.name(syscall) if syscall >= 0 else None
-    record = {"reason": delays.REASONS[number][0], "syscall": name, "count": int(counts["count"])}
+    record = {"reason": delays.DELAY_REASONS[number][0], "syscall": name, "count": int(counts["count"])}
     times = {key: None if number in delays.TIMELESS else int(counts[key]) for key in ("ns", "largest_ns")}
     return record | {"ns": times["ns"], "max_ns": times["largest_ns"]}
 

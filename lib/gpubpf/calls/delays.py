@@ -33,7 +33,7 @@ OUTSIDE, UNKNOWN = -1, -2  # in place of a system call: in none; not known
 BETWEEN = 0x10000  # DELAY_BETWEEN: added to the function's number
 PROCESS = -1  # in place of a function: the process as a whole
 # By number: the word in JSON, and the text, in which {} is the system call or "a page fault".
-REASONS = (
+DELAY_REASONS = (
     ("preempted", "preempted"),
     ("blocked", "blocked in {}"),
     ("block_io", "block I/O in {}"),
@@ -79,7 +79,7 @@ class Cause:
 
 def text(reason: int, syscall: int) -> str:
     """Return a description, such as "blocked in futex" or "block I/O in a page fault"."""
-    said = REASONS[reason][1] if reason < len(REASONS) else f"reason {reason}"
+    said = DELAY_REASONS[reason][1] if reason < len(DELAY_REASONS) else f"reason {reason}"
     if syscall == UNKNOWN:
         return said.removesuffix(" in {}")
     return said.format("a page fault" if syscall < 0 else syscalls.name(syscall))

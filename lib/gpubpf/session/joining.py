@@ -21,6 +21,16 @@ from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, traceable
 from gpubpf.session.device import Device
+from gpubpf.session.reasons import (
+    BUSY,
+    ENDED,
+    FORBIDDEN,
+    NO_DRIVER,
+    OTHER_DEVICE,
+    TOO_LATE,
+    TRACED,
+    UNHOOKED,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,14 +47,10 @@ EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readi
 
 _DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
 DESCENDANTS = 4096  # processes that are searched for untraced children, at most
-# Why a process is not traced; keys of `missed` in the JSON summary.
-ENDED, NO_DRIVER, TRACED, BUSY = "ended", "no CUDA driver", "traced by another", "not free in time"
-UNHOOKED, FORBIDDEN, TOO_LATE = "cannot be hooked", "cannot be traced", "measurement over"
-OTHER_DEVICE, UNREACHED = "another device", "not reached in time"
 
 
 class Missed(SessionError):
-    """A process cannot be traced. `reason`: one of the words above; the text tells the user about this process."""
+    """A process cannot be traced. `reason`: one of `reasons.MISSED`; the text tells the user about this process."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)

@@ -40,7 +40,7 @@ from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
 from gpubpf.process import target_files, traceable
 from gpubpf.session import device
-from gpubpf.session.joining import FORBIDDEN, TRACED
+from gpubpf.session.reasons import FORBIDDEN, REACHED_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
 # All in seconds.
@@ -54,7 +54,6 @@ START_WAIT = 10.0  # for the hold helper to start
 ANSWER_WAIT = 5.0  # for the hold helper to answer
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one process; it doubles each time
 
-REACHED_LATE = "reached late"  # a reason in the JSON summary: launches before attaching are missing
 JOINS = 8  # processes that are attached to at the same time
 _DRIVER = libraries.LibraryNames("libcuda.so")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)

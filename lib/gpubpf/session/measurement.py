@@ -136,9 +136,9 @@ class Listener:
 class Measurement:
     """The state of one session: its plan, its traced processes, and those that could not be traced.
 
-    `lock` guards `processes`, `missed` and what agents change in a `TracedProcess`. It is a condition: the server notifies it after
-    each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`, `ended_ns` and
-    `drain_soon`, which only the thread that runs `Session.intervals` sets.
+    `lock` guards `processes`, `missed`, `_noted` and what agents change in a `TracedProcess`. It is a condition: the server notifies
+    it after each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`,
+    `ended_ns` and `drain_soon`, which only the thread that runs `Session.intervals` sets.
     """
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
@@ -210,10 +210,12 @@ class Measurement:
             self.missed.setdefault(reason, []).append((pid, comm))
 
     def note_once(self, text: str) -> None:
-        """Give a notice, unless the same text was given before."""
-        if text not in self._noted:
+        """Give a notice, unless the same text was given before. From any thread."""
+        with self.lock:
+            if text in self._noted:
+                return
             self._noted.add(text)
-            self.note(text)
+        self.note(text)
 
     def ring_size(self, definition: MapDefinition) -> int:
         """Return the bytes of records that a ring gets on each GPU."""

@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import Message
+from gpubpf.agent.definitions import (
+    ALREADY_CHANGED,
+    LACKS_CUPTI,
+    LACKS_HOLDING,
+    LACKS_LOG,
+    LACKS_OBSOLETE,
+    Message,
+)
 from gpubpf.process import address_space
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
@@ -32,11 +39,7 @@ if TYPE_CHECKING:
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
 WORKING_INTERVAL = 1.0  # seconds; an agent that waits for an answer gives up after ten without a message
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
-OBSOLETE = ("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync")  # deprecated since CUDA 4.0
 MALFORMED_LIMIT = 10  # notices about malformed messages
-_ALREADY_CHANGED = (
-    ": another tool has changed its first instructions"  # an agent's words for a function that it cannot hook
-)
 
 
 class Server:
@@ -336,23 +339,25 @@ class Server:
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
         """Handle HOOKED: the agent has installed its hooks, or says why it could not."""
         process.reported_hooks = True
-        *texts, capabilities = protocol.hooked(payload)
-        failed, left_out = (text.splitlines() for text in texts)
-        if unseen := [line for line in left_out if line.partition(":")[0] in OBSOLETE]:
+        failed, left_out, capabilities = protocol.hooked(payload)
+        if unseen := left_out.get(LACKS_OBSOLETE):
             self._measurement.note_once(
                 f"obsolete functions of this driver cannot be hooked; launches through them are not counted: {'; '.join(unseen)}"
             )
-        if unlogged := [line for line in left_out if line.startswith("cu") and line not in unseen]:
-            others = f" ({len(unlogged) - 1} others)" if len(unlogged) > 1 else ""
-            self._measurement.note_once(
-                f"calls of {unlogged[0].partition(':')[0]}{others} are not logged, because this driver's functions"
-                f" cannot be hooked: {unlogged[0]}"
-            )
-        for line in left_out:
-            if line.startswith("CUPTI: "):
+        held = "held back while the agent loads or frees"  # docs/attach.md, "A driver that waits"
+        if self._measurement.agent_config.log_records:
+            held += ", and may not be logged"
+        for lack, consequence in ((LACKS_LOG, "logged"), (LACKS_HOLDING, held)):
+            if lines := left_out.get(lack):
+                others = f" ({len(lines) - 1} others)" if len(lines) > 1 else ""
                 self._measurement.note_once(
-                    f"CUPTI provides no timestamps: {line.removeprefix('CUPTI: ')}; using timing events instead"
+                    f"calls of {lines[0].partition(':')[0]}{others} are not {consequence}, because this driver's"
+                    f" functions cannot be hooked: {lines[0]}"
                 )
+        for reason in left_out.get(LACKS_CUPTI, ()):
+            self._measurement.note_once(
+                f"CUPTI provides no timestamps: {reason}; using timing events instead"
+            )
         if failed and process.attached:
             process.hook_failure = process.hook_failure or _hook_failure(failed)
         elif failed:
@@ -367,7 +372,7 @@ class Server:
 
 def _hook_failure(failed: Sequence[str]) -> str:
     """Return why a running process cannot be hooked, for its user. `failed`: lines of the agent, "function: reason"."""
-    probed = [line.partition(":")[0] for line in failed if line.endswith(_ALREADY_CHANGED)]
+    probed = [line.partition(":")[0] for line in failed if line.endswith(f": {ALREADY_CHANGED}")]
     if len(probed) < len(failed):
         return f"cannot be hooked at {'; '.join(failed[:3])}; start it with the tool instead"
     return f"has another tool's probes at {', '.join(probed[:3])}; stop that tool first (cudasnoop, bpftrace, perf, gdb?)"

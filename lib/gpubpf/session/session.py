@@ -28,7 +28,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, privileges
-from gpubpf.session import joining, readout, summary
+from gpubpf.session import joining, readout, reasons, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
@@ -478,7 +478,7 @@ class Session:
             if p.sent_stubs and p.disconnected and not p.reported_hooks
         ]:
             for process in silent:
-                self._measurement.record_missed(process.pid, process.comm, joining.UNREACHED)
+                self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED)
             self._measurement.note(
                 f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or continued before the tool could attach;"
                 f" {'their' if len(silent) > 1 else 'its'} launches are missing"

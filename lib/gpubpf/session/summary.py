@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import SLOTS, Reason, SnapshotFlag
+from gpubpf.agent.definitions import SLOTS, SnapshotFlag
 from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
+from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED
 from gpubpf.session.results import KernelCount
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
 
-UNKNOWN = (
-    "loaded before"  # a reason: the kernel's name is unknown, because its module was loaded before the agent
-)
-REGISTERS_WAIT = 2.0  # seconds that the end of the measurement waits for ptxas to count registers
+LAST_REGISTERS_WAIT = 2.0  # seconds that the end of the measurement waits for ptxas to count registers
 
 
 def summary(measurement: Measurement) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     # If all kernels are traced, so are these.
     unnamed_matched = unnamed if measurement.agent_config.match_all else 0
     if unnamed_matched:
-        reasons[UNKNOWN] = unnamed_matched
+        reasons[LOADED_BEFORE] = unnamed_matched
     record: dict[str, Any] = {
         "device": measurement.device.kind,
         "launches_seen": sum(k.launches for k in counted) + unnamed,
@@ -87,7 +85,7 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
 def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> int | None:
     """Return the most registers that an instrumented copy needs beyond its original, of launched kernels; None: unknown."""
-    until = time.monotonic() + (REGISTERS_WAIT if measurement.stopped else 0.0)
+    until = time.monotonic() + (LAST_REGISTERS_WAIT if measurement.stopped else 0.0)
     more = []
     for process in processes:
         used = {name for slot, name in process.names.items() if name in process.matched}
@@ -140,13 +138,13 @@ def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> 
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}
     for reason, n in counters.reasons.items():
-        if reason == protocol.REASONS[Reason.REFUSED]:
+        if reason == REFUSED:
             refused = [process.refused[slot] for slot in slots if slot in process.refused]
             reason = refused[0] if refused else process.refusals.get(name, reason)
         reasons[reason] = reasons.get(reason, 0) + n
     rest = counters.seen - counters.instrumented - sum(counters.reasons.values())
     if rest > 0:
-        reasons["before ready"] = reasons.get("before ready", 0) + rest
+        reasons[BEFORE_READY] = reasons.get(BEFORE_READY, 0) + rest
     return reasons
 
 

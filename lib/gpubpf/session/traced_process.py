@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TEXT_LIMIT = 64 << 20  # bytes of names, reasons and stacks
 PENDING_LIMIT = 4096  # images and modules without an answer
 CONTEXT_LIMIT = 4096
-RING_LIMIT = 64
+MOST_RINGS = 64
 READINGS, READING_BYTES = 32, 256 << 20  # readings that the tool has not taken yet; older ones are dropped
 
 BUFFERED_RECORDS = 1 << 22  # log records of all processes that the tool has not taken yet
@@ -333,7 +333,7 @@ class TracedProcess:
         size = place.shards * place.capacity * place.stride
         if size > most and place.capacity > LEAST_CAPACITY:
             raise protocol.Malformed("a ring larger than requested")
-        if (place.map, place.context) in self.rings or len(self.rings) >= RING_LIMIT:
+        if (place.map, place.context) in self.rings or len(self.rings) >= MOST_RINGS:
             raise protocol.Malformed("too many rings")
         if (file is None) != (place.place == Place.GPU_RING):
             raise protocol.Malformed("a ring without its memory")

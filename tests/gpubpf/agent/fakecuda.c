@@ -39,9 +39,14 @@ EXPORT CUresult cuInit(unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-#ifdef TINY_LAUNCH_GRID
 /* Too short for a jump, and another function follows. */
-__asm__(".globl cuLaunchGrid\n.type cuLaunchGrid, @function\ncuLaunchGrid: xor %eax, %eax\n ret\n xor %eax, %eax\n ret\n .skip 64, 0x90\n");
+#define TINY(name) \
+  __asm__(".globl " name "\n.type " name ", @function\n" name ": xor %eax, %eax\n ret\n xor %eax, %eax\n ret\n .skip 64, 0x90\n");
+#ifdef TINY_LAUNCH_GRID
+TINY("cuLaunchGrid")
+#endif
+#ifdef TINY_WAIT_VALUE
+TINY("cuStreamWaitValue32_v2")
 #endif
 
 EXPORT CUresult cuDeviceGet(CUdevice *d, int n) { *d = n; return n ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }

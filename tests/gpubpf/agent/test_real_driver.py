@@ -1,7 +1,7 @@
 """NVIDIA's own driver libraries, without a GPU: every hook can be placed and removed, and the agent comes up and leaves.
 
-By default two drivers and one CUDA runtime, from packages (gpubpf_drivers.py); with GPUBPF_DRIVERS=all, all of them. The programs
-have a /dev of their own without a GPU, and are an ordinary user's.
+By default two drivers and one CUDA runtime from packages (gpubpf_drivers.py), and the installed driver; with GPUBPF_DRIVERS=all,
+all of them. The programs have a /dev of their own without a GPU, and are an ordinary user's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pytest
 
 from gpubpf import agent
 from gpubpf_code import changed
-from gpubpf_drivers import ALL, DRIVERS, RUNTIMES, driver, runtime, without_gpu
-from gpubpf_host import needs_open_checkout, open_directory
+from gpubpf_drivers import ALL, DRIVERS, RUNTIMES, driver, runtime
+from gpubpf_host import needs_open_checkout, open_directory, without_gpu
 
 HERE = Path(__file__).parent
 AGENT = HERE.parents[2] / "lib" / "gpubpf" / "agent"

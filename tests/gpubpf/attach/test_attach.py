@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent, elf
+from gpubpf.agent.definitions import ALREADY_CHANGED
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, fresh_thread, ptrace, traceable
@@ -840,7 +841,7 @@ def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
 
 def test_who_is_beside_is_said() -> None:
     """Where all that is in the way are another tool's probes, to start the program anew would not help."""
-    changed = [f"cu{name}: another tool has changed its first instructions" for name in "ABCD"]
+    changed = [f"cu{name}: {ALREADY_CHANGED}" for name in "ABCD"]
     assert server._hook_failure(changed).startswith(
         "has another tool's probes at cuA, cuB, cuC; stop that tool first"
     )

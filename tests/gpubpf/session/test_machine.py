@@ -28,10 +28,10 @@ from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
 from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace
 from gpubpf.session import device, machine
-from gpubpf.session.joining import ENDED as ENDED_EARLY
-from gpubpf.session.joining import FORBIDDEN, TRACED
-from gpubpf.session.machine import REACHED_LATE, MachineWatcher
+from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
+from gpubpf.session.reasons import ENDED as ENDED_EARLY
+from gpubpf.session.reasons import FORBIDDEN, REACHED_LATE, TRACED
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 

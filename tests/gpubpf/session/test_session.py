@@ -132,6 +132,16 @@ def test_obsolete_functions_that_cannot_be_hooked_do_not_end_the_measurement(tmp
     )
 
 
+def test_a_wait_that_cannot_be_hooked_is_not_held_back(tmp_path: Path) -> None:
+    found = measure([str(built(tmp_path, "-DTINY_WAIT_VALUE")), "plain", "23"])
+    assert counted(found) == (23, 23, 23) and found["status"] == 0
+    (note,) = (line for line in found["said"] if "cannot be hooked" in line)
+    assert note.startswith(
+        "calls of cuStreamWaitValue32_v2 are not held back while the agent loads or frees, because this driver's"
+        " functions cannot be hooked: cuStreamWaitValue32_v2: "
+    )
+
+
 def test_output_is_the_programs_own(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run([target, "childafter", "9"], check=True)
     alone = capfd.readouterr()

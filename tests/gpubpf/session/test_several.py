@@ -23,9 +23,9 @@ import pytest
 from gpubpf import agent
 from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
-from gpubpf.session import device, joining
-from gpubpf.session.machine import REACHED_LATE
+from gpubpf.session import device, joining, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets
+from gpubpf.session.reasons import REACHED_LATE
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 
@@ -287,7 +287,7 @@ def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable
             thread.start()
         for thread in ask:
             thread.join()
-        assert sorted(answers, key=str) == [None, None, joining.ENDED]
+        assert sorted(answers, key=str) == [None, None, reasons.ENDED]
         assert measured.join(first.pid) is None  # it is in already
         second.go()
         first.end()
@@ -297,13 +297,13 @@ def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable
     assert attached == [first.pid, second.pid]
     summary = measured.summary()
     assert summary["launches_seen"] == 3
-    assert summary["processes"] == {"measured": 2, "missed": {joining.ENDED: 1}}
+    assert summary["processes"] == {"measured": 2, "missed": {reasons.ENDED: 1}}
 
 
 def test_another_device_is_missed(built: Path, start: Callable[..., Program]) -> None:
     first, other = start(built / "becomes", "end"), start(built / "becomes", "end", CUDASIM_CLOCK="virtual")
     with session(first.pid) as measured:
-        assert measured.join(other.pid) == joining.OTHER_DEVICE
+        assert measured.join(other.pid) == reasons.OTHER_DEVICE
         first.end()
         for _ in measured.intervals():
             pass
@@ -316,7 +316,7 @@ def test_a_process_that_ends_while_it_joins(built: Path, start: Callable[..., Pr
         for delay in (0.0, 0.01, 0.03):
             ends = start(built / "loads", 1)
             threading.Timer(delay, os.kill, (ends.pid, signal.SIGKILL)).start()
-            assert measured.join(ends.pid) in (None, joining.ENDED)
+            assert measured.join(ends.pid) in (None, reasons.ENDED)
         stays.end()
         for _ in measured.intervals():
             pass
@@ -344,7 +344,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
 
     with session(first.pid) as measured:
         monkeypatch.setattr(loading, "_load", becomes)
-        assert measured.join(other.pid) == joining.ENDED
+        assert measured.join(other.pid) == reasons.ENDED
 
 
 def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Program]) -> None:

@@ -61,6 +61,7 @@ std::string cache_directory() {
         places.push_back(home + "/.cache/gpubpf/cudasim");
     for (const std::string &place : places)
         if (usable(place)) return place;
+    // Not in TMPDIR, as in gpubpf/cache.py.
     const std::string shared = "/tmp/gpubpf-" + std::to_string(geteuid()), place = shared + "/cudasim";
     return usable(shared) && usable(place) ? place : "";
 }
@@ -93,6 +94,7 @@ std::optional<std::string> read_file(const std::string &path, bool (*accepted)(c
         static_cast<uint64_t>(found.st_size) <= kLargest) {
         content.emplace(static_cast<size_t>(found.st_size), '\0');
         if (!read_all(file, content->data(), content->size())) content.reset();
+        futimens(file, nullptr);  // mark as used: gpubpf/cache.py removes the longest unused first
     }
     close(file);
     return content;

@@ -681,7 +681,7 @@ AttachStatus start(const char *name, How how) {
     failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
     if (const char *cupti = getenv(kCuptiVariable); cupti && agent.config.stamps)
         if (std::string why = start_cupti(cupti); !why.empty())
-            left_out += (left_out.empty() ? "CUPTI: " : "\nCUPTI: ") + why;
+            left_out += std::string(kLacksCupti) + ": " + why + "\n";
     {
         std::lock_guard<std::mutex> hold(c->lock);
         hooks_are_in();

@@ -547,7 +547,7 @@ void hook__Exit(int status) {
 }  // namespace
 
 Hook hooks[2 * kHooks] = {
-#define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr, false},
+#define GPUBPF_HOOK(symbol) {#symbol, nullptr, nullptr, nullptr, nullptr},
 #include "hooks_all.def"
 };
 
@@ -582,7 +582,11 @@ void find_hook_targets(void *library) {
         Hook &h = hooks[i];
         bool libc = strncmp(h.name, "cu", 2) != 0;
         h.target = dlsym(libc ? RTLD_DEFAULT : library, h.name);
-        h.optional = libc || is_obsolete(h.name) || i >= kNeeded;
+        h.lack = libc                  ? kLacksExit
+                 : is_obsolete(h.name) ? kLacksObsolete
+                 : i >= kAlways        ? kLacksLog
+                 : i >= kNeeded        ? kLacksHolding
+                                       : nullptr;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
     // The driver may return addresses that it does not export. A name without a version means one function,
@@ -605,7 +609,7 @@ void find_hook_targets(void *library) {
             continue;
         bool known = false;
         for (size_t k = 0; k < hooks_used; ++k) known = known || hooks[k].target == address;
-        if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address, h.optional};
+        if (!known) hooks[hooks_used++] = {h.name, h.replacement, address, address, h.lack};
     }
 }
 

@@ -9,9 +9,9 @@ namespace gpubpf {
 struct Hook {
     const char *name;
     void *replacement;
-    void *original;         // calls the unhooked function; set before the hook is active
-    void *target;           // null: the library lacks the function
-    bool optional = false;  // without it the agent sees less, but still works
+    void *original;              // calls the unhooked function; set before the hook is active
+    void *target;                // null: the library lacks the function
+    const char *lack = nullptr;  // what the agent lacks without the hook (kLacks...); null: it cannot work
 };
 
 enum HookIndex : size_t {

@@ -305,7 +305,7 @@ void take_out(HookedFunction &function, WritableCode &writable) {
 // Hook a function again, through the trampoline that it has. Return why that is impossible, or null.
 const char *hook_again(Hook &h, HookedFunction &function, std::vector<Patch> &patches) {
     if (!function.is_in() && memcmp(function.at(), function.patch.before, function.patch.size) != 0)
-        return "another tool has changed its first instructions";
+        return kAlreadyChanged;
     h.original = function.original();
     function.wanted = true;
     Trampolines::destination_of(function.trampoline)->store(h.replacement, std::memory_order_release);
@@ -333,7 +333,7 @@ const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, 
     if (running && has_call(code, moved)) return "a call in its first instructions";
     uint8_t *const at = entry + prologue.length;
     if (memcmp(at, code.data() + prologue.length, std::max(moved - prologue.length, kJumpSize)) != 0)
-        return "another tool has changed its first instructions";
+        return kAlreadyChanged;
     // Undo the first instruction, then jmp [rip + distance] to the replacement, or to the original after detaching.
     uint8_t indirect[6] = {0xFF, 0x25, 0, 0, 0, 0};
     memcpy(trampoline, prologue.undo, prologue.undo_size);
@@ -380,8 +380,10 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool runni
         if (!h.target) continue;
         uint8_t *at = entry_of(file, h.target);
         if (by_entry[at] != i) continue;  // the same function by another name
-        if (const char *why = hook(h, at))
-            (h.optional ? left_out : failed) += std::string(h.name) + ": " + why + "\n";
+        if (const char *why = hook(h, at)) {
+            if (h.lack) left_out += std::string(h.lack) + ": ";
+            (h.lack ? left_out : failed) += std::string(h.name) + ": " + why + "\n";
+        }
     }
     for (size_t i = 0; i < count; ++i)  // other names of hooked functions
         if (hooks[i].target) hooks[i].original = hooks[by_entry[entry_of(file, hooks[i].target)]].original;

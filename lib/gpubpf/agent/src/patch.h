@@ -18,7 +18,8 @@ namespace gpubpf {
 struct Hook;
 
 // Hook `count` functions; each hook's `original` is set before its jump is written. Return one line, "name: reason", for each
-// function that cannot be hooked; those of optional hooks go to `left_out`.
+// function that cannot be hooked; those of optional hooks go to `left_out`, as
+// "lack: name: reason".
 std::string install(Hook *hooks, size_t count, std::string &left_out);
 // Do the same while threads run: prepare everything but the jumps, and append these to `patches`.
 std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vector<Patch> &patches);

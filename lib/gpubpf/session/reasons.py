@@ -1,0 +1,44 @@
+"""The reasons in reports and in the JSON summary: why launches are not counted, and why processes are missed.
+
+They are promises: add to them, but do not change them. The man pages explain all of them. Kernels that cannot be instrumented have
+further reasons, which `images` and `ptx` give where they refuse a kernel.
+"""
+
+from __future__ import annotations
+
+from gpubpf.agent.definitions import Reason
+from gpubpf.agent.protocol import REASON_NAMES
+
+# --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
+
+REFUSED = REASON_NAMES[Reason.REFUSED]  # stands for the kernel's own reason, which replaces it
+BEFORE_READY = "before ready"
+LOADED_BEFORE = (
+    "loaded before"  # the kernel's name is unknown, because its module was loaded before the agent
+)
+NOT_COUNTED = (*(name for name in REASON_NAMES if name != REFUSED), BEFORE_READY, LOADED_BEFORE)
+
+# --- why a process is missed: keys of `missed` ----------------------------------------------------------------------
+
+ENDED = "ended"
+NO_DRIVER = "no CUDA driver"
+TRACED = "traced by another"
+BUSY = "not free in time"
+UNHOOKED = "cannot be hooked"
+FORBIDDEN = "cannot be traced"
+OTHER_DEVICE = "another device"
+UNREACHED = "not reached in time"
+TOO_LATE = "measurement over"
+REACHED_LATE = "reached late"  # measured, but launches before attaching are missing
+MISSED = (
+    ENDED,
+    NO_DRIVER,
+    TRACED,
+    BUSY,
+    UNHOOKED,
+    FORBIDDEN,
+    OTHER_DEVICE,
+    UNREACHED,
+    TOO_LATE,
+    REACHED_LATE,
+)

@@ -1,0 +1,38 @@
+"""The reasons of reports and of the JSON summary: man pages and documentation explain the same ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpubpf.images import fatbin, mapped
+from gpubpf.session import reasons
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _of_fragment(name: str) -> list[set[str]]:
+    """Return the bold terms of each entry of a man page's fragment."""
+    text = (ROOT / "man" / "fragments" / name).read_text()
+    return [set(line.split(r"\fR, \fB")) for line in re.findall(r"^\.TP\n\.B (.+)$", text, re.M)]
+
+
+def _of_table(page: str, header: str) -> set[str]:
+    """Return the reasons in the first column of the table with this header."""
+    text = (ROOT / "docs" / page).read_text()
+    rows = text.partition(f"| reason | {header} |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    return {reason for row in rows for reason in row.split(" | ")[0].strip("| ").replace("*", "").split(", ")}
+
+
+def test_every_reason_for_launches_is_in_the_man_pages() -> None:
+    *explained, kernels = _of_fragment(
+        "not-counted.roff"
+    )  # the last entry: kernels that cannot be instrumented
+    assert set.union(*explained) == {*reasons.NOT_COUNTED, mapped.NOT_FOUND, mapped.AMBIGUOUS}
+    assert fatbin.SASS_ONLY in kernels
+    assert _of_table("instrumentation.md", "explanation") <= set.union(*explained, kernels)
+
+
+def test_every_reason_for_processes_is_explained() -> None:
+    explained = set.union(*_of_fragment("running-processes-missed.roff"))
+    assert explained == set(reasons.MISSED) == _of_table("attach.md", "meaning")
