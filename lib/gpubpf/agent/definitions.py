@@ -744,7 +744,11 @@ def _member(part: Part) -> str:
 
 def markdown() -> str:
     """Return the tables of log records as they stand in the documentation."""
-    rows = ["| kind | what it records | fields, each with its offset |", "|---|---|---|"]
+    rows = ["| at | field of the header | meaning |", "|---|---|---|"]
+    rows += [_row(field, at) for field, at in _placed(LOG_HEADER.fields)]
+    rows += ["", "| at | field of every record | meaning |", "|---|---|---|"]
+    rows += [_row(field, at) for field, at in header_offsets()]
+    rows += ["", "| kind | what it records | fields, each with its offset |", "|---|---|---|"]
     for part in PARTS:
         kinds = ", ".join(f"{kind.value} {kind.name.lower()}" for kind in part.kinds)
         rows.append(
@@ -757,6 +761,10 @@ def markdown() -> str:
 
 
 _MEANING = re.compile(r"([A-Z_]{3,}): (.*?)\.(?= [A-Z_]{3,}:|$)")
+
+
+def _row(field: Field, at: int) -> str:
+    return f"| {at} | {field.type} {field.name} | {field.about} |".replace("|  |", "| |")
 
 
 def _described(field: Field, at: int) -> str:

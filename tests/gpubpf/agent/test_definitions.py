@@ -15,6 +15,7 @@ from gpubpf.agent import definitions
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS
 from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.images import fatbin
 from gpubpf.launches import device_times
 from gpubpf.memory import access_trace
 from gpubpf.session import operation_log
@@ -131,3 +132,11 @@ def test_the_documentation_shows_them() -> None:
     assert definitions.markdown() in (ROOT / "docs" / "timing.md").read_text(), (
         "docs/timing.md: put in what python -m gpubpf.agent.definitions --markdown prints"
     )
+
+
+@pytest.mark.parametrize("reader", ["gpubpf/agent/src/copies/sidecar.cpp", "cudasim/src/driver/fatbin.cpp"])
+def test_the_marks_of_fatbins_are_the_same_everywhere(reader: str) -> None:
+    text = (ROOT / "lib" / reader).read_text()
+    for name in ("WRAPPER_MAGIC", "FATBIN_MAGIC"):
+        (value,) = re.findall(rf"k{name.title().replace('_', '')} = (0x[0-9a-fA-F]+)", text)
+        assert int(value, 16) == getattr(fatbin, name)
