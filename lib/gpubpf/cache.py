@@ -64,7 +64,7 @@ class Cache:
     _unswept: int | None = field(default=None, repr=False)
 
     def get(self, stage: str, key: str) -> bytes | None:
-        """Return the bytes that were put under (stage, key); None if there are none, and for a damaged or a foreign file."""
+        """Return the bytes that were put under (stage, key); None if the file is missing or damaged, or belongs to another user."""
         if (path := self.path(stage, key)) is None:
             return None
         try:

@@ -32,8 +32,8 @@ class Load:
     modules: tuple[str, ...] = ()
 
 
-# Tool and options. "nothing" attaches to a kernel that is not launched: what is left is the path of a launch. "null": copies of the
-# kernels with empty programs, so that the cost of a copy and that of a probe can be told apart.
+# Tool and options. "nothing" selects a kernel that is never launched, so it measures the hooks alone. "null" launches copies of
+# the kernels with empty programs, so it separates the cost of a copy from that of a probe.
 MODES = {
     "nothing": ("threadhist", "--kernel tiled"),
     "null": ("threadhist", "--top 1"),

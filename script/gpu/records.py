@@ -74,7 +74,7 @@ def behind_by(first: dict, second: dict) -> bool:
 
 
 def replays(records: Records) -> bool:
-    """Return whether each node of each replay ran once, one after the other."""
+    """Return whether each node of each replay ran once, and no two at the same time."""
     steps = sorted(
         (r["graph"]["replay"], r["graph"]["node"], r["start_ns"], r["end_ns"]) for r in of(records, "launch")
     )

@@ -40,7 +40,7 @@ int devices() {
     return static_cast<int>(number);
 }
 
-// A real driver has no documented number; about 1024 launches fit.
+// NVIDIA documents no number for its drivers. 1024 is a guess, not measured.
 int queue() {
     const char *name = "CUDASIM_QUEUE";
     if (!set(name)) return 1024;

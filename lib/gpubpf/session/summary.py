@@ -189,7 +189,7 @@ def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProces
 
 
 def _has_counts(measurement: Measurement) -> bool:
-    """Return whether a map has counts; other maps are rings, which tell themselves what is missing, or belong to the host."""
+    """Return whether a map has counts; the others are rings, which count their own losses, or belong to the host."""
     return any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
 
 

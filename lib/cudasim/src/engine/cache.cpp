@@ -1,7 +1,7 @@
 // The cache of translations. Its folder may be full, read-only, damaged or somebody else's: then everything is translated anew.
 //
-// A file is its content, the SHA-256 of (name, NUL, content), and kMark. gpubpf/cache.py has the same format. The name contains
-// a key of everything that the content is made of.
+// A file is its content, the SHA-256 of (name, NUL, content), and kMark. gpubpf/cache.py has the same format, but puts its
+// stage before the name. The name contains a key of everything that the content is made of.
 
 #include <algorithm>
 #include <cerrno>

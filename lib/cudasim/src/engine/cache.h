@@ -1,4 +1,5 @@
-// The cache of translations: files that only this user can have written, each with a digest.
+// The cache of translations, and a directory for the files of one translation. A cached file has a digest, and is used only if no
+// other user but root can have written it.
 #pragma once
 
 #include <optional>
@@ -7,8 +8,8 @@
 
 namespace cudasim {
 
-// Returns the content that was stored under a name. Returns nothing if there is none, and for a file that is damaged, has another
-// version's format, was stored under another name, or could have been changed by another user.
+// Returns the content that was stored under a name. Returns nothing if the file is missing, is damaged, has another version's format,
+// was stored under another name, or could have been changed by another user.
 std::optional<std::string> read_cached(const std::string &name);
 
 // Stores `content` under a name, in place of whatever is there. Readers see all of it or nothing. Returns whether that succeeded;

@@ -232,9 +232,9 @@ struct Module : AttachmentObject {
     std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
-    uint32_t linked = 0;               // number of linked inputs
-    bool preexisting = false;          // it existed before the attachment, or no hook saw how it was loaded
-    std::atomic<bool> awaited{false};  // of these: a launch has waited for its copies
+    uint32_t linked = 0;       // number of linked inputs
+    bool preexisting = false;  // it existed before the attachment, or no hook saw how it was loaded
+    std::atomic<bool> delayed_launch{false};  // of these: a launch has waited for its copies
     // It only stands for copies that are loaded before their module is known. It counts as unloaded, so that
     // the real module takes over the sidecar.
     bool ahead = false;

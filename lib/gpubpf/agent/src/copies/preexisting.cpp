@@ -360,7 +360,7 @@ const Function *identify_handle(const void *handle, Context *context) {
     quietly([&] {
         f = ask_driver(const_cast<void *>(handle), context);
         if (f && !f->kernel->copies.load() && is_loaded_ahead(f->kernel->name) &&
-            !f->kernel->module->awaited.exchange(true))
+            !f->kernel->module->delayed_launch.exchange(true))
             take_copies_loaded_ahead(f->kernel->module, context);
     });
     if (!f) unknown = {handle, now};
@@ -369,7 +369,8 @@ const Function *identify_handle(const void *handle, Context *context) {
 
 const Function *identify_launched(const void *handle, StreamRef where) {
     const Function *f = identify_handle(handle, working_context(where));
-    if (f && !agent.late && f->kernel->module->preexisting && !f->kernel->module->awaited.exchange(true))
+    if (f && !agent.late && f->kernel->module->preexisting &&
+        !f->kernel->module->delayed_launch.exchange(true))
         wait_for_copies(*f->kernel);
     return f;
 }

@@ -577,7 +577,8 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
     });
 }
 
-// A kernel that runs may not end before the program goes on, so the copies come later then.
+// Installs copies while nothing runs in the context. Some kernels end only after the program has gone on: if one runs,
+// the worker thread installs the copies later.
 void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
