@@ -33,6 +33,7 @@ int main(int argc, char **argv) {
     CHECK(cuModuleGetFunction(&function, module, "more"));
     while (another()) {
         CHECK(cuMemsetD8(out, 0, 4));
+        CHECK(cuCtxSynchronize());  // the memset is asynchronous, and `stream` does not wait for the NULL stream
 #define CAPTURED(call) (expect(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS, "begin", __LINE__), \
                         settle(call, #call))
         int before = refused;
