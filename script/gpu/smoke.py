@@ -9,6 +9,7 @@ import functools
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpu import answers, facts, questions
 from gpu.machine import AGENT, Failure, Machine, Missing, Records, last_line
@@ -110,14 +111,18 @@ def ring(machine: Machine) -> Result:
 
 
 def clocks(machine: Machine) -> Result:
-    """Record the GPU's tick; check the error of times on the host's clock, without and with CUPTI."""
+    """Record the GPU's tick; check how well times on the host's clock are known: alone, with CUPTI, without a PTX compiler."""
     tick = facts.ask(machine, questions.named("globaltimer tick"))
     found: Result = {"tick": tick["answer"], "clock_error_ns": {}, "wrong": ""}
-    for way in ("alone", "with CUPTI"):
-        if way == "with CUPTI" and machine.sim:
+    for way, option, environment in (
+        ("alone", "", {}),
+        ("with CUPTI", " --cupti", {}),
+        ("without the PTX compiler", "", {"CUDA_DISABLE_PTX_JIT": "1"}),
+    ):
+        if way != "alone" and machine.sim:
             continue
-        options = "-v --graphs" + (" --cupti" if way == "with CUPTI" else "")
-        done, records = traced(machine, "launchlate", options, "latency 500")
+        there = replace(machine, environment={**machine.environment, **environment})
+        done, records = traced(there, "launchlate", f"-v --graphs{option}", "latency 500")
         if "CUPTI provides no timestamps" in done.stderr:
             found["clock_error_ns"][way] = "CUPTI cannot be used"
             continue

@@ -19,12 +19,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from pathlib import Path
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
-PROTOCOL_VERSION = 9  # of all that agent and tool exchange: messages, and files that both map
+CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
+PROTOCOL_VERSION = 10  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -679,6 +681,7 @@ def cpp() -> str:
         suffix = "ull" if type_ == "uint64_t" else "u"
         out += [f"constexpr {type_} k{_camel(name)} = {value}{suffix};" for name, value in constants.items()]
     out += [f'constexpr char k{_camel(name)}[] = "{text}";' for name, text in _TEXTS.items()]
+    out.append(f'constexpr char kClockKernel[] = R"ptx({CLOCK_KERNEL.read_text()})ptx";')
     out.append(f"constexpr uint8_t kHostStub[] = {{{', '.join(map(hex, HOST_STUB))}}};")
     points = ", ".join(f"{_camel(point)} = {number}" for number, point in enumerate(HOST_POINTS))
     out += ["", f"enum class HostPoint : uint32_t {{ {points} }};"]

@@ -89,7 +89,8 @@ class AgentConfig:
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
     image_wait: seconds that a module load waits for the sidecar. log_records: size of the operation log, a power of two; 0: no log.
     pump: send a snapshot after so many launches, without being asked; 0: never.
-    host: host programs that the agent runs; or the HOST_POINTS at which programs run in the Linux kernel."""
+    host: host programs that the agent runs; or the HOST_POINTS at which programs run in the Linux kernel.
+    clock_kernels: compute capability (90 for 9.0) → cubin of clock.ptx; where none suits, the driver compiles the PTX."""
 
     maps: Sequence[MapSpec]
     map_memory: int
@@ -105,6 +106,7 @@ class AgentConfig:
     match_all: bool = False
     pump: int = 0
     host: Sequence[HostCode] | frozenset[str] = ()
+    clock_kernels: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -502,6 +504,8 @@ def welcome(config: AgentConfig, process: int) -> bytes:
     ]
     for m in config.maps:
         parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
+    parts.append(struct.pack("<I", len(config.clock_kernels)))
+    parts += [struct.pack("<I", cc) + _bytes(cubin) for cc, cubin in sorted(config.clock_kernels.items())]
     if not config.host:
         parts.append(struct.pack("<I", 0))
     elif isinstance(config.host, frozenset):

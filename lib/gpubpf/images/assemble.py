@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +28,7 @@ from gpubpf.errors import AssembleError, ImageError
 from gpubpf.images import fatbin
 from gpubpf.process import privileges
 
+GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
 _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
@@ -99,6 +100,19 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
         return Assembled(_encode(ptx), {}, ignored)
     cubin, functions, advisories = _assemble(ptx, target, passed)
     return Assembled(cubin, functions, ignored, advisories)
+
+
+@functools.cache
+def for_each_generation(ptx: str, driver: int) -> Mapping[int, bytes]:
+    """Return cubins of `ptx` by compute capability (90 for 9.0), as far as there is an assembler for them.
+
+    A cubin runs on its GPU and on later ones with the same major number. driver: as in Target.
+    """
+    made = {}
+    for cc in GENERATIONS:
+        with contextlib.suppress(AssembleError):
+            made[cc] = assemble(ptx, Target("gpu", divmod(cc, 10), driver)).cubin
+    return made
 
 
 def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:

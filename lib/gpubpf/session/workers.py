@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.errors import Error, missing_package
 
 if TYPE_CHECKING:
@@ -378,6 +379,9 @@ def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
 def _welcome(measurement: Measurement, process: TracedProcess, stubs: int | None) -> None:
     """See `BackgroundWork.welcome`."""
     config = measurement.agent_config
+    if config.log_records:
+        kernels = _clock_kernels(measurement.device.kind, process.driver_cuda)
+        config = dataclasses.replace(config, clock_kernels=kernels)
     try:
         if measurement.host is not None:
             host = measurement.host.process()
@@ -397,3 +401,10 @@ def _welcome(measurement: Measurement, process: TracedProcess, stubs: int | None
         if stubs is not None:
             os.close(stubs)
         process.send(protocol.welcome(config, process.number))
+
+
+def _clock_kernels(device: str, driver: int) -> Mapping[int, bytes]:
+    """Return AgentConfig.clock_kernels. Compiling PTX in the process takes time, may be switched off, and may lack its library."""
+    from gpubpf.images import assemble
+
+    return assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver) if device == "gpu" else {}

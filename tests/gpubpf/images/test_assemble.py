@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf import cache
+from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble, fatbin
 
@@ -112,6 +113,15 @@ def test_architectures() -> None:
     )
     with pytest.raises(AssembleError, match="does not know this GPU"):
         assemble.assemble(PTX, assemble.Target("gpu", (99, 0)))
+
+
+@needs_ptxas
+def test_a_small_kernel_for_each_generation_of_gpus() -> None:
+    made = assemble.for_each_generation(CLOCK_KERNEL.read_text(), 0)
+    assert {80, 90} <= set(made) <= set(assemble.GENERATIONS)
+    for cc, cubin in made.items():
+        assert fatbin.images_of_bytes(cubin)[0].arch == f"sm_{cc}"
+        assert set(fatbin.kernels(cubin)) == {"gpubpf_clock"}
 
 
 def test_text_that_is_not_utf_8_survives() -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
+from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.program import BPF
-from gpubpf.session import operation_log
+from gpubpf.session import operation_log, workers
 from gpubpf.session.measurement import Follow
 from gpubpf.session.results import Reading
 from gpubpf.session.session import Session
@@ -223,6 +224,31 @@ def test_clocks_are_compared_at_the_beginning_and_at_the_end(app: Path) -> None:
     apart = brackets["gpu"].astype(np.int64) - brackets["host_before"].astype(np.int64)
     widths = (brackets["host_after"] - brackets["host_before"]).astype(np.int64)
     assert apart.max() - apart.min() <= widths.max() + 1000  # neither clock runs away
+
+
+MARKED = (
+    CLOCK_KERNEL.read_text()
+    .replace("st.volatile.global.u32 [%d0+92], %r3;", "st.volatile.global.u32 [%d0+92], 77;")
+    .encode()
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "used"),
+    [
+        ({75: b"", 80: b"", 90: MARKED, 100: b""}, True),
+        ({75: b"", 80: MARKED, 100: MARKED}, False),  # none suits this GPU
+        ({90: b"no code"}, False),  # the driver does not load it
+    ],
+)
+def test_the_clock_kernel_of_the_tool_is_used_if_it_suits(
+    app: Path, monkeypatch: pytest.MonkeyPatch, sent: dict[int, bytes], used: bool
+) -> None:
+    monkeypatch.setattr(workers, "_clock_kernels", lambda device, driver: sent)
+    run = Followed([str(app), "plain", "3", "1", "1"], Follow(log_records=256))
+    brackets = run.log[run.log["kind"] == operation_log.CLOCK]["clock"]
+    assert len(brackets) >= 2
+    assert set(brackets["tick_ns"].tolist()) == {77} if used else 77 not in brackets["tick_ns"]
 
 
 def test_maps_are_read_in_between(app: Path) -> None:

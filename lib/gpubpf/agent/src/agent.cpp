@@ -189,6 +189,11 @@ bool parse_welcome(Reader &r, Config &config) {
             return false;
         config.maps.push_back(std::move(m));
     }
+    n = r.count(8);
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t cc = r.u32();
+        config.clock_kernels.emplace_back(cc, r.blob());
+    }
     return take_host_program(r) && r.ok();
 }
 

@@ -47,6 +47,8 @@ struct Config {
     bool match_all = false;  // every kernel matches, even if its name was never seen
     uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
     std::vector<MapSpec> maps;
+    // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.
+    std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
 };
 
 struct BlockField {                              // a map's place in the launch block

@@ -49,80 +49,7 @@ struct Page {
     uint64_t first, last;  // when the kernel began, when it ended
     std::atomic<uint64_t> ended;
 };
-static_assert(offsetof(Page, answer) == 64 && offsetof(Page, ended) == 112, "the kernel below knows these");
-
-// One GPU thread that answers requests with the time. It gives up when none comes for 30 ms, so that it does
-// not occupy the GPU when the host is not scheduled. If the clock has a coarse resolution, it shows as the
-// smallest step between two readings.
-const char kPing[] = R"(.version 6.3
-.target sm_70
-.address_size 64
-
-.visible .entry gpubpf_ping(.param .u64 gpubpf_page)
-{
-	.reg .pred %p<8>;
-	.reg .b32 %r<4>;
-	.reg .b64 %d<16>;
-
-	ld.param.u64 %d0, [gpubpf_page];
-	cvta.to.global.u64 %d0, %d0;
-	mov.u64 %d1, %globaltimer;
-	st.volatile.global.u64 [%d0+96], %d1;
-	mov.u32 %r0, %smid;
-	st.volatile.global.u32 [%d0+88], %r0;
-	// The least of some steps of the clock, among so many readings.
-	mov.u64 %d2, %d1;
-	mov.u64 %d3, 0xFFFFFFFF;
-	mov.u32 %r1, 0;
-	mov.u32 %r2, 0;
-STEP:
-	mov.u64 %d4, %globaltimer;
-	add.u32 %r1, %r1, 1;
-	setp.eq.u64 %p0, %d4, %d2;
-	@%p0 bra SAME;
-	sub.u64 %d5, %d4, %d2;
-	min.u64 %d3, %d3, %d5;
-	mov.u64 %d2, %d4;
-	add.u32 %r2, %r2, 1;
-SAME:
-	setp.lt.u32 %p1, %r1, 4000;
-	setp.lt.and.u32 %p2, %r2, 6, %p1;
-	@%p2 bra STEP;
-	setp.eq.u32 %p3, %r2, 0;
-	selp.u64 %d3, 0, %d3, %p3;
-	cvt.u32.u64 %r3, %d3;
-	st.volatile.global.u32 [%d0+92], %r3;
-	mov.u64 %d6, 0;
-NEXT:
-	mov.u64 %d7, %globaltimer;
-WAIT:
-	ld.volatile.global.u64 %d8, [%d0];
-	setp.ne.u64 %p4, %d8, %d6;
-	@%p4 bra ANSWER;
-	mov.u64 %d9, %globaltimer;
-	sub.u64 %d10, %d9, %d7;
-	setp.lt.u64 %p5, %d10, 30000000;
-	@%p5 bra WAIT;
-	bra END;
-ANSWER:
-	mov.u64 %d11, %globaltimer;
-	mov.u64 %d12, %clock64;
-	setp.eq.u64 %p6, %d8, 0xFFFFFFFFFFFFFFFF;
-	@%p6 bra END;
-	st.volatile.global.u64 [%d0+72], %d11;
-	st.volatile.global.u64 [%d0+80], %d12;
-	membar.sys;
-	st.volatile.global.u64 [%d0+64], %d8;
-	mov.u64 %d6, %d8;
-	bra NEXT;
-END:
-	mov.u64 %d13, %globaltimer;
-	st.volatile.global.u64 [%d0+104], %d13;
-	membar.sys;
-	st.volatile.global.u64 [%d0+112], 1;
-	ret;
-}
-)";
+static_assert(offsetof(Page, answer) == 64 && offsetof(Page, ended) == 112, "clock.ptx knows these");
 
 template <typename Condition>
 bool until(uint64_t deadline, const Condition &condition) {
@@ -154,12 +81,21 @@ struct GpuClock : AttachmentObject {
 
 namespace {
 
+// Returns the tool's cubin for a GPU, or null: of the same generation, and not for a later GPU than this one.
+const uint8_t *clock_kernel_for(uint32_t cc) {
+    const std::vector<uint8_t> *best = nullptr;
+    for (const auto &[built_for, cubin] : agent.config.clock_kernels)
+        if (built_for / 10 == cc / 10 && built_for <= cc) best = &cubin;  // they come in order
+    return best ? best->data() : nullptr;
+}
+
 GpuClock *make(Context &context) {
     auto clock = std::make_unique<GpuClock>();
     auto load =
         reinterpret_cast<CUresult (*)(CUmodule *, const void *)>(hooks[kHook_cuModuleLoadData].original);
     auto find = reinterpret_cast<CUresult (*)(CUfunction *, CUmodule, const char *)>(
         hooks[kHook_cuModuleGetFunction].original);
+    const uint8_t *cubin = clock_kernel_for(context.cc);
     void *page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return clock.release();
     if (!driver.cuMemHostRegister_v2 || !driver.cuMemHostGetDevicePointer_v2 || !load || !find ||
@@ -171,8 +107,9 @@ GpuClock *make(Context &context) {
     clock->page = static_cast<Page *>(page);
     clock->usable = driver.cuMemHostGetDevicePointer_v2(&clock->address, page, 0) == CUDA_SUCCESS &&
                     driver.cuStreamCreate(&clock->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
-                    load(&clock->module, kPing) == CUDA_SUCCESS &&
-                    find(&clock->function, clock->module, "gpubpf_ping") == CUDA_SUCCESS;
+                    ((cubin && load(&clock->module, cubin) == CUDA_SUCCESS) ||
+                     load(&clock->module, kClockKernel) == CUDA_SUCCESS) &&
+                    find(&clock->function, clock->module, "gpubpf_clock") == CUDA_SUCCESS;
     if (clock->usable && driver.cuFuncLoad) driver.cuFuncLoad(clock->function);
     if (clock->usable && driver.cuEventCreate && driver.cuEventRecord && driver.cuEventElapsedTime &&
         driver.cuEventCreate(&clock->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
