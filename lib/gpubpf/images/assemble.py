@@ -64,6 +64,7 @@ class Target:
     device: str  # "gpu" or "sim": the embedded device
     cc: tuple[int, int] = (9, 0)  # compute capability
     driver: int = 0  # the CUDA version of its driver, such as 12; 0: unknown
+    release: str = ""  # of the ptxas to use if it is installed, such as "12.8"; "": the first that suits
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,10 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
     refusals: list[AssembleError] = []
     newer: list[int] = []
     store = cache.default()
-    for assembler in _assemblers():
+    assemblers = _assemblers()
+    if target.release:
+        assemblers = iter(sorted(assemblers, key=lambda assembler: assembler.release != target.release))
+    for assembler in assemblers:
         if target.driver and assembler.version > target.driver:
             newer.append(assembler.version)
             continue
@@ -255,9 +259,14 @@ class Ptxas:
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
     @property
+    def release(self) -> str:
+        """Return the CUDA release of this ptxas, such as "12.8"; "" if it does not say."""
+        return _ptxas_release(self.path)
+
+    @property
     def version(self) -> int:
         """Return the CUDA version of this ptxas, such as 12; 0 if it does not say."""
-        return _ptxas_version(self.path)
+        return int(self.release.partition(".")[0] or 0)
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
@@ -291,16 +300,16 @@ class Ptxas:
 
 
 @functools.cache
-def _ptxas_version(path: str) -> int:
+def _ptxas_release(path: str) -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
         command = [path, "--version"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=10
         )
-        if (found := re.search(rb"release (\d+)\.", done.stdout)) is not None:
-            return int(found[1])
-    return 0
+        if (found := re.search(rb"release (\d+\.\d+)", done.stdout)) is not None:
+            return found[1].decode()
+    return ""
 
 
 def _refusal(talk: str, status: int) -> AssembleError:
@@ -369,12 +378,17 @@ class NvJitLink:
         return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
     @functools.cached_property
-    def version(self) -> int:
-        """Return the CUDA version of this library, such as 12; 0 if it does not say, as before CUDA 12.3."""
+    def release(self) -> str:
+        """Return the CUDA release of this library, such as "12.8"; "0.0" if it does not say, as before CUDA 12.3."""
         major, minor = ctypes.c_uint(), ctypes.c_uint()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(self.path).nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor))
-        return major.value
+        return f"{major.value}.{minor.value}"
+
+    @property
+    def version(self) -> int:
+        """Return the CUDA version of this library, such as 12; 0 if it does not say."""
+        return int(self.release.partition(".")[0])
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
         try:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from gpubpf import elf
 from gpubpf.elf import ByteSource, Elf, HeldBytes, OpenFile, Section, check_range
@@ -45,6 +46,7 @@ _IMAGE = struct.Struct("<HHIQIIHHIIIQQQ")
 _KINDS = {1: "ptx", 2: "elf"}
 _CODECS = {0x2000: "lz4", 0x8000: "zstd"}
 _SUFFIXES = {0x100000: "a", 0x200000: "f"}
+_PTXAS_NAME = re.compile(r"ptxas (\d{1,3}\.\d{1,3})")
 _PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE)
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
@@ -74,7 +76,7 @@ class FatbinImage:
     version: tuple[int, int]  # PTX ISA version of PTX, ABI of a cubin
     options: str  # for ptxas with this PTX, such as "-maxrregcount=32"; "" for cubins
     flags: int
-    name: str  # the source file, with -g; mostly ""
+    name: str  # the source file, with -g; of PTX that was found with its cubin "ptxas 12.8"; mostly ""
     module: int  # images with the same number are forms of one module
     relocatable: bool  # input of nvlink: not a whole module
     stored: bytes | FileRange = field(repr=False)
@@ -84,6 +86,12 @@ class FatbinImage:
     @property
     def arch(self) -> str:
         return f"sm_{self.sm}{self.suffix}"
+
+    @property
+    def release(self) -> str:
+        """Return the CUDA release of the ptxas that made the cubin of this PTX, such as "12.8"; "": unknown."""
+        found = _PTXAS_NAME.fullmatch(self.name)
+        return found[1] if found is not None else ""
 
     @cached_property
     def payload(self) -> bytes:
@@ -240,20 +248,20 @@ def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list
 
 
 def pack(image: FatbinImage) -> bytes:
-    """Return a fatbin with only this PTX and its options."""
-    text, options = image.payload, image.options.encode()
-    header = _IMAGE.size + (8 + len(options) if options else 0)
-    header += -header % 8
+    """Return a fatbin with only this PTX, its name and its options."""
+    text, name, options = image.payload, image.name.encode(), image.options.encode()
+    words = (struct.pack("<II", _IMAGE.size + 8, len(options)) + options if options else b"") + name
+    header = _IMAGE.size + len(words) + -len(words) % 8
     flags = image.flags & ~sum(_CODECS) | sum(
         bit for bit, suffix in _SUFFIXES.items() if suffix == image.suffix
     )
-    at = _IMAGE.size if options else 0
+    options_at = _IMAGE.size if options else 0
+    name_at = _IMAGE.size + len(words) - len(name) if name else 0
     body = _IMAGE.pack(
-        1, 0x101, header, len(text), 0, at, image.version[1], image.version[0], image.sm, 0, 0, flags, 0, 0
-    )
-    if options:
-        body += struct.pack("<II", at + 8, len(options)) + options
-    body = body.ljust(header, b"\0") + text
+        1, 0x101, header, len(text), 0, options_at, image.version[1], image.version[0], image.sm, name_at,
+        len(name), flags, 0, 0,
+    )  # fmt: skip
+    body = (body + words).ljust(header, b"\0") + text
     return _FATBIN.pack(FATBIN_MAGIC, 1, _FATBIN.size, len(body)) + body
 
 
@@ -279,16 +287,19 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     raise _NoImage("there is no CUDA code in it; name a program, library, fatbin, cubin or PTX file")
 
 
-def ptx_image(data: bytes, options: str = "", module: int = 0) -> FatbinImage | None:
-    """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not."""
+def ptx_image(data: bytes, made_by: PtxasRun | None = None, module: int = 0) -> FatbinImage | None:
+    """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not.
+
+    made_by: how ptxas made a cubin of this PTX, if that is known."""
     data = data.rstrip(b"\0")
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None or b"\0" in data:
         return None
     numbers = int(version[1]), int(version[2])
-    return FatbinImage(
-        "ptx", int(target[1]), target[2].decode(), numbers, options, 0, "", module, False, data
-    )
+    release, options = made_by or PtxasRun()
+    name = f"ptxas {release}" if release else ""
+    sm, suffix = int(target[1]), target[2].decode()
+    return FatbinImage("ptx", sm, suffix, numbers, options, 0, name, module, False, data)
 
 
 def _cubin(cubin: Elf, data: bytes) -> FatbinImage:
@@ -506,7 +517,7 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
     try:
         file = elf.of_bytes(image.read())
         texts = [file.contents(s) for s in file.sections if _DEBUG_PTX.fullmatch(s.name)]
-        options = ptxas_options(image.payload)
+        made_by = ptxas_run(image.payload)
     except ImageError:
         return None
     if not texts or sum(map(len, texts)) > LARGEST_IMAGE or any(t.count(b".version ") != 1 for t in texts):
@@ -519,11 +530,18 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
             texts = [link([Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]).encode()]
         except (Error, UnicodeDecodeError):
             return None
-    return ptx_image(texts[0], options, image.module)
+    return ptx_image(texts[0], made_by, image.module)
 
 
-def ptxas_options(cubin: bytes) -> str:
-    """Return the options that ptxas had for a cubin; "" if the cubin does not tell. Raises ImageError.
+class PtxasRun(NamedTuple):
+    """How ptxas made a cubin: its CUDA release, such as "12.8", and its options. "" is unknown."""
+
+    release: str = ""
+    options: str = ""
+
+
+def ptxas_run(cubin: bytes) -> PtxasRun:
+    """Return what a cubin says of the ptxas that made it. Raises ImageError.
 
     They are in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
     strings: the tool, its version, its build, its options.
@@ -534,8 +552,10 @@ def ptxas_options(cubin: bytes) -> str:
             for words in file.contents(section).split(b"NVIDIA Corp\0")[1:]:
                 strings = [s.decode("utf-8", "replace") for s in words[24:].split(b"\0") if s]
                 if len(strings) >= 4 and strings[0].startswith("ptxas"):
-                    return strings[3].strip() if strings[3].lstrip().startswith("-") else ""
-    return ""
+                    release = re.search(r"release (\d{1,3}\.\d{1,3}),", strings[1])
+                    options = strings[3].strip() if strings[3].lstrip().startswith("-") else ""
+                    return PtxasRun(release[1] if release is not None else "", options)
+    return PtxasRun()
 
 
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:

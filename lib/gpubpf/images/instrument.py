@@ -83,6 +83,7 @@ class Sidecar:
     original: str = field(default="", repr=False)
     text: str = field(default="", repr=False)
     options: str = ""
+    release: str = ""
 
 
 def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Target) -> Sidecar:
@@ -108,6 +109,7 @@ def instrument_module(
         text = chosen.text
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
+    target = dataclasses.replace(target, release=chosen.release)
     key = cache.key(
         _version(),
         text,
@@ -209,6 +211,7 @@ def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment
         module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
         injected.text if injected.kernels else "",
         options,
+        target.release,
     )
 
 
@@ -329,6 +332,7 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]
     """
     if not sidecar.text:
         return {}
+    target = dataclasses.replace(target, release=sidecar.release)
     before = registers(sidecar.original, target, sidecar.options) or {}
     after = registers(sidecar.text, target, sidecar.options) or {}
     return {name: (before[name].registers, after[name].registers) for name in after if name in before}
@@ -394,6 +398,7 @@ def _unpack(data: bytes) -> Sidecar | None:
             head["original"],
             head["text"],
             head["options"],
+            head["release"],
         )
     except (ValueError, KeyError, TypeError):
         return None

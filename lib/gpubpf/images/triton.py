@@ -110,8 +110,8 @@ class TritonCache:
         return known[1]
 
     def _ptx(self, entry: _Entry, cubin: bytes) -> FatbinImage | None:
-        """Return the PTX of an entry with the options that ptxas had for the cubin. Raises ImageError."""
-        return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_options(cubin))
+        """Return the PTX of an entry, with how ptxas made the cubin of it. Raises ImageError."""
+        return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_run(cubin))
 
     def _read(self, entry: _Entry, suffix: str) -> bytes:
         """Return the content of a file; nothing if it is too large or cannot be read."""

@@ -197,6 +197,18 @@ def test_the_ptxas_is_not_newer_than_the_driver(
     assert assemble.assemble(PTX, assemble.Target("gpu", (9, 0), driver)).cubin == used.encode()
 
 
+@pytest.mark.parametrize(
+    ("release", "driver", "used"),
+    [("12.1", 0, "12"), ("12.1", 13, "12"), ("13.1", 12, "12"), ("12.0", 0, "13"), ("13.1", 0, "13")],
+)
+def test_the_ptxas_that_made_the_application_is_preferred(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, driver: int, used: str
+) -> None:
+    monkeypatch.setattr(assemble, "_found", lambda *_: (ptxas(tmp_path, "13"), ptxas(tmp_path, "12")))
+    target = assemble.Target("gpu", (9, 0), driver, release)
+    assert assemble.assemble(PTX, target).cubin == used.encode()
+
+
 def test_without_a_ptxas_for_the_driver_the_reason_names_the_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

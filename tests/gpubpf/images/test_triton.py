@@ -98,6 +98,8 @@ def test_an_image_gets_its_ptx(hold: Path, tmp_path: Path) -> None:
         assert image.kind == "ptx" and image.arch == "sm_90a" and "add_kernel" in image.text
         (image,) = fatbin.images_of_bytes(mapped.with_ptx(lined))
         assert image.text == text("lined") and "-lineinfo" in image.options.split()
+        talk = subprocess.run(["ptxas", "--version"], capture_output=True, text=True, check=True).stdout
+        assert image.release and f"release {image.release}," in talk
         for data in (other, text("x").encode(), b"", b"\x7fELF", os.urandom(64)):
             assert mapped.with_ptx(data) == data
         later = add(tmp_path, "JKL", "later", text("later"))
