@@ -71,6 +71,15 @@ BPF_TABLE("lru_hash", u32, struct thread, threads, 16384);
 BPF_RINGBUF_OUTPUT(records, 2048);
 BPF_ARRAY(lost, u64, 1);
 
+static __always_inline void lose(void)
+{
+    int zero = 0;
+    u64 *n = lost.lookup(&zero);
+
+    if (n)
+        __sync_fetch_and_add(n, 1);
+}
+
 static __always_inline void record_time(struct thread *t, u64 start, u64 end, u64 state)
 {
     int zero = 0;
@@ -79,12 +88,17 @@ static __always_inline void record_time(struct thread *t, u64 start, u64 end, u6
     if (!s || end - start < s->least_ns)
         return;
     struct record r = {.start_ns = start, .end_ns = end, .state = state, .syscall = t->syscall, .tid = t->tid};
-    if (records.ringbuf_output(&r, sizeof(r), 1 /* BPF_RB_NO_WAKEUP: the tool polls */)) {
-        u64 *n = lost.lookup(&zero);
+    if (records.ringbuf_output(&r, sizeof(r), 1 /* BPF_RB_NO_WAKEUP: the tool polls */))
+        lose();
+}
 
-        if (n)
-            __sync_fetch_and_add(n, 1);
-    }
+/* The thread is on a CPU. Some kernels do not report each switch, so a system call may be the first sign of it. */
+static __always_inline void is_back(struct thread *t)
+{
+    if (!t->left_ns)
+        return;
+    record_time(t, t->left_ns, bpf_ktime_get_ns(), t->state);
+    t->left_ns = 0;
 }
 
 int offcpu_launch(struct gpu_launch *ctx)
@@ -108,14 +122,14 @@ static __always_inline int switched(u32 leaves, u32 comes, u64 state)
     struct thread *t = threads.lookup(&leaves);
 
     if (t) {
+        if (t->left_ns) /* nobody knows when it came back */
+            lose();
         t->state = state;
         t->left_ns = bpf_ktime_get_ns();
     }
     t = threads.lookup(&comes);
-    if (t && t->left_ns) {
-        record_time(t, t->left_ns, bpf_ktime_get_ns(), t->state);
-        t->left_ns = 0;
-    }
+    if (t)
+        is_back(t);
     return 0;
 }
 
@@ -142,6 +156,7 @@ int offcpu_enter(struct enter_arguments *ctx)
     struct thread *t = threads.lookup(&tid);
 
     if (t) {
+        is_back(t);
         t->syscall = ctx->number;
         t->entered_ns = bpf_ktime_get_ns();
     }
@@ -154,6 +169,7 @@ int offcpu_exit(void *ctx)
     struct thread *t = threads.lookup(&tid);
 
     if (t) {
+        is_back(t);
         if (t->entered_ns)
             record_time(t, t->entered_ns, bpf_ktime_get_ns(), ~0ULL);
         t->syscall = -1;
@@ -182,7 +198,7 @@ class Activity:
     (`syscalls`).
 
     Both have the fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none) and tid. Records of one
-    thread do not overlap. `lost`: how many records did not fit into the ring.
+    thread do not overlap. `lost`: how many did not fit into the ring, or have no known end.
     """
 
     spans: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
