@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,16 @@ class Machine:
     @property
     def sim(self) -> bool:
         return self.device == "sim"
+
+    @contextlib.contextmanager
+    def setting(self, environment: Mapping[str, str]) -> Iterator[None]:
+        """Add to the environment of what is started in the meantime."""
+        before = self.environment
+        self.environment = {**before, **environment}
+        try:
+            yield
+        finally:
+            self.environment = before
 
     def left(self) -> float:
         """Return the seconds that are left."""

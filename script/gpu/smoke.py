@@ -9,7 +9,6 @@ import functools
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from gpu import answers, facts, questions
 from gpu.machine import AGENT, Failure, Machine, Missing, Records, last_line
@@ -121,8 +120,8 @@ def clocks(machine: Machine) -> Result:
     ):
         if way != "alone" and machine.sim:
             continue
-        there = replace(machine, environment={**machine.environment, **environment})
-        done, records = traced(there, "launchlate", f"-v --graphs{option}", "latency 500")
+        with machine.setting(environment):
+            done, records = traced(machine, "launchlate", f"-v --graphs{option}", "latency 500")
         if "CUPTI provides no timestamps" in done.stderr:
             found["clock_error_ns"][way] = "CUPTI cannot be used"
             continue

@@ -74,8 +74,9 @@ def stop(pid):
 def again(pid):  # after an earlier stop: the call is restart_syscall
     global left
     steps, left = left, 0
-    stop(pid)
     while not (call := ptrace.blocked_call(pid, pid)) or call.number != NUMBERS["restart_syscall"]:
+        assert not ptrace.is_dead(pid, pid)
+        stop(pid)  # before, the program may not have been in the call
         time.sleep(0.001)
     left = steps
     inject(pid)

@@ -232,7 +232,8 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
 // A thread that waits for a context, as long as kernels run there. A context has at most one, even across
 // attachments.
 struct Idle {
-    std::atomic<int> result{-1};
+    enum Result { waits, failed, over, refused };  // refused: a capture began before it could wait
+    std::atomic<Result> result{waits};
 };
 
 struct Idles {
@@ -249,15 +250,16 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
         prctl(PR_SET_NAME, "gpubpf-wait");
         DriverScope scope;
         CUcontext popped;
-        if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(0);
-        bool may = true;
+        if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(Idle::failed);
+        Idle::Result result = Idle::over;
         if (goes_on) {
             Visit visit;
-            may = attachment.load() && may_enter(captured_now);
+            if (!attachment.load()) result = Idle::failed;
+            else if (!may_enter(captured_now)) result = Idle::refused;
         }
-        CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
+        if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
         driver.cuCtxPopCurrent_v2(&popped);
-        idle->result.store(r == CUDA_SUCCESS ? 1 : 0);
+        idle->result.store(result);
     }).detach();
 }
 
@@ -268,34 +270,37 @@ const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
 // Waiting for a context while one of its streams is captured is an error that ends the capture, whatever the
 // thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
-    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
-    while (goes_on && captured_now()) {
-        if (std::chrono::steady_clock::now() > until) return false;
-        usleep(500);
-    }
-    std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
-    {
-        std::lock_guard<std::mutex> hold(idles->lock);
-        before = idles->known[context.handle];
-    }
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
     auto is_over = [&](const Idle &idle) {
-        for (useconds_t pause = 20; idle.result.load() < 0 && std::chrono::steady_clock::now() < until;
+        for (useconds_t pause = 20; idle.result == Idle::waits && std::chrono::steady_clock::now() < until;
              pause = pause < 1000 ? pause * 2 : 1000)
             usleep(pause);
-        return idle.result.load() >= 0;
+        return idle.result != Idle::waits;
     };
-    if (before && !is_over(*before)) return false;  // the work that it waits for still runs
-    try {
+    for (;;) {
+        while (goes_on && captured_now()) {
+            if (std::chrono::steady_clock::now() > until) return false;
+            usleep(500);
+        }
+        std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
         {
             std::lock_guard<std::mutex> hold(idles->lock);
-            if (idles->known[context.handle] != before) return false;  // another thread asks
-            idles->known[context.handle] = own;
+            before = idles->known[context.handle];
         }
-        start_waiting(own, context.handle, goes_on);
-    } catch (...) {
-        own->result = 0;
+        if (before && !is_over(*before)) return false;  // the work that it waits for still runs
+        try {
+            {
+                std::lock_guard<std::mutex> hold(idles->lock);
+                if (idles->known[context.handle] != before) return false;  // another thread asks
+                idles->known[context.handle] = own;
+            }
+            start_waiting(own, context.handle, goes_on);
+        } catch (...) {
+            own->result = Idle::failed;
+        }
+        if (!is_over(*own)) return false;
+        if (own->result != Idle::refused) return own->result == Idle::over;
     }
-    return is_over(*own) && own->result.load() == 1;
 }
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
