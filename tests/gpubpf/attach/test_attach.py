@@ -865,11 +865,11 @@ def test_a_tool_on_a_program_that_runs(loads: Path) -> None:
         assert summary["launches_matched"] - kernel["launches"] <= 4 * 5
         assert kernel["runs"] == kernel["launches"] * 128 and kernel["work"] == kernel["runs"] * 5
         assert summary["launches_seen"] > kernel["launches"]  # those of the old module
-        assert changed_bytes(process.pid) == 0
+        until(lambda: changed_bytes(process.pid) == 0)  # the agent may go on when the tool has left
         again = tool(process.pid, "--kernel", "fresh", "--json", end=signal.SIGTERM)
         assert again.returncode == 0, again.stderr
         assert json.loads(again.stdout.splitlines()[-1])["launches_instrumented"] > 0
-        assert changed_bytes(process.pid) == 0
+        until(lambda: changed_bytes(process.pid) == 0)
         out, _ = process.communicate("\n", timeout=60)
         assert process.returncode == 0 and int(out.split()[0]) > 20
 
