@@ -1,5 +1,6 @@
 """For the whole suite: child processes import the checkout's library, and the embedded device is not kind."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -44,6 +45,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ
     ):
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        before = _children()
         for last in (False, False, True):
             try:
                 pyfuncitem.obj(**arguments)
@@ -52,6 +54,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                     raise
             else:
                 break
+            finally:
+                _end_children(before)  # what a failed try has left would be found by the next one
         return True
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ:
@@ -67,6 +71,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     )
     assert done.returncode == 0, done.stdout
     return True
+
+
+def _children() -> set[int]:
+    """The processes that this one has started, but for the helper that demangles names, which stays."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return {pid for pid in found if not _demangles(pid)}
+
+
+def _demangles(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"names.serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _end_children(before: set[int]) -> None:
+    """Kill what was started since; `subprocess` takes note of their end."""
+    for pid in _children() - before:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.fixture(autouse=True)
