@@ -31,8 +31,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSettle{100};
 // While a thread enters the driver to wait for a context, no capture begins: for kEntering after the thread's
 // announcement. A capture looks every kHeld, and waits for kMostHeld at most.
-constexpr milliseconds kEntering{4};
-constexpr long kHeld = 200, kMostHeld = 20000;  // µs
+constexpr milliseconds kEntering{16};
+constexpr long kHeld = 200, kMostHeld = 40000;  // µs
 constexpr milliseconds kForQuiet{
     25};  // a moment in which nothing runs is awaited for so long if work makes progress
 constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
