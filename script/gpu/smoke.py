@@ -31,7 +31,7 @@ def parts(machine: Machine) -> list[Part]:
         ("exact counts", counts, 12),
         ("module symbols", functools.partial(asked, name="module symbols"), 5),
         ("registered memory and the ring", ring, 10),
-        ("clocks", clocks, 12),
+        ("clocks", clocks, 16),
         ("a kernel of known length", lengths, 10),
         ("Triton under memtrace", triton, 20),
         ("PyTorch under threadhist", pytorch, 20),

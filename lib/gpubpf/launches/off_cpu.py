@@ -92,12 +92,21 @@ static __always_inline void record_time(struct thread *t, u64 start, u64 end, u6
         lose();
 }
 
-/* The thread is on a CPU. Some kernels do not report each switch, so a system call may be the first sign of it. */
+/* The thread that was off the CPU is back. */
 static __always_inline void is_back(struct thread *t)
 {
     if (!t->left_ns)
         return;
     record_time(t, t->left_ns, bpf_ktime_get_ns(), t->state);
+    t->left_ns = 0;
+}
+
+/* It was back before, but the kernel did not report that switch. */
+static __always_inline void was_back(struct thread *t)
+{
+    if (!t->left_ns)
+        return;
+    lose();
     t->left_ns = 0;
 }
 
@@ -122,8 +131,7 @@ static __always_inline int switched(u32 leaves, u32 comes, u64 state)
     struct thread *t = threads.lookup(&leaves);
 
     if (t) {
-        if (t->left_ns) /* nobody knows when it came back */
-            lose();
+        was_back(t);
         t->state = state;
         t->left_ns = bpf_ktime_get_ns();
     }
@@ -156,7 +164,7 @@ int offcpu_enter(struct enter_arguments *ctx)
     struct thread *t = threads.lookup(&tid);
 
     if (t) {
-        is_back(t);
+        was_back(t);
         t->syscall = ctx->number;
         t->entered_ns = bpf_ktime_get_ns();
     }
@@ -169,7 +177,7 @@ int offcpu_exit(void *ctx)
     struct thread *t = threads.lookup(&tid);
 
     if (t) {
-        is_back(t);
+        is_back(t); /* at the latest now, if the kernel did not report the switch */
         if (t->entered_ns)
             record_time(t, t->entered_ns, bpf_ktime_get_ns(), ~0ULL);
         t->syscall = -1;

