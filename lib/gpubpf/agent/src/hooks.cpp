@@ -12,6 +12,7 @@
 #include "copies/preexisting.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
+#include "driver/waiting_call.h"
 #include "hook_call.h"
 #include "log/allocation.h"
 #include "log/clock.h"

@@ -10,6 +10,7 @@
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
+#include "driver/waiting_call.h"
 #include "log/allocation.h"
 #include "log/log.h"
 #include "log/host_program.h"
@@ -39,6 +40,7 @@ constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 const Lifetime *const kLifetimes[] = {
     &thread_lifetime,
     &patch_lifetime,
+    &waiting_call_lifetime,
     &leftovers_lifetime,
     &drain_lifetime,
     &registry_lifetime,

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "copies/shared.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
+#include "driver/waiting_call.h"
 #include "log/clock.h"
 #include "log/cupti.h"
 #include "log/stamp.h"
@@ -252,12 +254,15 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
         CUcontext popped;
         if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(Idle::failed);
         Idle::Result result = Idle::over;
-        if (goes_on) {
-            Visit visit;
-            if (!attachment.load()) result = Idle::failed;
-            else if (!may_enter(captured_now)) result = Idle::refused;
+        {
+            std::optional<WaitingCall> call;
+            if (goes_on) {
+                Visit visit;
+                if (!attachment.load()) result = Idle::failed;
+                else if (!call.emplace(captured_now)) result = Idle::refused;
+            }
+            if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
         }
-        if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
         driver.cuCtxPopCurrent_v2(&popped);
         idle->result.store(result);
     }).detach();
@@ -267,8 +272,6 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
 
 const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
 
-// Waiting for a context while one of its streams is captured is an error that ends the capture, whatever the
-// thread's capture mode (CUDA programming guide, "Prohibited and Unhandled Operations").
 bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
     auto is_over = [&](const Idle &idle) {

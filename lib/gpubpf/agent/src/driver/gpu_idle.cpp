@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <pthread.h>
-#include <sched.h>
 #include <set>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -16,6 +16,7 @@
 #include "agent.h"
 #include "copies/preexisting.h"
 #include "driver/current.h"
+#include "driver/waiting_call.h"
 
 namespace gpubpf {
 
@@ -29,10 +30,6 @@ using std::chrono::milliseconds;
 // A capture that began before the attachment is noticed when the program puts something into it. A capturing
 // program gets this long to do so before the agent waits for its context, because that would end the capture.
 constexpr milliseconds kSettle{100};
-// While a thread enters the driver to wait for a context, no capture begins: for kEntering after the thread's
-// announcement. A capture looks every kHeld, and waits for kMostHeld at most.
-constexpr milliseconds kEntering{16};
-constexpr long kHeld = 200, kMostHeld = 40000;  // µs
 constexpr milliseconds kForQuiet{
     25};  // a moment in which nothing runs is awaited for so long if work makes progress
 constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
@@ -84,7 +81,6 @@ struct Streams {
 };
 
 AttachmentState<Streams> all;
-std::atomic<Clock::rep> entering{0};    // the time limit
 std::atomic<uint64_t> stream_epoch{1};  // streams that a thread cached under an earlier epoch may be wrong
 
 uint32_t thread_of(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? thread_id() : 0; }
@@ -103,6 +99,7 @@ struct Waiter {
     // Numbers of proofs. refused: a capture was under way.
     std::atomic<uint64_t> asked{0}, done{0}, refused{0};
     std::atomic<bool> running{false};
+    std::atomic<pid_t> thread{0};
 };
 
 struct Waiters {
@@ -130,23 +127,25 @@ uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
     try {
         std::thread([waiter, context, number, now = attachment.load()] {
             prctl(PR_SET_NAME, "gpubpf-wait");
-            sched_param least{};
-            sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a busy loop
+            waiter->thread = static_cast<pid_t>(syscall(SYS_gettid));
             ++depth();
             if (driver.cudasim_untimed) driver.cudasim_untimed(1);
             CUcontext popped;
             bool over = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
             if (over) {
-                bool may = false;
+                std::optional<WaitingCall> call;
                 {
                     Visit visit;
-                    may = attachment.load() == now && may_enter(captured_now);
+                    if (attachment.load() == now) call.emplace(captured_now);
                 }
-                if (!may) waiter->refused = number;
+                const bool may = call && *call;
                 over = may && driver.cuCtxSynchronize() == CUDA_SUCCESS;
+                call.reset();
+                if (!may) waiter->refused = number;
                 driver.cuCtxPopCurrent_v2(&popped);
             }
             if (driver.cudasim_untimed) driver.cudasim_untimed(0);
+            waiter->thread = 0;
             if (over) waiter->done = number;  // must come before `running` is cleared
             waiter->running = false;
         }).detach();
@@ -169,7 +168,10 @@ bool nothing_from_before(Context &context) {
     if (number == kFailed) return false;
     const bool running = waiter->running;
     if (number && waiter->done >= number) return true;
-    if (number && running) return false;
+    if (number && running) {
+        yield_if_inside(waiter->thread);
+        return false;
+    }
     if (number && number != kFailed && waiter->refused >= number) number = 0;
     // A request whose thread has ended without a result: the context is broken.
     number = number ? kFailed : ask(waiter, context.handle);
@@ -414,21 +416,6 @@ bool captured_now() {
     const CUresult r = driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
     return r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
            (r == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
-void before_capture() noexcept {
-    const timespec pause{0, 1000 * kHeld};
-    for (long i = 0; i < kMostHeld / kHeld && Clock::now().time_since_epoch().count() < entering.load(); ++i)
-        syscall(SYS_nanosleep, &pause, nullptr);  // unlike nanosleep(), not a cancellation point
-}
-
-bool may_enter(bool (*captured)()) {
-    for (;;) {
-        const Clock::time_point now = Clock::now();
-        entering = (now + kEntering).time_since_epoch().count();
-        if (captured()) return false;
-        if (Clock::now() - now < kEntering / 4) return true;  // else this thread was not scheduled in between
-    }
 }
 
 void capture_began(CUstream stream) {

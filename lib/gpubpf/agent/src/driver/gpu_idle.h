@@ -125,15 +125,9 @@ void forget_streams(const Context *context);  // before the context is destroyed
 // For captures that began after the attachment, the origin stream is known. For an earlier one, at best its
 // existence is known.
 void capture_began(CUstream stream);
-// Called in the hook when the capture is counted but has not begun. Delays it while a thread is about to make
-// the driver wait for a context, because that would end the capture.
-void before_capture() noexcept;
 // Whether a stream is being captured. Also true in the first 0.1 s of a late attachment, when an earlier capture
 // may not have been noticed yet. The context must be current.
 bool captured_now();
-// The counterpart, before a driver call that waits for a context. Returns false if `captured` reports a
-// capture.
-bool may_enter(bool (*captured)());
 // Returns false if the capture was not counted.
 bool capture_ended(CUstream stream);
 // Whether a stream is in a capture that began before the attachment. Asks the driver once per stream.

@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <pthread.h>
-#include <sched.h>
 #include <set>
 #include <string>
 #include <sys/mman.h>
@@ -22,6 +21,7 @@
 #include "copies/graph.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
+#include "driver/waiting_call.h"
 #include "hooks.h"
 #include "log/clock.h"
 #include "log/stamp.h"
@@ -173,7 +173,7 @@ struct Waiting {
     }
 };
 
-// `soon`: the wait is certain to be short, and others wait for it. So the thread runs at their priority.
+// `soon`: others wait for it with launches held.
 std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     auto waiting = std::make_shared<Waiting>();
     waiting->holds = !soon;
@@ -183,16 +183,19 @@ std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     try {
         std::thread([waiting, context, soon] {
             prctl(PR_SET_NAME, "gpubpf-wait");
-            sched_param least{};
-            if (!soon) sched_setscheduler(0, SCHED_IDLE, &least);  // some drivers wait in a busy loop
             {
                 std::lock_guard<std::mutex> hold(waiting->lock);
                 waiting->thread = static_cast<pid_t>(syscall(SYS_gettid));
             }
             quietly([&] {
                 InContext in(context);
-                const bool may = in && may_enter([] { return captures.load() != 0; });
-                const CUresult r = may ? driver.cuCtxSynchronize() : CUDA_ERROR_NOT_READY;
+                bool may = false;
+                CUresult r = CUDA_ERROR_NOT_READY;
+                if (in) {
+                    WaitingCall call([] { return captures.load() != 0; });
+                    may = static_cast<bool>(call);
+                    if (may) r = driver.cuCtxSynchronize();
+                }
                 std::lock_guard<std::mutex> hold(waiting->lock);
                 waiting->idle = r == CUDA_SUCCESS;
                 const bool captured = captures.load() || (r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
@@ -242,8 +245,6 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     {
         std::lock_guard<std::mutex> hold(waiting->lock);
         if (!waiting->over) {  // it keeps waiting; the next attempt is possible when it returns
-            sched_param least{};
-            if (waiting->thread) sched_setscheduler(waiting->thread, SCHED_IDLE, &least);
             turn.waiting = waiting;
             return;
         }
@@ -278,6 +279,7 @@ void take_turn(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     {
         std::lock_guard<std::mutex> hold(turn.waiting->lock);
         if (!turn.waiting->over) {
+            yield_if_inside(turn.waiting->thread);
             if (Clock::now() >= turn.next) turn.waiting->holds = true;
             return;
         }
