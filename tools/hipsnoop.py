@@ -12,16 +12,16 @@ reports when kernels ran on the GPU.
 
 from __future__ import annotations
 
+import os.path
 import sys
 from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # run as tools/hipsnoop.py: the library is in ../lib
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
 
-from gpubpf.show import cli
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
+TYPE_CHECKING = False  # typing takes long to load
 if TYPE_CHECKING:
     import argparse
 

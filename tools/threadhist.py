@@ -10,17 +10,18 @@ program needs no change and no rebuild.
 
 from __future__ import annotations
 
+import os.path
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as tools/threadhist.py: the library is in ../lib
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
 
-from gpubpf.show import cli
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
+TYPE_CHECKING = False  # typing takes long to load
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from gpubpf.show.owner_columns import OwnerColumns
     from gpubpf.threads.thread_counts import ThreadCounts

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+
+TOO_MANY_FILES = "too many open files; raise the limit (ulimit -n)"
+
+
+def out_of_files(error: BaseException) -> bool:
+    """Return whether the limit on open files, of the process or of the machine, caused an error."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class Error(Exception):

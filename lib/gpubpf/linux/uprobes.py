@@ -40,6 +40,7 @@ _BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or cal
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
 # Seconds between two reads of mappings: a machine that starts many programs wakes the tool less often.
 _PAUSE = 0.002
+_MOST_NAMED = 8  # functions in one notice
 
 
 @dataclass(frozen=True)
@@ -382,14 +383,14 @@ class Uprobes:
         self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
         base = os.path.basename(_printable(path))
         if missing and not group.optional:
-            self._notice(f"{base} has no {', '.join(missing)}; such calls are not traced", path)
+            self._notice(f"{base} has no {_some_of(missing)}; such calls are not traced", path)
         reasons: dict[str, list[str]] = {}
         for name, why in refused.items():
             if not group.optional or name not in aliases:
                 reasons.setdefault(why, []).append(name)
         for why, names in reasons.items():
             are = "is" if len(names) == 1 else "are"
-            self._notice(f"{', '.join(names)} of {base} {are} not traced: {why}", path)
+            self._notice(f"{_some_of(names)} of {base} {are} not traced: {why}", path)
 
     def _attach(
         self, group: _Group, path: str, targets: Sequence[tuple[str, int, int]], refused: dict[str, str]
@@ -468,6 +469,12 @@ def _aliases(targets: Sequence[tuple[str, int, int]]) -> dict[str, str]:
     """Return the functions at the same offset as an earlier one, with the earlier one's name."""
     first: dict[int, str] = {}
     return {name: first[at] for name, at, _ in targets if first.setdefault(at, name) != name}
+
+
+def _some_of(names: Sequence[str]) -> str:
+    """Return a list of names for a notice, with a number in place of what would make it long."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names) if more <= 1 else f"{', '.join(names[:_MOST_NAMED])} and {more} others"
 
 
 def _hooked_in(code: bytes, offset: int, mapped: Sequence[MappedCode]) -> int | None:

@@ -29,6 +29,7 @@ from gpubpf.agent.definitions import (
     LACKS_OBSOLETE,
     Message,
 )
+from gpubpf.errors import TOO_MANY_FILES
 from gpubpf.process import address_space
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
@@ -230,7 +231,12 @@ class Server:
         """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
         self._measurement.privileges.apply()
         try:
-            data, files, _, _ = socket.recv_fds(process.socket, 1 << 20, 8)
+            data, files, flags, _ = socket.recv_fds(process.socket, 1 << 20, 8)
+            if flags & socket.MSG_CTRUNC:  # the kernel dropped files that came with a message
+                self._measurement.note(f"{process.label} is no longer traced: {TOO_MANY_FILES}")
+                for received in files:
+                    os.close(received)
+                return False
             if not data:
                 return False
             frames = process.frames.feed(data, files)

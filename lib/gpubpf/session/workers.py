@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL
-from gpubpf.errors import Error, missing_package
+from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -305,9 +305,10 @@ class BackgroundWork:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
         except ModuleNotFoundError as error:
             self._measurement.note_once(f"modules are not instrumented: {missing_package(error)}")
-        except Exception as error:  # a bug, or out of memory
-            what = f"a module is not instrumented: internal error, {type(error).__name__}: {error}"
-            self._measurement.note(f"{process.label}: {what}")
+        except Exception as error:  # a bug, or out of memory or files
+            bug = f"internal error, {type(error).__name__}: {error}"
+            why = TOO_MANY_FILES if out_of_files(error) else bug
+            self._measurement.note(f"{process.label}: a module is not instrumented: {why}")
         finally:
             process.send(answer, sent)
             with self._measurement.lock:

@@ -15,7 +15,7 @@ from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modu
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpubpf.errors import Error, missing_package
+from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
 from gpubpf.show.command_line import Parser, parse, parse_own, parser, split_command
 from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import parse_file, parse_picture, positive
@@ -103,7 +103,8 @@ def errors(tool: str) -> Iterator[None]:
     except OSError as error:
         drop_stdout()  # if standard output cannot be written, Python would try again at exit
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-        complain(tool, f"{what}; check the path, its permissions and the free space")
+        what += "; check the path, its permissions and the free space"
+        complain(tool, TOO_MANY_FILES if out_of_files(error) else what)
         raise SystemExit(1) from None
     finally:
         if quiet:

@@ -1,0 +1,480 @@
+"""Watches programs with the tools, while programs, tools and the machine fail in every way; accounts for each launch.
+
+Each cycle takes a tool, a way in (a command, a running process, every process), a way in which the program ends, and a fault. After it
+the program must have computed what it should and must have ended as it would have alone; the tool must have said what it saw in
+records that add up, or why it could not; and nothing may be left. A cycle is one function of its number, so a defect can be repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpubpf_code import changed
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "launchlate", "cudasnoop")
+WAYS_IN = ("command", "process", "machine")
+ENDS = "return exit _exit quick_exit abort kill running threads forks execs".split()
+STATUS = {"abort": 128 + signal.SIGABRT, "kill": 128 + signal.SIGKILL}  # of a program that ended so; else 0
+LIMIT = 120.0  # seconds; what takes longer hangs
+
+# What goes wrong. With a fault of the tool, its records may be missing; with one of the program, the agent may be refused.
+OF_TOOL = (
+    "killed",
+    "terminated",
+    "interrupted",
+    "stopped tool",
+    "full output",
+    "few files of the tool",
+    "full disk",
+)
+OF_PROGRAM = ("stopped program", "few files of the program", "full /dev/shm", "little memory of the program")
+OF_BOTH = ("none", "none", "second tool", "clock steps")
+
+
+class Defect(Exception):
+    """What must not happen."""
+
+
+def demand(condition: object, what: str) -> None:
+    if not condition:
+        raise Defect(what)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    number: int
+    tool: str
+    way_in: str
+    end: str
+    fault: str
+    launches: int
+    moment: float  # seconds after which the fault happens
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.tool}, {self.way_in}, {self.end}, {self.fault}"
+
+
+def cycle_of(number: int, seed: int, alone: bool) -> Cycle:
+    """Return a cycle. `alone`: nothing else on this machine is disturbed by what concerns all of it."""
+    chance = random.Random(seed * 1_000_003 + number)
+    faults = [f for f in OF_TOOL + OF_PROGRAM + OF_BOTH if alone or f != "clock steps"]
+    way_in = chance.choice(WAYS_IN if alone else WAYS_IN[:2])
+    return Cycle(
+        number=number,
+        tool=chance.choice(TOOLS),
+        way_in=way_in,
+        end="serve" if way_in == "process" else chance.choice(ENDS),
+        fault=chance.choice(faults),
+        launches=chance.choice((1, 10, 200, 2000)),
+        moment=chance.choice((0.2, 0.4, 0.8, 1.5))
+        * chance.uniform(0.5, 1.5),  # at first, Python itself would answer a signal
+    )
+
+
+@dataclass
+class Found:
+    """What one cycle was about: launches that the program made, that the tool saw, and that it explained otherwise."""
+
+    made: int = 0
+    seen: int | None = None  # None: the tool did not get to say
+    explained: str = ""
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Scene:
+    """The files and processes of one cycle."""
+
+    cycle: Cycle
+    program: Path
+    place: Path
+
+    def __post_init__(self) -> None:
+        self.lives, self.out, self.err = (self.place / name for name in ("lives", "out", "err"))
+        self.processes: list[subprocess.Popen[str]] = []
+        self.environment = {
+            **os.environ,
+            "SOAK_LIVES": str(self.lives),
+            "CUDASIM_HOSTILE": "1",
+            "PYTHONPATH": str(ROOT / "lib"),
+        }
+
+    def start(self, command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+        started = subprocess.Popen(
+            [str(c) for c in command], text=True, env=self.environment, cwd=self.place, **options
+        )
+        self.processes.append(started)
+        return started
+
+    def tool(self, *arguments: object) -> subprocess.Popen[str]:
+        cycle = self.cycle
+        command: list[object] = [sys.executable, ROOT / "tools" / f"{cycle.tool}.py", "--json"]
+        if cycle.tool != "cudasnoop":
+            command += ["--kernel", "soak*", "--device", "sim"]
+        if cycle.fault == "full output":
+            command += ["-o", "/dev/full"]
+        if cycle.fault == "few files of the tool":
+            command = ["prlimit", f"--nofile={20 + int(cycle.moment * 20)}", *command]
+        if cycle.fault == "full disk":
+            caches = self.place / "caches"
+            caches.mkdir()
+            self.environment["XDG_CACHE_HOME"] = str(caches)
+            mounts = f'mount -t tmpfs -o size=16k tmpfs "{caches}" && exec "$@"'
+            command = ["unshare", "-m", "sh", "-c", mounts, "sh", *command]
+        with self.out.open("w") as out, self.err.open("w") as err:
+            return self.start([*command, *arguments], stdout=out, stderr=err)
+
+    def target(self, *arguments: object) -> list[object]:
+        """Return the program's command line. A tool with a command chooses the embedded device itself; cudasnoop does not."""
+        fault, command = self.cycle.fault, [self.program, *arguments]
+        if self.cycle.way_in != "command" or self.cycle.tool == "cudasnoop":
+            command = [sys.executable, "-P", "-m", "cudasim", "--", *command]
+        if fault == "few files of the program":
+            return ["prlimit", f"--nofile={12 + int(self.cycle.moment * 20)}", *command]
+        if fault == "little memory of the program":
+            return ["prlimit", "--memlock=65536", "--stack=1048576", *command]
+        if fault == "full /dev/shm":
+            return [
+                "unshare",
+                "-m",
+                "sh",
+                "-c",
+                'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"',
+                "sh",
+                *command,
+            ]
+        return list(command)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the tool's records. The last line may be half, if the tool was killed."""
+        lines = self.out.read_text().splitlines() if self.out.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                demand(self.cycle.fault in OF_TOOL and line is lines[-1], f"no JSON: {line[:200]}")
+        return records
+
+    def wait_for(
+        self, what: Callable[[], object], why: str, tool: subprocess.Popen[str] | None = None
+    ) -> bool:
+        """Wait for something. Return False if the tool has ended meanwhile."""
+        until = time.monotonic() + LIMIT
+        while not what():
+            if tool is not None and tool.poll() is not None:
+                return bool(what())
+            demand(time.monotonic() < until, f"hangs: {why}")
+            time.sleep(0.02)
+        return True
+
+    def made(self) -> list[tuple[int, int]]:
+        lines = self.lives.read_text().splitlines() if self.lives.exists() else []
+        return [(int(pid), int(launches)) for pid, launches in (line.split() for line in lines)]
+
+    def is_live(self, *kinds: str) -> bool:
+        return any(r["type"] in kinds and not r.get("waiting") for r in self.records())
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [
+            int(child)
+            for file in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in file.read_text().split()
+        ]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    below = children_of(pid)
+    return [*below, *(d for child in below for d in descendants(child))]
+
+
+def is_program(pid: int, program: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink() == program
+    return False
+
+
+@contextlib.contextmanager
+def stepping_clock() -> Iterator[None]:
+    """Set the machine's clock two seconds back and forth."""
+    steps = []
+
+    def step(by: float) -> None:
+        time.clock_settime(time.CLOCK_REALTIME, time.clock_gettime(time.CLOCK_REALTIME) + by)
+        steps.append(by)
+
+    try:
+        step(2)
+        time.sleep(0.1)
+        step(-4)
+        yield
+    finally:
+        step(-sum(steps))
+
+
+def disturb(scene: Scene, tool: subprocess.Popen[str]) -> None:
+    """Make the fault happen that comes at a moment."""
+    cycle = scene.cycle
+    signals = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM, "interrupted": signal.SIGINT}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        tool.wait(cycle.moment)
+    if cycle.fault in signals:
+        tool.send_signal(signals[cycle.fault])
+    elif cycle.fault == "stopped tool":
+        tool.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        tool.send_signal(signal.SIGCONT)
+    elif cycle.fault == "stopped program":
+        pids = [pid for pid in descendants(os.getpid()) if is_program(pid, scene.program)]
+        for one in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, one)
+            time.sleep(0.3)
+    elif cycle.fault == "clock steps":
+        with stepping_clock():
+            time.sleep(0.2)
+
+
+def ended(process: subprocess.Popen[str], what: str) -> int:
+    try:
+        return process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Defect(f"hangs: {what} does not end") from None
+
+
+def watch_command(scene: Scene) -> None:
+    cycle = scene.cycle
+    tool = scene.tool("--", *scene.target(cycle.end, cycle.launches))
+    if cycle.fault == "second tool":
+        other = [sys.executable, ROOT / "tools" / "threadhist.py", "--device", "sim", "-d", "0.5"]
+        scene.start(other, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    disturb(scene, tool)
+    status = ended(tool, "the tool")
+    if cycle.fault in OF_TOOL:
+        return
+    wrong = f"status {status}, not that of the program"
+    demand(status == STATUS.get(cycle.end, 0) or (status == 1 and scene.err.read_text()), wrong)
+
+
+def watch_machine(scene: Scene) -> None:
+    cycle = scene.cycle
+    tool = scene.tool()
+    if cycle.fault in ("killed", "terminated", "interrupted") and cycle.moment < 0.3:
+        disturb(scene, tool)
+    scene.wait_for(lambda: scene.is_live("watching"), "the tool does not begin to watch", tool)
+    program = scene.start(scene.target(cycle.end, cycle.launches), stderr=subprocess.DEVNULL)
+    disturb(scene, tool)
+    status = ended(program, "the program")
+    expected = STATUS.get(cycle.end, 0)
+    demand(
+        status == (expected if expected < 128 else 128 - expected), f"the program ended with status {status}"
+    )
+    tool.send_signal(signal.SIGINT)
+    ended(tool, "the tool")
+
+
+def watch_process(scene: Scene) -> None:
+    """A program that waits for its next line when the tool comes, so that the number of its launches is known."""
+    cycle = scene.cycle
+    program = scene.start(
+        scene.target("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert program.stdin is not None and program.stdout is not None
+
+    def say(line: str) -> str:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(line + "\n")
+        program.stdin.flush()
+        answer = program.stdout.readline()
+        demand(answer, f"the program ended: {program.poll()}")
+        return answer
+
+    demand(program.stdout.readline() == "ready\n", "the program did not begin")
+    pid = program.pid  # cudasim and the other wrappers execute the program in their own process
+    busy = cycle.launches > 10 and cycle.fault in OF_TOOL
+    if busy:
+        say("run")
+    tool = scene.tool("-p", pid)
+    if cycle.fault == "second tool":
+        other = [sys.executable, ROOT / "tools" / "threadhist.py", "-p", pid, "-d", "0.5"]
+        scene.start(other, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if cycle.fault in OF_TOOL and cycle.moment < 0.3:
+        disturb(scene, tool)
+    # cudasnoop places uprobes, and says so otherwise.
+    live = scene.wait_for(lambda: scene.is_live("attached", "watching"), "the tool does not attach", tool)
+    before = 0 if busy else int(say("go 0"))
+    if live:
+        disturb(scene, tool)
+    after = int(say("stop")) if busy else int(say(f"go {cycle.launches}"))
+    if tool.poll() is None:
+        tool.send_signal(signal.SIGINT)
+    ended(tool, "the tool")
+    for other in scene.processes[2:]:
+        ended(other, "the second tool")
+    scene.wait_for(lambda: changed(pid, r"/lib(cuda|c)\.so") == 0, "the driver's code stays changed")
+    demand(int(say("go 3")) == after + 3, "launches are lost")
+    with contextlib.suppress(OSError):
+        program.stdin.close()
+    demand(ended(program, "the program") == 0, f"the program ended with status {program.returncode}")
+    scene.lives.write_text(f"{pid} {after - before}\n")
+
+
+WATCH = {"command": watch_command, "machine": watch_machine, "process": watch_process}
+
+
+def account(scene: Scene) -> Found:
+    """Compare what the program did with what the tool said."""
+    cycle, said = scene.cycle, scene.err.read_text()
+    found = Found(said=said.splitlines())
+    demand("Traceback" not in said and "rror: [Errno" not in said, "a traceback")
+    for line in found.said:
+        demand(": " in line, f"not a notice: {line}")
+    records = scene.records()
+    summary = next((r for r in records if r["type"] == "summary"), None)
+    found.made = sum(launches for _, launches in scene.made())
+    if summary is None:
+        demand(cycle.fault != "none" or found.said, "no summary and no reason")
+        found.explained = (
+            "the tool ended before its summary" if cycle.fault in OF_TOOL else said.strip().splitlines()[-1]
+        )
+        return found
+    if cycle.tool == "cudasnoop":
+        calls = [r for r in records if r["type"] == "call" and r["function"].startswith("cudaLaunchKernel")]
+        found.seen = sum(r.get("count", r.get("calls", 0)) for r in calls)
+        return found
+    matched, not_instrumented = summary["launches_matched"], sum(summary["not_instrumented"].values())
+    adds_up = summary["launches_instrumented"] + not_instrumented == matched <= summary["launches_seen"]
+    demand(adds_up, f"the summary does not add up: {summary}")
+    found.seen = matched
+    demand(matched <= found.made, f"{matched} launches seen of {found.made}")
+    if matched < found.made:
+        reasons = [
+            line
+            for line in found.said
+            if ": note: " in line and "attached to" not in line and "watching" not in line
+        ]
+        demand(cycle.fault != "none" or reasons, f"{matched} launches seen of {found.made}, without a word")
+        demand(
+            reasons or cycle.fault in OF_TOOL,
+            f"{matched} launches seen of {found.made}, without a word ({cycle.fault})",
+        )
+        found.explained = reasons[-1] if reasons else cycle.fault
+    return found
+
+
+def run(cycle: Cycle, program: Path, place: Path) -> Found:
+    """Go through one cycle. Raise Defect."""
+    scene = Scene(cycle, program, place)
+    try:
+        WATCH[cycle.way_in](scene)
+        # A tool that was killed or ended by a signal leaves its command to itself, or ends it.
+        scene.wait_for(
+            lambda: not any(is_program(p, program) for p in descendants(os.getpid())),
+            "the program does not end",
+        )
+        return account(scene)
+    finally:
+        for process in scene.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def build(place: Path) -> Path:
+    program = place / "lives"
+    source = Path(__file__).with_name("lives.cu")
+    subprocess.run(["nvcc", "-std=c++17", "-O2", "-cudart", "shared", "-o", program, source], check=True)
+    return program
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own parent has ended (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cycle", type=int, help="only this one, with all that the tool said")
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="also watch every process, and set the machine's clock back and forth: do this where nothing else runs",
+    )
+    parser.add_argument("--report", type=Path, help="write figures there, as JSON")
+    args = parser.parse_args()
+    adopt_orphans()
+    figures: collections.Counter[str] = collections.Counter()
+    faults: collections.Counter[str] = collections.Counter()
+    explained: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as directory:
+        program = build(Path(directory))
+        until = time.monotonic() + args.minutes * 60
+        number = args.cycle or 0
+        while args.cycle is not None or time.monotonic() < until:
+            cycle = cycle_of(number, args.seed, args.alone)
+            place = Path(directory) / str(number)
+            place.mkdir()
+            try:
+                found = run(cycle, program, place)
+            except Defect as defect:
+                figures["defects"] += 1
+                said = (place / "err").read_text() if (place / "err").exists() else ""
+                print(f"cycle {cycle}\n  {defect}\n  " + "\n  ".join(said.splitlines()[-8:]), flush=True)
+            else:
+                figures["launches"] += found.made
+                figures["launches seen"] += found.seen or 0
+                if found.explained:
+                    figures["launches explained"] += found.made - (found.seen or 0)
+                    explained[found.explained[:100]] += 1
+                if args.cycle is not None:
+                    print(cycle, found, sep="\n")
+            figures["cycles"] += 1
+            faults[cycle.fault] += 1
+            shutil.rmtree(place, ignore_errors=True)
+            number += 1
+            if args.cycle is not None:
+                break
+    result = {
+        "seed": args.seed,
+        "figures": dict(figures),
+        "faults": dict(faults),
+        "explained": dict(explained),
+    }
+    if args.report:
+        args.report.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 1 if figures["defects"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
