@@ -131,7 +131,15 @@ def build_parser() -> cli.Parser:
         nargs="?",
         const="",
         metavar="LIBRARY",
-        help="for work without a probe, use CUPTI activity records instead of timing events (not tested on a GPU)",
+        help="for work without a probe, insist on CUPTI activity records; by default they are used"
+        " if only launchlate can use CUPTI (not tested on a GPU)",
+    )
+    shown.add_argument(
+        "--no-cupti",
+        dest="cupti",
+        action="store_false",
+        default=None,
+        help="for work without a probe, use timing events only",
     )
     cli.add_kernels(parser)
     cli.add_host_filters(parser)

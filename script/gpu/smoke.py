@@ -114,9 +114,9 @@ def clocks(machine: Machine) -> Result:
     tick = facts.ask(machine, questions.named("globaltimer tick"))
     found: Result = {"tick": tick["answer"], "clock_error_ns": {}, "wrong": ""}
     for way, option, environment in (
-        ("alone", "", {}),
+        ("alone", " --no-cupti", {}),
         ("with CUPTI", " --cupti", {}),
-        ("without the PTX compiler", "", {"CUDA_DISABLE_PTX_JIT": "1"}),
+        ("without the PTX compiler", " --no-cupti", {"CUDA_DISABLE_PTX_JIT": "1"}),
     ):
         if way != "alone" and machine.sim:
             continue
@@ -144,15 +144,16 @@ def clocks(machine: Machine) -> Result:
 def lengths(machine: Machine) -> Result:
     """Measure a kernel that spins for a known time by the device probe, and its twin without a probe by timing events and CUPTI."""
     found: Result = {"us": {}, "wrong": ""}
-    for options in ("", "--cupti") if not machine.sim else ("",):
+    for options in ("--no-cupti", "--cupti") if not machine.sim else ("--no-cupti",):
         done, records = traced(
             machine, "launchlate", f"--timeline --kernel first {options}", f"latency {SPIN_US}"
         )
         spans = {r["name"]: r["dur_ns"] for r in of(records, "op") if r["op"] == "kernel"}
-        if options and "CUPTI provides no timestamps" in done.stderr:
+        if "CUPTI provides no timestamps" in done.stderr:
             found["us"]["CUPTI"] = "CUPTI cannot be used"
             continue
-        ways = {"CUPTI": "alone"} if options else {"device probe": "first", "timing events": "alone"}
+        own = {"device probe": "first", "timing events": "alone"}
+        ways = {"CUPTI": "alone"} if options == "--cupti" else own
         for way, kernel in ways.items():
             ns = spans.get(kernel)
             found["us"][way] = ns / 1000 if ns else None

@@ -1,37 +1,90 @@
-"""launchlate --cupti: operations without a probe have the times of CUPTI's activity records. Uses a stand-in for the library."""
+"""launchlate and CUPTI: operations without a probe have the times of CUPTI's activity records, where nobody else can use CUPTI.
+
+Uses a stand-in for the library."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpubpf.session import tracing
+from gpubpf.session.device import Device
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "tests"
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    BUILD.mkdir(parents=True, exist_ok=True)
-    made = BUILD / "libfakecupti.so"
-    source = ROOT / "tests" / "gpubpf" / "agent" / "fakecupti.c"
-    subprocess.run(["gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", made, source], check=True)
+SOURCES = ROOT / "tests" / "gpubpf" / "agent"
+DEVICE = ROOT / "lib" / "cudasim" / "lib"
+VARIABLE = "GPUBPF_CUPTI_STAND_IN"
+
+
+def gcc(made: Path, *arguments: str | Path) -> Path:
+    subprocess.run(["gcc", "-Wall", "-Werror", "-o", made, *arguments], check=True)
     return made
 
 
-def copies(*options: str) -> tuple[list[dict[str, Any]], str]:
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the stand-in."""
+    made = tmp_path_factory.mktemp("stand-in") / "libcupti.so.13"
+    return gcc(made, "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13", SOURCES / "fakecupti.c")
+
+
+@pytest.fixture(scope="module")
+def plugin(library: Path) -> Path:
+    """Return a library that uses the stand-in."""
+    made = library.parent / "libplugin.so"
+    return gcc(made, "-shared", "-fPIC", SOURCES / "cuptiuser.c", library, f"-Wl,-rpath,{library.parent}")
+
+
+def cuda_include() -> str:
+    rule = "where: ; @echo $(CUDA_INCLUDE)"
+    command = ["make", "-s", "-C", ROOT / "lib" / "cudasim", "--eval", rule, "where"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def program(name: str, *arguments: str | Path) -> Path:
+    """Compile the program that may use the plugin."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    include = f"-I{cuda_include()}"
+    driver = (f"-L{DEVICE}", "-l:libcuda.so.1", "-ldl")
+    return gcc(
+        BUILD / name, include, SOURCES / "cuptiprogram.c", *arguments, *driver, f"-Wl,-rpath-link,{DEVICE}"
+    )
+
+
+def copies(
+    *options: str, of: Sequence[str | Path] = (), status: int = 0, **variables: str
+) -> tuple[list[dict[str, Any]], str]:
     """Return the copies of a program in the timeline."""
     command = [sys.executable, ROOT / "tools" / "launchlate.py", "--timeline", "--json", "--device", "sim"]
-    program = ROOT / "examples" / "vectoradd"
-    subprocess.run(["make", "-s", "-C", program.parent, program.name], check=True)
-    done = subprocess.run([*command, *options, "--", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    example = ROOT / "examples" / "vectoradd"
+    subprocess.run(["make", "-s", "-C", example.parent, example.name], check=True)
+    done = subprocess.run(
+        [*command, *options, "--", *(of or [example])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | variables,
+    )
+    assert done.returncode == status, done.stderr + done.stdout
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [record for record in records if record.get("op") in ("h2d", "d2h")], done.stderr
+
+
+def methods(found: list[dict[str, Any]]) -> list[str]:
+    """Return the method of each copy, which for CUPTI has the stand-in's length."""
+    assert all((copy["dur_ns"] == 5000) == (copy["method"] == "cupti") for copy in found)
+    return [copy.get("method") for copy in found]
 
 
 def test_times_are_those_of_the_activity_records(library: Path) -> None:
@@ -50,3 +103,75 @@ def test_the_embedded_device_has_none() -> None:
     found, said = copies("--cupti")
     assert "note: CUPTI requires a GPU" in said
     assert len(found) == 3
+
+
+def test_it_is_used_by_itself_where_nobody_else_can(library: Path) -> None:
+    found, said = copies(**{VARIABLE: str(library)})
+    assert methods(found) == ["cupti"] * 3, said
+    assert "CUPTI" not in said
+
+
+@pytest.mark.parametrize(
+    "variable", ["NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUPTI_TRACE_LEVEL"]
+)
+def test_it_is_left_to_a_profiler_that_the_environment_announces(library: Path, variable: str) -> None:
+    found, said = copies(**{VARIABLE: str(library), variable: "1"})
+    assert methods(found) == ["stamp"] * 3, said
+    assert "CUPTI" not in said
+
+
+def test_it_is_not_used_with_no_cupti(library: Path) -> None:
+    assert methods(copies("--no-cupti", **{VARIABLE: str(library)})[0]) == ["stamp"] * 3
+
+
+def test_a_library_that_cannot_be_loaded_is_no_news_unless_asked_for(tmp_path: Path) -> None:
+    found, said = copies(**{VARIABLE: str(tmp_path / "none.so")})
+    assert methods(found) == ["stamp"] * 3, said
+    assert "CUPTI" not in said
+
+
+def test_a_program_that_is_linked_to_cupti_keeps_it(library: Path, plugin: Path) -> None:
+    made = program("cupti-linked", "-DLINKED", plugin, f"-Wl,-rpath,{plugin.parent}")
+    found, said = copies(of=[made], **{VARIABLE: str(library)})
+    assert methods(found) == ["stamp"] * 5, said
+    assert "CUPTI" not in said
+
+
+def test_a_program_that_mentions_cupti_keeps_it(library: Path, plugin: Path) -> None:
+    made = program("cupti-mentioned", '-DMENTIONED="libcupti.so"')
+    assert methods(copies(of=[made, plugin], **{VARIABLE: str(library)})[0]) == ["stamp"] * 5
+
+
+def test_cupti_is_given_up_before_the_program_loads_a_library(library: Path, plugin: Path) -> None:
+    # dlopen() finds the plugin by the program's own search path.
+    made = program("cupti-later", f"-Wl,-rpath,{plugin.parent}")
+    found, said = copies(of=[made, plugin.name], **{VARIABLE: str(library)})
+    assert methods(found) == ["cupti"] * 2 + ["stamp"] * 3, said
+
+
+def test_kernels_are_recorded_only_if_one_has_no_probe(library: Path) -> None:
+    variables = {VARIABLE: str(library), "FAKECUPTI_TELLS": "1"}
+    _, said = copies(**variables)
+    assert "enabled 1\n" in said and "enabled 10\n" not in said
+    _, said = copies("--kernel", "another", status=1, **variables)  # no kernel matches
+    assert "enabled 10\n" in said
+
+
+def test_a_running_process_does_not_get_cupti(capsys: pytest.CaptureFixture[str]) -> None:
+    def libraries(cupti: str | bool | None) -> Sequence[str]:
+        args = argparse.Namespace(tool="launchlate", cupti=cupti, command=None)
+        return tracing._cupti(args, Device("gpu"))
+
+    assert [libraries(option) for option in (None, False)] == [(), ()]
+    assert capsys.readouterr().err == ""
+    assert libraries("") == libraries("/lib.so") == ()
+    assert "CUPTI requires a command that launchlate starts" in capsys.readouterr().err
+
+
+def test_a_program_that_loads_libraries_before_the_driver_may_load_cupti(library: Path) -> None:
+    code = "import ctypes; d = ctypes.CDLL('libcuda.so.1'); m = ctypes.c_uint64(); c = ctypes.c_void_p()\n"
+    code += "assert not (d.cuInit(0) or d.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0)"
+    code += " or d.cuCtxSetCurrent(c)"
+    code += " or d.cuMemAlloc_v2(ctypes.byref(m), 64) or d.cuMemcpyHtoD_v2(m, bytes(64), 64))"
+    found, said = copies(of=[sys.executable, "-c", code], **{VARIABLE: str(library)})
+    assert methods(found) == ["stamp"], said

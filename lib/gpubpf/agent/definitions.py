@@ -47,6 +47,7 @@ NO_RECORD = 0xFFFFFFFFFFFFFFFF  # awaited record of an event that has completed 
 
 SOCKET_VARIABLE = "GPUBPF_SOCKET"  # environment variable: the tool's socket
 CUPTI_VARIABLE = "GPUBPF_CUPTI"  # environment variable: where libcupti.so may be, separated by colons
+CUPTI_AUTOMATIC = "automatic:"  # before these places: use CUPTI only where the program cannot use it
 # The agent exports these; agent.cpp defines them under the same names.
 ATTACH_FUNCTION = "gpubpf_attach"
 OWNER_VARIABLE = "gpubpf_owner"  # text: the tool that is attached
@@ -652,6 +653,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
 _TEXTS = {
     "SOCKET_VARIABLE": SOCKET_VARIABLE,
     "CUPTI_VARIABLE": CUPTI_VARIABLE,
+    "CUPTI_AUTOMATIC": CUPTI_AUTOMATIC,
     "FILE_PREFIX": FILE_PREFIX,
     "STARTING_SUFFIX": STARTING_SUFFIX,
     "LACKS_OBSOLETE": LACKS_OBSOLETE,

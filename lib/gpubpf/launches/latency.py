@@ -168,6 +168,7 @@ class LaunchView:
             "type": "op", **self.common(at), "t_ns": begin, "dur_ns": None if end is None else end - begin, "op": op,
             "name": self.name(at), "stream": f"0x{int(self.columns.stream[at]):x}", "tid": int(self.columns.tid[at]),
             "bytes": int(self.columns.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
+            "method": METHODS[int(self.columns.method[at])] if on_gpu else None,
         }  # fmt: skip
 
     @cached_property

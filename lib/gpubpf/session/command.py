@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
-from gpubpf.agent.definitions import CUPTI_VARIABLE, SOCKET_VARIABLE
+from gpubpf.agent.definitions import CUPTI_AUTOMATIC, CUPTI_VARIABLE, SOCKET_VARIABLE
 from gpubpf.errors import SessionError
 from gpubpf.process import users
 
@@ -48,7 +48,8 @@ def start_command(
     environment[SOCKET_VARIABLE] = socket_name
     environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:
-        environment[CUPTI_VARIABLE] = ":".join(measurement.follow.cupti)
+        automatic = CUPTI_AUTOMATIC if measurement.follow.cupti_automatic else ""
+        environment[CUPTI_VARIABLE] = automatic + ":".join(measurement.follow.cupti)
     if measurement.user and not users.can_read(measurement.user, agent.LIBRARY.resolve()):
         raise SessionError(
             f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can read it, or use --user root"

@@ -43,7 +43,8 @@ class Follow:
 
     log_records: size of the operation log in records, a power of two; 0: no log.
     stamps: record timing events around operations that no probe times.
-    cupti: paths where the CUPTI library may be; its activity records then replace the timing events.
+    cupti: paths where the CUPTI library may be, for a command; its activity records then replace the timing events.
+    cupti_automatic: use it only in processes that cannot use it themselves.
     stacks, allocation_stacks: record the host stack of each launch, of each call that allocates.
     graphs: instrument kernels in CUDA graphs.
     pump: read the maps of a process after so many of its launches, for `Session.readings`; 0: only when asked.
@@ -55,6 +56,7 @@ class Follow:
     log_records: int = 0
     stamps: bool = False
     cupti: Sequence[str] = ()
+    cupti_automatic: bool = False
     stacks: bool = False
     allocation_stacks: bool = False
     graphs: bool = False

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from gpubpf.linux.host_programs import Host
     from gpubpf.show.output import Output
 
+CUPTI_STAND_IN = (
+    "GPUBPF_CUPTI_STAND_IN"  # environment variable, for tests: the library on the embedded device
+)
+
 
 def trace(
     args: argparse.Namespace,
@@ -48,7 +52,7 @@ def trace(
     attachments: make the lowered programs; called once.
     definitions: the maps that they use. params: the bytes of maps of kind "param".
     out: gets "attached" and "watching" records with `--json`.
-    follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring` and `--cupti` override it.
+    follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
     host: make the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
     """
@@ -119,19 +123,29 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
         follow,
         graphs=chosen.kind == "sim" if graphs is None else bool(graphs),
         cupti=_cupti(args, chosen),
+        cupti_automatic=getattr(args, "cupti", None) is None,
         ring_size=size or follow.ring_size,
         ring_in_gpu=place == "gpu" if place else follow.ring_in_gpu,
     )
 
 
 def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
-    """Return the CUPTI libraries that `--cupti` asks for."""
-    named = getattr(args, "cupti", None)
-    if named:
-        return (named,)
-    if named is not None and chosen.kind == "sim":
-        notices.note(args.tool, "CUPTI requires a GPU; using timing events instead")
-    return device.cupti_libraries() if named is not None and chosen.kind == "gpu" else ()
+    """Return where CUPTI's library may be, with a notice if `--cupti` cannot have it.
+
+    Processes that run already may have their own use of CUPTI, so only a command gets it."""
+    wanted = getattr(args, "cupti", False)  # "": --cupti; None: neither --cupti nor --no-cupti
+    if wanted is False:
+        return ()
+    lacks = "a command that launchlate starts" if not args.command else ""
+    if not wanted and chosen.kind == "sim" and CUPTI_STAND_IN not in os.environ:
+        lacks = "a GPU"
+    if lacks and wanted is not None:
+        notices.note(args.tool, f"CUPTI requires {lacks}; using timing events instead")
+    if lacks:
+        return ()
+    if isinstance(wanted, str) and wanted:
+        return (wanted,)
+    return (os.environ[CUPTI_STAND_IN],) if chosen.kind == "sim" else device.cupti_libraries()
 
 
 def device_of(args: argparse.Namespace) -> Device:

@@ -39,6 +39,7 @@
 #include "log/allocation.h"
 #include "log/clock.h"
 #include "log/cupti.h"
+#include "log/other_profilers.h"
 #include "log/log.h"
 #include "log/host_program.h"
 #include "log/operation.h"
@@ -629,6 +630,15 @@ void report_hooks(const std::string &failed, const std::string &left_out) {
     agent.send(Message::Hooked, w);
 }
 
+// Returns where CUPTI's library may be, behind kCuptiAutomatic if the user did not ask for it. "": CUPTI is not
+// to be used.
+std::string cupti_wanted() {
+    const char *wanted = getenv(kCuptiVariable);
+    if (!wanted || !agent.config.stamps) return "";
+    const bool automatic = strncmp(wanted, kCuptiAutomatic, sizeof kCuptiAutomatic - 1) == 0;
+    return automatic && !cupti_is_free() ? "" : wanted;
+}
+
 struct Starting {
     explicit Starting(Connection &c) : connection(c) {}
     ~Starting() { connection.starting = false; }
@@ -681,12 +691,18 @@ AttachStatus start(const char *name, How how) {
     pthread_detach(service);
     if (!wait_for_welcome(*c)) return AttachStatus::Failed;
     if (agent.config.log_records) open_log();
-    choose_hooks(agent.config.log_records != 0 || operation_program());
+    const std::string cupti = how == How::FirstInit ? cupti_wanted() : "";
+    const bool automatic = cupti.compare(0, sizeof kCuptiAutomatic - 1, kCuptiAutomatic) == 0;
+    choose_hooks(agent.config.log_records != 0 || operation_program(), automatic);
     std::string left_out, failed;
     failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
-    if (const char *cupti = getenv(kCuptiVariable); cupti && agent.config.stamps)
-        if (std::string why = start_cupti(cupti); !why.empty())
+    if (automatic) {
+        if (is_in(kHook_dlopen) && is_in(kHook_dlmopen))
+            start_cupti(cupti.substr(sizeof kCuptiAutomatic - 1), true);
+    } else if (!cupti.empty()) {
+        if (std::string why = start_cupti(cupti, false); !why.empty())
             left_out += std::string(kLacksCupti) + ": " + why + "\n";
+    }
     {
         std::lock_guard<std::mutex> hold(c->lock);
         hooks_are_in();

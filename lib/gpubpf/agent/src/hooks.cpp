@@ -14,6 +14,7 @@
 #include "driver/leftovers.h"
 #include "driver/waiting_call.h"
 #include "hook_call.h"
+#include "log/cupti.h"
 #include "log/allocation.h"
 #include "log/clock.h"
 #include "log/host_program.h"
@@ -614,7 +615,10 @@ void find_hook_targets(void *library) {
     }
 }
 
-void choose_hooks(bool operations) {
+bool is_in(HookIndex hook) { return hooks[hook].target && hooks[hook].original != hooks[hook].target; }
+
+void choose_hooks(bool operations, bool loads) {
+    if (!loads) hooks[kHook_dlopen].target = hooks[kHook_dlmopen].target = nullptr;
     if (operations) return;
     for (size_t i = 0; i < hooks_used; ++i) {
         Hook &h = hooks[i];

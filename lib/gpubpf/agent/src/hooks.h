@@ -27,8 +27,10 @@ size_t hook_count();            // how many are to be put in place, from the sta
 // Fills in the targets from the loaded libcuda (a handle of dlopen). The tool has not sent its configuration
 // yet.
 void find_hook_targets(void *library);
-// Leaves out the hooks for operations, unless the tool wants a log or a program at operations.
-void choose_hooks(bool operations);
+// Leaves out the hooks for operations, unless the tool wants a log or a program at operations, and those of
+// functions that load libraries, unless CUPTI yields to the program.
+void choose_hooks(bool operations, bool loads);
+bool is_in(HookIndex hook);  // whether the function was hooked
 
 // Each function fills in the replacements of one table.
 void module_hooks();

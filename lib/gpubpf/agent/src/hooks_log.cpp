@@ -22,7 +22,7 @@ namespace {
 
 uint64_t number(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
-enum class Timed : bool { No, Yes };  // whether timing events go around the call
+enum class Timed { No, Yes, AsBatch };  // how the operation is timed
 
 // Calls the driver and logs the operation. `before` fills in what is known before the call, `after` the rest.
 template <class Call, class Before, class After>
@@ -34,7 +34,7 @@ template <class Call, class Before, class After>
     Record &r = operation.record;
     before(operation);
     if (kind != Kind::Api) operation.announce();
-    if (timed == Timed::Yes) operation.time();
+    if (timed != Timed::No) operation.time(timed == Timed::AsBatch);
     operation.called();
     CUresult result = in_driver(call);
     operation.returned(result);
@@ -42,7 +42,7 @@ template <class Call, class Before, class After>
     after(operation);
     // Only a copy to host memory has certainly finished when the call returns (CUDA driver API, "API
     // synchronization behavior").
-    if (timed == Timed::Yes && r.kind != Kind::D2H && r.kind != Kind::H2H)
+    if (timed != Timed::No && r.kind != Kind::D2H && r.kind != Kind::H2H)
         r.flags &= static_cast<uint16_t>(~kSynchronous);
     operation.log();
     return result;
@@ -193,20 +193,20 @@ STREAMED(cuMemcpy3DAsync_v2, Kind::D2D, Timed::Yes, (const CUDA_MEMCPY3D *p, CUs
          { describe_params(r, p, p ? p->Depth : 1); }, {})
 STREAMED(cuMemcpy3DPeerAsync, Kind::D2D, Timed::Yes, (const CUDA_MEMCPY3D_PEER *p, CUstream stream),
          (p, stream), { describe_params(r, p, p ? p->Depth : 1); }, {})
-STREAMED(cuMemcpyBatchAsync, Kind::D2D, Timed::Yes,
+STREAMED(cuMemcpyBatchAsync, Kind::D2D, Timed::AsBatch,
          (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts,
           size_t count, size_t *failed, CUstream stream),
          (to, from, sizes, n, attributes, starts, count, failed, stream),
          { describe_batch(r, to, from, sizes, n); }, {})
-STREAMED(cuMemcpyBatchAsync_v2, Kind::D2D, Timed::Yes,
+STREAMED(cuMemcpyBatchAsync_v2, Kind::D2D, Timed::AsBatch,
          (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t n, void *attributes, size_t *starts,
           size_t count, CUstream stream),
          (to, from, sizes, n, attributes, starts, count, stream), { describe_batch(r, to, from, sizes, n); },
          {})
-STREAMED(cuMemcpy3DBatchAsync, Kind::D2D, Timed::Yes,
+STREAMED(cuMemcpy3DBatchAsync, Kind::D2D, Timed::AsBatch,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, size_t *failed, unsigned long long flags, CUstream stream),
          (n, ops, failed, flags, stream), { describe_batch(r, ops, n); }, {})
-STREAMED(cuMemcpy3DBatchAsync_v2, Kind::D2D, Timed::Yes,
+STREAMED(cuMemcpy3DBatchAsync_v2, Kind::D2D, Timed::AsBatch,
          (size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream stream),
          (n, ops, flags, stream), { describe_batch(r, ops, n); }, {})
 STREAMED(cuMemcpyWithAttributesAsync, Kind::D2D, Timed::Yes,

@@ -3,15 +3,20 @@
 #include "log/cupti.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <dlfcn.h>
 #include <mutex>
 #include <type_traits>
 #include <unordered_map>
 
 #include "agent.h"
+#include "driver/driver.h"
+#include "hooks.h"
 #include "log/clock.h"
+#include "log/other_profilers.h"
 
 namespace gpubpf {
 
@@ -25,7 +30,8 @@ enum Activity : uint32_t {
     kPeerCopy = 22,
     kExternal = 39
 };
-constexpr uint32_t kRecorded[] = {kExternal, kDriver, kConcurrentKernel, kMemcpy, kMemset, kPeerCopy};
+constexpr uint64_t bit(uint32_t activity) { return uint64_t(1) << activity; }
+constexpr uint32_t kForced = 1;  // flag of cuptiActivityFlushAll: incomplete buffers, too
 constexpr uint32_t kCustom = 3;  // kind of our external correlation ids
 constexpr int kSuccess = 0;
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
@@ -54,7 +60,10 @@ struct Waiting {
     std::unordered_map<uint32_t, uint64_t> correlations;  // CUPTI's number of a call → the operation's
 };
 Waiting *waiting = nullptr;
-bool on = false;
+std::atomic<bool> on{false}, yielding{false};
+std::atomic<bool> own_clock{false};            // CUPTI's times are on the log's clock
+std::atomic<uint64_t> enabled{0}, refused{0};  // kinds of activities
+std::mutex changing;                           // held while these change, and while CUPTI returns buffers
 
 template <typename T>
 T at(const uint8_t *record, size_t offset) {
@@ -83,6 +92,60 @@ void log_span(uint32_t correlation, uint64_t start, uint64_t end) {
     clear_part(span);
     span.span = {of, start, end, 0};
     oplog.put(span);
+}
+
+// After the end, a program that uses CUPTI gets the clock that CUPTI has by default on Linux
+// (cupti_activity.h, cuptiActivityRegisterTimestampCallback). A callback cannot be removed.
+uint64_t cupti_clock() {
+    if (own_clock) return now_ns();
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// What CUPTI must record for the times of an operation. 0: it gives none. A launch of a graph, for example, has
+// a record for each node.
+uint64_t activities_of(Kind kind) {
+    switch (kind) {
+        case Kind::Kernel: return bit(kDriver) | bit(kConcurrentKernel);
+        case Kind::H2D:
+        case Kind::D2H:
+        case Kind::D2D:
+        case Kind::H2H: return bit(kDriver) | bit(kMemcpy) | bit(kPeerCopy);
+        case Kind::Memset: return bit(kDriver) | bit(kMemset);
+        default: return 0;
+    }
+}
+
+// Recording slows all kernels or copies of the program, so it begins with the first operation that needs it.
+bool enable(uint64_t activities) {
+    if ((enabled & activities) == activities) return true;
+    if (refused & activities || registry().captures.load()) return false;
+    std::lock_guard<std::mutex> hold(changing);
+    if (!on) return false;
+    DriverScope scope;
+    for (uint32_t kind = 0; kind < 64; ++kind) {
+        if (!(activities & ~enabled & bit(kind))) continue;
+        if (cupti.Enable(kind) == kSuccess) enabled |= bit(kind);
+        else refused |= bit(kind);
+    }
+    return (enabled & activities) == activities;
+}
+
+// CUPTI keeps no buffer of ours afterwards, so it cannot give one to another user's callback.
+void stop_recording() {
+    std::lock_guard<std::mutex> hold(changing);
+    if (!on) return;
+    on = yielding = false;
+    DriverScope scope;
+    for (uint32_t kind = 0; kind < 64; ++kind)
+        if (enabled & bit(kind)) cupti.Disable(kind);
+    enabled = 0;
+    cupti.FlushAll(kForced);
+    own_clock = false;
+    std::lock_guard<std::mutex> table(waiting->lock);  // CUPTI may still call back, so the tables stay
+    waiting->operations.clear();
+    waiting->correlations.clear();
 }
 
 void buffer_requested(uint8_t **buffer, size_t *size, size_t *records) {
@@ -126,21 +189,19 @@ bool find(void *library) {
         all = all && function;
     };
     get(cupti.Enable, "cuptiActivityEnable");
+    get(cupti.Disable, "cuptiActivityDisable");
     get(cupti.RegisterCallbacks, "cuptiActivityRegisterCallbacks");
     get(cupti.RegisterTimestampCallback, "cuptiActivityRegisterTimestampCallback");
     get(cupti.GetNextRecord, "cuptiActivityGetNextRecord");
     get(cupti.PushExternalCorrelationId, "cuptiActivityPushExternalCorrelationId");
     get(cupti.PopExternalCorrelationId, "cuptiActivityPopExternalCorrelationId");
     get(cupti.FlushAll, "cuptiActivityFlushAll");
-    cupti.Disable = reinterpret_cast<int (*)(uint32_t)>(dlsym(library, "cuptiActivityDisable"));
     return all;
 }
 
 }  // namespace
 
-bool cupti_records() { return on; }
-
-std::string start_cupti(const std::string &libraries) {
+std::string start_cupti(const std::string &libraries, bool yields) {
     void *library = nullptr;
     for (size_t at = 0; !library && at < libraries.size();) {
         size_t end = std::min(libraries.find(':', at), libraries.size());
@@ -150,32 +211,39 @@ std::string start_cupti(const std::string &libraries) {
     if (!library) return "it cannot be loaded";
     if (!find(library)) return "it is too old";
     if (!waiting) waiting = new Waiting;  // CUPTI may call back at once
+    own_clock = true;
     int error = cupti.RegisterCallbacks(buffer_requested, buffer_completed);
-    if (error == kSuccess) error = cupti.RegisterTimestampCallback(now_ns);
-    for (uint32_t kind : kRecorded)
-        if (error == kSuccess) error = cupti.Enable(kind);
-    on = error == kSuccess;
-    return on ? "" : "it does not record (error " + std::to_string(error) + ")";
+    if (error == kSuccess) error = cupti.RegisterTimestampCallback(cupti_clock);
+    if (error == kSuccess) error = cupti.Enable(kExternal);  // costs nothing without other kinds
+    if (error != kSuccess) {
+        own_clock = false;
+        return "it does not record (error " + std::to_string(error) + ")";
+    }
+    enabled = bit(kExternal);
+    refused = 0;
+    yielding = yields;
+    on = true;
+    return "";
 }
 
 void end_cupti_records() {
-    if (!waiting) return;
-    on = false;
-    for (uint32_t kind : kRecorded)
-        if (cupti.Disable) cupti.Disable(kind);
-    std::lock_guard<std::mutex> hold(waiting->lock);  // CUPTI may still call back, so the tables stay
-    waiting->operations.clear();
-    waiting->correlations.clear();
+    if (waiting) stop_recording();
 }
 
-void begin_cupti(const Record &operation) noexcept {
-    quietly([&] {
-        std::lock_guard<std::mutex> hold(waiting->lock);
-        if (waiting->operations.size() >= kMost)
-            waiting->operations.clear();  // operations that CUPTI did not report
-        waiting->operations.emplace(operation.id, operation);
-    });
-    cupti.PushExternalCorrelationId(kCustom, operation.id);
+bool begin_cupti(const Record &operation) noexcept {
+    const uint64_t activities = on ? activities_of(operation.kind) : 0;
+    bool ok = false;
+    if (activities)
+        quietly([&] {
+            if (!enable(activities)) return;
+            std::lock_guard<std::mutex> hold(waiting->lock);
+            if (waiting->operations.size() >= kMost)
+                waiting->operations.clear();  // operations that CUPTI did not report
+            waiting->operations.emplace(operation.id, operation);
+            ok = true;
+        });
+    if (ok) cupti.PushExternalCorrelationId(kCustom, operation.id);
+    return ok;
 }
 
 void end_cupti() noexcept {
@@ -184,7 +252,44 @@ void end_cupti() noexcept {
 }
 
 void collect_cupti() noexcept {
-    if (on) quietly([] { cupti.FlushAll(0); });
+    if (!on) return;
+    quietly([] {
+        std::lock_guard<std::mutex> hold(changing);
+        if (on) cupti.FlushAll(0);
+    });
 }
 
 }  // namespace gpubpf
+
+#ifdef __x86_64__
+
+// Ends recording if a caller other than the driver loads another library than the driver. Returns the original of
+// the hook.
+extern "C" __attribute__((used)) void *gpubpf_loads(const char *library, const void *caller,
+                                                    size_t hook) noexcept {
+    using namespace gpubpf;
+    Visit visit;
+    if (attachment.load() && yielding && library && strcmp(library, "libcuda.so.1") != 0 &&
+        !is_drivers(caller, reinterpret_cast<const void *>(cupti.Enable)))
+        quietly(stop_recording);
+    return hooks[hook].original;
+}
+
+// The stack has three registers, then the return address.
+#define GPUBPF_LOADS(symbol, library)                                                            \
+    __attribute__((naked)) void gpubpf::hook_##symbol() {                                        \
+        asm("push %%rdi\n push %%rsi\n push %%rdx\n mov %%" library                              \
+            ", %%rdi\n mov 24(%%rsp), %%rsi\n"                                                   \
+            "mov %0, %%edx\n call gpubpf_loads\n pop %%rdx\n pop %%rsi\n pop %%rdi\n jmp *%%rax" \
+            :                                                                                    \
+            : "i"(gpubpf::kHook_##symbol));                                                      \
+    }
+GPUBPF_LOADS(dlopen, "rdi")
+GPUBPF_LOADS(dlmopen, "rsi")
+
+#else
+
+void gpubpf::hook_dlopen() {}  // nothing is hooked there (patch.cpp)
+void gpubpf::hook_dlmopen() {}
+
+#endif

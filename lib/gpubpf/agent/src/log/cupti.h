@@ -1,6 +1,6 @@
-// Times of operations that no probe measures, from CUPTI's activity records. This is an alternative to timing
-// events (stamp.h), at the user's request. CUPTI's library is NVIDIA's; cupti.cpp declares the parts of its
-// interface that are used here.
+// Times of operations that no probe measures, from CUPTI's activity records. They replace timing events
+// (stamp.h) where the user wants it, or where nobody else can use CUPTI (other_profilers.h). CUPTI's library is
+// NVIDIA's; cupti.cpp declares the parts of its interface that are used here.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,22 @@
 
 namespace gpubpf {
 
-// Loads the first usable library in a colon-separated list, and makes it record kernels, copies and memsets.
-// Returns "" on success, else the reason. Call it inside cuInit.
-std::string start_cupti(const std::string &libraries);
-bool cupti_records();
+// Loads the first usable library in a colon-separated list. CUPTI records kernels, copies and memsets from the
+// first one on that begin_cupti() is called for. Returns "" on success, else the reason. Call it inside cuInit.
+// With `yields`, recording ends for good when the program loads a library, which could use CUPTI itself.
+std::string start_cupti(const std::string &libraries, bool yields);
 void end_cupti_records();  // at the end of an attachment
 
 // For use around the driver call of an operation, in its thread. A span is logged when CUPTI has reported its
-// times.
-void begin_cupti(const Record &operation) noexcept;
+// times. The first function returns whether CUPTI records the operation; the second is called only then.
+bool begin_cupti(const Record &operation) noexcept;
 void end_cupti() noexcept;
 
 void collect_cupti() noexcept;  // logs finished operations
+
+// Replacements of dlopen() and dlmopen(), in use with `yields`. Both pass the caller's return address on to the
+// original, which looks for libraries where the caller's own file says.
+void hook_dlopen();
+void hook_dlmopen();
 
 }  // namespace gpubpf

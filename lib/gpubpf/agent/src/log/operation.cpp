@@ -257,11 +257,10 @@ void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) 
                            queue.context ? static_cast<uint64_t>(queue.context->device) : 0});
 }
 
-void Operation::time() noexcept {
+void Operation::time(bool batch) noexcept {
     if (!agent.config.stamps || !queue.context || record.flags & kCaptured) return;
-    recorded_ = cupti_records();
-    if (recorded_) begin_cupti(record);
-    else stamp_ = begin_stamp(*queue.context, where_.handle());
+    recorded_ = !batch && begin_cupti(record);
+    if (!recorded_) stamp_ = begin_stamp(*queue.context, where_.handle());
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
