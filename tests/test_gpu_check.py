@@ -342,6 +342,42 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         report.done(tmp_path / "absent", "gpu")
 
 
+LISTS = """
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.SourceFileLoader("check", sys.argv[1])
+check = importlib.util.module_from_spec(importlib.util.spec_from_loader("check", loader))
+loader.exec_module(check)
+check.pack.build_here = lambda: None  # no program is run
+sys.exit(check.main(sys.argv[2:]))
+"""
+
+
+@needs_device
+def test_a_call_leaves_out_what_an_earlier_one_has_done(tmp_path: Path) -> None:
+    def listed(*options: str) -> list[str]:
+        command = [
+            sys.executable,
+            "-c",
+            LISTS,
+            str(ROOT / "script" / "gpu-check"),
+            "--device",
+            "sim",
+            *options,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    whole = listed("--list")
+    assert [*dict.fromkeys(line.partition(":")[0] for line in whole)] == list(STAGES)
+    earlier = result(
+        "facts", part("carry flag"), part("handles", "ended"), part("symbols", "wrong"), device="sim"
+    )
+    (tmp_path / "facts.json").write_text(json.dumps(earlier))
+    left = listed("--list", "--done", str(tmp_path))
+    assert set(whole) - set(left) == {"facts: carry flag"} and len(left) == len(whole) - 1
+
+
 # --- the smoke stage ---
 
 
