@@ -461,7 +461,11 @@ def test_each_part_of_the_smoke_stage_can_fail(
     monkeypatch.setattr(device, "needs", lambda *_: None)
     answer = {"answer": "every 32 ns", "agrees": True, "found": {"memfd": {"seen": True}}}
     monkeypatch.setattr(facts, "ask", lambda *_: dict(answer))
-    attached = {"instrumented": {"threadhist": [0, {"before ready": 9}]}, "wrong": ""}
+    attached = {
+        "instrumented": {"threadhist": [0, {"before ready": 9}]},
+        "us": {"threadhist": [1, 2, 1]},
+        "wrong": "",
+    }
     monkeypatch.setattr(answers, "attached", lambda *_, **__: attached)
     found = stage.run_stage("smoke", [smoke.parts(device)[number - 1]], device, (), tmp_path)["parts"][0]
     assert found["state"] in stage.BAD and re.search(why, found["why"]), found["why"]

@@ -91,6 +91,7 @@ def counts(machine: Machine) -> Result:
                 f"threadhist counts {counted} stores of {runtime}vectoradd, not [4, 4, 4, 4, 3] ({why})"
             )
             break
+    found["answer"] = f"stores {found['counts']}"
     return found
 
 
@@ -139,6 +140,9 @@ def clocks(machine: Machine) -> Result:
                 f"launchlate, {way}: waits and their reasons on examples/latency are not the known ones"
             )
             break
+    found["answer"] = (
+        f"globaltimer ticks {tick['answer'].partition(';')[0]}; errors in ns: {found['clock_error_ns']}"
+    )
     return found
 
 
@@ -160,6 +164,7 @@ def lengths(machine: Machine) -> Result:
             if not ns or not SPIN_US * 1000 <= ns <= LONGER[machine.device] * SPIN_US * 1000:
                 shown = f"{ns / 1000:.1f} us" if ns else "no time"
                 found["wrong"] = found["wrong"] or f"a kernel of {SPIN_US} us has {shown} by {way}"
+    found["answer"] = f"of {SPIN_US} us: {found['us']}"
     return found
 
 
@@ -197,6 +202,7 @@ def alike(machine: Machine, tool: str, program: str, instrumented: bool) -> Resu
         result["wrong"] = f"{tool} instruments no launch of {program}: {result['not_instrumented']}"
     elif not instrumented and not result["instrumented"] and not result["not_instrumented"]:
         result["wrong"] = f"{tool} sees no launch of {program}"
+    result["answer"] = f"first use of the GPU, ms alone and with {tool}: {result['first_ms']}"
     return result
 
 
@@ -212,6 +218,7 @@ def attach(machine: Machine) -> Result:
     instrumented, others = result["instrumented"]["threadhist"]
     if not result["wrong"] and not instrumented:
         result["wrong"] = f"threadhist -p instruments no launch of the running program: {others}"
+    result["answer"] = f"us of a launch before, during, after: {result['us']['threadhist']}"
     return result
 
 

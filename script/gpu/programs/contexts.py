@@ -5,7 +5,6 @@ Prints "digest HEX" of what both have computed. Exit status 1: that is not what 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 
@@ -35,11 +34,12 @@ LAUNCHES = ((32, 23), (64, 17))  # threads, launches
 
 def main() -> int:
     driver = Driver().open()
-    own = ctypes.c_uint64()
-    # The form of CUDA 4 is still exported, and the only one with these parameters.
-    if code := driver.library.cuCtxCreate_v2(ctypes.byref(own), ctypes.c_uint(0), ctypes.c_int(0)):
-        raise DriverError(f"cuCtxCreate_v2: {driver.name(code)}")
-    contexts = [driver.context, own.value]
+    # CUDA 13's form, and that of CUDA 4, which older drivers have.
+    if driver.has("cuCtxCreate_v4"):
+        own = driver.handle("cuCtxCreate_v4", 0, 0, 0)
+    else:
+        own = driver.handle("cuCtxCreate_v2", 0, 0)
+    contexts = [driver.context, own]
     kernels, sums = [], []
     for context, (threads, _) in zip(contexts, LAUNCHES, strict=True):
         driver.must("cuCtxSetCurrent", context)
@@ -58,7 +58,7 @@ def main() -> int:
         wrong += found != [launches * (place + 1)] * threads
         print(f"context {place}: {found[0]}")
     print(f"digest {sum(launches for _, launches in LAUNCHES):x}")
-    driver.must("cuCtxDestroy_v2", own.value)
+    driver.must("cuCtxDestroy_v2", own)
     return int(bool(wrong))
 
 
