@@ -751,10 +751,10 @@ def test_the_carry_is_the_adders() -> None:
 
 
 def test_the_carry_that_is_expected() -> None:
-    assert arithmetic.expected("sub.cc", "addc", 32, 1, 1) == 9  # no borrow: carry
-    assert arithmetic.expected("sub.cc", "addc", 32, 0, 1) == 8
-    assert arithmetic.expected("add.cc", "subc", 32, 0, 0) == 1  # 5 + ~3
-    assert arithmetic.expected("add.cc", "subc", 64, 2**64 - 1, 1) == 2
+    assert arithmetic.expected("sub.cc", "addc", 32, 1, 1) == 3  # 1 - 1 does not borrow: a carry
+    assert arithmetic.expected("sub.cc", "addc", 32, 0, 1) == 1
+    assert arithmetic.expected("add.cc", "subc", 32, 1, 5) == 3  # 5 - 1, less one without a carry
+    assert arithmetic.expected("add.cc", "subc", 64, 2**64 - 1, 5) == 6
 
 
 @needs_device

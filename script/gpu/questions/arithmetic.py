@@ -16,18 +16,18 @@ VALUES = {
 
 
 def _kernel() -> str:
-    """Return carry(out, a, b): for each pair and width, what the second instruction makes of 5 and 3 behind `first a, b`."""
+    """Return carry(out, a, b): for each pair and width, the result of `second b, a` behind `first a, b`."""
     lines = [
         ".visible .entry carry(.param .u64 out, .param .u64 a, .param .u64 b) {",
-        ".reg .b32 %r<6>; .reg .b64 %rd<7>;",
+        ".reg .b32 %r<5>; .reg .b64 %rd<6>;",
         "ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [a]; ld.param.u64 %rd3, [b];",
-        "cvt.u32.u64 %r1, %rd2; cvt.u32.u64 %r2, %rd3; mov.u32 %r5, 3; mov.u64 %rd6, 3;",
+        "cvt.u32.u64 %r1, %rd2; cvt.u32.u64 %r2, %rd3;",
     ]
     for place, (width, (first, second)) in enumerate(itertools.product(VALUES, PAIRS)):
         if width == 32:
-            lines.append(f"{first}.u32 %r3, %r1, %r2; {second}.u32 %r4, 5, %r5; cvt.u64.u32 %rd5, %r4;")
+            lines.append(f"{first}.u32 %r3, %r1, %r2; {second}.u32 %r4, %r2, %r1; cvt.u64.u32 %rd5, %r4;")
         else:
-            lines.append(f"{first}.u64 %rd4, %rd2, %rd3; {second}.u64 %rd5, 5, %rd6;")
+            lines.append(f"{first}.u64 %rd4, %rd2, %rd3; {second}.u64 %rd5, %rd3, %rd2;")
         lines.append(f"st.global.u64 [%rd1+{8 * place}], %rd5;")
     return PTX + "\n".join([*lines, "ret;", "}"]) + "\n"
 
@@ -39,7 +39,7 @@ def expected(first: str, second: str, width: int, a: int, b: int) -> int:
     """Return what the embedded device computes: a - b is a + ~b + 1, so that a subtraction carries unless it borrows."""
     mask = (1 << width) - 1
     carry = (a + (~b & mask) + 1 if first == "sub.cc" else a + b) >> width
-    return (5 + (~3 if second == "subc" else 3) + carry) & mask
+    return (b + (~a if second == "subc" else a) + carry) & mask
 
 
 @question(
@@ -60,7 +60,7 @@ def carry_flag() -> Answer:
                 right = expected(first, second, of, a, b)
                 if of == width and found[place] != right:
                     different.setdefault(
-                        f"{first}.u{of} {a:#x}, {b:#x}; {second} 5, 3", f"{found[place]:#x}, not {right:#x}"
+                        f"{first}.u{of} {a:#x}, {b:#x}; {second} b, a", f"{found[place]:#x}, not {right:#x}"
                     )
                 asked += of == width
     pairs = sorted({f"{first}; {second}" for first, second in PAIRS if any(
