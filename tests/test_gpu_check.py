@@ -681,12 +681,14 @@ def test_the_report_puts_runs_of_a_stage_together(tmp_path: Path) -> None:
         date="2026-01-02 04:00 UTC",
     )
     (tmp_path / "2.json").write_text(json.dumps(later))
-    (tmp_path / "3.json").write_text(json.dumps(result("overhead", part("triad", **ratios))))
+    asked_too = part("first launches", answer="alone 1 ms, memtrace, cold 90 ms")
+    (tmp_path / "3.json").write_text(json.dumps(result("overhead", part("triad", **ratios), asked_too)))
     written = report.write(tmp_path, tmp_path / "results")
     assert written.name == "gpu-2026-01-02.md" and written.with_suffix(".json").exists()
     text = written.read_text()
     assert "## facts: 2 done" in text and "one \\| address?" in text and "| NO |" in text
     assert "1.100 (1.000 to 1.200)" in text and "- triad: little: NOT met" in text
+    assert "- first launches: alone 1 ms, memtrace, cold 90 ms" in text
 
 
 def test_a_report_of_several_commits_says_so(tmp_path: Path) -> None:
