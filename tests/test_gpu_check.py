@@ -17,6 +17,7 @@ import pytest
 
 from gpu import (
     answers,
+    cases,
     facts,
     machine,
     overhead,
@@ -30,6 +31,7 @@ from gpu import (
     smoke,
     stage,
 )
+from gpu.questions import arithmetic
 from gpu.stages import STAGES
 from gpubpf.errors import CompileError
 from gpubpf.lower.fragment import Argument, Fragment
@@ -69,7 +71,7 @@ def test_it_refuses_without_a_gpu() -> None:
 
 def test_an_unknown_stage_is_a_usage_error() -> None:
     done = run("--stage", "facts,nonsense")
-    assert done.returncode == 2 and "there are smoke, facts, answers" in done.stderr
+    assert done.returncode == 2 and "there are smoke, answers, overhead" in done.stderr
 
 
 def test_every_program_that_is_asked_for_is_there() -> None:
@@ -78,7 +80,8 @@ def test_every_program_that_is_asked_for_is_there() -> None:
     words = [program for load in loads for program in (load.program, load.sim) if program]
     words += [program for pair in references.LOADS.values() for program in pair]
     words += [row[0] for row in (*answers.SAME, *sanitizer.PROGRAMS, *sanitizer.COSTS.values())]
-    words += ["programs/gridbarrier 20", "programs/handles"]
+    words += ["programs/gridbarrier 20", "programs/handles", "programs/first"]
+    words += re.findall(r'"(programs/[^"]+)"', Path(cases.__file__).read_text())
     for text in words:
         name = text.split()[0]
         if name.endswith(".py"):
@@ -99,6 +102,25 @@ def test_parts_of_a_stage_have_names_of_their_own_and_fit_into_its_time(name: st
     names = [part.name for part in parts]
     assert len(set(names)) == len(names) > 0
     assert all(part.seconds <= 240 for part in parts)
+
+
+def test_stages_come_in_the_order_of_their_worth_and_risk() -> None:
+    """What may leave the GPU in a bad state comes after everything that measures the tools."""
+    order = ["smoke", "answers", "overhead", "facts", "frameworks", "matrices", "sanitizer", "references"]
+    assert list(STAGES) == order
+    risky = {part.name for part in STAGES["matrices"](here("gpu"))}
+    assert risky == {"capture", "spinning kernel"}
+    assert not risky & {part.name for name in order[:5] for part in STAGES[name](here("gpu"))}
+    assert all(
+        "null" in load.modes
+        for load in overhead.LOADS
+        if "graph" not in load.name and "records" not in load.name
+    )
+
+
+def test_packed_runtimes_are_those_that_programs_ask_for() -> None:
+    ways = {name.partition("-")[2] for name in cases.RUNTIMES}
+    assert ways == set(pack.RUNTIMES) and (f"shared-{pack.OWN}",) == cases.SIM_RUNTIMES
 
 
 def test_the_manual_has_every_question_and_stage() -> None:
@@ -226,6 +248,74 @@ def test_what_python_lacks_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         machine.prepare("gpu", 1)
 
 
+PLAIN = "heap: cudaSuccess, set\nturn 0: 0 of three\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "instrumented", "wrong"),
+    [
+        (PLAIN, 3, ""),
+        (PLAIN, 0, "no launch was instrumented: None"),
+        (PLAIN.replace("cudaSuccess, set", "cudaErrorInvalidValue, not set"), 3,
+         "the program prints 'heap: cudaErrorInvalidValue, not set' under memtrace, alone 'heap: cudaSuccess, set'"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_can_no_longer_be_set_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, said: str, instrumented: int, wrong: str
+) -> None:
+    fake = fake_machine(
+        monkeypatch, PLAIN, said, [{"type": "summary", "launches_instrumented": instrumented}]
+    )
+    assert cases.printing(fake, "memtrace")["wrong"] == wrong
+
+
+def fake_machine(
+    monkeypatch: pytest.MonkeyPatch, plain: str, said: str, found: machine.Records
+) -> machine.Machine:
+    """A machine whose program prints `plain` alone, and `said` under a tool that has these records."""
+    fake = here()
+    monkeypatch.setattr(fake, "start", lambda *_: subprocess.CompletedProcess([], 0, plain, ""))
+    monkeypatch.setattr(fake, "trace", lambda *_: (subprocess.CompletedProcess([], 0, said, ""), found))
+    monkeypatch.setattr(fake, "program", str.split)
+    return fake
+
+
+def test_counts_of_two_contexts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"type": "thread", "kernel": "count", "block_dim": [n, 1, 1], "runs": runs}
+        for n, runs in ((32, 23), (64, 17))
+    ]
+    assert cases.contexts(fake_machine(monkeypatch, "x", "x", rows))["wrong"] == ""
+    rows[1]["runs"] = 40
+    assert cases.contexts(fake_machine(monkeypatch, "x", "x", rows))["wrong"].startswith(
+        "counted 23 launches of 32 threads, 40 launches of 64 threads; right are"
+    )
+
+
+def test_a_runtime_whose_kernels_are_not_seen_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cases.runtime(fake_machine(monkeypatch, "runtime 11.8", "runtime 11.8", []), "shared-11.8")
+    assert found["wrong"] == "vectorAdd stores [], not [4, 4, 4, 4, 3]; kernels seen: none"
+
+
+@pytest.mark.parametrize(
+    ("copy", "wrong"),
+    [
+        ({"setmaxnreg": 2, "ignored": "", "local": "0 bytes"}, ""),
+        ({"setmaxnreg": 2, "ignored": "C7507: 'setmaxnreg' ignored", "local": "0 bytes"},
+         "setmaxnreg is not heeded in the copy: C7507: 'setmaxnreg' ignored"),
+        ({"setmaxnreg": 2, "ignored": "", "local": "232 bytes"},
+         "the copy keeps 232 bytes of a thread in local memory, the original none"),
+    ],
+)  # fmt: skip
+def test_a_copy_that_does_not_move_registers_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, copy: dict[str, object], wrong: str
+) -> None:
+    text = "round 1 1\ndigest ab\n"
+    fake = fake_machine(monkeypatch, text, text, [{"type": "summary", "launches_instrumented": 1}])
+    monkeypatch.setattr(cases, "assembled_copy", lambda *_: copy)
+    assert cases.setmaxnreg(fake)["wrong"] == wrong
+
+
 def test_the_drivers_version_is_nvmls_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nvml:
         @staticmethod
@@ -250,6 +340,42 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert report.done(tmp_path, "gpu") == {("facts", "symbols"), ("facts", "handles")}
     with pytest.raises(machine.Failure, match="is not a directory"):
         report.done(tmp_path / "absent", "gpu")
+
+
+LISTS = """
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.SourceFileLoader("check", sys.argv[1])
+check = importlib.util.module_from_spec(importlib.util.spec_from_loader("check", loader))
+loader.exec_module(check)
+check.pack.build_here = lambda: None  # no program is run
+sys.exit(check.main(sys.argv[2:]))
+"""
+
+
+@needs_device
+def test_a_call_leaves_out_what_an_earlier_one_has_done(tmp_path: Path) -> None:
+    def listed(*options: str) -> list[str]:
+        command = [
+            sys.executable,
+            "-c",
+            LISTS,
+            str(ROOT / "script" / "gpu-check"),
+            "--device",
+            "sim",
+            *options,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    whole = listed("--list")
+    assert [*dict.fromkeys(line.partition(":")[0] for line in whole)] == list(STAGES)
+    earlier = result(
+        "facts", part("carry flag"), part("handles", "ended"), part("symbols", "wrong"), device="sim"
+    )
+    (tmp_path / "facts.json").write_text(json.dumps(earlier))
+    left = listed("--list", "--done", str(tmp_path))
+    assert set(whole) - set(left) == {"facts: carry flag"} and len(left) == len(whole) - 1
 
 
 # --- the smoke stage ---
@@ -306,7 +432,7 @@ SUMMARY = {"type": "summary", "lost": 0, "launches_instrumented": 0, "not_instru
         (4, [SUMMARY | {"records": 2, "lost": 3}, {"type": "exit"}], "", "shows 1 of 2 exits, 3 are lost"),
         (5, launches(), "", "launchlate, alone: no launch has a time of its own"),
         (5, launches(None, 10), "", "launchlate, alone: no launch has a time of its own"),
-        (5, launches(200_000), "", "times on the host's clock are known to 200000 ns only"),
+        (5, launches(9_000_000), "", "times on the host's clock are known to 9000000 ns only"),
         (6, [{"type": "op", "op": "kernel", "name": "first", "dur_ns": 7_000_000}], "",
          "a kernel of 2000 us has 7000.0 us by device probe"),
         (6, [{"type": "op", "op": "kernel", "name": "first", "dur_ns": 2_000_100}], "",
@@ -335,7 +461,11 @@ def test_each_part_of_the_smoke_stage_can_fail(
     monkeypatch.setattr(device, "needs", lambda *_: None)
     answer = {"answer": "every 32 ns", "agrees": True, "found": {"memfd": {"seen": True}}}
     monkeypatch.setattr(facts, "ask", lambda *_: dict(answer))
-    attached = {"instrumented": {"threadhist": [0, {"before ready": 9}]}, "wrong": ""}
+    attached = {
+        "instrumented": {"threadhist": [0, {"before ready": 9}]},
+        "us": {"threadhist": [1, 2, 1]},
+        "wrong": "",
+    }
     monkeypatch.setattr(answers, "attached", lambda *_, **__: attached)
     found = stage.run_stage("smoke", [smoke.parts(device)[number - 1]], device, (), tmp_path)["parts"][0]
     assert found["state"] in stage.BAD and re.search(why, found["why"]), found["why"]
@@ -551,12 +681,14 @@ def test_the_report_puts_runs_of_a_stage_together(tmp_path: Path) -> None:
         date="2026-01-02 04:00 UTC",
     )
     (tmp_path / "2.json").write_text(json.dumps(later))
-    (tmp_path / "3.json").write_text(json.dumps(result("overhead", part("triad", **ratios))))
+    asked_too = part("first launches", answer="alone 1 ms, memtrace, cold 90 ms")
+    (tmp_path / "3.json").write_text(json.dumps(result("overhead", part("triad", **ratios), asked_too)))
     written = report.write(tmp_path, tmp_path / "results")
     assert written.name == "gpu-2026-01-02.md" and written.with_suffix(".json").exists()
     text = written.read_text()
     assert "## facts: 2 done" in text and "one \\| address?" in text and "| NO |" in text
     assert "1.100 (1.000 to 1.200)" in text and "- triad: little: NOT met" in text
+    assert "- first launches: alone 1 ms, memtrace, cold 90 ms" in text
 
 
 def test_a_report_of_several_commits_says_so(tmp_path: Path) -> None:
@@ -612,6 +744,32 @@ def test_a_question(name: str) -> None:
         assert said["found"]["dependent launch"]["after setting nodes"] == 105
     else:
         assert said["agrees"] in (True, None), said
+
+
+@needs_device
+def test_the_carry_is_the_adders() -> None:
+    said = facts.ask(here(), questions.named("carry flag"))
+    assert said["agrees"] and said["answer"] == "392 results, 0 differ"
+
+
+def test_the_carry_that_is_expected() -> None:
+    assert arithmetic.expected("sub.cc", "addc", 32, 1, 1) == 3  # 1 - 1 does not borrow: a carry
+    assert arithmetic.expected("sub.cc", "addc", 32, 0, 1) == 1
+    assert arithmetic.expected("add.cc", "subc", 32, 1, 5) == 3  # 5 - 1, less one without a carry
+    assert arithmetic.expected("add.cc", "subc", 64, 2**64 - 1, 5) == 6
+
+
+@needs_device
+def test_the_cost_of_marks_is_told_for_the_host_and_the_gpu() -> None:
+    said = facts.ask(here(), questions.named("marks in a stream"))
+    calls = (
+        "cuEventRecord",
+        "cuEventRecord, no timing",
+        "cuStreamWriteValue64, host memory",
+        "cuStreamWriteValue64, GPU memory",
+    )
+    assert set(said["found"]) == set(calls)
+    assert all(set(of) == {"host_ns", "gpu_ns"} for of in said["found"].values()), said
 
 
 @needs_device

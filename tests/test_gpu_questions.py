@@ -18,7 +18,7 @@ import pytest
 
 from gpu import driver, facts, machine, questions
 from gpu.driver import DriverError
-from gpu.questions import asking, clocks, handles, memory, swaps
+from gpu.questions import arithmetic, asking, clocks, handles, memory, swaps
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [ROOT / "script/gpu/driver.py", *sorted((ROOT / "script/gpu/questions").glob("*.py"))]
@@ -77,7 +77,7 @@ def calls() -> Iterator[tuple[str, list[ast.expr | None]]]:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             first = node.args[0]
-            if called in ("call", "must", "handle", "out") and isinstance(first, ast.Constant):
+            if called in ("call", "must", "handle", "out", "prepared") and isinstance(first, ast.Constant):
                 assert not any(isinstance(one, ast.Starred) for one in node.args), ast.unparse(node)
                 taken: list[ast.expr | None] = [None] if called in ("handle", "out") else []
                 yield str(first.value), [*taken, *node.args[1:]]
@@ -164,14 +164,14 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="ptxas is not there")
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 def test_kernels_are_what_ptxas_takes(target: str) -> None:
-    modules = (driver, clocks, handles, memory)
+    modules = (driver, clocks, handles, memory, arithmetic)
     kernels = {
         name: value
         for module in modules
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str) and ".entry" in value
     }
-    assert len(kernels) == 7
+    assert len(kernels) == 8
     for name, text in kernels.items():
         command = ["ptxas", f"-arch={target}", "-o", os.devnull, "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True)

@@ -7,6 +7,7 @@ pack.py        what the machine with the GPU needs, packed
 smoke.py       the first stage: ten parts in 90 seconds, each the ground of the next
 facts.py       questions about the driver (those of questions/, asked through driver.py, each in its own process)
 answers.py     known answers of every tool (records.py has them)
+cases.py       programs out of the ordinary: other CUDA runtimes, setmaxnreg, printf and limits, two contexts
 overhead.py    the overhead of each tool: ratios
 references.py  the overhead of other profilers, if they are installed
 sanitizer.py   whether the Compute Sanitizer API can instrument kernels without PTX (probes.py makes its patches)

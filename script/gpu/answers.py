@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from gpu import cases
 from gpu.machine import Failure, Machine, Missing, Records, last_line
 from gpu.records import ANSWERS, of
 from gpu.stage import Part, Result
@@ -28,7 +29,7 @@ Done = subprocess.CompletedProcess[str]
 # Programs that print a digest of all they computed: to be the same to the bit. Modules, arguments, the kernels that must be counted
 # (none: SASS only, so that a tool has to say so).
 SAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("programs/workloads all", (), ("addTo", "sums", "softmax", "tiled")),
+    ("programs/workloads all", (), ("addTo", "sums", "softmax", "tiled", "polynomial")),
     ("programs/nvrtc.py", ("cuda.bindings", "numpy"), ("fill", "scale")),
     ("programs/triton_kernels.py", ("torch", "triton"), ("attention", "softmax")),
     ("programs/torch_work.py eager", ("torch",), ()),
@@ -82,7 +83,7 @@ def parts(machine: Machine) -> list[Part]:
         run = functools.partial(sanitized, machine, checker, tool, program)
         part = Part(f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS)
         (late if index else first).append(part)
-    return first + then + late
+    return first + cases.parts(machine) + then + late
 
 
 def named(tool: str, options: str, program: str) -> str:

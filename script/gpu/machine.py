@@ -176,8 +176,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a command printed, for a message."""
+    """Return the last line that a command printed, for a message; the signal that ended it if it printed nothing."""
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    if not said and done.returncode < 0:
+        return f"it died by {signal.Signals(-done.returncode).name}"
     return said[-1][:300] if said else "nothing"
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import random
 import re
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpu.machine import Failure, Machine, last_line
 from gpu.records import of
@@ -30,6 +33,7 @@ class Load:
     modes: Sequence[str]
     seconds: float = 40
     modules: tuple[str, ...] = ()
+    question: str = ""
 
 
 # Tool and options. "nothing" selects a kernel that is never launched, so it measures the hooks alone. "null" launches copies of
@@ -54,6 +58,8 @@ LOADS = (
     Load("empty kernel", "programs/workloads empty 1 10000", "programs/workloads empty 1 3", ("nothing", *EACH)),
     Load("triad, 64 Mi elements", "programs/workloads triad 67108864 200", "programs/workloads triad 512 2",
          (*EACH, "threadhist stores", "memtrace, no allocations")),
+    Load("polynomial, constant memory", "programs/workloads polynomial 16777216 100", "programs/workloads polynomial 512 2",
+         EACH, question="copies read constants from global memory: what does that cost (null) next to the probes?"),
     Load("tiled GEMM, 2048", "programs/workloads tiled 2048 20", "programs/workloads tiled 32 2", EACH),
     Load("softmax, 64 Mi elements", "programs/workloads softmax 67108864 100", "programs/workloads softmax 512 2", EACH),
     Load("reduction, 64 Mi elements", "programs/workloads sums 67108864 200", "programs/workloads sums 512 2", EACH),
@@ -75,7 +81,7 @@ FRAMEWORKS = (
 )  # fmt: skip
 
 # Wanted of a mode: the ratio at most, and of which loads.
-LONG = ("triad", "tiled", "reduction", "softmax", "Triton")  # kernels of 100 µs and more
+LONG = ("triad", "polynomial", "tiled", "reduction", "softmax", "Triton")  # kernels of 100 µs and more
 GOALS: dict[str, tuple[float, Callable[[str], bool]]] = {
     "threadhist": (1.01, lambda load: load.startswith(LONG)),
     "kernelretsnoop": (1.03, lambda load: load.startswith(LONG)),
@@ -88,7 +94,8 @@ TURNS = 3
 
 
 def parts(machine: Machine) -> list[Part]:
-    return [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in LOADS]
+    found = [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in LOADS]
+    return [*found[:3], Part("first launches", functools.partial(first_launches, machine), 60), *found[3:]]
 
 
 def framework_parts(machine: Machine) -> list[Part]:
@@ -139,7 +146,47 @@ def compared(machine: Machine, load: Load) -> Result:
     found = by_turns(ways, 1 if machine.sim else TURNS, machine, load.seconds)
     wrong = "; ".join(f"{mode}: {why}" for mode, why in found["failed"].items())
     result: Result = {"program": words, **found, "summaries": notes, "wrong": wrong}
+    result["answer"] = ", ".join(f"{mode} {ratio[0]:.3f}x" for mode, ratio in found["ratio"].items())
+    if load.question:
+        result["question"] = load.question
     result["goals"] = goals(load.name, found)
+    return result
+
+
+FIRST = ("threadhist", "memtrace")
+
+
+def first_launches(machine: Machine) -> Result:
+    """Return the milliseconds of first launches: alone, hooked, and instrumented with an empty and a full cache."""
+    command = machine.program("programs/first")
+    cache = Path(machine.environment["XDG_CACHE_HOME"], "first")
+    result: Result = {
+        "question": "how long does the first launch of a kernel take: plain, hooked, instrumented with a cold and a warm cache?",
+        "ms": {},
+        "wrong": "",
+    }
+
+    def note(way: str, done: subprocess.CompletedProcess[str]) -> None:
+        if done.returncode:
+            raise Failure(f"{way}: exit status {done.returncode}: {last_line(done)}")
+        times = re.findall(r"^([\w-]+) ([\d.]+)$", done.stdout, re.MULTILINE)
+        result["ms"][way] = {name: round(float(us) / 1000, 3) for name, us in times}
+
+    note("alone", machine.start(command, 30))
+    note("hooked", machine.trace("threadhist", "--kernel never", command, 30)[0])
+    for tool in FIRST:
+        shutil.rmtree(cache, ignore_errors=True)
+        for way in ("cold", "warm"):
+            with machine.setting({"XDG_CACHE_HOME": str(cache)}):
+                done, records = machine.trace(tool, "", command, 60)
+            note(f"{tool}, {way}", done)
+            summary = (of(records, "summary") or [{}])[-1]
+            if summary.get("launches_instrumented") != 4:
+                result["wrong"] = (
+                    f"{tool}, {way}: not 4 launches instrumented, {summary.get('not_instrumented')}"
+                )
+    shutil.rmtree(cache, ignore_errors=True)
+    result["answer"] = ", ".join(f"{way} {times.get('first')} ms" for way, times in result["ms"].items())
     return result
 
 

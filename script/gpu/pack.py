@@ -16,9 +16,19 @@ from gpubpf.errors import Error
 
 PACKAGES = ("argcomplete", "cxxfilt", "lz4", "tabulate", "zstandard")  # beside NumPy, which is PyTorch's
 SANITIZER = "nvidia-cuda-sanitizer-api==13.0.*"
+# NVIDIA's packages of older CUDA runtimes, by version. Only the newer ones have the static runtime.
+RUNTIMES = {
+    "11.8": "nvidia-cuda-runtime-cu11==11.8.*",
+    "12.1": "nvidia-cuda-runtime-cu12==12.1.*",
+    "12.4": "nvidia-cuda-runtime-cu12==12.4.*",
+    "12.9": "nvidia-cuda-runtime-cu12==12.9.*",
+}
+OWN = "13.0"  # the runtime of the toolkit
 ARCHITECTURES = ("75", "90")  # PTX for the oldest, so that any newer GPU takes it; SASS of some
 LIMIT = 50 * 2**20
 PROGRAMS = Path(__file__).parent / "programs"
+HOPPER = "-gencode arch=compute_90a,code=[sm_90a,compute_90a]"
+FLAGS = {"specialised": HOPPER}  # of programs that need a GPU of their own
 LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -static-libstdc++ -static-libgcc".split()
 
 
@@ -47,6 +57,10 @@ def pack() -> None:
             "".join(f" -gencode arch=compute_{a},code=[sm_{a},compute_{a}]" for a in ARCHITECTURES),
         )
         build_static(top, Path(scratch))
+        for version, package in RUNTIMES.items():
+            build_runtime(
+                top, toolkit, Path(scratch), version, wheel_libraries(package, Path(scratch, version))
+            )
         lacking = build_sanitizer(top / "programs", sanitizer / "include", toolkit)
         (top / "commit").write_text(commit() + "\n")
         (top / "sources").write_text(made_from)
@@ -80,7 +94,7 @@ def build(top: Path, scratch: Path, flags: str = "") -> None:
                 "-O2",
                 "-cudart",
                 "shared",
-                *flags.split(),
+                *FLAGS.get(source.stem, flags).split(),
                 "-o",
                 str(out),
                 str(source),
@@ -117,6 +131,43 @@ def build_static(top: Path, scratch: Path) -> None:
         "-ldl",
     ]
     run(command, "handles.cu cannot be built static")
+
+
+def build_runtime(top: Path, toolkit: Path, scratch: Path, version: str, libraries: Path) -> None:
+    """Build programs/runtimes.cpp with the CUDA runtime in `libraries`, shared, and static if it has one, into top/runtimes.
+
+    The shared runtime is packed beside them, unless it is the toolkit's own.
+    """
+    image = scratch / "vectoradd.fatbin"
+    if not image.exists():
+        codes = "".join(f" -gencode arch=compute_{a},code=[sm_{a},compute_{a}]" for a in ARCHITECTURES)
+        run(
+            ["nvcc", "-fatbin", *codes.split(), "-o", str(image), str(ROOT / "examples/vectoradd.cu")],
+            "the device code of vectoradd cannot be built",
+        )
+    (top / "runtimes").mkdir(parents=True, exist_ok=True)
+    shared = min(libraries.glob("libcudart.so.[0-9]*"))
+    ways: dict[str, list[str]] = {"shared": [str(shared)]}
+    if version != OWN:
+        copy(shared, top / "lib" / version / shared.name)
+        # Stronger than LD_LIBRARY_PATH, where a runtime of the same name may be.
+        ways["shared"] += [f"-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib/{version}"]
+        if (static := libraries / "libcudart_static.a").exists():
+            ways["static"] = [str(static), "-ldl", "-lrt", "-lpthread"]
+    for way, words in ways.items():
+        command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", f'-DFATBIN="{image}"']
+        command += ["-isystem", str(toolkit / "include"), "-o", str(top / "runtimes" / f"{way}-{version}")]
+        run(
+            [*command, str(PROGRAMS / "runtimes.cpp"), *words], f"runtimes.cpp cannot be built with {version}"
+        )
+
+
+def wheel_libraries(package: str, scratch: Path) -> Path:
+    """Return the folder of libraries of one of NVIDIA's packages."""
+    download((package,), scratch)
+    (wheel,) = scratch.glob("*.whl")
+    shutil.unpack_archive(wheel, scratch / "in", "zip")
+    return next((scratch / "in").rglob("libcudart.so.*")).parent
 
 
 def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
@@ -205,4 +256,6 @@ def build_here() -> None:
     PLACE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         build(PLACE, Path(scratch))
+        toolkit = real_toolkit()
+        build_runtime(PLACE, toolkit, Path(scratch), OWN, runtime(toolkit).parent)
     stamp.touch()

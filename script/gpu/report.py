@@ -170,6 +170,8 @@ def costs(parts: Sequence[Result]) -> list[str]:
         if "ratio" not in part:
             if part["state"] != "done":
                 rows.append((part["name"], f"{part['state']}: {part['why']}", "", "", ""))
+            elif "answer" in part:
+                after.append(f"- {part['name']}: {part['answer']}")
             continue
         alone = part["us"]["alone"]
         for mode, (middle, least, most) in part["ratio"].items():

@@ -16,6 +16,7 @@ from gpu.machine import SIM_NOTE, Failure, Machine, Missing, code, commit
 
 Result = dict[str, Any]
 BAD = ("wrong", "failed")
+SHOWN = 300  # characters of an answer in the line of a part; the JSON has all
 BROKEN_OFF = "the call was ended while it ran"
 
 
@@ -65,7 +66,8 @@ def run_stage(
         done = run_part(part, machine)
         result["parts"][-1] = done
         write(where / f"{name}.json", result)
-        print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {done['why']}", flush=True)
+        said = str(done["why"] or done.get("answer", ""))[:SHOWN]
+        print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {said}".rstrip(), flush=True)
         if stops and done["state"] in BAD:
             break
     return result

@@ -4,9 +4,9 @@ from gpu import answers, facts, overhead, references, sanitizer, smoke
 
 STAGES = {
     "smoke": smoke.parts,
-    "facts": facts.parts,
     "answers": answers.parts,
     "overhead": overhead.parts,
+    "facts": facts.parts,
     "frameworks": overhead.framework_parts,
     "matrices": facts.matrices,
     "sanitizer": sanitizer.parts,

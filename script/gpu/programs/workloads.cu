@@ -1,7 +1,7 @@
 // workloads all                              each kernel once, at a small size
 // workloads WORK SIZE LAUNCHES [ROUNDS]      one of them, timed
 //
-// WORK: empty, addTo, triad, tiled, sums, softmax (SIZE threads, elements or, for tiled, rows), decode and decode-graph (a token's
+// WORK: empty, addTo, triad, tiled, sums, softmax, polynomial (SIZE threads, elements or, for tiled, rows), decode and decode-graph (a token's
 // chain of small kernels, launched one by one or as a graph; SIZE is the model's width, LAUNCHES are tokens).
 //
 // Prints for each round "round HOST_US GPU_US": of one launch, by the host's clock until all are over, and by the GPU's events. The first
@@ -83,6 +83,19 @@ __global__ void softmax(const float *in, float *out, int width) {
     for (int i = threadIdx.x; i < width; i += BLOCK) out[(size_t)blockIdx.x * width + i] = __expf(row[i] - most) / part[0];
 }
 
+// A polynomial whose coefficients are in constant memory: each is the operand of one FMA, and all lanes read the same.
+constexpr int DEGREE = 128;
+__constant__ float coefficients[DEGREE];
+
+__global__ void polynomial(const float *x, float *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float at = x[i], sum = 0;
+#pragma unroll
+    for (int k = 0; k < DEGREE; k++) sum = sum * at + coefficients[k];
+    y[i] = sum;
+}
+
 // out = m in, a warp for each row.
 __global__ void multiply(const float *m, const float *in, float *out, int width) {
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -142,6 +155,12 @@ std::function<void()> prepare(const std::string &work, long size, Memory &memory
         float *in = memory.take(n), *out = memory.take(blocks(n));
         return [=] { sums<<<blocks(n), BLOCK, 0, stream>>>(in, out, n); };
     }
+    if (work == "polynomial") {
+        float *x = memory.take(n), *y = memory.take(n), values[DEGREE];
+        for (int k = 0; k < DEGREE; k++) values[k] = (float)(k % 7) / 7;
+        CHECK(cudaMemcpyToSymbol(coefficients, values, sizeof values));
+        return [=] { polynomial<<<blocks(n), BLOCK, 0, stream>>>(x, y, n); };
+    }
     if (work == "softmax") {
         int width = n < 4096 ? n : 4096, rows = n / width;
         float *in = memory.take((size_t)width * rows), *out = memory.take((size_t)width * rows);
@@ -183,7 +202,7 @@ int main(int argc, char **argv) {
     cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (work == "all") {
-        for (const char *name : {"empty", "addTo", "triad", "tiled", "sums", "softmax", "decode", "decode-graph"}) {
+        for (const char *name : {"empty", "addTo", "triad", "tiled", "sums", "softmax", "polynomial", "decode", "decode-graph"}) {
             prepare(name, std::strcmp(name, "tiled") ? 1000 : 48, memory, stream)();
             CHECK(cudaGetLastError());
         }

@@ -9,10 +9,12 @@ handles.py   symbols and handles
 memory.py    registered host memory; what a ring holds after a trap, after SIGKILL
 swaps.py     kernels in a graph, replaced by copies
 clocks.py    globaltimer, clock64
+arithmetic.py  the carry flag
+costs.py     marks in a stream
 waiting.py   persistent kernels, captures, kernels that do not end
 """
 
-from gpu.questions import machine, handles, memory, swaps, clocks, waiting  # noqa: F401, I001  the order in which they are asked
+from gpu.questions import machine, handles, memory, swaps, clocks, arithmetic, costs, waiting  # noqa: F401, I001  the order in which they are asked
 from gpu.questions.asking import QUESTIONS, Question
 
 __all__ = ["QUESTIONS", "Question", "named"]
