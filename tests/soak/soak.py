@@ -389,16 +389,14 @@ def run(cycle: Cycle, program: Path, place: Path) -> Found:
         )
         return account(scene)
     finally:
-        for process in scene.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for pid in descendants(os.getpid()):
+        live = [process.pid for process in scene.processes if process.poll() is None]
+        own = [one for pid in live for one in (pid, *descendants(pid))]
+        orphans = [pid for pid in descendants(os.getpid()) if is_program(pid, program)]
+        for pid in own + orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        for process in scene.processes:
+            process.wait()
 
 
 def build(place: Path) -> Path:
@@ -455,6 +453,9 @@ def main() -> int:
                     print(cycle, found, sep="\n")
             figures["cycles"] += 1
             faults[cycle.fault] += 1
+            with contextlib.suppress(ChildProcessError):  # orphans that this process has adopted
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             shutil.rmtree(place, ignore_errors=True)
             number += 1
             if args.cycle is not None:
