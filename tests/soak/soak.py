@@ -429,6 +429,7 @@ def main() -> int:
     figures: collections.Counter[str] = collections.Counter()
     faults: collections.Counter[str] = collections.Counter()
     explained: collections.Counter[str] = collections.Counter()
+    slowest: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as directory:
         program = build(Path(directory))
         until = time.monotonic() + args.minutes * 60
@@ -437,6 +438,7 @@ def main() -> int:
             cycle = cycle_of(number, args.seed, args.alone)
             place = Path(directory) / str(number)
             place.mkdir()
+            began = time.monotonic()
             try:
                 found = run(cycle, program, place)
             except Defect as defect:
@@ -452,6 +454,7 @@ def main() -> int:
                 if args.cycle is not None:
                     print(cycle, found, sep="\n")
             figures["cycles"] += 1
+            slowest = sorted([*slowest, (round(time.monotonic() - began, 1), str(cycle))])[-3:]
             faults[cycle.fault] += 1
             with contextlib.suppress(ChildProcessError):  # orphans that this process has adopted
                 while os.waitpid(-1, os.WNOHANG)[0]:
