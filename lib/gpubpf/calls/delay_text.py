@@ -25,7 +25,7 @@ def slow_call_lines(
     """
     began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"
     yield from formatting.wrap(f"{began}  {text}: {table.duration(record['lat_ns'])}")
-    who = f"{record['comm']} (pid {record['pid']})" if several else record["comm"]
+    who = table.process(record["comm"], record["pid"]) if several else table.fit(record["comm"], table.COMM)
     off = sum(cause.ns for cause in causes if not cause.timeless)
     said = [f"{table.duration(max(record['lat_ns'] - off, 0))} on the CPU", *map(cause_text, causes[:6])]
     yield from formatting.wrap(f"thread {record['tid']} of {who}: {', '.join(said)}", 2)

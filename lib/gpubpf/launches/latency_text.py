@@ -205,14 +205,14 @@ def timeline_lines(view: LaunchView, new: Integers) -> Iterator[str]:
             first = int(at[0])
             stream = stream_name(view.streams[int(ops.queue[first])])
             stream += f" (0x{int(columns.stream[first]):x})" if stream.startswith("stream") else ""
-            yield f"{stream} of {process.comm} (pid {process.pid}), GPU {int(columns.gpu[first])}"
+            yield f"{stream} of {table.process(process.comm, process.pid)}, GPU {int(columns.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
             for place in at.tolist():
                 if int(columns.parent[place]) not in view.opaque_graphs:
                     yield _story_line(view, place, origin)
             yield ""
         for at in _parted(mine & host, columns.tid):
-            yield f"thread {int(columns.tid[at[0]])} of {process.comm} (pid {process.pid}): waits and other calls"
+            yield f"thread {int(columns.tid[at[0]])} of {table.process(process.comm, process.pid)}: waits and other calls"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  CALL"
             for place in at.tolist():
                 yield _story_line(view, place, origin)
@@ -277,7 +277,7 @@ def slow_stories(
             f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title(view.labels[int(columns.name[at])])}: "
             f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
-        who = owners.name(view.owner(at)) if owners.several else process.comm
+        who = owners.name(view.owner(at)) if owners.several else table.fit(process.comm, table.COMM)
         yield f"  thread {int(columns.tid[at])} of {who}, {stream_name(stream)}"
         parts = [f"{with_unit(known(waits.api[at]))} in the call"]
         if waits.wait[at] > 0:

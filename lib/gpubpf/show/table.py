@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 WIDTH = 80
 LEAST = 8  # the shortest width that a name is cut to
+COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 
 
 def printable(text: str) -> str:
@@ -69,6 +70,14 @@ def within(
     return made
 
 
+def cut_first(
+    rows: Sequence[Mapping[str, object]], left: Sequence[str], cut: Sequence[str], drop: Sequence[str]
+) -> list[str]:
+    """Return rows as `within` does, but leave columns out only if the rows are too wide with their names cut."""
+    made = within(rows, left, cut=cut)
+    return made if max(map(len, made), default=0) <= WIDTH else within(rows, left, drop, cut)
+
+
 def bar(value: float, largest: float, width: int) -> str:
     """Return `value` as asterisks; `largest` fills `width`. A value above 0 is at least a dot."""
     length = int(value / largest * width + 0.5) if largest > 0 else 0
@@ -96,11 +105,17 @@ def count(number: int, noun: str) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text`; if it is longer than `width`, without its middle."""
+    """Return `text` with control characters escaped; if it is then longer than `width`, without its middle."""
+    text = printable(text)
     if len(text) <= width:
         return text
     front = (width - 3) * 2 // 3
     return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
+
+
+def process(comm: str, pid: int) -> str:
+    """Return ``app (pid 1234)``."""
+    return f"{fit(comm, COMM) or '?'} (pid {pid})"
 
 
 def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
