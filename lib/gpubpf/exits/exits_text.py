@@ -53,8 +53,15 @@ def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerCo
         row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled]} | shape
         row |= {"LAUNCHES": f"{report.launches:,}", "EXITS": f"{report.exits:,}"}
         spreads = {"LANES": report.warp, "WARPS": report.block, "BLOCKS": report.grid}
-        rows.append(row | {name: f"{one.mean:,.0f}" if one.count else "-" for name, one in spreads.items()})
+        rows.append(row | {name: _mean(one) for name, one in spreads.items()})
     return table.within(rows, left=("COMM", "KERNEL"), drop=("EXITS",))
+
+
+def _mean(times: Distribution) -> str:
+    """Return the mean in ns; from 100 ms on, which has too many digits for three columns, with its unit."""
+    if not times.count:
+        return "-"
+    return f"{times.mean:,.0f}" if times.mean < 1e8 else table.duration(times.mean)
 
 
 def _section(
