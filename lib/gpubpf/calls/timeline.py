@@ -68,7 +68,7 @@ def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: in
 
 
 def _line(begin: int, length: int, what: str) -> str:
-    return f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  {table.fit(what, 43)}"
+    return table.fit_end(f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  ", what)
 
 
 def _title(call: Record) -> str:

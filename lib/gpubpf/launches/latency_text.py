@@ -101,7 +101,11 @@ def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> li
         row = owners.cells(group) | {"KERNEL": table.fit(group.title, 20)}
         row |= {"STREAM": group.stream or "-"} if by_stream else {}
         rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))
-    drop = ("MAX", *(("API",) if by_stream or owners.gpus else ()))
+    drop = (
+        "MAX",
+        *(("API",) if by_stream or owners.gpus else ()),
+        *(("P50",) if by_stream and owners.gpus else ()),
+    )
     return [
         "latency, and its parts (means), us",
         *table.within(rows, left=("COMM", "KERNEL", "STREAM"), drop=drop, gap=1),
@@ -246,7 +250,7 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
         text += f", after {title(waited['name'])}"
     if begin is None:
         text += f", called T+{when(int(ops.call[at]))}"
-    return f"{when(begin):>12} {when(end):>12} {length:>9}  {table.fit(text, 43)}"
+    return table.fit_end(f"{when(begin):>12} {when(end):>12} {length:>9}  ", text)
 
 
 def graph_hint(sums: LaunchSums) -> list[str]:
@@ -278,7 +282,7 @@ def slow_stories(
             f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
         who = owners.name(view.owner(at)) if owners.several else table.fit(process.comm, table.COMM)
-        yield f"  thread {int(columns.tid[at])} of {who}, {stream_name(stream)}"
+        yield from table.wrap(f"thread {int(columns.tid[at])} of {who}, {stream_name(stream)}", indent=2)
         parts = [f"{with_unit(known(waits.api[at]))} in the call"]
         if waits.wait[at] > 0:
             waited = view.waited_for(at) or {"name": "earlier work"}

@@ -113,6 +113,11 @@ def fit(text: str, width: int) -> str:
     return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
 
 
+def fit_end(start: str, text: str) -> str:
+    """Return a line that begins with `start`; `text` loses its middle if the line is wider than a terminal."""
+    return start + fit(text, max(WIDTH - len(start), LEAST))
+
+
 def process(comm: str, pid: int) -> str:
     """Return ``app (pid 1234)``."""
     return f"{fit(comm, COMM) or '?'} (pid {pid})"
@@ -165,7 +170,7 @@ def us(ns: int | None) -> str:
         return "-"
     size, value = abs(ns), ns / 1000
     if size < 100_000:
-        return f"{value:.2f}"
+        return f"{value:z.2f}"
     if size < 1_000_000_000:
         return f"{value:.{1 if size < 10_000_000 else 0}f}"
     return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
