@@ -109,16 +109,15 @@ def check(page: Page, args: argparse.Namespace, shares: bool = True, negative: b
         assert not any(cell in ("nan", "inf", "None") for row in rows for cell in row), rows
         return lines
     for line in lines:
-        assert args.verbose or len(line) <= WIDTH, "\n".join(lines)
-        assert not re.search(r"(?<!\w)(nan|inf|None)(?!\w)", line), "\n".join(lines)
-        assert line == line.rstrip() or "|" in line, repr(line)
+        assert args.verbose or len(line) <= WIDTH, f"{line!r} in\n{text}"
+        assert not re.search(r"(?<!\w)(nan|inf|None)(?!\w)", line), f"{line!r} in\n{text}"
         assert negative or not re.search(r"(?<![\w.:,)\]-])-\d[\d.,]*( (ns|us|ms|s)\b|s?$)", line), "\n".join(
             lines
         )
         # A sentence without an end, or without a part.
-        assert not re.search(r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line), "\n".join(lines)
+        assert not re.search(r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line), f"{line!r} in\n{text}"
         for share in re.findall(r"(-?[\d.,]+) ?%(?! (more|less))", line) if shares else ():
-            assert 0 <= float(share[0].replace(",", "") or 0) <= 100, "\n".join(lines)
+            assert 0 <= float(share[0].replace(",", "") or 0) <= 100, f"{line!r} in\n{text}"
     return lines
 
 
