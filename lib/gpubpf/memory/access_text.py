@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,7 +160,7 @@ def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
 def _lines(
     before: Sequence[tuple[bulk_text.Column, int]],
     columns: dict[str, bulk_text.Column],
-    named: dict[str, tuple[Sequence[str], Array]],
+    named: Mapping[str, tuple[Sequence[str], Array]],
     widths: dict[str, int],
 ) -> bytes:
     """Return lines: the columns `before`, and those in `widths`. `named`: columns whose texts are cut to their width."""

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 WIDTH = 80
+_SPACE = "\u2420"  # stands for a space that must not end a line
 LEAST = 8  # the shortest width that a name is cut to
 COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 
@@ -123,8 +124,15 @@ def process(comm: str, pid: int) -> str:
     return f"{fit(comm, COMM) or '?'} (pid {pid})"
 
 
-def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
-    """Return a sentence as lines of at most `width` columns; all but the first are indented further."""
+def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> list[str]:
+    """Return a sentence as lines of at most `width` columns; all but the first are indented further.
+
+    Control characters are escaped. glue: a text with a space in it at which no line ends.
+    """
+    sentence = printable(sentence)
+    if glue:
+        glued = wrap(sentence.replace(glue, glue.replace(" ", _SPACE)), indent, width)
+        return [line.replace(_SPACE, " ") for line in glued]
     return textwrap.wrap(
         sentence,
         width,
