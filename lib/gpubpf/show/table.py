@@ -181,7 +181,7 @@ def us(ns: int | None) -> str:
         return f"{value:z.2f}"
     if size < 1_000_000_000:
         return f"{value:.{1 if size < 10_000_000 else 0}f}"
-    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
+    return f"{value / 1e6:.2f}s" if size < 999_995_000_000 else f"{value / 1e6:.0f}s"
 
 
 def with_unit(ns: int | None) -> str:
