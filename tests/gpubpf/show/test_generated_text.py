@@ -13,7 +13,6 @@ from gpubpf.agent.definitions import Reason
 from gpubpf.session.reasons import MISSED, NOT_COUNTED
 from gpubpf.show import histogram, picture, table
 from gpubpf.show.heatmap import BlockHeat
-from gpubpf.show.summary_text import summary_lines
 from gpubpf_text import COMMS, KERNELS, LARGEST, NUMBERS, Page, check, number, opened, seeds
 
 
