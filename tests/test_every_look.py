@@ -105,7 +105,9 @@ def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) ->
         rows = list(csv.reader(io.StringIO(made)))
         assert len({len(row) for row in rows}) <= 1, made
     else:
-        readable(made, done.stderr, wide=any(option in WIDE for option in options))
+        # The line of a call keeps its numbers whole, whatever its width.
+        wide = any(option in WIDE for option in options) or (tool == "cudasnoop" and "-e" in options)
+        readable(made, done.stderr, wide)
 
 
 def readable(text: str, notices: str, wide: bool) -> None:
