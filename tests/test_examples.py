@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,24 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpu.records import ANSWERS
+from gpubpf_examples import DEVICE, NAMES, ROOT, build
 
-ROOT = Path(__file__).resolve().parent.parent
-DEVICE = ROOT / "lib" / "cudasim" / "lib"
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib" / "libgpubpf-agent.so"
-NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.cu"))
 
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if not (DEVICE / "libcuda.so.1").exists():
-        pytest.skip("the embedded device is not built (script/setup)")
-    directory = ROOT / "examples"
-    with open(directory / "Makefile") as makefile:  # one process makes them, the others find them made
-        fcntl.flock(makefile, fcntl.LOCK_EX)
-        subprocess.run(["make", "-s", "-j2", "-C", directory], check=True, capture_output=True)
-    return directory
+    return build()
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

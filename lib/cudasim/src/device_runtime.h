@@ -599,7 +599,7 @@ INL u64 to_u(f64 x, int mode, int width, int wide) {
     return (u64)x;
 }
 
-/* ---- f16, bf16: arithmetic in f32, which has enough bits for correct rounding; fma in f64 */
+/* ---- f16, bf16: arithmetic in f32, which has enough bits for correct rounding; fma in f64, of bf16 rounded to odd */
 INL u32 f16_to_f32(u16 h) {
 #ifdef __F16C__
     typedef f32 v4 __attribute__((vector_size(16)));
@@ -722,8 +722,14 @@ HALF2(b, bf16_to_f32, f32_to_bf16)
 INL u16 hfma(u16 a, u16 b, u16 c) {
     return f64_to_f16((f64)f32_(f16_to_f32(a)) * f32_(f16_to_f32(b)) + f32_(f16_to_f32(c)));
 }
+/* The product of two bf16 is exact in f64, but its sum with a third, which may be far smaller, is not. Rounding the sum to odd keeps
+   it on its side of the halfway points of bf16. */
 INL u16 bfma(u16 a, u16 b, u16 c) {
-    return f64_to_bf16(__builtin_fma(f32_(bf16_to_f32(a)), f32_(bf16_to_f32(b)), f32_(bf16_to_f32(c))));
+    const f64 p = (f64)f32_(bf16_to_f32(a)) * f32_(bf16_to_f32(b)), x = f32_(bf16_to_f32(c)), s = p + x;
+    const f64 y = s - p, error = (p - (s - y)) + (x - y);
+    u64 odd = u64_(s);
+    if ((error > 0 || error < 0) && !(odd & 1)) odd += (error > 0) == (s > 0) ? 1 : -1;
+    return f64_to_bf16(f64_(odd));
 }
 INL u16 lo16(u32 a) { return (u16)a; }
 INL u16 hi16(u32 a) { return (u16)(a >> 16); }

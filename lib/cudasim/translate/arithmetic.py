@@ -295,8 +295,9 @@ def minimum(v: Values, i: PtxInstruction) -> str:
     if t in ("f32", "f64"):
         texts = [float_source(v, i, o, t) for o in i.operands[1:]]
         suffix = _SUFFIX[t]
-        expression = texts[0]
-        for text in texts[1:]:
+        sizes = [f"(({text}) & 0x7fffffffu)" for text in texts] if xor else texts  # .xorsign comes with .abs
+        expression = sizes[0]
+        for text in sizes[1:]:
             expression = f"f{i.opcode}{suffix}({expression}, {text})"
         if nan:
             for text in texts:

@@ -11,6 +11,8 @@ from gpubpf.process import syscalls
 from gpubpf.show import table
 from gpubpf.show.table import us
 
+NAME = 60  # characters of a kernel with its launch shape, in a sentence
+
 if TYPE_CHECKING:
     from gpubpf.calls.delays import Cause
     from gpubpf.calls.kfd import DriverEvent
@@ -23,9 +25,10 @@ def slow_call_lines(
 
     `text`: of `call_texts`. `causes`: of `delays.explain`. `several`: name the process.
     """
+    text = " ".join(table.fit(word, NAME) for word in text.split(" "))
     began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"
     yield from formatting.wrap(f"{began}  {text}: {table.duration(record['lat_ns'])}")
-    who = f"{record['comm']} (pid {record['pid']})" if several else record["comm"]
+    who = table.process(record["comm"], record["pid"]) if several else table.fit(record["comm"], table.COMM)
     off = sum(cause.ns for cause in causes if not cause.timeless)
     said = [f"{table.duration(max(record['lat_ns'] - off, 0))} on the CPU", *map(cause_text, causes[:6])]
     yield from formatting.wrap(f"thread {record['tid']} of {who}: {', '.join(said)}", 2)

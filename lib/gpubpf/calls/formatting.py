@@ -14,8 +14,7 @@ def percent(part: int, whole: int) -> str:
 
 def wrap(sentence: str, indent: int = 0) -> Iterator[str]:
     """Wrap a sentence, but never between a number and its percent sign."""
-    for line in table.wrap(sentence.replace(" %", "\u00a0%"), indent):
-        yield line.replace("\u00a0", " ")
+    yield from table.wrap(sentence, indent, glue=" %")
 
 
 def ms(ns: int) -> str:

@@ -47,7 +47,7 @@ def coverage_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[st
     yield said + ("; none lost" if calls and not lost and not late else "")
     for library in late:
         pid, comm = library["late"]["pid"], library["late"]["comm"]
-        who = f"{comm} (pid {pid})" if comm else f"process {pid}"
+        who = table.process(comm, pid) if comm else f"process {pid}"
         yield from table.wrap(
             f"not counted: the first milliseconds of calls to {library['path']} by {who}, before it had probes"
         )

@@ -51,7 +51,7 @@ def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: in
     for dispatch in dispatches:
         streams[dispatch["pid"], dispatch["comm"], dispatch["gpu"], _stream(dispatch)].append(dispatch)
     for (pid, comm, gpu, name), dispatched in streams.items():
-        yield f"{name} of {comm} (pid {pid}), GPU {gpu}"
+        yield f"{name} of {table.process(comm, pid)}, GPU {gpu}"
         yield _HEADER + "KERNEL"
         for one in sorted(dispatched, key=lambda dispatch: dispatch["ts_ns"]):
             yield _line(one["ts_ns"] - origin, one["exec_ns"], one["kernel"])
@@ -60,7 +60,7 @@ def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: in
     for call in calls:
         threads[call["pid"], call["comm"], call["tid"]].append(call)
     for (pid, comm, tid), called in threads.items():
-        yield f"thread {tid} of {comm} (pid {pid})"
+        yield f"thread {tid} of {table.process(comm, pid)}"
         yield _HEADER + "CALL"
         for one in sorted(called, key=lambda call: call["ts_ns"]):
             yield _line(one["ts_ns"] - origin, one["lat_ns"], _title(one))
@@ -68,7 +68,7 @@ def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: in
 
 
 def _line(begin: int, length: int, what: str) -> str:
-    return f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  {table.fit(what, 43)}"
+    return table.fit_end(f"{begin / 1000:12.2f} {(begin + length) / 1000:12.2f} {length / 1000:9.2f}  ", what)
 
 
 def _title(call: Record) -> str:

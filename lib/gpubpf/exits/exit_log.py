@@ -27,7 +27,6 @@ from gpubpf.show.heatmap import BlockHeat
 from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.summary_text import summary_lines
-from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
     from gpubpf.session.results import ProcessLog, Reading, RingRecords
@@ -385,17 +384,15 @@ def _text_header(owners: OwnerColumns) -> str:
 
 
 def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -> bytes:
-    """Return lines for people. `since`: ns since the first exit. The lines of several processes fit into 80 columns, too."""
+    """Return lines for people, of 80 columns. `since`: ns since the first exit."""
     thread = records["thread"].astype(np.int64)
     block, own = np.divmod(thread, kernel.shape.block_size)
     launch, lane = records["launch"] & np.uint64(NUMBER_MASK), own % WARP
     columns = owners.columns(kernel, len(records))
     if since.min() < 0:  # the records of another process came first
         since = bulk_text.Words([b"%d" % ns for ns in since.tolist()], np.arange(len(since)))
-    name = printable(names.demangle(kernel.mangled).short)
     if owners.processes:
         columns += [(since, 13), (launch, 6), (block, 7), (own, 6), (lane, 4), (records["sm"], 3)]
-        name = table.fit(name, 10 if owners.gpus else 14)
     else:
         columns += [
             (since, 16),
@@ -406,8 +403,17 @@ def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -
             (records["sm"], 4),
             (records["site"], 4),
         ]
-        name = table.fit(name, 18) if owners.gpus else name[:40]
-    return bulk_text.aligned(columns, name.encode("ascii", "replace") + b"\n")
+    room = table.WIDTH - sum(abs(width) + 1 for _, width in columns)
+
+    def text() -> bytes:
+        name = table.fit(names.demangle(kernel.mangled).short, room)
+        return bulk_text.aligned(columns, name.encode("ascii", "replace") + b"\n")
+
+    made = text()
+    if (too_long := made.index(b"\n") - table.WIDTH) > 0:  # numbers are wider than their columns
+        room = max(room - too_long, table.LEAST)
+        made = text()
+    return made
 
 
 def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from gpubpf import names
@@ -15,6 +15,7 @@ from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 
 SiteNames: TypeAlias = Callable[[int], str | None]  # ``scale.cu:17`` of a site's number; None: unknown
 HEADER = ("MEAN (ns)", "P50", "P99", "MAX")
+DROP = ("P50", "EXITS", "OF", "P99")  # columns that are left out: lateness of seconds has many digits in ns
 
 
 def lines(
@@ -52,8 +53,15 @@ def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerCo
         row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled]} | shape
         row |= {"LAUNCHES": f"{report.launches:,}", "EXITS": f"{report.exits:,}"}
         spreads = {"LANES": report.warp, "WARPS": report.block, "BLOCKS": report.grid}
-        rows.append(row | {name: f"{one.mean:,.0f}" if one.count else "-" for name, one in spreads.items()})
+        rows.append(row | {name: _mean(one) for name, one in spreads.items()})
     return table.within(rows, left=("COMM", "KERNEL"), drop=("EXITS",))
+
+
+def _mean(times: Distribution) -> str:
+    """Return the mean in ns; from 100 ms on, which has too many digits for three columns, with its unit."""
+    if not times.count:
+        return "-"
+    return f"{times.mean:,.0f}" if times.mean < 1e8 else table.duration(times.mean)
 
 
 def _section(
@@ -80,13 +88,13 @@ def _section(
         owner | {"LANE": label, "EXITS": f"{lane.exits:,}"} | _cells(lane.late) | {"LATEST AT": site}
         for label, lane, site in lateness.lane_rows(report, sites)
     ]
-    yield from _within(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"))
+    yield from table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=DROP)
     yield ""
     rows = [
         owner | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _cells(spread)
         for what, spread in lateness.spreads(report)
     ]
-    yield from _within(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",))
+    yield from table.cut_first(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",), drop=DROP)
     if verbose and report.sm:
         yield ""
         idle = [
@@ -97,14 +105,6 @@ def _section(
     for line in lateness.caveats(report):
         yield from table.wrap(line)
     yield ""
-
-
-def _within(rows: Sequence[Mapping[str, object]], left: Sequence[str], cut: Sequence[str]) -> list[str]:
-    """Return a table that loses columns only if it is too wide with its names cut: lateness of seconds has many digits in ns."""
-    made = table.within(rows, left=left, cut=cut)
-    if max(map(len, made), default=0) <= table.WIDTH:
-        return made
-    return table.within(rows, left=left, drop=("P50", "EXITS", "OF", "P99"), cut=cut)
 
 
 def _cells(value: Distribution) -> dict[str, str]:

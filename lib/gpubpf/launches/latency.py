@@ -78,7 +78,7 @@ class LaunchView:
             what = int(self.ops.what[at])
             return f"synchronize {SYNCS[what] if what < len(SYNCS) else '?'}"
         if kind == Kind.API:
-            return self.columns.functions.get(int(self.columns.api[at]), "driver call")
+            return self.columns.functions.get(int(self.columns.api[at])) or "driver call"
         return self.op(at)
 
     def waited_for(self, at: int) -> dict[str, str] | None:

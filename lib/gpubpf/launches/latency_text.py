@@ -101,7 +101,11 @@ def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> li
         row = owners.cells(group) | {"KERNEL": table.fit(group.title, 20)}
         row |= {"STREAM": group.stream or "-"} if by_stream else {}
         rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))
-    drop = ("MAX", *(("API",) if by_stream or owners.gpus else ()))
+    drop = (
+        "MAX",
+        *(("API",) if by_stream or owners.gpus else ()),
+        *(("P50",) if by_stream and owners.gpus else ()),
+    )
     return [
         "latency, and its parts (means), us",
         *table.within(rows, left=("COMM", "KERNEL", "STREAM"), drop=drop, gap=1),
@@ -205,14 +209,14 @@ def timeline_lines(view: LaunchView, new: Integers) -> Iterator[str]:
             first = int(at[0])
             stream = stream_name(view.streams[int(ops.queue[first])])
             stream += f" (0x{int(columns.stream[first]):x})" if stream.startswith("stream") else ""
-            yield f"{stream} of {process.comm} (pid {process.pid}), GPU {int(columns.gpu[first])}"
+            yield f"{stream} of {table.process(process.comm, process.pid)}, GPU {int(columns.gpu[first])}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
             for place in at.tolist():
                 if int(columns.parent[place]) not in view.opaque_graphs:
                     yield _story_line(view, place, origin)
             yield ""
         for at in _parted(mine & host, columns.tid):
-            yield f"thread {int(columns.tid[at[0]])} of {process.comm} (pid {process.pid}): waits and other calls"
+            yield f"thread {int(columns.tid[at[0]])} of {table.process(process.comm, process.pid)}: waits and other calls"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  CALL"
             for place in at.tolist():
                 yield _story_line(view, place, origin)
@@ -246,7 +250,7 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
         text += f", after {title(waited['name'])}"
     if begin is None:
         text += f", called T+{when(int(ops.call[at]))}"
-    return f"{when(begin):>12} {when(end):>12} {length:>9}  {table.fit(text, 43)}"
+    return table.fit_end(f"{when(begin):>12} {when(end):>12} {length:>9}  ", text)
 
 
 def graph_hint(sums: LaunchSums) -> list[str]:
@@ -277,8 +281,8 @@ def slow_stories(
             f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title(view.labels[int(columns.name[at])])}: "
             f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
-        who = owners.name(view.owner(at)) if owners.several else process.comm
-        yield f"  thread {int(columns.tid[at])} of {who}, {stream_name(stream)}"
+        who = owners.name(view.owner(at)) if owners.several else table.fit(process.comm, table.COMM)
+        yield from table.wrap(f"thread {int(columns.tid[at])} of {who}, {stream_name(stream)}", indent=2)
         parts = [f"{with_unit(known(waits.api[at]))} in the call"]
         if waits.wait[at] > 0:
             waited = view.waited_for(at) or {"name": "earlier work"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,9 +112,6 @@ class AccessPrinter:
             one = slice(at, at + CHUNK)
             block, own = quotient_and_remainder(accesses.thread[one], shape.block_size)
             blocks, of = np.unique(block, return_inverse=True)
-            texts = [
-                _cut_beginning(text, -widths["WHERE"]).encode("ascii", "replace") for text in where.texts
-            ]
             columns: dict[str, bulk_text.Column] = {
                 "LAUNCH": accesses.launch[one] & np.uint64(NUMBER_MASK),
                 "BLOCK": Words([shape.block_index(number).encode() for number in blocks.tolist()], of),
@@ -123,18 +120,19 @@ class AccessPrinter:
                 "SPACE": Words(_encoded(SPACES), accesses.space[one]),
                 "ADDRESS": Hex(accesses.address[one]),
                 "WIDTH": accesses.width[one],
-                "WHERE": Words(texts, where.codes(accesses.site[one])),
             }
-            if "KERNEL" in widths:
-                label = table.fit(table.printable(kernel), -widths["KERNEL"]).encode("ascii", "replace")
-                columns["KERNEL"] = Words([label], np.zeros(len(own), np.intp))
-            placed = owners.columns(place, len(own)) + [
-                (columns[name], width) for name, width in widths.items()
-            ]
+            before = owners.columns(place, len(own))
             if self._timed:
                 unknown = Words([b"?"], np.zeros(len(own), np.intp))
-                placed.insert(0, (unknown if times is None else times[one], 16))
-            self._out.write(bulk_text.aligned(placed))
+                before.insert(0, (unknown if times is None else times[one], 16))
+            named = {
+                "KERNEL": ((kernel,), np.zeros(len(own), np.intp)),
+                "WHERE": (where.texts, where.codes(accesses.site[one])),
+            }
+            made = _lines(before, columns, named, widths)
+            if (too_long := made.index(b"\n") + 1 - len(header)) > 0:  # numbers are wider than their columns
+                made = _lines(before, columns, named, _narrowed(widths, too_long))
+            self._out.write(made)
 
 
 def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
@@ -157,6 +155,30 @@ def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
     if owners.gpus:
         left_out |= {"LAUNCH"} if owners.processes else {"WIDTH"}
     return {name: width for name, width in widths.items() if name not in left_out}
+
+
+def _lines(
+    before: Sequence[tuple[bulk_text.Column, int]],
+    columns: dict[str, bulk_text.Column],
+    named: Mapping[str, tuple[Sequence[str], Array]],
+    widths: dict[str, int],
+) -> bytes:
+    """Return lines: the columns `before`, and those in `widths`. `named`: columns whose texts are cut to their width."""
+    for name in named.keys() & widths.keys():
+        texts, codes = named[name]
+        cut = _cut_beginning if name == "WHERE" else table.fit
+        columns[name] = Words([cut(text, -widths[name]).encode("ascii", "replace") for text in texts], codes)
+    return bulk_text.aligned([*before, *((columns[name], width) for name, width in widths.items())])
+
+
+def _narrowed(widths: dict[str, int], by: int) -> dict[str, int]:
+    """Return the widths of columns in which names take less room."""
+    made = dict(widths)
+    for name in ("KERNEL", "WHERE"):
+        if name in made:
+            less = min(by, max(-made[name] - table.LEAST // 2, 0))
+            made[name], by = made[name] + less, by - less
+    return made
 
 
 def _text_header(owners: OwnerColumns, widths: dict[str, int], timed: bool) -> str:

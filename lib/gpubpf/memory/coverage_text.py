@@ -141,7 +141,7 @@ def allocation_lines(
         yield f"{table.count(len(rows) - len(shown), 'more place')} with {left:,} bytes untouched; -v shows them"
     for (pid, comm), touched in report.unallocated.items():
         yield from table.wrap(
-            f"{comm} (pid {pid}): kernels touched {touched:,} bytes outside of all known allocations"
+            f"{table.process(comm, pid)}: kernels touched {touched:,} bytes outside of all known allocations"
         )
     yield from _findings(report, granule)
     yield ""

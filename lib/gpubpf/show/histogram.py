@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpubpf.show.table import WIDTH
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -40,12 +42,13 @@ def lines(slots: Sequence[int] | np.ndarray, value: str = "value", count: str = 
         return []
     # Like bcc: one width for ranges that fit into 32 bits, one for all others.
     digits = 10 if used[-1] < 32 else 20
-    stars = STARS if digits == 10 else STARS - 18
     most = max(counts)
-    shown = [f"{value:^{2 * digits + 4}} : {count:<9} distribution"]
+    wide = max(9, len(str(most)))
+    stars = min(STARS, WIDTH - 2 * digits - wide - 9)
+    shown = [f"{value:^{2 * digits + 4}} : {count:<{wide}} distribution"]
     for slot in range(used[0], used[-1] + 1):
         low, high = (0 if slot == 0 else 1 << slot), (1 << (slot + 1)) - 1
         number = counts[slot]
         bar = "*" * (number * stars // most) or ("." if number else "")
-        shown.append(f"{low:>{digits}} -> {high:<{digits}} : {number:<9}|{bar:<{stars}}|")
+        shown.append(f"{low:>{digits}} -> {high:<{digits}} : {number:<{wide}}|{bar:<{stars}}|")
     return shown

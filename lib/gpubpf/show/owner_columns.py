@@ -101,4 +101,4 @@ class OwnerColumns:
 
     def name(self, row: Owned) -> str:
         """Return the owner as words of a sentence: ``app (pid 1234)`` or ``app (pid 1234), GPU 1``."""
-        return f"{row.comm} (pid {row.pid})" + (f", GPU {row.gpu}" if self.gpus else "")
+        return table.process(row.comm, row.pid) + (f", GPU {row.gpu}" if self.gpus else "")

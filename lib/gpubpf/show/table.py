@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 WIDTH = 80
+_SPACE = "\u2420"  # stands for a space that must not end a line
 LEAST = 8  # the shortest width that a name is cut to
+COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 
 
 def printable(text: str) -> str:
@@ -69,6 +71,14 @@ def within(
     return made
 
 
+def cut_first(
+    rows: Sequence[Mapping[str, object]], left: Sequence[str], cut: Sequence[str], drop: Sequence[str]
+) -> list[str]:
+    """Return rows as `within` does, but leave columns out only if the rows are too wide with their names cut."""
+    made = within(rows, left, cut=cut)
+    return made if max(map(len, made), default=0) <= WIDTH else within(rows, left, drop, cut)
+
+
 def bar(value: float, largest: float, width: int) -> str:
     """Return `value` as asterisks; `largest` fills `width`. A value above 0 is at least a dot."""
     length = int(value / largest * width + 0.5) if largest > 0 else 0
@@ -96,15 +106,33 @@ def count(number: int, noun: str) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text`; if it is longer than `width`, without its middle."""
+    """Return `text` with control characters escaped; if it is then longer than `width`, without its middle."""
+    text = printable(text)
     if len(text) <= width:
         return text
     front = (width - 3) * 2 // 3
     return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
 
 
-def wrap(sentence: str, indent: int = 0, width: int = 80) -> list[str]:
-    """Return a sentence as lines of at most `width` columns; all but the first are indented further."""
+def fit_end(start: str, text: str) -> str:
+    """Return a line that begins with `start`; `text` loses its middle if the line is wider than a terminal."""
+    return start + fit(text, max(WIDTH - len(start), LEAST))
+
+
+def process(comm: str, pid: int) -> str:
+    """Return ``app (pid 1234)``."""
+    return f"{fit(comm, COMM) or '?'} (pid {pid})"
+
+
+def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> list[str]:
+    """Return a sentence as lines of at most `width` columns; all but the first are indented further.
+
+    Control characters are escaped. glue: a text with a space in it at which no line ends.
+    """
+    sentence = printable(sentence)
+    if glue:
+        glued = wrap(sentence.replace(glue, glue.replace(" ", _SPACE)), indent, width)
+        return [line.replace(_SPACE, " ") for line in glued]
     return textwrap.wrap(
         sentence,
         width,
@@ -150,10 +178,10 @@ def us(ns: int | None) -> str:
         return "-"
     size, value = abs(ns), ns / 1000
     if size < 100_000:
-        return f"{value:.2f}"
+        return f"{value:z.2f}"
     if size < 1_000_000_000:
         return f"{value:.{1 if size < 10_000_000 else 0}f}"
-    return f"{value / 1e6:.2f}s" if value < 1e9 else f"{value / 1e6:.0f}s"
+    return f"{value / 1e6:.2f}s" if size < 999_995_000_000 else f"{value / 1e6:.0f}s"
 
 
 def with_unit(ns: int | None) -> str:

@@ -124,7 +124,7 @@ def _overview(
         row |= {"LAUNCHES": f"{counts.launches:,}", f"{by.upper()}S": f"{len(groups):,}"}
         row |= {"WORK": _in_full(int(groups.work.sum())), "IMBALANCE": f"{groups.imbalance:.2f}"}
         rows.append(row)
-    return table.within(rows, left=("COMM", "KERNEL"))
+    return table.cut_first(rows, ("COMM", "KERNEL"), ("KERNEL", "COMM"), (f"{by.upper()}S", "LAUNCHES"))
 
 
 def _in_full(number: int) -> str:
@@ -184,7 +184,7 @@ def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[
         rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
     if not rows:
         return []
-    made = table.within(rows, left=("COMM",), cut=("COMM",))
+    made = table.cut_first(rows, ("COMM",), ("COMM",), ("THREADS", "RUNS"))
     return table.with_bars(made, [float(groups.work[place]) for place in order], float(groups.work.max()))
 
 

@@ -73,6 +73,9 @@ def test_words():
     ]
     assert table.fit("short", 10) == "short"
     assert len(table.fit("x" * 100, 40)) == 40
+    assert len(table.fit("\x1b" * 100, 40)) == 40 and table.fit("\x1b[2J", 10) == "\\x1b[2J"
+    assert (table.process("app", 7), table.process("", 7)) == ("app (pid 7)", "? (pid 7)")
+    assert (table.us(-4), table.us(-40), table.us(None)) == ("0.00", "-0.04", "-")
     assert max(map(len, table.wrap("word " * 40, indent=2))) <= 80
 
 

@@ -1,0 +1,130 @@
+"""For tests of what people read: generated names and numbers, and what is true of every report.
+
+GPUBPF_REPORTS=N makes the generators try N times as many reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import io
+import json
+import os
+import random
+import re
+from typing import Any
+
+from gpubpf.show import cli
+from gpubpf.show.table import WIDTH
+
+TIMES = int(os.environ.get("GPUBPF_REPORTS", "1"))
+LARGEST = 2**63 - 1
+# Names come from traced processes: they may be long, foreign, or escape sequences for the user's terminal.
+COMMS = (
+    "app",
+    "c" * 15,
+    "\x1b[2J\x1b[31m",
+    "a b\nc\t",
+    "naïve",
+    "日本語",
+    "\udcff" * 15,
+    "",
+    "\x07" * 15,
+    "50%s",
+)
+KERNELS = (
+    *("scale", "_Z5scalePfi", "_ZN2ns5scaleIfEEvPf", "k" * 500, "_Z" + "500" + "k" * 500 + "v", ""),
+    *(
+        "_Z1kI" + "f" * 500 + "Evv",
+        "\x1b]0;title\x07kernel",
+        "Kernel_ünï_日本語",
+        "\x00" * 40,
+        "a\nb\r",
+        "k%s%d{}",
+    ),
+    *(
+        "\udcff" * 60,
+        "_ZZ4mainENKUlvE_clEv",
+        "_ZN3fmt2v96detail" + "9templated" * 20 + "Ev",
+        "\u202ereversed",
+    ),
+)
+FILES = (
+    "a.cu",
+    "a_file_with_a_long_name_in_a_deep_directory.cuh",
+    "/tmp/\x1b[31m.cu",
+    "ünï.cu",
+    "",
+    "PTX.cu",
+)
+NUMBERS = (0, 1, 2, 31, 999, 1000, 10**6 - 1, 10**9, 2**32, 10**12, 2**53 + 1, LARGEST)
+
+
+def seeds(count: int) -> range:
+    return range(count * TIMES)
+
+
+def number(rng: random.Random, most: int = LARGEST) -> int:
+    return rng.choice((rng.choice(NUMBERS), rng.randrange(1 << rng.randrange(1, 64)))) % (most + 1)
+
+
+class Page(cli.Output):
+    """An output that keeps what would have reached the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = b""
+
+    def write(self, data: str | bytes) -> None:
+        self.began = True
+        self.raw += data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+
+
+def opened(tool: str, *options: str) -> tuple[Any, argparse.Namespace, Page, cli.ResultWriter]:
+    """Return a tool as a module, the arguments of `options`, a page, and what writes results to it."""
+    module = importlib.import_module(f"gpubpf.tools.{tool}")
+    args = cli.parse(module.build_parser(), [*options, "--", "true"])
+    page = Page()
+    return module, args, page, cli.ResultWriter(args, page, lambda: 1)
+
+
+def check(
+    page: Page, args: argparse.Namespace, shares: bool = True, negative: bool = False, wide: str | None = None
+) -> list[str]:
+    """Check what a tool has printed; return its lines.
+
+    shares     all percentages are parts of a whole
+    negative   there may be times below 0
+    wide       lines that contain this may be wider than a terminal
+    """
+    text = page.raw.decode()
+    lines = text.split("\n")[:-1]
+    assert not text or text.endswith("\n")
+    if args.json:
+        for line in lines:
+            json.loads(line, parse_constant=_refused)
+        return lines
+    assert all(line.isprintable() for line in lines), next(line for line in lines if not line.isprintable())
+    if args.csv:
+        rows = list(csv.reader(io.StringIO(text)))
+        assert len({len(row) for row in rows}) <= 1, rows
+        assert not any(cell in ("nan", "inf", "None") for row in rows for cell in row), rows
+        return lines
+    for line in lines:
+        assert args.verbose or len(line) <= WIDTH or (wide is not None and wide in line), (
+            f"{line!r} in\n{text}"
+        )
+        assert not re.search(r"(?<!\w)(nan|inf|None)(?!\w)", line), f"{line!r} in\n{text}"
+        assert negative or not re.search(r"(?<![\w.:,)\]-])-\d[\d.,]*( (ns|us|ms|s)\b|s?$)", line), "\n".join(
+            lines
+        )
+        # A sentence without an end, or without a part.
+        assert not re.search(r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line), f"{line!r} in\n{text}"
+        for share in re.findall(r"(-?[\d.,]+) ?%(?! (more|less))", line) if shares else ():
+            assert 0 <= float(share[0].replace(",", "") or 0) <= 100, f"{line!r} in\n{text}"
+    return lines
+
+
+def _refused(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")

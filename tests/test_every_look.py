@@ -1,0 +1,122 @@
+"""Every example under every tool and look, on both clocks of the embedded device: the text is readable and the data valid.
+
+The suite runs a fixed small part of the matrix, GPUBPF_LOOKS=all runs all of it (about 1,800 runs, an hour of one core).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpubpf_examples import NAMES, ROOT, build
+
+SHORT = {"matmul": ["64"]}  # with a record for every access, the whole program would take minutes
+LOOKS = {
+    "threadhist": [
+        *("", "-v", "--json", "--csv", "--top 5", "--by lane", "--by warp", "--by block", "-T --by block -v"),
+        *(f"--work {kind}" for kind in ("loads", "stores", "atomics", "barriers", "blocks")),
+        *("--block 0 --thread 0:3", "--by warp --csv", "--by lane --json", "--thread 5000"),
+    ],
+    "kernelretsnoop": ["", "-v", "-e", "--json", "--csv", "-e --json", "--block 0 -T", "--heatmap {}.svg"],
+    "launchlate": [
+        *("", "-s", "-v", "--timeline", "--slow 1", "--stacks", "-s -v -T", "--csv", "--trace {}.json"),
+        *("-v --json --timeline", "--stacks --json"),
+    ],
+    "memtrace": [
+        *("", "-v", "--footprint", "--footprint -v --granule 32", "--no-allocations", "--json --footprint"),
+        *("--csv", "-e --warps 8", "-e --json --warps 8", "--heatmap {}.svg --warps 8", "--block 0 -T"),
+    ],
+    "cudasnoop": [
+        *(
+            "",
+            "-v",
+            "-e",
+            "-e -v",
+            "--why",
+            "--slow 1",
+            "--timeline",
+            "--json -e",
+            "--csv",
+            "--trace {}.json",
+        ),
+        "--errors -e -T",
+    ],
+}
+MATRIX = [
+    (name, tool, look, clock)
+    for tool, looks in LOOKS.items()
+    for look in looks
+    for name in NAMES
+    for clock in ("real", "virtual")
+]
+STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 97
+WIDE = ("-v",)  # looks that may show whole names and all columns
+
+
+def name_of(case: tuple[str, str, str, str]) -> str:
+    name, tool, look, clock = case
+    return "-".join((name, tool, look.replace(" ", "_").replace("{}", "FILE"), clock))
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    return build()
+
+
+@pytest.mark.parametrize("case", MATRIX[::STEP], ids=name_of)
+def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) -> None:
+    name, tool, look, clock = case
+    results = tmp_path / "results"
+    command = [str(built / name), *SHORT.get(name, [])]
+    options = look.format(tmp_path / "file").split()
+    if tool == "cudasnoop":
+        if os.geteuid():
+            pytest.skip("needs root")
+        traced = [sys.executable, "-m", "cudasim.launcher", "--clock", clock, "--", *command]
+    else:
+        options += ["--device", "sim"]
+        traced = command
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "CUDASIM_CLOCK": clock}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "-o", str(results), "--", *traced],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
+    assert "Traceback" not in done.stderr and "warning" not in done.stderr.lower(), done.stderr
+    for file in tmp_path.glob("file.*"):
+        assert file.stat().st_size > 100
+        assert file.suffix != ".json" or json.loads(file.read_text(), parse_constant=refused)
+    made = results.read_text()
+    if "--json" in options:
+        records = [json.loads(line, parse_constant=refused) for line in made.splitlines()]
+        assert records[-1]["type"] == "summary"
+    elif "--csv" in options:
+        rows = list(csv.reader(io.StringIO(made)))
+        assert len({len(row) for row in rows}) <= 1, made
+    else:
+        # The line of a call keeps its numbers whole, whatever its width.
+        wide = any(option in WIDE for option in options) or (tool == "cudasnoop" and "-e" in options)
+        readable(made, done.stderr, wide)
+
+
+def readable(text: str, notices: str, wide: bool) -> None:
+    assert text.strip(), notices
+    assert wide or all(len(line) <= 80 for line in text.splitlines()), max(text.splitlines(), key=len)
+    assert not re.search(r"\b(nan|inf|None|NaN)\b", text), text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text), text
+    assert not re.search(r": *;|; *;|, *,|\(\)|:\s*$", text.rstrip()), text
+
+
+def refused(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
