@@ -468,6 +468,7 @@ def main() -> int:
         "figures": dict(figures),
         "faults": dict(faults),
         "explained": dict(explained),
+        "slowest, in s": slowest,
     }
     if args.report:
         args.report.write_text(json.dumps(result, indent=1) + "\n")
