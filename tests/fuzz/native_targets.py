@@ -1,6 +1,6 @@
 """The readers in C++: what each target is built from, and inputs to start from. The targets are in native/.
 
-With clang, a target is a program of libFuzzer's. With g++, native/main.cpp replays inputs and makes changed ones, the same in each run.
+With clang, a target is a program of libFuzzer's. With g++, native/main.cpp replays inputs and makes changed ones.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def answer_seeds() -> Iterable[bytes]:
     yield b"S" + struct.pack("<Q", 1 << 30) + sidecar[20:]  # a file that is much smaller
     yield b"M" + struct.pack("<IQ", 1, 4096)
     yield b"C" + struct.pack("<IIIQQ", 0, 1, 2, 5, 6)
-    yield sidecar + protocol.drain(1, 0.5)
+    yield sidecar + protocol.drain(1, 0.5, 0)
 
 
 def code_seeds() -> Iterable[bytes]:
@@ -148,7 +148,7 @@ TARGETS = {
     for target in (
         NativeTarget(
             "agent_answers", "the agent: what the tool sends", AGENT,
-            ("wire.cpp", "copies/sidecar.cpp", "copies/shared.cpp", "log/host_program.cpp"), answer_seeds,
+            ("wire.cpp", "state.cpp", "copies/sidecar.cpp", "copies/shared.cpp", "log/host_program.cpp", "log/log.cpp"), answer_seeds,
         ),
         NativeTarget(
             "program_code", "the agent: code that it patches", AGENT, ("instruction.cpp", "prologue.cpp"), code_seeds,

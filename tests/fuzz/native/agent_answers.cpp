@@ -23,6 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size) return 0;
     const std::vector<uint8_t> payload(data + 1, data + size);  // exactly as long as the message
     Reader reader(payload.data(), payload.size());
+    static const bool begun = (registry_lifetime.begin(), true);
+    if (!begun) return 0;
     static const int file = memory_file("fuzz", 4096);
     switch (data[0]) {
         case 'W': {

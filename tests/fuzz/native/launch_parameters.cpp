@@ -6,7 +6,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 2) return 0;
     // First the sizes of the parameters, then what the program passes.
-    cudasim::Kernel kernel;
+    cudasim::Kernel kernel{};
     const size_t count = std::min<size_t>(data[0] % 16, size - 2);
     for (size_t i = 0; i < count; i++) {
         kernel.parameters.push_back({kernel.parameter_bytes, data[2 + i], 1});
