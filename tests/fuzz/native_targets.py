@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NATIVE = Path(__file__).parent / "native"
 AGENT, DEVICE = ROOT / "lib/gpubpf/agent", ROOT / "lib/cudasim"
 # Each target is linked with few parts of the library: what those call elsewhere is not reached.
-_OPTIONS = ("-std=c++17", "-O1", "-g1", "-pthread", "-no-pie", "-Wl,--unresolved-symbols=ignore-all")
+_OPTIONS = ("-std=c++17", "-g1", "-pthread", "-no-pie", "-Wl,--unresolved-symbols=ignore-all")
 _CHECKS = ("-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 
@@ -58,13 +58,15 @@ class NativeTarget:
 
     def build(self, directory: Path) -> Path:
         """Build the target without libFuzzer."""
-        return self._build(directory, ["g++", "-fsanitize=address,undefined", str(NATIVE / "main.cpp")])
+        return self._build(
+            directory, ["g++", "-O0", "-fsanitize=address,undefined", str(NATIVE / "main.cpp")]
+        )
 
     def build_fuzzer(self, directory: Path) -> Path:
         """Build the target with libFuzzer. Needs clang."""
         clang = shutil.which("clang++")
         assert clang is not None
-        return self._build(directory, [clang, "-fsanitize=fuzzer,address,undefined"])
+        return self._build(directory, [clang, "-O1", "-fsanitize=fuzzer,address,undefined"])
 
     def _build(self, directory: Path, compiler: list[str]) -> Path:
         program = directory / self.name
