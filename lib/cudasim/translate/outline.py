@@ -59,7 +59,7 @@ class _Names:
             if name in at.others:
                 return "other"
             stem = name.rstrip("0123456789")
-            for cut in range(len(stem), len(name)):
+            for cut in range(max(len(stem), len(name) - 9), len(name)):
                 count, kind = at.ranges.get(name[:cut], (0, ""))
                 if int(name[cut:]) < count:
                     return kind

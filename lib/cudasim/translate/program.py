@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
@@ -479,11 +478,9 @@ class TranslatedModule:
 
     def _image(self, nfunctions: int) -> str:
         major, minor = self.module.version
-        digits = re.search(r"\d+", self.module.target[0])
-        target = int(digits.group()) if digits else 0
         return (
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
-            f"CS_ABI, {major * 10 + minor}, {target}, {self.args}, {len(self.kernels)}, {nfunctions}, "
+            f"CS_ABI, {major * 10 + minor}, {self.module.architecture}, {self.args}, {len(self.kernels)}, {nfunctions}, "
             f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}}};\n"
         )
 

@@ -160,7 +160,7 @@ class Names:
                 return found
             if numbered is not None:
                 # %r12 is register 12 of %r<N>; a prefix may itself end in digits
-                for cut in range(numbered.start(2), len(name)):
+                for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
                     declared = at.ranges.get(name[:cut])
                     if (
                         declared is not None

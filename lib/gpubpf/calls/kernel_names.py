@@ -56,9 +56,11 @@ _DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbi
 _LOCAL = re.compile(
     r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
 )
-_STUB = re.compile(r"(\d+)__device_stub__(?=[A-Za-z_])")  # in the name of a kernel's function on the host
+_STUB = re.compile(
+    r"(?<![0-9])([0-9]{1,5})__device_stub__(?=[A-Za-z_])"
+)  # in the name of a kernel's function on the host
 # The variable in which the host code of nvcc 13 keeps a handle.
-_HANDLE = re.compile(r"_ZZL?(\d+)(__device_stub_(_Z\w+))E8__handle\Z")
+_HANDLE = re.compile(r"_ZZL?([0-9]{1,5})(__device_stub_(_Z\w+))E8__handle\Z")
 # The fifth argument of a registration limits the threads of a block; clang and nvcc pass -1. mov r8d, -1; or r8d, -1.
 _NO_LIMIT = re.compile(rb"\x41\xb8\xff\xff\xff\xff|\x41\x83\xc8\xff", re.DOTALL)
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL)  # lea r64, [rip + x]
@@ -366,7 +368,7 @@ class _Symbols:
         if b"E8__handle\0" in self._text:
             for start, at in zip(self._starts.tolist(), self._at.tolist(), strict=True):
                 match = _HANDLE.match(self._string(at))
-                if match and len(match[1]) < 5:
+                if match:
                     found[start] = match[3][: int(match[1]) - len("__device_stub_")]
         return found
 

@@ -223,7 +223,7 @@ def _unpack(kept: bytes) -> _Made | None:
             {name: KernelResources(**needs) for name, needs in functions.items()},
             tuple(map(str, advisories)),
         )
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

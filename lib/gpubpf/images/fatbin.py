@@ -47,8 +47,9 @@ _KINDS = {1: "ptx", 2: "elf"}
 _CODECS = {0x2000: "lz4", 0x8000: "zstd"}
 _SUFFIXES = {0x100000: "a", 0x200000: "f"}
 _PTXAS_NAME = re.compile(r"ptxas (\d{1,3}\.\d{1,3})")
-_PTX_VERSION = re.compile(rb"^\s*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE)
-_PTX_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
+# Not \s before the directive: it would match line feeds, and each line of many empty ones would be searched to the last of them.
+_PTX_VERSION = re.compile(rb"^[ \t\r\f\v]*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE)
+_PTX_TARGET = re.compile(rb"^[ \t\r\f\v]*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,7 @@ def _cubin(cubin: Elf, data: bytes) -> FatbinImage:
 def _images_of_elf(file: Elf) -> Iterator[FatbinImage]:
     module = 0
     if file.sections:
+        _check_overlap(file.sections, file.source.size)
         for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
             for section in file.sections:
                 if section.name == name and section.in_file:
@@ -503,9 +505,14 @@ def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
     file = elf.of_bytes(cubin)
     if file.machine != elf.EM_CUDA:
         raise ImageError("it is not a cubin; name one")
-    if len(cubin) < sum(section.size for section in file.sections if section.in_file) // 4:
-        raise ImageError("its sections overlap; build it again")  # each could be as large as the file
+    _check_overlap(file.sections, len(cubin))
     return file, {section.name: section for section in file.sections}
+
+
+def _check_overlap(sections: Iterable[Section], size: int) -> None:
+    """Raise ImageError if many sections of a file are the same bytes: each could be as large as the file."""
+    if size < sum(section.size for section in sections if section.in_file) // 4:
+        raise ImageError("its sections overlap; build it again")
 
 
 def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
@@ -515,7 +522,7 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
     Triton and by `nvcc -lineinfo` have this section, as do those by nvJitLink and NVRTC if line information was requested.
     """
     try:
-        file = elf.of_bytes(image.read())
+        file, _ = _cubin_sections(image.read())
         texts = [file.contents(s) for s in file.sections if _DEBUG_PTX.fullmatch(s.name)]
         made_by = ptxas_run(image.payload)
     except ImageError:
@@ -546,7 +553,7 @@ def ptxas_run(cubin: bytes) -> PtxasRun:
     They are in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
     strings: the tool, its version, its build, its options.
     """
-    file = elf.of_bytes(cubin)
+    file, _ = _cubin_sections(cubin)
     for section in file.sections:
         if section.name == ".note.nv.tkinfo":
             for words in file.contents(section).split(b"NVIDIA Corp\0")[1:]:
@@ -569,6 +576,8 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
                 registers[symbol] = count
     found: dict[str, CubinKernel] = {}
     for index, name, size in _entry_symbols(file, by_name):
+        if name in found:
+            continue
         info = by_name.get(f".nv.info.{name}")
         kernel = _kernel(name, file.contents(info) if info is not None else b"")
         found[name] = replace(kernel, registers=registers.get(index), code_size=size)

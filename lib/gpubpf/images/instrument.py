@@ -400,5 +400,5 @@ def _unpack(data: bytes) -> Sidecar | None:
             head["options"],
             head["release"],
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -151,7 +151,7 @@ def _home(pid: int) -> str:
     """Return the home directory of the process's user, from the /etc/passwd that the process sees; "" if that has none."""
     uid = str(traceable.user(pid).uid)
     with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
-        for line in file.read(1 << 20).decode("utf-8", "surrogateescape").splitlines():
+        for line in file.read(1 << 20).decode("utf-8", "surrogateescape").split("\n"):
             fields = line.split(":")
             if len(fields) == 7 and fields[2] == uid:
                 return fields[5]

@@ -185,9 +185,9 @@ def _file_system(process: str, device: str) -> str | None:
     major, _, minor = device.partition(":")
     wanted = f"{int(major, 16)}:{int(minor, 16)}"
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/mountinfo").read_text(errors="replace").splitlines():
+        for line in Path(f"/proc/{process}/mountinfo").read_text(errors="replace").split("\n"):
             before, _, after = line.partition(" - ")
-            if before.split()[2] == wanted:
+            if before.split(" ")[2:3] == [wanted]:
                 return after.split()[0]
     return None
 

@@ -60,8 +60,13 @@ class Library:
 
 def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
     """Return all mappings of a process, or those of files whose paths match `of`. Raises OSError."""
+    return parse(Path(f"/proc/{pid}/maps").read_bytes(), of)
+
+
+def parse(data: bytes, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
+    """Return the mappings that a file like /proc/PID/maps lists: all, or those of files whose paths match `of`."""
     found = []
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+    for line in _lines(data):
         if of is not None and not of.match(line, max(line.find("/"), 0)):
             continue
         if m := _LINE.match(line):
@@ -69,11 +74,15 @@ def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
     return tuple(found)
 
 
+def _lines(data: bytes) -> list[str]:
+    # Not splitlines: paths can contain characters that it takes for the end of a line. The kernel escapes line feeds only.
+    return data.decode("utf-8", "replace").split("\n")
+
+
 def mapping_at(pid: int, address: int) -> Mapping | None:
     """Return the mapping that contains an address. Raises OSError."""
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-        start, _, rest = line.partition("-")
-        if int(start, 16) <= address < int(rest.partition(" ")[0], 16) and (m := _LINE.match(line)):
+    for line in _lines(Path(f"/proc/{pid}/maps").read_bytes()):
+        if (m := _LINE.match(line)) and int(m[1], 16) <= address < int(m[2], 16):
             return _mapping(m)
     return None
 
@@ -155,9 +164,11 @@ def _is_local(device: str) -> bool:
     """Return whether a device, as in /proc/PID/maps, is a file system that is also mounted here and that the kernel itself serves."""
     if not _local.get(device):
         with contextlib.suppress(OSError):
-            for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            for line in _lines(Path("/proc/self/mountinfo").read_bytes()):
                 before, _, after = line.partition(" - ")
-                major, _, minor = before.split()[2].partition(":")
+                if ":" not in (number := "".join(before.split(" ")[2:3])):
+                    continue
+                major, _, minor = number.partition(":")
                 name = f"{int(major):02x}:{int(minor):02x}"
                 _local[name] = _local.get(name, True) and not after.startswith("fuse")
     return _local.get(device, False)

@@ -35,7 +35,7 @@ def status(pid: int) -> dict[str, str]:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return {}
-    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.splitlines())}
+    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.split("\n"))}
 
 
 def check_traceable(pid: int) -> None:

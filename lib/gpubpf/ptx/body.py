@@ -334,7 +334,7 @@ class Body:
         key = self.flow.scope[index], name
         if key not in self.declared:
             found = self.flow.declaration(index, name)
-            for end in range(len(name) - 1, 0, -1) if found is None else ():
+            for end in range(len(name) - 1, max(len(name) - 10, 0), -1) if found is None else ():
                 if not name[end:].isdecimal():
                     break
                 at = self.flow.declaration(index, name[:end])

@@ -19,7 +19,7 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
         raise Refusal("no such kernel in this PTX")
     if module.address_size != 64:
         raise Refusal("32-bit addresses")
-    if _architecture(module) < 70:  # a newer .target would drop the assumption that a warp runs in lockstep
+    if module.architecture < 70:  # a newer .target would drop the assumption that a warp runs in lockstep
         raise Refusal(f"PTX for {module.sm}, older than sm_70")
     _, end = parameter_layout(entry)
     # PTX ISA 9.0, .param: 4352 bytes; 32764 since 8.1 on sm_70 and newer
@@ -64,8 +64,3 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
 def _check_name(name: str) -> None:
     if name.lstrip("%").startswith(PREFIX):
         raise Refusal(f"the name {name} is reserved for gpubpf: this PTX is instrumented already")
-
-
-def _architecture(module: Module) -> int:
-    digits = "".join(c for c in module.sm.partition("_")[2] if c.isdigit())
-    return int(digits) if digits else 0

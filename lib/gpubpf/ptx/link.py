@@ -19,6 +19,7 @@ from .module import Function, Item, Module, Variable, render
 from .parser import parse
 from .tokens import strip_comments
 
+_IDENTIFIER = re.compile(r"(?<![\w$%.])[\w$]+")
 _LINKED = {"visible", "extern", "weak", "common"}
 
 
@@ -54,7 +55,7 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     if len(inputs) == 1:
         return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
-    newest = max(modules, key=lambda module: int(re.sub(r"\D", "", module.sm) or 0))
+    newest = max(modules, key=lambda module: module.architecture)
     options = dict.fromkeys(word for module in modules for word in module.target[1:])
     return render(
         Module(
@@ -82,11 +83,12 @@ def _names(modules: Sequence[Module], without: int) -> set[str]:
 
 def _renamed(text: str, module: Module, taken: set[str], position: int) -> str:
     """Return the text of a module with its local names changed where another text uses them."""
-    clashes = [name for name, item in _named(module).items() if _is_local(item) and name in taken]
+    clashes = {name for name, item in _named(module).items() if _is_local(item) and name in taken}
     if not clashes:
         return text
-    pattern = re.compile(r"(?<![\w$%.])(" + "|".join(map(re.escape, clashes)) + r")(?![\w$])")
-    return pattern.sub(rf"\g<1>$link{position}", strip_comments(text))
+    return _IDENTIFIER.sub(
+        lambda match: match[0] + f"$link{position}" * (match[0] in clashes), strip_comments(text)
+    )
 
 
 def _is_definition(item: Item) -> bool:

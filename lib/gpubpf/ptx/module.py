@@ -424,6 +424,12 @@ class Module:
         """The architecture, such as `sm_90a`."""
         return self.target[0]
 
+    @property
+    def architecture(self) -> int:
+        """The number of the architecture: 90 for `sm_90a`; 0 without one."""
+        digits = re.search("[0-9]{1,4}", self.sm)
+        return int(digits[0]) if digits is not None else 0
+
 
 def render(module: Module) -> str:
     """Return the PTX text of a module, without the comments and layout of the original."""

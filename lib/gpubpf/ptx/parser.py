@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,9 @@ from .tokens import Lexer, Token, parse_integer, strip_comments
 _SPACES = {"reg", "local", "shared", "global", "const", "param", "tex", "sreg"}
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _LINE_DIRECTIVES = {"loc", "file"}  # end with their line, not with ;
+_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
+_DEEPEST = 16  # levels of braces or parentheses in an operand, a constant expression or an initializer
+_LARGEST = 1 << 128  # of a constant expression
 
 
 def parse(text: str | bytes) -> Module:
@@ -53,10 +57,10 @@ def parse(text: str | bytes) -> Module:
         if token.text == ".version":
             lexer.next()
             number = lexer.next().text
-            major, _, minor = number.partition(".")
-            if not (major.isdigit() and minor.isdigit()):
+            match = _VERSION.fullmatch(number)
+            if match is None:
                 raise PtxError(f"PTX line {token.line}: .version {number} is not a version")
-            version = int(major), int(minor)
+            version = int(match[1]), int(match[2])
         elif token.text == ".target":
             lexer.next()
             names = [lexer.next().text]
@@ -290,13 +294,19 @@ def _variables(lexer: Lexer, linkage: tuple[str, ...]) -> Iterator[Variable]:
     lexer.expect(";")
 
 
-def _initializer(lexer: Lexer) -> Initializer:
+def _check_depth(lexer: Lexer, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise PtxError(f"PTX line {lexer.line}: more than {_DEEPEST} levels of braces or parentheses")
+
+
+def _initializer(lexer: Lexer, depth: int = 0) -> Initializer:
     if lexer.accept("{"):
+        _check_depth(lexer, depth)
         items: list[Initializer] = []
         while not lexer.accept("}"):
             if items:
                 lexer.expect(",")
-            items.append(_initializer(lexer))
+            items.append(_initializer(lexer, depth + 1))
         return tuple(items)
     token = lexer.peek()
     if token is not None and token.text == "generic":
@@ -376,10 +386,10 @@ _PRECEDENCE = [
 
 def _evaluate(tokens: list[Token]) -> int:
     """Return the value of a constant expression over integers (PTX ISA 4.6). Raises PtxError."""
-    position = 0
+    position = depth = 0
 
     def fail() -> PtxError:
-        text = " ".join(t.text for t in tokens)
+        text = " ".join(t.text for t in tokens[:32]) + " ..." * (len(tokens) > 32)
         return PtxError(f"PTX line {tokens[0].line if tokens else 0}: {text!r} is not a constant expression")
 
     def take() -> Token:
@@ -390,6 +400,15 @@ def _evaluate(tokens: list[Token]) -> int:
         return tokens[position - 1]
 
     def unary() -> int:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise fail()
+        value = primary()
+        depth -= 1
+        return value
+
+    def primary() -> int:
         token = take()
         if token.text == "(":
             if position < len(tokens) and tokens[position].kind == "dotted":  # a cast: (.s64)
@@ -410,13 +429,15 @@ def _evaluate(tokens: list[Token]) -> int:
             return 32
         raise fail()
 
-    def level(depth: int) -> int:
-        if depth == len(_PRECEDENCE):
+    def level(precedence: int) -> int:
+        if precedence == len(_PRECEDENCE):
             return unary()
-        left = level(depth + 1)
-        while position < len(tokens) and tokens[position].text in _PRECEDENCE[depth]:
+        left = level(precedence + 1)
+        while position < len(tokens) and tokens[position].text in _PRECEDENCE[precedence]:
             operator = take().text
-            left = _apply(operator, left, level(depth + 1), fail)
+            left = _apply(operator, left, level(precedence + 1), fail)
+            if abs(left) > _LARGEST:
+                raise fail()
         return left
 
     value = level(0)
@@ -507,31 +528,32 @@ def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: boo
     return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
 
 
-def _operand(lexer: Lexer) -> Operand:
-    found = _operand_part(lexer)
+def _operand(lexer: Lexer, depth: int = 0) -> Operand:
+    _check_depth(lexer, depth)
+    found = _operand_part(lexer, depth)
     if lexer.accept("|"):
-        found = Pair(found, _operand_part(lexer))
+        found = Pair(found, _operand_part(lexer, depth))
     return found
 
 
-def _operand_part(lexer: Lexer) -> Operand:
+def _operand_part(lexer: Lexer, depth: int) -> Operand:
     if lexer.accept("["):
         tokens = _until(lexer, ("]", ","))
         base = _scalar(tokens)
         coordinates: list[Operand] = []
         while lexer.accept(","):
-            coordinates.append(_operand(lexer))
+            coordinates.append(_operand(lexer, depth + 1))
         lexer.expect("]")
         unified = lexer.accept(".unified")
         if isinstance(base, Name):
             return Address(base.name, base.offset, tuple(coordinates), unified)
         return Address(None, base.integer, tuple(coordinates), unified)
     if lexer.accept("{"):
-        return Vector(tuple(_list(lexer, "}")))
+        return Vector(tuple(_list(lexer, "}", depth + 1)))
     token = lexer.peek()
     if token is not None and token.text == "(" and not _is_expression(lexer):
         lexer.next()
-        return Group(tuple(_list(lexer, ")")))
+        return Group(tuple(_list(lexer, ")", depth + 1)))
     if token is not None and token.text == "!":
         lexer.next()
         return Not(_symbol(_until(lexer, (",", ";", "}", ")", "|", "]"))))
@@ -551,10 +573,10 @@ def _is_expression(lexer: Lexer) -> bool:
     )
 
 
-def _list(lexer: Lexer, close: str) -> Iterable[Operand]:
+def _list(lexer: Lexer, close: str, depth: int) -> Iterable[Operand]:
     items: list[Operand] = []
     while not lexer.accept(close):
         if items:
             lexer.expect(",")
-        items.append(_operand(lexer))
+        items.append(_operand(lexer, depth))
     return items

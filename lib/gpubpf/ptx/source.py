@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from .module import Directive, Module, Statement
 
-_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+\d+)?(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
+_FILE = re.compile(r'\.file\s+([0-9]{1,9})\s+"((?:[^"\\]|\\.)*)"')
+_NUMBER = "([0-9]{1,9})"
+_LOC = re.compile(rf"\.loc\s+{_NUMBER}\s+{_NUMBER}(?:\s+[0-9]+)?(?:.*\binlined_at\s+{_NUMBER}\s+{_NUMBER})?")
 # Headers of the CUDA toolkit, wherever it is installed: users want the line that calls atomicAdd, not a line inside atomicAdd. nvcc
 # names them relative to its own directory.
 _TOOLKIT = re.compile(r"/(?:targets/[^/]+|cuda[^/]*|nvidia/\w+)(?:/bin/\.\./?)?/include/")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 
-_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+# Strings and comments may lack an end: otherwise each of many would be searched for one to the end of the text.
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 # The marks that the injector writes around the statements it adds (docs/timing.md). No other comments are kept.
 _MARK = re.compile(r"//gpubpf(?:[{}]|\+[0-9]{1,9})[ \t\r]*")
@@ -19,7 +20,7 @@ _TOKEN = re.compile(
   | (?P<string>"(?:\\.|[^"\\\n])*")
   | (?P<number>0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$]) | 0[xX][0-9a-fA-F]+U?(?![\w$])
             | 0[bB][01]+U?(?![\w$])
-            | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+ | \d+U?(?![\w$]))
+            | [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ | [0-9]+U?(?![\w$]))
   | (?P<dotted>\.[A-Za-z0-9_][\w$]*(?:::[\w$]+)*)
   | (?P<name>[A-Za-z_$][\w$]*(?:\.[xyzwrgba](?![\w$]))? | %[A-Za-z_$][\w$]*(?:\.[xyzwrgba](?![\w$]))?)
   | (?P<punct><<|>>|&&|\|\||==|!=|<=|>=|[()\[\]{}<>,;:|!+\-*/=@&^~?%\#])
@@ -133,13 +134,18 @@ class Lexer:
         raise PtxError(f"PTX line {opening.line}: this {{ is never closed")
 
 
-_BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"|//gpubpf[^\n]*|[{}]')
+_BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"?|//gpubpf[^\n]*|[{}]')
+
+
+_LONGEST_INTEGER = 66  # characters of 64 bits in binary
 
 
 def parse_integer(text: str) -> int:
     """Return the value of an integer literal: decimal, octal, hexadecimal or binary, with or without U and sign. Raises PtxError."""
     sign = -1 if text.startswith("-") else 1
     digits = text.lstrip("+-").rstrip("U")
+    if len(digits) > _LONGEST_INTEGER:
+        raise PtxError(f"{digits[:16]}... is larger than 64 bits")
     try:
         if digits[:2] in ("0x", "0X", "0b", "0B"):
             return sign * int(digits, 0)

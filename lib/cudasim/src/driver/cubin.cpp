@@ -42,7 +42,9 @@ std::vector<std::string> section_contents(const uint8_t *image, size_t size, con
     const size_t length = strlen(name);
     for (size_t i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr found = section(image, elf, i);
-        if (found.sh_type == SHT_NOBITS || names.sh_size <= length || found.sh_name >= names.sh_size - length)
+        // cubin_size has checked where the others are.
+        if (found.sh_type == SHT_NOBITS || found.sh_type == SHT_NULL || names.sh_size <= length ||
+            found.sh_name >= names.sh_size - length)
             continue;
         const uint64_t at = names.sh_offset + found.sh_name;
         if (at >= size || length >= size - at || memcmp(image + at, name, length) != 0) continue;
@@ -109,7 +111,8 @@ bool find_in_triton_cache(const uint8_t *image, size_t size, std::string &text) 
 bool is_mapped(const uint8_t *address, uint64_t size) {
     const auto begin = reinterpret_cast<uintptr_t>(address) & ~uintptr_t{4095};
     const auto end = reinterpret_cast<uintptr_t>(address) + size;
-    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
+    return end >= reinterpret_cast<uintptr_t>(address) &&
+           msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
 }
 
 size_t cubin_size(const void *image, size_t limit) {

@@ -111,7 +111,10 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
         out.assign(reinterpret_cast<const char *>(image.payload), image.payload_size);
         return true;
     }
-    if (image.uncompressed_size == 0 || image.uncompressed_size > kMaxUncompressed) {
+    // Allocate no more than the payload can fill. 255 and 32,768 are the best that the codecs do.
+    const size_t factor = image.packing == FatbinImage::Packing::zstd ? 32768 : 255;
+    if (image.uncompressed_size == 0 || image.uncompressed_size > kMaxUncompressed ||
+        (image.uncompressed_size - 1) / factor > image.payload_size) {
         problem = "a compressed image has an invalid size";
         return false;
     }
@@ -136,8 +139,8 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
 namespace {
 
 // Finds the PTX of a cubin for this device.
-int ptx_of_cubin(const void *image, unsigned cc, ChosenPtx &chosen, std::string &problem) {
-    const size_t size = cubin_size(image);
+int ptx_of_cubin(const void *image, size_t limit, unsigned cc, ChosenPtx &chosen, std::string &problem) {
+    const size_t size = cubin_size(image, limit);
     if (size == 0) {
         problem = "the image is an ELF file, but not a complete cubin";
         return 209;
@@ -178,7 +181,7 @@ const FatbinImage *cubin_for(const std::vector<FatbinImage> &images, unsigned cc
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem) {
     switch (image_kind(image)) {
         case ImageKind::ptx: chosen.text = static_cast<const char *>(image); return 0;
-        case ImageKind::elf: return ptx_of_cubin(image, cc, chosen, problem);
+        case ImageKind::elf: return ptx_of_cubin(image, SIZE_MAX, cc, chosen, problem);
         case ImageKind::unknown: problem = "the image is neither PTX nor a fat binary"; return 200;
         case ImageKind::fatbin: break;
     }
@@ -205,7 +208,7 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
         if (const FatbinImage *cubin = cubin_for(images, cc)) {
             std::string payload;
             if (!unpack(*cubin, payload, problem)) return 200;
-            return ptx_of_cubin(payload.data(), cc, chosen, problem);
+            return ptx_of_cubin(payload.data(), payload.size(), cc, chosen, problem);
         }
         if (above)
             problem = "the image's PTX is for a newer architecture than this device (compute capability " +

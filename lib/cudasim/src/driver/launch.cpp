@@ -31,8 +31,9 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < kernel.parameters.size(); i++) {
         if (parameters[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-        memcpy(parameter_buffer.data() + kernel.parameters[i].offset, parameters[i],
-               kernel.parameters[i].size);
+        const Parameter &parameter = kernel.parameters[i];
+        if (parameter.size != 0)
+            memcpy(parameter_buffer.data() + parameter.offset, parameters[i], parameter.size);
     }
     return CUDA_SUCCESS;
 }

@@ -171,6 +171,8 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
     }
     if (!reader.ok() || size > kImageLimit) return nullptr;
     if (image >= 0 && size) {
+        struct stat st;
+        if (fstat(image, &st) != 0 || static_cast<uint64_t>(st.st_size) < size) return nullptr;
         answer->image.resize(size + 1);
         if (!read_all(image, answer->image.data(), size, 0)) return nullptr;
     }

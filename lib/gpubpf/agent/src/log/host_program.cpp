@@ -33,6 +33,10 @@ struct Program {
     uint8_t fields[kArguments] = {};      // for the others: 1 + the number of the field in the context
     std::vector<uint8_t> parameters;
     size_t size = 0;  // of the code
+
+    ~Program() {
+        if (code) munmap(reinterpret_cast<void *>(code), size);
+    }
 };
 
 const uint8_t *stubs = nullptr;
@@ -285,22 +289,23 @@ bool take_host_program(Reader &reader) {
         for (size_t i = 0; i < kHostPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;
     }
     if (mode != 2) return reader.ok() && mode < 2;
-    std::atomic<const Program *> *ends[kHostPoints];
-    std::atomic<const Program *> first[kHostPoints] = {};
-    for (size_t i = 0; i < kHostPoints; ++i) ends[i] = &first[i];
+    std::vector<std::unique_ptr<Program>> made[kHostPoints];
     for (uint32_t n = reader.count(16); n; --n) {
         const uint32_t point = reader.u32();
         if (point >= kHostPoints) return false;
-        std::unique_ptr<Program> made = parse_program(reader, kFields[point]);
-        if (!made) return false;
-        Program *program = made.release();
-        *ends[point] = program;
-        ends[point] = &program->next;
+        made[point].push_back(parse_program(reader, kFields[point]));
+        if (!made[point].back()) return false;
     }
     if (!reader.ok()) return false;
     cgroups = find_cgroups();
-    for (size_t i = 0; i < kHostPoints; ++i)
-        points[i].programs.store(first[i].load(), std::memory_order_release);
+    for (size_t i = 0; i < kHostPoints; ++i) {
+        const Program *first = nullptr;
+        for (; !made[i].empty(); made[i].pop_back()) {
+            made[i].back()->next = first;
+            first = made[i].back().release();
+        }
+        points[i].programs.store(first, std::memory_order_release);
+    }
     return true;
 }
 
@@ -319,7 +324,6 @@ void free_programs() {
     for (Point &point : points)
         for (const Program *p = point.programs.load(); p;) {
             const Program *next = p->next.load();
-            munmap(reinterpret_cast<void *>(p->code), p->size);
             delete p;
             p = next;
         }

@@ -1,0 +1,167 @@
+"""The readers in C++: what each target is built from, and inputs to start from. The targets are in native/.
+
+With clang, a target is a program of libFuzzer's. With g++, native/main.cpp replays inputs and makes changed ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz.targets import INPUTS, Seeds, cubins, image_seeds, overlapping_sections
+from gpubpf import elf
+from gpubpf.agent import protocol
+from gpubpf.agent.definitions import Place, Unit
+from gpubpf.images import fatbin
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = Path(__file__).parent / "native"
+AGENT, DEVICE = ROOT / "lib/gpubpf/agent", ROOT / "lib/cudasim"
+# Each target is linked with few parts of the library: what those call elsewhere is not reached.
+_OPTIONS = ("-std=c++17", "-g1", "-pthread", "-no-pie", "-Wl,--unresolved-symbols=ignore-all")
+_CHECKS = ("-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+
+
+@functools.cache
+def cuda_include() -> str | None:
+    """Return the directory of cuda.h; None where there is none."""
+    if "CUDA_INCLUDE" in os.environ or (nvcc := shutil.which("nvcc")) is None:
+        return os.environ.get("CUDA_INCLUDE")
+    command = [nvcc, "--dryrun", "-x", "cu", "/dev/null", "-E", "-o", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    found = re.search(r'INCLUDES="-I([^"]*)"', said)
+    return found[1] if found is not None else None
+
+
+@dataclass(frozen=True)
+class NativeTarget:
+    """A reader in C++. `parts`: the files beside the target's own that it is linked with. `what`: a description."""
+
+    name: str
+    what: str
+    folder: Path
+    parts: tuple[str, ...]
+    seeds: Seeds
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> list[bytes]:
+        """Inputs to start from, and those that were once read wrongly."""
+        return [*self.seeds(), *(file.read_bytes() for file in sorted(INPUTS.glob(f"{self.name}-*")))]
+
+    def build(self, directory: Path) -> Path:
+        """Build the target without libFuzzer."""
+        return self._build(
+            directory, ["g++", "-O0", "-fsanitize=address,undefined", str(NATIVE / "main.cpp")]
+        )
+
+    def build_fuzzer(self, directory: Path) -> Path:
+        """Build the target with libFuzzer. Needs clang."""
+        clang = shutil.which("clang++")
+        assert clang is not None
+        return self._build(directory, [clang, "-O1", "-fsanitize=fuzzer,address,undefined"])
+
+    def _build(self, directory: Path, compiler: list[str]) -> Path:
+        program = directory / self.name
+        generated = self.folder / ("lib/build" if self.folder == AGENT else "build")
+        sources = [NATIVE / f"{self.name}.cpp", *(self.folder / "src" / part for part in self.parts)]
+        include = [
+            "-iquote",
+            self.folder / "src",
+            f"-I{generated}",
+            "-isystem",
+            cuda_include() or "/usr/include",
+        ]
+        subprocess.run(
+            [*compiler, *_OPTIONS, *_CHECKS, *include, *sources, *self.libraries, "-o", program],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return program
+
+
+def answer_seeds() -> Iterable[bytes]:
+    spec = protocol.MapSpec(1024, 8, b"abc", Unit.CONTEXT, Place.GPU)
+    host = protocol.HostCode("launch", b"\xc3", b"parameters", ((0, 0, 1), (2, 0, 3)))
+    config = protocol.AgentConfig(
+        [spec, spec], 1 << 20, log_records=1024, host=[host], clock_kernels={90: b"cubin"}
+    )
+    yield b"W" + protocol.welcome(config, 1)[8:]
+    fields = (protocol.BlockField(0, 16, 24), protocol.BlockField(1, 32, None))
+    layout = protocol.KernelLayout("kernel", [8, 4], 16, bytes(64), fields, pid_tgid=40, kernel=48)
+    slot = protocol.VariableSlot("variable", 0, True, ("kernel",))
+    sidecar = protocol.sidecar(7, 100, [layout], {"other": "a reason"}, [slot])
+    yield b"S" + sidecar[12:]
+    yield b"S" + struct.pack("<Q", 1 << 30) + sidecar[20:]  # a file that is much smaller
+    yield b"M" + struct.pack("<IQ", 1, 4096)
+    yield b"C" + struct.pack("<IIIQQ", 0, 1, 2, 5, 6)
+    yield sidecar + protocol.drain(1, 0.5, 0)
+
+
+def code_seeds() -> Iterable[bytes]:
+    """Beginnings of functions."""
+    yield bytes.fromhex("f30f1efa554889e54883ec20e80000000031c0c3")
+    yield bytes.fromhex("4157415641554154554889fd534881ec98000000488b05000000000f84100000007505ebf0c3")
+    yield bytes.fromhex("c5f877c4e2f92ec1628101480f6f05000000000f1f8400000000000fb6c0e2fe")
+    yield bytes.fromhex("66662e0f1f840000000000b801000000488b0425000000006690ff2500000000")
+
+
+def device_image_seeds() -> Iterable[bytes]:
+    seeds = list(image_seeds())
+    yield from seeds
+    packed = bytearray(seeds[0])
+    struct.pack_into("<IIQ", packed, 0, fatbin.WRAPPER_MAGIC, 1, 0)
+    yield bytes(packed[:16]) + bytes(8) + seeds[0]  # a wrapper
+    # Sizes that wrap around the address space.
+    packed = bytearray(seeds[0])
+    struct.pack_into("<Q", packed, 8, (1 << 64) - 1)
+    struct.pack_into("<Q", packed, 16 + 8, (1 << 64) - 200)
+    yield bytes(packed)
+    # A section of no type with contents anywhere.
+    cubin = bytearray(overlapping_sections(b".cudasim.ptx", 1, b"text"))
+    table = len(cubin) - 64
+    struct.pack_into("<I", cubin, table + 4, elf.SHT_NULL)
+    struct.pack_into("<QQ", cubin, table + 24, 1 << 40, 1 << 20)
+    yield bytes(cubin)
+    # A cubin that is cut short at the end of its fatbin, and an image of two gigabytes from some bytes.
+    for whole in cubins()[-1:]:
+        yield fatbin_of(2, whole[: len(whole) // 2])
+    large = bytearray(seeds[2])
+    struct.pack_into("<Q", large, 16 + 0x38, 1 << 31)
+    yield bytes(large)
+
+
+def fatbin_of(kind: int, payload: bytes) -> bytes:
+    """Return a fatbin of one image for sm_90."""
+    image = struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(payload), 0, 0, 0, 8, 90, 0, 0, 0, 0, 0)
+    return struct.pack("<IHHQ", fatbin.FATBIN_MAGIC, 1, 16, len(image) + len(payload)) + image + payload
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        NativeTarget(
+            "agent_answers", "the agent: what the tool sends", AGENT,
+            ("wire.cpp", "state.cpp", "copies/sidecar.cpp", "copies/shared.cpp", "log/host_program.cpp", "log/log.cpp"), answer_seeds,
+        ),
+        NativeTarget(
+            "program_code", "the agent: code that it patches", AGENT, ("instruction.cpp", "prologue.cpp"), code_seeds,
+        ),
+        NativeTarget(
+            "device_images", "the embedded device: images", DEVICE, ("driver/cubin.cpp", "driver/fatbin.cpp"),
+            device_image_seeds, ("-l:libzstd.a", "-l:liblz4.a"),
+        ),
+        NativeTarget(
+            "launch_parameters", "the embedded device: parameters of launches", DEVICE, (),
+            lambda: [bytes([2, 1, 8, 4]) + bytes(12), bytes([3, 0, 1, 200, 4]), bytes([2, 3, 8, 4])],
+        ),
+    )
+}  # fmt: skip

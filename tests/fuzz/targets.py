@@ -1,0 +1,653 @@
+"""What reads untrusted bytes: one function per reader, the errors that it may raise, and inputs to start from.
+
+A target is given any bytes. A defect is: an error that is not in `refusals`, ten seconds of work, or two gigabytes of memory.
+script/fuzz looks for such inputs. test_fuzz.py runs those that were found (inputs/), those in `hard`, and some thousands of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cudasim.translate.program import TranslatedModule
+from gpubpf import elf, names
+from gpubpf.agent import definitions, protocol
+from gpubpf.agent.definitions import CONTROL, LOG_HEADER, Message, Place
+from gpubpf.attach import patching
+from gpubpf.calls import kernel_names
+from gpubpf.calls.rocprofiler import dispatches
+from gpubpf.ebpf import bytecode, maps
+from gpubpf.ebpf.bytecode import BpfFunction, Program
+from gpubpf.errors import Error, ImageError, PtxError, SessionError, VerifyError
+from gpubpf.images import assemble, fatbin, instrument
+from gpubpf.launches.launches import Launches, LoggedProcess
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.process import address_space
+from gpubpf.ptx import flow, module, parser, source
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.link import Input, LinkError, link
+from gpubpf.ptx.values import Placement
+from gpubpf.session.log_file import LogFile
+from gpubpf.session.operation_log import OpLog
+from gpubpf.session.rings import RingReader
+from gpubpf.verify import rules
+
+INPUTS = Path(__file__).parent / "inputs"
+Seeds = Callable[[], Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader. `read` gets any bytes, and raises nothing but `refusals`.
+
+    seeds: inputs that it accepts, or nearly. hard: inputs that once took too long or too many stack frames.
+    """
+
+    name: str
+    read: Callable[[bytes], object]
+    refusals: tuple[type[Exception], ...]
+    seeds: Seeds
+    hard: Seeds
+
+    def run(self, data: bytes) -> bool:
+        """Read `data`; return whether it was accepted. Anything that this raises is a defect."""
+        try:
+            self.read(data)
+        except self.refusals:
+            return False
+        return True
+
+    @property
+    def kept(self) -> list[bytes]:
+        """Inputs that were once read wrongly."""
+        return [file.read_bytes() for file in sorted(INPUTS.glob(f"{self.name}-*"))]
+
+
+TARGETS: dict[str, Target] = {}
+
+
+def target(
+    *refusals: type[Exception], seeds: Seeds, hard: Seeds = tuple
+) -> Callable[[Callable[[bytes], object]], Callable[[bytes], object]]:
+    """Make a function a target of its own name."""
+
+    def add(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
+        TARGETS[read.__name__] = Target(read.__name__, read, refusals, seeds, hard)
+        return read
+
+    return add
+
+
+def memory_file(data: bytes) -> int:
+    """Return a file with these contents, sealed as an agent's files are."""
+    file = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.write(file, data)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return file
+
+
+# --- files of device code ---------------------------------------------------------------------------------
+
+PTX = b"""\
+.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 counter = 7;
+.const .align 8 .b8 table[16] = {1, 2, 3, 4, 5, 6, 7, 8};
+.extern .shared .align 16 .b8 room[];
+.func (.reg .u32 r) twice(.reg .u32 a) { add.u32 r, a, a; ret; }
+.visible .entry scale(.param .u64 p, .param .u32 n) .maxntid 256, 1, 1
+{
+ .reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %rd<6>; .reg .f32 %f<4>;
+ .loc 1 3 5
+ ld.param.u64 %rd1, [p]; ld.param.u32 %r1, [n];
+ mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mad.lo.s32 %r4, %r3, 32, %r2;
+ setp.ge.u32 %p1, %r4, %r1;
+ @%p1 bra DONE;
+ mul.wide.u32 %rd2, %r4, 4; add.s64 %rd3, %rd1, %rd2;
+LOOP:
+ ld.global.f32 %f1, [%rd3]; fma.rn.f32 %f2, %f1, 0f40000000, %f1; st.global.f32 [%rd3], %f2;
+ ld.global.v2.u32 {%r5, %r6}, [counter]; atom.global.add.u32 %r7, [counter], 1;
+ setp.lt.u32 %p2, %r7, 9; @%p2 bra LOOP;
+ bar.sync 0;
+ { .param .b32 q0; st.param.b32 [q0], %r7; }
+DONE: ret;
+}
+"""
+
+
+def ptx_seeds() -> Iterable[bytes]:
+    return [
+        PTX,
+        definitions.CLOCK_KERNEL.read_bytes(),
+        PTX.replace(b"sm_80", b"sm_90a"),
+        b".version 8.0\n.target sm_80\n",
+    ]
+
+
+def hard_ptx() -> Iterable[bytes]:
+    head = b".version 8.0\n.target sm_80\n.address_size 64\n"
+    body = b".visible .entry k() { %s ret; }\n"
+    yield from (
+        head.replace(b"8.0", version) for version in (b"8\xc2\xb2.0", b"8.\xd9\xa3", b"8." + b"1" * 5000)
+    )
+    yield from (head.replace(b"sm_80", sm) + body % b"" for sm in (b"sm_\xc2\xb2", b"sm_" + b"8" * 5000))
+    for deep in (b"(", b"-", b"{", b"1+(", b"0xff("):
+        yield head + b".global .u32 x = " + 3000 * deep + b"1;"
+        yield head + body % (b"mov.u32 %r1, " + 3000 * deep + b"1;")
+    yield head + body % (b"ld.u32 %r1, [" + b"x, [" * 3000)
+    yield head + b".global .u32 x = " + b"(1<<63)*" * 3000 + b"1;"
+    yield head + b".global .u32 x = 0x" + b"f" * 5000 + b";"
+    yield head + b".global .u32 x[99999999][99999999];" + body % b"mov.u64 %rd1, x;"
+    yield head + body % b".reg .b32 %r<4294967295>; .local .b8 x[4294967295]; mov.u32 %r4294967294, 0;"
+    yield head + body % (b".reg .b32 %r<4>; mov.u32 %r" + b"1" * 5000 + b", 0;")
+    yield head + body % (b".loc " + b"1" * 5000 + b" 1 1\n")
+    yield head + b".file " + b"1" * 5000 + b' "a.cu"\n'
+    yield head + b".entry k() .maxntid " + b"9" * 5000 + b" { ret; }"
+    yield from (head + 300_000 * piece for piece in (b"/*", b'"\\', b"\n", b"{", b".pragma ", b"$"))
+
+
+def fragment() -> Placement:
+    text = "{ .reg .b64 %rd<2>; ld.u64 %rd1, [%gpubpf_m]; add.u64 %rd1, %rd1, 1; st.u64 [%gpubpf_m], %rd1; }"
+    return Placement(
+        Fragment("count", text, (Argument("m", "b64", "map_base", "m"),)), "exit", "instructions"
+    )
+
+
+@target(PtxError, seeds=ptx_seeds, hard=hard_ptx)
+def ptx(data: bytes) -> None:
+    """Parse PTX; write what was parsed, and parse that again to the same text."""
+    parsed = parser.parse(data)
+    text = module.render(parsed)
+    files = source.source_files(parsed)
+    for name, entry in parsed.entries.items():
+        flow.CallGraph(parsed).reach(name)
+        source.source_lines(entry.body or (), files)
+        entry.block_limit("maxntid")
+    assert module.render(parser.parse(text)) == text
+
+
+@target(PtxError, seeds=ptx_seeds, hard=hard_ptx)
+def translation(data: bytes) -> None:
+    """Translate PTX to C for the embedded device."""
+    TranslatedModule(parser.parse(data)).c_texts()
+
+
+@target(PtxError, seeds=ptx_seeds, hard=hard_ptx)
+def injection(data: bytes) -> None:
+    """Inject a program into every kernel: what is written can be parsed."""
+    parsed = parser.parse(data)
+    made = inject(parsed, {name: [fragment()] for name in parsed.entries})
+    parser.parse(made.text)
+
+
+def several_texts() -> Iterable[bytes]:
+    yield PTX + b"\0" + PTX.replace(b"scale", b"other").replace(b"twice", b"thrice")
+
+
+def hard_texts() -> Iterable[bytes]:
+    locals_ = b".version 8.0\n.target sm_80\n" + b"".join(b".global .u32 v%d;\n" % n for n in range(4000))
+    yield locals_ + b"\0" + locals_
+
+
+@target(PtxError, LinkError, seeds=several_texts, hard=hard_texts)
+def linking(data: bytes) -> None:
+    """Link the texts that zero bytes separate: what is written can be parsed."""
+    texts = [part.decode("utf-8", "replace") for part in data.split(b"\0")[:4]]
+    parser.parse(link([Input(f"text {k}", text) for k, text in enumerate(texts)], complete=False))
+
+
+@functools.cache
+def cubins() -> tuple[bytes, ...]:
+    """Cubins by ptxas, with and without line information; none where it is missing."""
+    made = []
+    for options in ("", "-lineinfo"):
+        with contextlib.suppress(Error):
+            made.append(assemble.assemble(PTX.decode(), assemble.Target("gpu", (9, 0)), options).cubin)
+    return tuple(made)
+
+
+def image_seeds() -> Iterable[bytes]:
+    image = fatbin.ptx_image(PTX, fatbin.PtxasRun("13.0", "-maxrregcount=32"))
+    assert image is not None
+    packed = fatbin.pack(image)
+    return [
+        packed,
+        packed + bytes(8) + packed,
+        compressed(packed, "lz4"),
+        compressed(packed, "zstd"),
+        PTX,
+        *cubins(),
+    ]
+
+
+def compressed(packed: bytes, codec: str) -> bytes:
+    """Return a fatbin of one image with its payload compressed."""
+    import lz4.block
+    import zstandard
+
+    header = int.from_bytes(packed[20:24], "little")
+    text = packed[16 + header :]
+    made = lz4.block.compress(text, store_size=False) if codec == "lz4" else zstandard.compress(text)
+    whole = bytearray(packed[: 16 + header] + made)
+    struct.pack_into("<Q", whole, 8, header + len(made))
+    struct.pack_into("<QI", whole, 16 + 8, len(made), len(made))
+    struct.pack_into("<QQQ", whole, 16 + 0x28, 0x2000 if codec == "lz4" else 0x8000, 0, len(text))
+    return bytes(whole)
+
+
+def overlapping_sections(name: bytes, count: int, contents: bytes, flags: int = 0) -> bytes:
+    """Return a cubin in which `count` sections of a name are the same bytes."""
+    strings = b"\0.shstrtab\0" + name + b"\0"
+    at = 64 + len(strings) + len(contents)
+    section = struct.Struct("<IIQQQQIIQQ")
+    table = section.pack(1, 3, 0, 0, 64, len(strings), 0, 0, 1, 0)
+    table += count * section.pack(11, 1, 0, 0, 64 + len(strings), len(contents), 0, 0, 1, 0)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\2\1\1\x33\7",
+        2,
+        elf.EM_CUDA,
+        1,
+        0,
+        0,
+        at,
+        90,
+        64,
+        0,
+        0,
+        64,
+        count + 1,
+        0,
+    )
+    return header + strings + contents + table
+
+
+def hard_images() -> Iterable[bytes]:
+    yield b"\n" * (1 << 20)
+    yield b" \n" * (1 << 19) + b".version 8.0\n.target sm_80\n"
+    yield overlapping_sections(b".nv_debug_ptx_txt", 8000, PTX * 2000)
+    yield overlapping_sections(b".note.nv.tkinfo", 8000, bytes(1 << 20))
+    host = bytearray(
+        overlapping_sections(
+            b".nv_fatbin", 8000, (struct.pack("<IHHQ", fatbin.FATBIN_MAGIC, 1, 16, 0)) * 65536
+        )
+    )
+    struct.pack_into("<H", host, 18, 62)
+    yield bytes(host)
+
+
+@target(ImageError, seeds=image_seeds, hard=hard_images)
+def images(data: bytes) -> None:
+    """Read all images of a fatbin, cubin or PTX as the tools do, and choose one."""
+    found = fatbin.images_of_bytes(data)
+    for image in found[:8]:
+        with contextlib.suppress(ImageError):
+            image.read()
+            if image.kind == "elf":
+                fatbin.ptx_of_cubin(image)
+                fatbin.kernels(image.payload)
+                fatbin.static_shared(image.payload)
+                fatbin.ptxas_run(image.payload)
+                fatbin.kernel_names(image.payload)
+            else:
+                assert fatbin.images_of_bytes(fatbin.pack(image))[0].payload == image.payload
+    for cc in ((7, 0), (9, 0), (12, 0)):
+        chosen = fatbin.choose(found, cc)
+        if not isinstance(chosen, str):
+            with contextlib.suppress(ImageError):
+                chosen.text  # noqa: B018  reads it
+
+
+@target(ImageError, seeds=image_seeds, hard=hard_images)
+def scan(data: bytes) -> None:
+    """Look for images anywhere in a file, as in a stripped program."""
+    for image, _ in zip(fatbin.scan(elf.HeldBytes(data), 0, len(data)), range(8), strict=False):
+        with contextlib.suppress(ImageError):
+            image.read()
+
+
+def elf_seeds() -> Iterable[bytes]:
+    return [*cubins(), Path("/proc/self/exe").read_bytes()[:65536], small_library()]
+
+
+@functools.cache
+def small_library() -> bytes:
+    """A small shared library, with its section headers; empty where none is installed."""
+    import _ctypes
+
+    return Path(_ctypes.__file__).read_bytes()[: 1 << 18]
+
+
+@target(ImageError, seeds=elf_seeds)
+def elf_file(data: bytes) -> None:
+    """Read sections, segments and symbols of an ELF file."""
+    file = elf.of_bytes(data)
+    file.search_path()
+    for section in file.sections[:32]:
+        with contextlib.suppress(ImageError):
+            file.contents(section)
+            for symbol, _ in zip(file.symbols(section), range(64), strict=False):
+                file.name_table(section).at(symbol.name)
+    for table, strings in file.symbol_tables((elf.STT_FUNC, elf.STT_OBJECT)):
+        for symbol in table[:16]:
+            elf.string_at(strings, int(symbol["name"]))
+
+
+class _Bytes:
+    """Bytes as the memory of a process, from address 0 on."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def some(self, address: int, size: int) -> bytes:
+        return self._data[address : address + size] if address >= 0 else b""
+
+    def read(self, address: int, size: int) -> bytes:
+        if len(data := self.some(address, size)) != size:
+            raise OSError
+        return data
+
+
+@target(seeds=elf_seeds)
+def exports(data: bytes) -> None:
+    """Read the exported functions of a library in a process's memory."""
+    elf.exports(_Bytes(data))
+
+
+@target(ImageError, seeds=elf_seeds)
+def host_symbols(data: bytes) -> None:
+    """Find the kernels that a program's symbols and code stand for."""
+    opened = memory_file(data)
+    try:
+        file = kernel_names._ElfFile(os.dup(opened))
+    finally:
+        os.close(opened)
+    assert isinstance(file.has_kernels, bool)
+    assert isinstance(file.registrations, dict)
+    assert isinstance(file.symbols.handles, dict)
+    for segment in file.loads[:4]:
+        file.symbols.name(segment.address)
+        file.text(segment.address)
+
+
+# --- what the agent sends ---------------------------------------------------------------------------------
+
+DECODERS = {
+    Message.HELLO: protocol.hello,
+    Message.IMAGE: protocol.image,
+    Message.NAME: protocol.slot_and_text,
+    Message.REFUSED: protocol.slot_and_text,
+    Message.SNAPSHOT: protocol.snapshot,
+    Message.DRAINED: protocol.drained,
+    Message.HOOKED: protocol.hooked,
+    Message.LOG: protocol.log,
+    Message.RING: protocol.ring,
+    Message.STACK: protocol.stack,
+    Message.CONTEXT: protocol.context,
+    Message.FOUND: protocol.found,
+    Message.READY: protocol.ready,
+}
+
+
+def message_seeds() -> Iterable[bytes]:
+    text = struct.pack("<I", 4) + b"name"
+    payloads = {
+        Message.HELLO: struct.pack("<II", definitions.PROTOCOL_VERSION, 12080) + text,
+        Message.IMAGE: struct.pack("<IIIQI", 1, 90, 0, 4096, 1),
+        Message.NAME: struct.pack("<I", 3) + text,
+        Message.SNAPSHOT: struct.pack("<IIIIQQ", 7, 1, 0, 1, 4096, 123)
+        + struct.pack("<I I3I3IQ I IQQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
+        + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024),
+        Message.DRAINED: struct.pack("<II", 1, 1),
+        Message.HOOKED: text + text + struct.pack("<II", 1, 90),
+        Message.LOG: struct.pack("<Q", 1024),
+        Message.RING: struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48),
+        Message.STACK: struct.pack("<IIQQ", 1, 1, 4096, 16) + text + text,
+        Message.CONTEXT: struct.pack("<III", 1, 0, 90),
+        Message.FOUND: struct.pack("<IIIII", 1, 90, 0, 1, 1)
+        + text
+        + struct.pack("<I", 1)
+        + text
+        + struct.pack("<IIII4i", 1, 1, 0, 8, 16, 0, 0, 1024),
+        Message.READY: struct.pack("<I", 1),
+    }
+    frames = [protocol.frame(kind, payload) for kind, payload in payloads.items()]
+    return [*frames, b"".join(frames)]
+
+
+@target(protocol.Malformed, seeds=message_seeds)
+def messages(data: bytes) -> None:
+    """Split a stream into frames, in two pieces, and decode each."""
+    frames = protocol.Frames()
+    half = len(data) // 2
+    for kind, payload, _ in [*frames.feed(data[:half], ()), *frames.feed(data[half:], ())]:
+        if kind in DECODERS:
+            DECODERS[Message(kind)](payload)
+
+
+def log_seeds() -> Iterable[bytes]:
+    header = bytearray(LOG_HEADER.size)
+    for name, value in (("capacity", 16), ("clock", 0), ("reserved", 16)):
+        struct.pack_into("<Q", header, LOG_HEADER.offset(name), value)
+    records = bytearray()
+    for number in range(16):
+        record = bytearray(definitions.RECORD_SIZE)
+        struct.pack_into("<QQHH", record, 0, number + 1, number + 1, number % 17, number % 7)
+        struct.pack_into("<QQ", record, 40, 1000 * number, 1000 * number + 500)
+        records += record
+    return [bytes(header + records)]
+
+
+@target(SessionError, seeds=log_seeds)
+def operation_log(data: bytes) -> None:
+    """Read the file of an operation log, and look at each launch in it."""
+    log = OpLog(LogFile(memory_file(data[: 1 << 16])))
+    launches, process = Launches(64), LoggedProcess(1)
+    launches.log(process, log.read())
+    launches.log(process, log.read(ended=True))
+    launches.fresh(launches.columns(), last=True)
+
+
+@target(seeds=lambda: [bytes(CONTROL.size) + bytes(range(256)) * 8, b"\xff" * (CONTROL.size + 4096)])
+def control_block(data: bytes) -> None:
+    """Read the counters that an agent keeps."""
+    file = memory_file(data)
+    try:
+        for read in (
+            protocol.read_control,
+            protocol.graph_launches,
+            protocol.virtual_times,
+            protocol.was_cut,
+        ):
+            read(file)
+        assert (protocol.hook_calls(file).ns or 0) >= 0
+    finally:
+        os.close(file)
+
+
+def patch_seeds() -> Iterable[bytes]:
+    yield b"".join(patching.RECORD.pack(at, bytes(8), bytes(range(8)), 5) for at in (4096, 8192))
+
+
+@target(SessionError, seeds=patch_seeds)
+def patch_list(data: bytes) -> None:
+    """Read the list of patches that an agent sends."""
+    file = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    try:
+        os.write(file, data)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, patching.SEALS)
+        patching.read_patches(file)
+    finally:
+        os.close(file)
+
+
+def mapping_seeds() -> Iterable[bytes]:
+    yield Path("/proc/self/maps").read_bytes()[:8192]
+
+
+def hard_mappings() -> Iterable[bytes]:
+    """A file's name can contain any character but a line feed and a slash."""
+    line = b"7f0000000000-7f0000001000 r-xp 00000000 08:01 123 /tmp/a%b\n"
+    for separator in (b"\x0b", b"\x0c", b"\x1c", b"\xc2\x85", b"\xe2\x80\xa8"):
+        yield line % (separator + b"b")
+        yield line % (separator + b"0-ffffffff r-xp 00000000 08:01 124 /lib/libcuda.so.1")
+
+
+@target(seeds=mapping_seeds, hard=hard_mappings)
+def mappings(data: bytes) -> None:
+    """Read the list of a process's mappings. Each line is at most one of them."""
+    lines = [line for line in data.decode("utf-8", "replace").split("\n") if "-" in line]
+    assert len(address_space.parse(data)) <= len(lines)
+    address_space.libraries(address_space.parse(data))
+
+
+def dispatch_seeds() -> Iterable[bytes]:
+    header = dispatches._RING.pack(dispatches.MAGIC, 3, 2, 32, 0, 0, 1)
+    slots = b"".join(
+        struct.pack("<8Q10I", n, 10, 20, 5, 1, 7, 1, n, 1, 0, 64, 1, 1, 64, 1, 1, 0, 0) for n in (1, 2)
+    )
+    yield header + slots + dispatches._NAME.pack(7, 6, 1) + b"k1.kd\0\0\0"
+
+
+@target(seeds=dispatch_seeds)
+def dispatch_ring(data: bytes) -> None:
+    """Read the memory of an agent in a program that uses ROCm: header, slots, names."""
+    header, slots = dispatches._RING.size, 2 * dispatches._SLOT.itemsize
+    file = os.memfd_create("fuzz", os.MFD_CLOEXEC)
+    os.truncate(file, dispatches._SIZE)
+    for at, part in (
+        (0, data[:header]),
+        (dispatches.HEADER, data[header : header + slots]),
+        (dispatches.HEADER + dispatches.SLOTS * dispatches._SLOT.itemsize, data[header + slots :]),
+    ):
+        os.pwrite(file, part, at)
+    reader = dispatches.Dispatches([], {}, 0)
+    process = dispatches.AgentProcess(1, 1, "app", file, -1)
+    reader.processes.append(process)
+    try:
+        assert len(reader.take(last=True)) <= dispatches.SLOTS
+    finally:
+        reader.close()
+
+
+def ring_seeds() -> Iterable[bytes]:
+    place = ring_place()
+    area = bytearray(place.size)
+    for position in range(8):
+        at = place.first + position * place.stride
+        struct.pack_into("<II", area, at, position + 1, 8)
+    return [bytes(area)]
+
+
+def ring_place() -> protocol.RingPlace:
+    shards, stride = 1, 16
+    return protocol.ring(
+        struct.pack("<6IQQ", 0, 1, 0, Place.HOST_RING, shards, 0, definitions.LEAST_CAPACITY, stride)
+    )
+
+
+@target(Error, seeds=ring_seeds)
+def ring(data: bytes) -> None:
+    """Read a ring."""
+    place = ring_place()
+    reader = RingReader(place, np.dtype("<u8"), None)
+    area = data[: place.size].ljust(place.size, b"\0")
+    reader.control(area)
+    reader.read_copy(area)
+    reader.read_copy(area, last=True)
+    for count in reader.counts():
+        assert count.reserved >= count.received
+
+
+# --- maps, programs, names, caches -----------------------------------------------------------------------------
+
+
+def hash_map() -> maps.MapDefinition:
+    return maps.MapDefinition("counts", "hash", 4, 8, 8, "<u4", "<u8")
+
+
+def map_seeds() -> Iterable[bytes]:
+    made = bytearray(maps.initial(hash_map()))
+    struct.pack_into("<4Q", made, maps.HEADER, 6, 1, 7, 2)
+    yield bytes(made)
+
+
+@target(Error, seeds=map_seeds)
+def map_contents(data: bytes) -> None:
+    """Decode a hash, and the lost updates of it."""
+    definition = hash_map()
+    assert len(maps.decode(definition, data)) <= definition.slots
+    maps.lost(definition, data)
+
+
+@functools.cache
+def device_program() -> tuple[Program, BpfFunction]:
+    """A program with maps of several kinds."""
+    from gpubpf.lower import programs
+    from gpubpf.tools import threadhist
+
+    program = programs.load(threadhist.PROGRAM).program
+    return program, program.device_functions[0]
+
+
+def program_seeds() -> Iterable[bytes]:
+    program, function = device_program()
+    numbers = {name: at for at, name in enumerate(program.maps)}
+    return [bytecode.encode(function.instructions, numbers)]
+
+
+@target(VerifyError, ValueError, seeds=program_seeds)
+def verifier(data: bytes) -> None:
+    """Check a program."""
+    program, function = device_program()
+    code = bytecode.decode(data[: 8 * 256], maps=dict(enumerate(program.maps)))
+    rules.check(program, BpfFunction(function.name, function.point, code))
+
+
+def name_seeds() -> Iterable[bytes]:
+    return [
+        b"_ZN2ns5scaleIfLi3EEEvPT_i",
+        b"_Z6kernelIJiiEEvDpT_",
+        b"vectorAdd",
+        b"_ZZ4mainENKUlvE_clEv",
+        b"28__device_stub__Z6kernelPfi",
+    ]
+
+
+def hard_names() -> Iterable[bytes]:
+    yield b"9" * 16000 + b"__device_stub__k"
+    yield b"9" * 16000
+    yield b"_Z1kI" + b"T_" * 20 + b"E" * 20000
+    yield from (10_000 * piece for piece in (b"a ", b"a<", b"operator ", b"{(", b"decltype("))
+
+
+@target(seeds=name_seeds, hard=hard_names)
+def kernel_name(data: bytes) -> None:
+    """Demangle, shorten and match a kernel's name."""
+    text = data.decode("utf-8", "replace")
+    names.shorten(names.demangle(text).full)
+    names.shorten(text)
+    names.matches(["scale*"], text)
+    kernel_names._kernel_of(text)
+
+
+def cached_seeds() -> Iterable[bytes]:
+    return [instrument._pack(instrument.Sidecar(entries=("k",))), assemble._pack((b"cubin", {}, ()))]
+
+
+@target(
+    seeds=cached_seeds, hard=lambda: [struct.pack("<I", 1 << 20) + b"[" * (1 << 20), b"[" * (1 << 20) + b"\n"]
+)
+def cached(data: bytes) -> None:
+    """Read a result of the cache whose digest is right, but which another version may have made."""
+    instrument._unpack(data)
+    assemble._unpack(data)
