@@ -178,6 +178,8 @@ struct Capture {
     bool existing_graph = false;  // cuStreamBeginCaptureToGraph
     std::shared_ptr<Stream> origin;
     std::vector<std::shared_ptr<Stream>> streams;  // the origin and the streams that joined the capture
+    // The last nodes of streams that were destroyed meanwhile. Like those of the others, they must be joined at the end.
+    std::vector<std::shared_ptr<GraphNode>> destroyed_stream_nodes;
 };
 
 struct Stream {
