@@ -174,7 +174,7 @@ class Held:
 
     def is_deadlocked(self) -> bool:
         """Return whether the worker waits for a lock that this thread holds."""
-        if self._entered or self._expired:
+        if self._entered or self._expired or not self.worker.was_called:
             return False
         with contextlib.suppress(OSError, ptrace.ThreadEnded):
             number = int(traceable.status(self.tid).get("NSpid", str(self.tid)).split()[-1])
@@ -272,6 +272,11 @@ class _Worker:
     made: bool = True  # the thread exists, as far as is known
     parked: bool = False  # the borrowed thread may still run code in `base`
     _commands: int = field(default=0, init=False)
+
+    @property
+    def was_called(self) -> bool:
+        """Whether it was given a call."""
+        return self._commands > 0
 
     def start(self, function: int, *arguments: int, last: bool = False) -> None:
         """Have the thread call a function, with at most four arguments. `last`: the thread ends afterwards. Raises SessionError."""

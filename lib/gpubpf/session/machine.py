@@ -381,6 +381,7 @@ class HoldHelper:
             return list(self._held.values())
 
     def _run(self) -> None:
+        next_check = 0.0
         while True:
             ready, _, _ = select.select([self._connection], [], [], TICK)
             try:
@@ -389,15 +390,22 @@ class HoldHelper:
                 data = b""
             if data == b"":
                 break
-            now = time.monotonic()
-            for held in self._all_held():
-                late = now > held.since + HOLD or (now > held.since + STUCK_WAIT and held.is_deadlocked())
-                if held.is_held and late:
-                    self._expire(held)
+            # Not at each message: when many processes start, many threads are held.
+            if time.monotonic() >= next_check:
+                self._expire_late()
+                next_check = time.monotonic() + TICK
             if data:
                 self._handle(json.loads(data))
         self._answers.put({})  # wake a thread that waits in `_request`
         self._on_helper_exit()
+
+    def _expire_late(self) -> None:
+        """End the holds that last too long, or whose thread holds a lock that its worker waits for."""
+        now = time.monotonic()
+        for held in self._all_held():
+            late = now > held.since + HOLD or (now > held.since + STUCK_WAIT and held.is_deadlocked())
+            if held.is_held and late:
+                self._expire(held)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "held" in message:

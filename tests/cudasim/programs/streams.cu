@@ -26,6 +26,45 @@ static void CUDART_CB callback(cudaStream_t, cudaError_t status, void *data) {
     if (cudaDeviceSynchronize() != cudaErrorNotPermitted) called += 1000;
 }
 
+// Streams and events that are destroyed during a capture leave their work in it. A stream that was not joined before is an
+// error at the end.
+static void destroyed_in_capture(cudaStream_t first, int *cell) {
+    for (bool join : {true, false}) {
+        cudaStream_t forked;
+        cudaEvent_t begin, end;
+        cudaGraph_t graph = nullptr;
+        CHECK(cudaStreamBeginCapture(first, cudaStreamCaptureModeGlobal));
+        CHECK(cudaStreamCreate(&forked));
+        CHECK(cudaEventCreate(&begin));
+        CHECK(cudaEventCreate(&end));
+        set<<<1, 1, 0, first>>>(cell, 20);
+        CHECK(cudaEventRecord(begin, first));
+        CHECK(cudaStreamWaitEvent(forked, begin, 0));
+        add<<<1, 1, 0, forked>>>(cell, 3);
+        CHECK(cudaEventRecord(end, forked));
+        if (join) CHECK(cudaStreamWaitEvent(first, end, 0));
+        CHECK(cudaStreamDestroy(forked));
+        CHECK(cudaEventDestroy(begin));
+        CHECK(cudaEventDestroy(end));
+        add<<<1, 1, 0, first>>>(cell, 4);
+        if (!join) {
+            FAILS(cudaStreamEndCapture(first, &graph), cudaErrorStreamCaptureUnjoined);
+            REQUIRE(graph == nullptr);
+            continue;
+        }
+        CHECK(cudaStreamEndCapture(first, &graph));
+        cudaGraphExec_t exec;
+        CHECK(cudaGraphInstantiate(&exec, graph, 0));
+        CHECK(cudaGraphDestroy(graph));
+        CHECK(cudaGraphLaunch(exec, first));
+        CHECK(cudaStreamSynchronize(first));
+        CHECK(cudaGraphExecDestroy(exec));
+        int host = 0;
+        CHECK(cudaMemcpy(&host, cell, sizeof host, cudaMemcpyDeviceToHost));
+        REQUIRE(host == 27);
+    }
+}
+
 int main() {
     int *flag = nullptr, *cell = nullptr, host = 0, three = 3;
     CHECK(cudaMallocHost(&flag, sizeof(int)));
@@ -163,6 +202,7 @@ int main() {
     CHECK(cudaStreamWaitEvent(second, untimed, 0));
     add<<<1, 1, 0, second>>>(cell, 1);
     FAILS(cudaStreamEndCapture(first, &graph), cudaErrorStreamCaptureUnjoined);
+    destroyed_in_capture(first, cell);
 
     // a graph made by hand
     CHECK(cudaGraphCreate(&graph, 0));

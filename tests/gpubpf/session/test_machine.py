@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -263,6 +264,42 @@ def test_twenty_at_once(built: Path) -> None:
     # Whoever could not be held is said to be late.
     eventually(lambda: {pid for pid, _, reason in joined.missed if reason == REACHED_LATE} >= set(joined.ran))
     assert joined.held
+
+
+def test_those_that_wait_for_their_turn_cost_little(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held threads are checked for a deadlock at intervals, not at each message about one of them; and only while their worker
+    runs something: one that waits for its turn is not looked at."""
+    checked: dict[int, list[float]] = {}
+    begun: set[int] = set()
+    early: list[int] = []
+    is_deadlocked, blocked_call = loading.Held.is_deadlocked, ptrace.blocked_call
+
+    def check(held: loading.Held) -> bool:
+        checked.setdefault(held.pid, []).append(time.monotonic())
+        return is_deadlocked(held)
+
+    def look(pid: int, tid: int) -> ptrace.BlockedCall | None:
+        if pid not in begun:
+            early.append(pid)
+        return blocked_call(pid, tid)
+
+    class Slow(Joined):
+        def join(self, pid: int, tid: int | None) -> str | None:
+            time.sleep(0.4)
+            begun.add(pid)
+            return super().join(pid, tid)
+
+    monkeypatch.setattr(loading.Held, "is_deadlocked", check)
+    monkeypatch.setattr(ptrace, "blocked_call", look)
+    joined = Slow(built)
+    with watching(joined):
+        children = [subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL) for _ in range(24)]
+        assert [child.wait(60) for child in children] == [0] * 24
+        eventually(lambda: len(joined.held) + len(joined.ran) + len(joined.ended) == 24)
+    assert checked  # else nobody waited for long enough
+    between = [b - a for times in checked.values() for a, b in itertools.pairwise(times)]
+    assert all(seconds >= machine.TICK for seconds in between), min(between)
+    assert not early
 
 
 def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:

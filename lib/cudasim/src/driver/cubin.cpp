@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 namespace cudasim {
 namespace {
@@ -19,7 +20,8 @@ constexpr uint16_t kMachine = 190;                       // EM_CUDA
 constexpr char kLinkedPtx[] = ".cudasim.ptx";            // section that make_cubin writes
 constexpr char kDebugPtx[] = ".nv_debug_ptx_txt";        // section that ptxas writes; its lines end with NUL
 constexpr unsigned char kAbiVersion = 8, kOsAbi = 0x41;  // as ptxas 13 writes them
-constexpr unsigned char kCudaEntry = 0x10;               // STO_CUDA_ENTRY
+constexpr uint8_t kSizedValue = 4, kRegisterCount = 0x2f;  // EIFMT_SVAL, EIATTR_REGCOUNT
+constexpr unsigned char kCudaEntry = 0x10;                 // STO_CUDA_ENTRY
 
 Elf64_Ehdr header(const uint8_t *image) {
     Elf64_Ehdr found;
@@ -33,24 +35,37 @@ Elf64_Shdr section(const uint8_t *image, const Elf64_Ehdr &elf, size_t index) {
     return found;
 }
 
-// Returns the contents of the sections NAME and NAME.N of a cubin of `size` bytes.
-std::vector<std::string> section_contents(const uint8_t *image, size_t size, const char *name) {
-    std::vector<std::string> texts;
+// Returns whether a section's bytes are in the file. cubin_size() has checked the extent of such a section.
+bool has_contents(const Elf64_Shdr &section) {
+    return section.sh_type != SHT_NOBITS && section.sh_type != SHT_NULL;
+}
+
+// Returns a name in a string table; empty if the table does not contain it.
+std::string_view name_at(const uint8_t *image, const Elf64_Shdr &names, uint64_t offset) {
+    if (!has_contents(names) || offset >= names.sh_size) return {};
+    const char *begin = reinterpret_cast<const char *>(image) + names.sh_offset + offset;
+    return {begin, strnlen(begin, names.sh_size - offset)};
+}
+
+// Calls `use` with the name and header of each section in the file.
+template <class Use>
+void for_each_section(const uint8_t *image, const Use &use) {
     const Elf64_Ehdr elf = header(image);
-    if (elf.e_shstrndx >= elf.e_shnum) return texts;
+    if (elf.e_shstrndx >= elf.e_shnum) return;
     const Elf64_Shdr names = section(image, elf, elf.e_shstrndx);
-    const size_t length = strlen(name);
-    for (size_t i = 0; i < elf.e_shnum; i++) {
-        const Elf64_Shdr found = section(image, elf, i);
-        // cubin_size has checked where the others are.
-        if (found.sh_type == SHT_NOBITS || found.sh_type == SHT_NULL || names.sh_size <= length ||
-            found.sh_name >= names.sh_size - length)
-            continue;
-        const uint64_t at = names.sh_offset + found.sh_name;
-        if (at >= size || length >= size - at || memcmp(image + at, name, length) != 0) continue;
-        if (image[at + length] != '\0' && image[at + length] != '.') continue;
-        texts.emplace_back(reinterpret_cast<const char *>(image) + found.sh_offset, found.sh_size);
-    }
+    for (size_t i = 0; i < elf.e_shnum; i++)
+        if (const Elf64_Shdr found = section(image, elf, i); has_contents(found))
+            use(name_at(image, names, found.sh_name), found);
+}
+
+// Returns the contents of the sections NAME and NAME.N of a cubin.
+std::vector<std::string> section_contents(const uint8_t *image, std::string_view name) {
+    std::vector<std::string> texts;
+    for_each_section(image, [&](std::string_view title, const Elf64_Shdr &found) {
+        if (title.substr(0, name.size()) == name &&
+            (title.size() == name.size() || title[name.size()] == '.'))
+            texts.emplace_back(reinterpret_cast<const char *>(image) + found.sh_offset, found.sh_size);
+    });
     return texts;
 }
 
@@ -142,14 +157,49 @@ unsigned cubin_sm(const void *image) {
 
 std::vector<std::string> cubin_ptx(const void *image, size_t size) {
     const auto *bytes = static_cast<const uint8_t *>(image);
-    std::vector<std::string> texts = section_contents(bytes, size, kLinkedPtx);
+    std::vector<std::string> texts = section_contents(bytes, kLinkedPtx);
     if (!texts.empty()) return texts;
-    texts = section_contents(bytes, size, kDebugPtx);
+    texts = section_contents(bytes, kDebugPtx);
     for (std::string &text : texts) std::replace(text.begin(), text.end(), '\0', '\n');
     if (!texts.empty() && std::all_of(texts.begin(), texts.end(), is_ptx)) return texts;
     texts.assign(1, {});
     if (!find_in_triton_cache(bytes, size, texts[0])) texts.clear();
     return texts;
+}
+
+// An entry of .nv.info is a u8 format, a u8 attribute and a u16: the value, or with kSizedValue the size of the value that
+// follows. The value of kRegisterCount is a u32 symbol and a u32 count.
+std::map<std::string, unsigned> cubin_registers(const void *image, size_t size) {
+    std::map<std::string, unsigned> registers;
+    const auto *bytes = static_cast<const uint8_t *>(image);
+    const Elf64_Ehdr elf = header(bytes);
+    Elf64_Shdr info = {}, symbols = {};
+    for_each_section(bytes, [&](std::string_view title, const Elf64_Shdr &found) {
+        if (found.sh_type == SHT_SYMTAB) symbols = found;
+        else if (title == ".nv.info") info = found;
+    });
+    if (symbols.sh_link >= elf.e_shnum || info.sh_size > size) return registers;
+    const Elf64_Shdr names = section(bytes, elf, symbols.sh_link);
+    const uint8_t *entries = bytes + info.sh_offset;
+    for (uint64_t at = 0; at + 4 <= info.sh_size;) {
+        const uint8_t format = entries[at], attribute = entries[at + 1];
+        uint16_t length;
+        memcpy(&length, entries + at + 2, sizeof length);
+        at += 4;
+        if (format != kSizedValue) continue;
+        if (length > info.sh_size - at) break;
+        uint32_t value[2];  // symbol, count
+        if (attribute == kRegisterCount && length >= sizeof value) {
+            memcpy(value, entries + at, sizeof value);
+            Elf64_Sym symbol;
+            if (value[0] < symbols.sh_size / sizeof symbol && value[1] != 0 && value[1] <= 255) {
+                memcpy(&symbol, bytes + symbols.sh_offset + value[0] * sizeof symbol, sizeof symbol);
+                registers.emplace(name_at(bytes, names, symbol.st_name), value[1]);
+            }
+        }
+        at += length;
+    }
+    return registers;
 }
 
 std::string make_cubin(const std::string &ptx, const std::vector<std::string> &kernels, unsigned sm) {

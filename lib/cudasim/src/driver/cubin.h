@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ unsigned cubin_sm(const void *image);
 // - the PTX file beside an identical cubin in Triton's cache ($TRITON_CACHE_DIR, $TRITON_HOME/.triton/cache,
 //   ~/.triton/cache).
 std::vector<std::string> cubin_ptx(const void *image, size_t size);
+
+// Returns the registers per thread of the functions in a cubin of `size` bytes (EIATTR_REGCOUNT), by name.
+std::map<std::string, unsigned> cubin_registers(const void *image, size_t size);
 
 // Makes the result of cuLinkComplete: a cubin for `sm` with the kernels' names and their PTX, but without machine code.
 std::string make_cubin(const std::string &ptx, const std::vector<std::string> &kernels, unsigned sm);

@@ -6,6 +6,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -177,6 +178,8 @@ struct Capture {
     bool existing_graph = false;  // cuStreamBeginCaptureToGraph
     std::shared_ptr<Stream> origin;
     std::vector<std::shared_ptr<Stream>> streams;  // the origin and the streams that joined the capture
+    // The last nodes of streams that were destroyed meanwhile. Like those of the others, they must be joined at the end.
+    std::vector<std::shared_ptr<GraphNode>> destroyed_stream_nodes;
 };
 
 struct Stream {
@@ -197,6 +200,14 @@ struct Stream {
 struct Module;
 struct Library;
 
+// The registers per thread of a kernel.
+struct Registers {
+    unsigned count = 0;
+    unsigned limit = 0;  // by -maxrregcount and the size of a block; 0: none
+    bool known = false;  // read from a cubin; otherwise estimated
+    void keep_limit() { count = std::min(count, limit == 0 ? 255 : limit); }
+};
+
 // A CUfunction: a kernel in a context.
 struct Function {
     std::weak_ptr<Module> module;
@@ -204,7 +215,7 @@ struct Function {
     uint32_t index = 0;
     void *handle = nullptr;
     const cudasim::Kernel &kernel() const { return image->kernels()[index]; }
-    unsigned registers = 0;
+    Registers registers;
     std::atomic<bool> refusal_logged{false};  // whether the reason why it cannot run was printed
     std::atomic<bool> loaded{false};          // used before, or loaded eagerly
     // attributes that cuFuncSetAttribute sets
@@ -220,7 +231,6 @@ struct Module {
     void *handle = nullptr;
     std::weak_ptr<Library> library;  // null for modules of cuModuleLoad*
     std::shared_ptr<const Image> image;
-    std::string options;                               // ptxas options that the image records
     std::vector<uint64_t> variables;                   // the address of each, by index in the image
     std::vector<std::pair<uint64_t, uint64_t>> owned;  // their allocations: address, id
     std::vector<std::shared_ptr<Function>> functions;  // by kernel index
@@ -240,7 +250,7 @@ struct LibraryKernel {
 struct Library {
     void *handle = nullptr;
     std::shared_ptr<const Image> image;
-    std::string options;
+    std::vector<Registers> registers;  // by kernel index
     std::mutex mutex;
     std::vector<std::shared_ptr<LibraryKernel>> kernels;
     std::map<const Context *, std::shared_ptr<Module>> modules;
@@ -365,6 +375,7 @@ constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kBlocksPerMultiprocessor = 32;
 constexpr int kRegisters = 65536;          // per multiprocessor and per block
+constexpr int kParts = 4;                  // of a multiprocessor, each with a quarter of its registers
 constexpr int kSharedPerBlock = 48 << 10;  // without opting in
 constexpr int kSharedPerBlockOptin = 227 << 10;
 constexpr int kSharedPerMultiprocessor = 228 << 10;
@@ -464,7 +475,9 @@ CUresult library_module(const std::shared_ptr<Library> &library, const std::shar
                         std::shared_ptr<Module> &module);
 // Removes the handles of a module and its functions.
 void remove_handles(const Module &module);
-int max_threads(const Function &function);                                  // per block
+int max_threads(const Function &function);  // per block
+// Returns the registers that the check of a launch counts for a block; at most kRegisters may be launched.
+int block_registers(const Function &function, int block);
 int occupancy(const Function &function, int block, size_t dynamic_shared);  // blocks per multiprocessor
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
 // Checks that [address, address + bytes) lies in one allocation.

@@ -19,6 +19,7 @@ constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr size_t kFatbinHeader = 16;
 constexpr size_t kImageHeader = 0x40;                 // the fields that every image header has
 constexpr size_t kMaxUncompressed = size_t{1} << 31;  // a larger size means a damaged header
+constexpr size_t kMaxCubin = size_t{1} << 28;         // a larger cubin is not read for its registers
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 
 template <class T>
@@ -163,6 +164,8 @@ int ptx_of_cubin(const void *image, size_t limit, unsigned cc, ChosenPtx &chosen
     chosen.more_texts.assign(std::make_move_iterator(texts.begin() + 1),
                              std::make_move_iterator(texts.end()));
     chosen.sm = sm;
+    chosen.registers = cubin_registers(image, size);
+    chosen.compiled = false;
     return 0;
 }
 
@@ -174,6 +177,31 @@ const FatbinImage *cubin_for(const std::vector<FatbinImage> &images, unsigned cc
             (best == nullptr || image.sm > best->sm))
             best = &image;
     return best;
+}
+
+// Returns the cubin whose architecture is nearest to the device's.
+const FatbinImage *nearest_cubin(const std::vector<FatbinImage> &images, unsigned cc) {
+    const FatbinImage *best = nullptr;
+    auto distance = [cc](const FatbinImage &image) {
+        return std::max(image.sm, cc) - std::min(image.sm, cc);
+    };
+    for (const FatbinImage &image : images)
+        if (!image.ptx && (best == nullptr || distance(image) < distance(*best))) best = &image;
+    return best;
+}
+
+// Reads the registers of the kernels from a cubin beside the PTX. A damaged cubin tells none.
+void read_registers(const std::vector<FatbinImage> &images, unsigned cc, ChosenPtx &chosen) {
+    const FatbinImage *cubin = cubin_for(images, cc);
+    const bool runs = cubin != nullptr;
+    if (!runs) cubin = nearest_cubin(images, cc);
+    if (cubin == nullptr || std::max(cubin->payload_size, cubin->uncompressed_size) > kMaxCubin) return;
+    std::string payload, problem;
+    if (!unpack(*cubin, payload, problem)) return;
+    const size_t size = cubin_size(payload.data(), payload.size());
+    if (size == 0) return;
+    chosen.registers = cubin_registers(payload.data(), size);
+    chosen.compiled = !runs;
 }
 
 }  // namespace
@@ -224,6 +252,7 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
     chosen.text.resize(strnlen(chosen.text.data(), chosen.text.size()));
     chosen.options = best->options;
     chosen.sm = best->sm;
+    read_registers(images, cc, chosen);
     return 0;
 }
 

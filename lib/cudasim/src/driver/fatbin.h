@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ struct ChosenPtx {
     std::vector<std::string> more_texts;  // the other texts, if a cubin was linked from several
     std::string options;                  // of ptxas
     unsigned sm = 0;
+    // Registers per thread of the module's kernels by name, from a cubin beside the PTX: the one that a driver would run on
+    // this device, or else the one for the nearest architecture. Empty without a cubin.
+    std::map<std::string, unsigned> registers;
+    bool compiled = true;  // whether a driver would compile the PTX; false: it would run that cubin
 };
 
 // Chooses the PTX that a device of compute capability `cc` (90 for 9.0) runs. That is, in this order:

@@ -92,8 +92,7 @@ std::string verbose_log(const Image &image) {
     return log;
 }
 
-CUresult select_ptx(const void *image, const JitOptions &jit, std::string &text, std::string &options) {
-    ChosenPtx chosen;
+CUresult select_ptx(const void *image, const JitOptions &jit, ChosenPtx &chosen) {
     std::string problem;
     if (int status = choose_ptx(image, static_cast<unsigned>(config().compute_capability()), config().hostile,
                                 chosen, problem)) {
@@ -101,19 +100,17 @@ CUresult select_ptx(const void *image, const JitOptions &jit, std::string &text,
         jit.report(problem, "");
         return static_cast<CUresult>(status);
     }
-    text = std::move(chosen.text);
     if (!chosen.more_texts.empty()) {
-        std::vector<LinkInput> inputs{{"text 1", std::move(text)}};
+        std::vector<LinkInput> inputs{{"text 1", std::move(chosen.text)}};
         for (std::string &other : chosen.more_texts)
             inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(other)});
         TranslateError error;
-        if (!link_ptx(inputs, true, text, error)) {
+        if (!link_ptx(inputs, true, chosen.text, error)) {
             log_line("%s", error.log.c_str());
             jit.report(compiler_log(error.log), "");
             return CUDA_ERROR_NO_BINARY_FOR_GPU;
         }
     }
-    options = std::move(chosen.options);
     return CUDA_SUCCESS;
 }
 

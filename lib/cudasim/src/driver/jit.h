@@ -2,6 +2,7 @@
 #pragma once
 
 #include "driver/driver.h"
+#include "driver/fatbin.h"
 
 namespace cudasim::driver {
 
@@ -39,8 +40,8 @@ std::string compiler_log(const std::string &problem, const std::string &input = 
 // Returns a driver's info log for CU_JIT_LOG_VERBOSE.
 std::string verbose_log(const Image &image);
 
-// Copies the PTX for this device from an image. Writes the logs if it fails.
-CUresult select_ptx(const void *image, const JitOptions &jit, std::string &text, std::string &options);
+// Copies the PTX for this device from an image, as one text. Writes the logs if it fails.
+CUresult select_ptx(const void *image, const JitOptions &jit, ChosenPtx &chosen);
 // Translates PTX, and writes the logs.
 CUresult translate_ptx(const std::string &text, const JitOptions &jit,
                        std::shared_ptr<const Image> &translated);

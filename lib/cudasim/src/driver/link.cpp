@@ -43,8 +43,10 @@ CUresult select_input_ptx(Link &link, CUjitInputType type, const void *data, std
             "the embedded device links PTX, and fat binaries and cubins that contain PTX, but no objects, "
             "libraries or LTO-IR",
             CUDA_ERROR_NO_BINARY_FOR_GPU);
-    std::string options;
-    return select_ptx(data, link.jit, text, options);
+    ChosenPtx chosen;
+    const CUresult status = select_ptx(data, link.jit, chosen);
+    text = std::move(chosen.text);
+    return status;
 }
 
 }  // namespace

@@ -9,42 +9,53 @@
 namespace cudasim::driver {
 namespace {
 
-CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &translated,
-                         std::string &options) {
-    if (jit.status() != CUDA_SUCCESS) return jit.status();
-    std::string text;
-    if (CUresult status = select_ptx(image, jit, text, options)) return status;
-    if (CUresult status = translate_ptx(text, jit, translated)) return status;
-    if (jit.max_registers() != 0) options += " -maxrregcount=" + std::to_string(jit.max_registers());
-    return CUDA_SUCCESS;
-}
-
 // Returns the most threads per block that .reqntid or .maxntid allows; 0 without either directive.
 unsigned block_limit(const cudasim::Kernel &kernel) {
     const uint32_t *shape = kernel.reqntid[0] != 0 ? kernel.reqntid : kernel.maxntid;
     return shape[0] * shape[1] * shape[2];
 }
 
-// Estimates the registers per thread, as ptxas limits them by -maxrregcount and by the size of a block.
-unsigned register_count(const cudasim::Kernel &kernel, const std::string &options) {
-    unsigned registers = std::clamp(kernel.registers, 8u, 255u);
-    unsigned limit = max_registers(options);
-    if (unsigned threads = block_limit(kernel)) {
-        unsigned fits = std::max(16u, static_cast<unsigned>(kRegisters) / threads / 8 * 8);
-        limit = limit == 0 ? fits : std::min(limit, fits);
+// Returns the registers per thread: those in the cubin, or else an estimate. `max`: CU_JIT_MAX_REGISTERS, which has no effect
+// on a cubin that a driver runs as it is.
+Registers register_count(const cudasim::Kernel &kernel, const ChosenPtx &chosen, unsigned max) {
+    Registers registers;
+    const auto found = chosen.registers.find(kernel.name);
+    registers.known = found != chosen.registers.end();
+    registers.count = registers.known ? found->second : std::clamp(kernel.registers, 8u, 255u);
+    if (const unsigned recorded = max_registers(chosen.options)) max = recorded;
+    if (const unsigned threads = block_limit(kernel)) {
+        const unsigned fits = std::max(16u, static_cast<unsigned>(kRegisters) / threads / 8 * 8);
+        max = max == 0 ? fits : std::min(max, fits);
     }
-    return limit == 0 ? registers : std::min(registers, std::max(limit, 16u));
+    if (max != 0) registers.limit = std::max(max, 16u);
+    if (!registers.known || chosen.compiled) registers.keep_limit();
+    return registers;
+}
+
+// Translates an image. `registers`: of its kernels, by index.
+CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &translated,
+                         std::vector<Registers> &registers) {
+    if (jit.status() != CUDA_SUCCESS) return jit.status();
+    ChosenPtx chosen;
+    if (CUresult status = select_ptx(image, jit, chosen)) return status;
+    if (CUresult status = translate_ptx(chosen.text, jit, translated)) return status;
+    for (const cudasim::Kernel &kernel : translated->kernels())
+        registers.push_back(register_count(kernel, chosen, jit.max_registers()));
+    return CUDA_SUCCESS;
+}
+
+int registers_per_warp(const Function &function) {
+    return static_cast<int>((function.registers.count * 32 + 255) / 256 * 256);
 }
 
 // Makes a module in a context: allocates and initialises its variables, and makes its functions. `managed`: the addresses of
 // a library's managed variables.
 CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_ptr<const Image> &image,
-                    const std::string &options, const std::vector<uint64_t> *managed,
+                    const std::vector<Registers> &registers, const std::vector<uint64_t> *managed,
                     std::shared_ptr<Module> &module) {
     module = std::make_shared<Module>();
     module->context = context;
     module->image = image;
-    module->options = options;
     const std::vector<Variable> &variables = image->variables();
     module->variables.assign(variables.size(), 0);
     Memory &memory = Memory::instance();
@@ -88,7 +99,7 @@ CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_p
         function->module = module;
         function->image = image;
         function->index = i;
-        function->registers = register_count(image->kernels()[i], options);
+        function->registers = registers[i];
         function->loaded = config().eager_loading;
         function->handle = tables().functions.add(function);
         module->functions.push_back(std::move(function));
@@ -116,11 +127,11 @@ CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_
     JitOptions jit(count, options, values);
     std::optional<ExclusiveContext> exclusive;
     std::shared_ptr<const Image> translated;
-    std::string compiler_options;
+    std::vector<Registers> registers;
     if (CUresult status = prepare_lazy_load(context, exclusive)) return status;
-    if (CUresult status = translate_image(image, jit, translated, compiler_options)) return status;
+    if (CUresult status = translate_image(image, jit, translated, registers)) return status;
     std::shared_ptr<Module> module;
-    if (CUresult status = load_image(context, translated, compiler_options, nullptr, module)) return status;
+    if (CUresult status = load_image(context, translated, registers, nullptr, module)) return status;
     *handle = static_cast<CUmodule>(module->handle);
     return CUDA_SUCCESS;
 }
@@ -161,7 +172,7 @@ CUresult get_attribute(const Function &function, CUfunction_attribute attribute,
             break;
         }
         case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = static_cast<int>(kernel.local); break;
-        case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = static_cast<int>(function.registers); break;
+        case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = static_cast<int>(function.registers.count); break;
         case CU_FUNC_ATTRIBUTE_PTX_VERSION: *value = function.image->target; break;
         case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = config().cc_major * 10 + config().cc_minor; break;
         case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: *value = 0; break;
@@ -293,7 +304,7 @@ CUresult library_module(const std::shared_ptr<Library> &library, const std::shar
         module = found->second;
         return CUDA_SUCCESS;
     }
-    if (CUresult status = load_image(context, library->image, library->options, &library->managed, module))
+    if (CUresult status = load_image(context, library->image, library->registers, &library->managed, module))
         return status;
     module->library = library;
     for (size_t i = 0; i < library->kernels.size(); i++)
@@ -342,12 +353,19 @@ int max_threads(const Function &function) {
     return limit == 0 ? kThreadsPerBlock : std::min(kThreadsPerBlock, static_cast<int>(limit));
 }
 
+// The rules are those of cuda_occupancy.h: a warp takes registers in units of 256, each part of a multiprocessor has its own
+// registers, and the check of a block counts its warps as a multiple of the parts.
+int block_registers(const Function &function, int block) {
+    const int warps = (block + 31) / 32;
+    return registers_per_warp(function) * ((warps + kParts - 1) / kParts * kParts);
+}
+
 int occupancy(const Function &function, int block, size_t dynamic_shared) {
     if (block <= 0 || block > max_threads(function)) return 0;
+    if (block_registers(function, block) > kRegisters) return 0;
     int warps = (block + 31) / 32;
     int blocks = std::min(kBlocksPerMultiprocessor, kThreadsPerMultiprocessor / 32 / warps);
-    int registers_per_warp = static_cast<int>((function.registers * 32 + 255) / 256 * 256);
-    blocks = std::min(blocks, kRegisters / (registers_per_warp * warps));
+    blocks = std::min(blocks, kRegisters / kParts / registers_per_warp(function) * kParts / warps);
     size_t shared = function.kernel().static_shared + dynamic_shared + kSharedReserved;
     shared = (shared + 127) / 128 * 128;
     return std::min<int>(blocks, static_cast<int>(kSharedPerMultiprocessor / shared));
@@ -440,7 +458,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
         if (CUresult status = prepare_lazy_load(context, exclusive.emplace_back())) return status;
     auto library = std::make_shared<Library>();
     JitOptions jit(jit_count, jit_options, jit_values);
-    if (CUresult status = translate_image(code, jit, library->image, library->options)) return status;
+    if (CUresult status = translate_image(code, jit, library->image, library->registers)) return status;
     const std::vector<Variable> &variables = library->image->variables();
     library->managed.assign(variables.size(), 0);
     for (uint32_t i = 0; i < variables.size(); i++) {
@@ -696,6 +714,24 @@ CUresult cuFuncLoad(CUfunction handle) {
     if (!function->kernel().refused.empty()) return CUDA_ERROR_NOT_SUPPORTED;  // the launch prints the reason
     load_function(*function, context);
     return CUDA_SUCCESS;
+}
+
+extern "C" {
+// For tools: a function is an instrumented copy of another. A copy has no cubin. So that the two can be compared, it gets the
+// registers of the original, and the difference of the two estimates on top.
+CUresult cudasim_is_copy_of(CUfunction copy_handle, CUfunction original_handle) {
+    const std::shared_ptr<Function> copy = tables().functions.get(copy_handle);
+    const std::shared_ptr<Function> original = tables().functions.get(original_handle);
+    if (!copy || !original) return CUDA_ERROR_INVALID_HANDLE;
+    if (copy->registers.known || !original->registers.known) return CUDA_SUCCESS;
+    const unsigned copy_estimate = copy->kernel().registers, estimate = original->kernel().registers;
+    Registers registers = copy->registers;
+    registers.count = original->registers.count + std::max(copy_estimate, estimate) - estimate;
+    registers.keep_limit();
+    registers.known = true;
+    copy->registers = registers;
+    return CUDA_SUCCESS;
+}
 }
 
 // ---------------------------------------------------------------------------------------------------- occupancy

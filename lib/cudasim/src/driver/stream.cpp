@@ -57,6 +57,16 @@ void leave_capture(const std::shared_ptr<Capture> &capture) {
     active.erase(std::remove(active.begin(), active.end(), capture), active.end());
 }
 
+// Takes a stream that is being destroyed out of a capture that goes on. The capture keeps its work.
+void leave_capture(Capture &capture, const std::shared_ptr<Stream> &stream) {
+    append_unique(capture.destroyed_stream_nodes, stream->capture_dependencies);
+    std::lock_guard lock(captures().mutex);
+    capture.streams.erase(std::remove(capture.streams.begin(), capture.streams.end(), stream),
+                          capture.streams.end());
+    stream->capture.reset();
+    stream->capture_dependencies.clear();
+}
+
 // What new work waits for: fences, and on the virtual clock also a time, the latest end of fences that are done already.
 struct Dependencies {
     std::vector<Fence> fences;
@@ -286,10 +296,13 @@ CUresult end_capture(const std::shared_ptr<Context> &context, const std::shared_
     if (capture->origin != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id())
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    bool joined = true;
+    std::vector<std::shared_ptr<GraphNode>> forked = capture->destroyed_stream_nodes;
     for (const std::shared_ptr<Stream> &other : capture->streams)
-        for (const std::shared_ptr<GraphNode> &last : other->capture_dependencies)
-            if (other != stream && !is_ancestor(last, stream->capture_dependencies)) joined = false;
+        if (other != stream) append_unique(forked, other->capture_dependencies);
+    const bool joined =
+        std::all_of(forked.begin(), forked.end(), [&](const std::shared_ptr<GraphNode> &last) {
+            return is_ancestor(last, stream->capture_dependencies);
+        });
     bool invalid = capture->invalid;
     leave_capture(capture);
     if (invalid || !joined) {
@@ -408,10 +421,11 @@ CUresult cuStreamDestroy(CUstream handle) {
     std::shared_ptr<Context> context = stream->context.lock();
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
     std::lock_guard lock(context->mutex);
-    if (stream->capture) {
-        stream->capture->invalid = true;
-        std::shared_ptr<Capture> capture = stream->capture;
-        if (capture->origin == stream) leave_capture(capture);
+    if (std::shared_ptr<Capture> capture = stream->capture; capture && capture->origin == stream) {
+        capture->invalid = true;
+        leave_capture(capture);
+    } else if (capture) {
+        leave_capture(*capture, stream);
     }
     tables().streams.remove(handle);
     auto &streams = context->streams;

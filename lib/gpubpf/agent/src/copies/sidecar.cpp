@@ -465,6 +465,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         }
         made->kernel = &k;
         made->original = original;
+        if (driver.cudasim_is_copy_of && original) driver.cudasim_is_copy_of(made->function, original);
         made->next = k.copies.load(std::memory_order_relaxed);
         while (!k.copies.compare_exchange_weak(made->next, made)) {
         }

@@ -65,6 +65,7 @@ namespace gpubpf {
   F(cuMemGetAddressRange_v2, CUdeviceptr *, size_t *, CUdeviceptr)                                                        \
   F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
   F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
+  F(cudasim_is_copy_of, CUfunction, CUfunction)                                                                           \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \
   F(cuLibraryGetGlobal, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                 \
   F(cuLibraryGetManaged, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                \
