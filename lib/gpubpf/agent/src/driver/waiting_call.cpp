@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kUsed = 300'000, kAsleep = 1'000'000;  // ns
 constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if /proc cannot be read
 constexpr int64_t kMostHeld = 1'000'000'000, kPause = 200'000;  // ns
-constexpr size_t kMostCalls = 64;                                   // more calls at once are refused
+constexpr size_t kMostCalls = 64;                               // more calls at once are refused
 
 CallSlot slots[kMostCalls];
 
