@@ -308,12 +308,8 @@ void work(Connection *c) {
 }
 
 bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's handlers run only on its own threads
-    bool ok = pthread_create(&thread, nullptr, run, argument) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return ok;
+    SignalsBlocked blocked;
+    return pthread_create(&thread, nullptr, run, argument) == 0;
 }
 
 void release_signals();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <type_traits>
 
@@ -190,6 +191,22 @@ class SlowPath {
 
   private:
     Thread *thread_;
+};
+
+// For the start of a thread: handlers of the application run only on its own threads.
+class SignalsBlocked {
+  public:
+    SignalsBlocked() noexcept {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    SignalsBlocked(const SignalsBlocked &) = delete;
+    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+  private:
+    sigset_t before_;
 };
 
 // For code outside hooks: a signal handler, the end of the process, the start of an attachment. Nothing is

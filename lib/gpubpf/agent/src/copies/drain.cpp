@@ -245,10 +245,8 @@ struct Idles {
 ProcessState<Idles> idles;
 
 void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goes_on) {
+    SignalsBlocked blocked;
     std::thread([idle, handle, goes_on] {
-        sigset_t every;
-        sigfillset(&every);
-        pthread_sigmask(SIG_SETMASK, &every, nullptr);  // handlers run only on the application's threads
         prctl(PR_SET_NAME, "gpubpf-wait");
         DriverScope scope;
         CUcontext popped;

@@ -121,10 +121,8 @@ std::shared_ptr<Waiter> waiter_of(CUcontext context) {
 uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
     if (waiter->running.exchange(true)) return 0;  // it is still waiting for an earlier request
     const uint64_t number = ++waiter->asked;
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
     try {
+        SignalsBlocked blocked;
         std::thread([waiter, context, number, now = attachment.load()] {
             prctl(PR_SET_NAME, "gpubpf-wait");
             waiter->thread = static_cast<pid_t>(syscall(SYS_gettid));
@@ -152,7 +150,6 @@ uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
     } catch (...) {
         waiter->running = false;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return waiter->running || waiter->done >= number ? number : 0;
 }
 

@@ -177,10 +177,8 @@ struct Waiting {
 std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     auto waiting = std::make_shared<Waiting>();
     waiting->holds = !soon;
-    sigset_t everything, before;
-    sigfillset(&everything);
-    pthread_sigmask(SIG_SETMASK, &everything, &before);
     try {
+        SignalsBlocked blocked;
         std::thread([waiting, context, soon] {
             prctl(PR_SET_NAME, "gpubpf-wait");
             {
@@ -214,7 +212,6 @@ std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     } catch (...) {
         waiting->over = true;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return waiting;
 }
 
@@ -332,13 +329,10 @@ void *free_later(void *) {
 // Call it with leftovers->lock held.
 void start_thread() {
     if (leftovers->thread || leftovers->all.empty()) return;
-    sigset_t everything, before;
-    sigfillset(&everything);
-    pthread_sigmask(SIG_SETMASK, &everything, &before);
+    SignalsBlocked blocked;
     pthread_t thread;
     leftovers->thread = pthread_create(&thread, nullptr, free_later, nullptr) == 0;
     if (leftovers->thread) pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace

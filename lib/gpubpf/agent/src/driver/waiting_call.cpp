@@ -6,7 +6,7 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
-#include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 // A thread is inside the driver, past its check for captures, when it has used so much CPU time since it began
 // the call, or sleeps there. Wall-clock time would prove nothing about a thread that is not scheduled.
 constexpr int64_t kUsed = 300'000, kAsleep = 1'000'000;  // ns
-constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if /proc cannot be read
+constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if nothing can be found out
 constexpr int64_t kMostHeld = 1'000'000'000, kPause = 200'000;  // ns
 constexpr size_t kMostCalls = 64;                               // more calls at once are refused
 
@@ -59,14 +59,21 @@ bool is_inside(CallSlot &slot, pid_t thread) {
     const int64_t call = slot.began.load(std::memory_order_acquire);
     if (!call) return false;
     if (slot.inside == call) return true;
-    const int64_t cpu = now_on(cpu_clock_of(thread)), took = now_on(CLOCK_MONOTONIC) - call;
-    bool inside = cpu < 0 || cpu - slot.cpu > kUsed;
+    const int64_t cpu = now_on(cpu_clock_of(thread)), before = slot.cpu;
+    const int64_t took = now_on(CLOCK_MONOTONIC) - call;
+    bool inside = before >= 0 && cpu - before > kUsed;
     if (!inside && took > kAsleep) {
         const char state = state_of_thread(thread);
-        inside = state == 'S' || (!state && took > kUnknown);
+        inside = state == 'S' || ((!state || cpu < 0) && took > kUnknown);
     }
     if (inside) slot.inside = call;
     return inside;
+}
+
+// In this order: once `thread` is 0, the slot may belong to another call.
+void release(CallSlot &slot) {
+    slot.began = 0;
+    slot.thread = 0;
 }
 
 }  // namespace
@@ -87,7 +94,7 @@ WaitingCall::WaitingCall(bool (*captured)()) noexcept {
 }
 
 WaitingCall::~WaitingCall() {
-    if (slot_) slot_->began = slot_->thread = 0;
+    if (slot_) release(*slot_);
 }
 
 void before_capture() noexcept {
@@ -108,8 +115,7 @@ void yield_if_inside(pid_t thread) noexcept {
     for (CallSlot &slot : slots) {
         const int64_t call = slot.began;
         if (!thread || slot.thread != thread || slot.yielding == call || !is_inside(slot, thread)) continue;
-        sched_param least{};
-        sched_setscheduler(thread, SCHED_IDLE, &least);
+        setpriority(PRIO_PROCESS, static_cast<id_t>(thread), 19);
         slot.yielding = call;
     }
 }
@@ -119,7 +125,7 @@ const Lifetime waiting_call_lifetime{
     nullptr,
     nullptr,
     [] {
-        for (CallSlot &slot : slots) slot.began = slot.thread = 0;
+        for (CallSlot &slot : slots) release(slot);
     },
 };
 

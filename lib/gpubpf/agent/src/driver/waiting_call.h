@@ -32,7 +32,7 @@ class WaitingCall {
 // driver, or after a second.
 void before_capture() noexcept;
 
-// Some drivers wait in a busy loop. Gives a thread the least priority if its call is inside the driver; not
+// Some drivers wait in a busy loop. Gives a thread the lowest nice value if its call is inside the driver; not
 // before, because captures would have to wait for a thread that is rarely scheduled.
 void yield_if_inside(pid_t thread) noexcept;
 

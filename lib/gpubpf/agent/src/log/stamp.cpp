@@ -162,13 +162,10 @@ bool start_poller() {
     std::lock_guard<std::mutex> hold(lock);
     if (poller) return true;
     auto *made = new Poller;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    SignalsBlocked blocked;
     bool ok = pthread_create(
                   &made->thread, nullptr,
                   [](void *p) -> void * { return run(static_cast<Poller *>(p)), nullptr; }, made) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (ok) poller = made;
     else delete made;
     return ok;
