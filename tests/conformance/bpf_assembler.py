@@ -124,7 +124,7 @@ def _instruction(name: str, operands: list[str]) -> tuple[Code, str | None]:
         src, imm = _source(operands[1])
         return [jump(_JUMPS[base], _register(operands[0]), 0, src, imm, wide)], operands[2]
     of_signed = base in ("sdiv", "smod")
-    src, imm = _source(operands[1]) if len(operands) > 1 else (None, 0)
+    src, imm = (None, 0) if base == "neg" else _source(operands[1])
     op = _ARITHMETIC[base[1:] if of_signed else base]
     return [alu(op, _register(operands[0]), src, imm, wide, int(of_signed))], None
 

@@ -23,7 +23,8 @@ URL = "https://github.com/vosen/ZLUDA"
 COMMIT = "8a7931be87d758835776f54ea2e33d30621c74ce"
 PLACE = "ptx/src/test/spirv_run"
 WARPS = 64  # threads of a `test_ptx_warp!`
-LIMIT = 900.0  # seconds for all kernels under one tool
+AT_ONCE = 16  # kernels of one process under a tool
+LIMIT = 300.0  # seconds for such a process
 EXITS = {"threadhist": "runs", "kernelretsnoop": "exits"}  # the field that has the number of threads
 
 _TEST = re.compile(r"^test_ptx(_warp|_with_32)?!\(\s*(\w+)\s*,(.*?)\n?\);", re.MULTILINE | re.DOTALL)
@@ -114,7 +115,9 @@ def run(directory: Path, jobs: int) -> list[Outcome]:
         newer = [raised(case) for case in good]
         still = processes.map(alone, newer)
         chosen = [n if o.verdict == SAME else case for case, n, o in zip(good, newer, still, strict=True)]
-        watched = processes.map(watch, TOOLS, [chosen] * len(TOOLS))
+        parts = [chosen[at : at + AT_ONCE] for at in range(0, len(chosen), AT_ONCE)]
+        work = [(tool, part) for tool in TOOLS for part in parts]
+        watched = processes.map(watch, *zip(*work, strict=True))
         return [*plain, *(outcome for found in watched for outcome in found)]
 
 
@@ -134,7 +137,7 @@ def alone(case: Case) -> Outcome:
 
 
 def watch(tool: str, given: Sequence[Case]) -> list[Outcome]:
-    """Run all kernels in one process under a tool, and compare each output and each count."""
+    """Run kernels in one process under a tool, and compare each output and each count."""
     with tempfile.TemporaryDirectory() as place:
         jobs, results = Path(place) / "jobs.json", Path(place) / "results.json"
         jobs.write_text(json.dumps([case.job.to_json() for case in given]))

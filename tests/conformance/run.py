@@ -58,7 +58,8 @@ def _git(*arguments: str) -> None:
     except subprocess.TimeoutExpired:
         raise Skipped(f"git {' '.join(arguments)} took longer than {PATIENCE} s") from None
     except subprocess.CalledProcessError as error:
-        raise Skipped(error.stderr.strip().split("\n")[-1]) from None
+        lines = error.stderr.strip().split("\n")
+        raise Skipped(next((line for line in lines if line.startswith("fatal")), lines[-1])) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
