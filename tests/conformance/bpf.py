@@ -131,10 +131,11 @@ def by_x86(given: Case) -> int:
 WAYS: dict[str, Callable[[Case], int]] = {"ptx": by_ptx, "x86-64": by_x86}
 
 
-def run(directory: Path, jobs: int) -> list[Outcome]:
+def run(directory: Path, jobs: int) -> Iterator[Outcome]:
     """Run each program of the suite through each lowering."""
     with ProcessPoolExecutor(jobs) as processes:
-        return [outcome for found in processes.map(outcomes, cases(directory)) for outcome in found]
+        for found in processes.map(outcomes, cases(directory)):
+            yield from found
 
 
 def outcomes(given: Case) -> list[Outcome]:

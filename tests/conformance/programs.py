@@ -36,14 +36,11 @@ def commands(directory: Path) -> Iterator[list[str]]:
         yield [str(path), *(shlex.split(arguments.read_text()) if arguments.exists() else ())]
 
 
-def run(directory: Path, jobs: int) -> list[Outcome]:
+def run(directory: Path, jobs: int) -> Iterator[Outcome]:
     """Run each program alone and under each tool."""
     with ProcessPoolExecutor(jobs) as processes:
-        return [
-            o
-            for found in processes.map(partial(outcomes, directory), list(commands(directory)))
-            for o in found
-        ]
+        for found in processes.map(partial(outcomes, directory), list(commands(directory))):
+            yield from found
 
 
 def outcomes(directory: Path, command: list[str]) -> list[Outcome]:

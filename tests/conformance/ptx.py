@@ -106,19 +106,20 @@ def _number(text: str) -> tuple[float | int, str | None]:
     raise ValueError(f"unknown literal: {text}")
 
 
-def run(directory: Path, jobs: int) -> list[Outcome]:
+def run(directory: Path, jobs: int) -> Iterator[Outcome]:
     """Run each kernel alone. Then run those that gave what was expected once more under each tool."""
     given = list(cases(directory))
     with ProcessPoolExecutor(jobs) as processes:
         plain = list(processes.map(alone, given))
+        yield from plain
         good = [case for case, outcome in zip(given, plain, strict=True) if outcome.verdict == SAME]
         newer = [raised(case) for case in good]
         still = processes.map(alone, newer)
         chosen = [n if o.verdict == SAME else case for case, n, o in zip(good, newer, still, strict=True)]
         parts = [chosen[at : at + AT_ONCE] for at in range(0, len(chosen), AT_ONCE)]
         work = [(tool, part) for tool in TOOLS for part in parts]
-        watched = processes.map(watch, *zip(*work, strict=True))
-        return [*plain, *(outcome for found in watched for outcome in found)]
+        for found in processes.map(watch, *zip(*work, strict=True)):
+            yield from found
 
 
 def raised(case: Case) -> Case:

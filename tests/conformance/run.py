@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +26,7 @@ examples:
   script/conformance ptx --from ~/ZLUDA             a checkout that is here already
   script/conformance programs --from ~/polybench    each executable below this directory
 """
-RUN: dict[str, Callable[[Path, int], list[Outcome]]] = {
+RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
     "ptx": ptx.run,
     "programs": programs.run,
@@ -91,12 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 0
-    outcomes = RUN[args.suite](directory.resolve(), args.jobs)
+    outcomes = []
+    with args.json.open("w") if args.json else contextlib.nullcontext() as file:
+        for outcome in RUN[args.suite](directory.resolve(), args.jobs):
+            outcomes.append(outcome)
+            if file:
+                print(json.dumps(asdict(outcome)), file=file, flush=True)
     if not outcomes:
         print(f"conformance: skipped {args.suite}: {directory} has no programs of it", file=sys.stderr)
         return 0
-    if args.json:
-        args.json.write_text("".join(json.dumps(asdict(o)) + "\n" for o in outcomes))
     print(table(outcomes))
     return int(any(o.verdict == DIFFERENT for o in outcomes))
 
