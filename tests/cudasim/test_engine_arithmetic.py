@@ -729,3 +729,23 @@ def test_instruction(device: Device, instruction: str) -> None:
             assert int(result.host[k]) == wanted, (
                 f"{[hex(x) for x in operands]}: {int(result.host[k]):#x}, not {wanted:#x}"
             )
+
+
+def test_a_register_plus_a_constant() -> None:
+    """ptxas computes `%r1+5` with the register's width."""
+    body = """
+        .reg .b64 %rd<3>; .reg .b32 %r<3>; .local .align 8 .b8 mine[8];
+        ld.param.u64 %rd1, [out];
+        mov.u32 %r1, %tid.x;
+        add.u32 %r2, %r1+5, 3;
+        st.global.u32 [%rd1], %r2+-4;
+        mov.u32 %r1, 0xffffffff;
+        cvt.u64.u32 %rd2, %r1+2;
+        st.local.u64 [mine], %rd2+40;
+        ld.local.u64 %rd2, [mine];
+        st.global.u64 [%rd1+8], %rd2;
+        ret;"""
+    text = f".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out) {{ {body} }}\n"
+    out = Array(np.zeros(2, np.uint64))
+    Device(text).launch("k", 1, 1, out)
+    assert out.host.tolist() == [4, 41]

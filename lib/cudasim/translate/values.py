@@ -207,6 +207,8 @@ class Values:
         found = self.names.register(self.scope, operand.name)
         if found is not None:
             text = self.read(found)
+            if operand.offset:  # `%r1+4`, which ptxas computes with the register's width
+                text = f"({c_type(found.width)})({text} + {operand.offset & (1 << 8 * found.width) - 1}ull)"
             if found.width == width:
                 return text
             if found.width == 0 or width == 0:

@@ -1,0 +1,109 @@
+"""Run a suite of programs from outside, and print a table of what it showed: `script/conformance --help`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from conformance import bpf, programs, ptx
+from conformance.outcome import DIFFERENT, Outcome, table
+
+EPILOG = """\
+suites:
+  bpf        eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
+  ptx        PTX kernels of ZLUDA's tests, plain and under each tool
+  programs   CUDA programs that you built: each executable in DIR, plain and under each tool
+
+examples:
+  script/conformance bpf                            check out the suite and run it
+  script/conformance ptx --from ~/ZLUDA             a checkout that is here already
+  script/conformance programs --from ~/polybench    each executable below this directory
+"""
+RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
+    "bpf": bpf.run,
+    "ptx": ptx.run,
+    "programs": programs.run,
+}
+SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
+PATIENCE = 600  # seconds for a step of git
+
+
+class Skipped(Exception):
+    """The suite cannot be had here."""
+
+
+def checkout(url: str, commit: str) -> Path:
+    """Return a directory with the files of a commit, which later calls use again. Raises Skipped."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = caches / "gpubpf-conformance" / f"{url.rsplit('/', 1)[1]}-{commit}"
+    if not (place / ".git" / "HEAD").exists():
+        _git("init", "--quiet", str(place))
+    if not (place / ".git" / "FETCH_HEAD").exists():
+        _git("-C", str(place), "fetch", "--quiet", "--depth", "1", url, commit)
+    _git("-C", str(place), "checkout", "--quiet", "--force", commit)
+    return place
+
+
+def _git(*arguments: str) -> None:
+    try:
+        subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    except FileNotFoundError:
+        raise Skipped("git is missing") from None
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"git {' '.join(arguments)} took longer than {PATIENCE} s") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().split("\n")
+        raise Skipped(next((line for line in lines if line.startswith("fatal")), lines[-1])) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 1 if a program gave something different from what was expected."""
+    parser = argparse.ArgumentParser(
+        prog="conformance",
+        description=__doc__.split(":")[0] + ".",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suite", choices=RUN, metavar="SUITE", help=", ".join(RUN))
+    parser.add_argument("--from", dest="directory", type=Path, metavar="DIR", help="take the suite from DIR")
+    parser.add_argument("--commit", metavar="C", help="check out this commit, not the one of the table")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="run N programs at once (default 2)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write each outcome to FILE, as JSON Lines"
+    )
+    args = parser.parse_args(argv)
+    directory = args.directory
+    if directory is None:
+        if args.suite not in SOURCES:
+            parser.error(f"{args.suite} requires --from DIR")
+        url, commit = SOURCES[args.suite]
+        try:
+            directory = checkout(url, args.commit or commit)
+        except Skipped as reason:
+            print(
+                f"conformance: skipped {args.suite}: {reason}; give a checkout of {url} with --from",
+                file=sys.stderr,
+            )
+            return 0
+    outcomes = []
+    with args.json.open("w") if args.json else contextlib.nullcontext() as file:
+        for outcome in RUN[args.suite](directory.resolve(), args.jobs):
+            outcomes.append(outcome)
+            if file:
+                print(json.dumps(asdict(outcome)), file=file, flush=True)
+    if not outcomes:
+        print(f"conformance: skipped {args.suite}: {directory} has no programs of it", file=sys.stderr)
+        return 0
+    print(table(outcomes))
+    return int(any(o.verdict == DIFFERENT for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Run a command under one of the tools, and read how many launches the tool saw."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "launchlate")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a command printed under a tool, how it ended, and the tool's records.
+
+    said: the standard error of both. status: None after a timeout.
+    """
+
+    printed: str
+    said: str
+    status: int | None
+    records: Sequence[Record]
+
+    @property
+    def summary(self) -> Record:
+        return next((r for r in self.records if r["type"] == "summary"), {})
+
+    @property
+    def launches(self) -> Counter[str]:
+        """Return how many launches the tool measured, by the kernels' mangled names."""
+        count: Counter[str] = Counter()
+        for record in self.records:
+            if record["type"] == "kernel":
+                count[record["mangled"]] += record.get("launches", record.get("count", 0))
+        return count
+
+
+def under(tool: str, command: Sequence[str], limit: float, place: Path | None = None) -> Watched:
+    """Run a command under a tool on the embedded device, for `limit` seconds at most, in the directory `place`."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "records.json"
+        device = () if tool == "cudasnoop" else ("--device", "sim")
+        options = [*device, "--json", "-o", str(output)]
+        whole = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "--", *command]
+        printed, said, status = finished(whole, limit, place)
+        lines = output.read_text().splitlines() if output.exists() else []
+    return Watched(printed, said, status, [json.loads(line) for line in lines])
+
+
+def finished(
+    command: Sequence[str],
+    limit: float,
+    place: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[str, str, int | None]:
+    """Run a command to its end. Return both outputs and the status, which is None if it took longer than `limit` seconds."""
+    started = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=place,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        printed, said = started.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _end(started)
+        printed, said = started.communicate()
+        return printed, said, None
+    return printed, said, started.returncode
+
+
+def _end(started: subprocess.Popen[str]) -> None:
+    """End a command and the processes that it started: first the tool, which passes SIGTERM on, then what is left."""
+    started.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)

@@ -1,0 +1,133 @@
+"""The runner of suites from outside (script/conformance), on small suites made here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conformance import bpf, programs, ptx, run
+from conformance.bpf_assembler import Unknown, assemble
+from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
+from gpubpf.ebpf import bytecode as b
+from gpubpf.session.device import LIBRARIES
+
+needs_device = pytest.mark.skipif(
+    not (LIBRARIES / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"
+)
+
+PROGRAMS = {
+    "sum": "-- asm\nldxb %r0, [%r1+2] # a comment\nadd %r0, %r2\nexit\n-- mem\n01 02\n03 04 05\n-- result\n0x8\n",
+    "wrong": "-- asm\nlddw %r0, 0x1ffffffff\nmov32 %r0, %r0\nexit\n-- result\n0x1\n",
+    "refused": "-- asm\nmov %r0, %r6\nexit\n-- result\n0x0\n",
+}
+
+
+@needs_device
+def test_ebpf_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests").mkdir()
+    for name, text in PROGRAMS.items():
+        (tmp_path / "tests" / f"{name}.data").write_text(text)
+    written = tmp_path / "outcomes"
+    assert run.main(["bpf", "--from", str(tmp_path), "--jobs", "1", "--json", str(written)]) == 1
+    found = {(o["program"], o["way"]): o for o in map(json.loads, written.read_text().splitlines())}
+    for way in bpf.WAYS:
+        assert found["sum", way]["verdict"] == SAME
+        assert found["wrong", way]["verdict"] == DIFFERENT
+        assert found["wrong", way]["reason"] == "r0 is 0xffffffff, expected 0x1"
+        assert found["refused", way]["verdict"] == REFUSED
+    assert "ptx                   2      1        1          1" in capsys.readouterr().out
+
+
+def test_the_assembler() -> None:
+    code = assemble(
+        "again:\nlock fetch add32 [%r10-4], %r1\njslt32 %r1, -1, again\nlddw %r2, -1\nja exit\nexit\n"
+    )
+    assert [i.opcode for i in code] == [0xC3, 0xC6, b.LD_IMM64, 0, 0x05, 0x95]
+    assert (code[0].offset, code[0].imm) == (-4, 1)
+    assert (code[1].offset, code[1].imm) == (-2, -1)
+    assert code[4].offset == 0
+    for line in ("fly %r1, %r2", "mov %r1", "ja nowhere"):
+        with pytest.raises(Unknown):
+            assemble(line)
+
+
+@needs_device
+def test_kernels(tmp_path: Path) -> None:
+    place = tmp_path / ptx.PLACE
+    place.mkdir(parents=True)
+    kernel = (
+        ".version 6.5\n.target sm_30\n.address_size 64\n"
+        ".visible .entry twice(.param .u64 given, .param .u64 result) {\n"
+        ".reg .b64 %a, %b; .reg .b32 %x;\n"
+        "ld.param.u64 %a, [given]; ld.param.u64 %b, [result];\n"
+        "ld.global.u32 %x, [%a]; shl.b32 %x, %x, 1; st.global.u32 [%b], %x; ret; }\n"
+    )
+    (place / "twice.ptx").write_text(kernel)
+    (place / "mod.rs").write_text(
+        "// test_ptx!(gone, [1u32], [1u32]);\ntest_ptx!(twice, [0x15u32], [42u32]);\n"
+    )
+    (case,) = ptx.cases(tmp_path)
+    assert ptx.alone(case) == Outcome("twice", "plain", SAME)
+    assert ".target sm_70" in ptx.raised(case).ptx
+
+
+def test_values_in_rust() -> None:
+    assert ptx.array("-1i32, 3, 0x_10").tolist() == [-1, 3, 16]
+    assert ptx.array("0b01_01u8").dtype == "u1"
+    assert ptx.array("0.5, 12.9f32, std::f32::consts::PI / 2f32").dtype == "f4"
+    assert ptx.array("half::f16::from_bits(0x3c00), half::f16::from_f32(-0.0)").tolist() == [1.0, 0.0]
+    assert ptx.array("u64::max_value()").tolist() == [(1 << 64) - 1]
+    assert ptx.array("0x0, f32::INFINITY").tolist() == [0.0, float("inf")]
+
+
+def test_outputs_are_compared_without_what_was_measured() -> None:
+    first = programs.comparable("sum 41\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
+    assert first == programs.comparable("sum 41\nGPU Time in seconds:\n0.25\nsum 42\nBandwidth = 2.5 GB/s")
+    assert first != programs.comparable("sum 43\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
+
+
+def test_programs_are_executables_with_their_arguments(tmp_path: Path) -> None:
+    for name, mode in (("app", 0o755), ("data", 0o644), ("library.so", 0o755)):
+        (tmp_path / name).write_bytes(b"\x7fELF")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "app.args").write_text("-n 'two words'\n")
+    assert list(programs.commands(tmp_path)) == [[str(tmp_path / "app"), "-n", "two words"]]
+
+
+def test_a_suite_that_cannot_be_had_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(run.SOURCES, "bpf", (str(tmp_path / "nowhere"), "0" * 40))
+    assert run.main(["bpf"]) == 0
+    assert "skipped bpf: fatal: " in capsys.readouterr().err
+
+
+def test_a_commit_is_checked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = tmp_path / "origin"
+    git = ["git", "-C", str(origin), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run(["git", "init", "-q", str(origin)], check=True)
+    (origin / "file").write_text("1")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-qm", "1"], check=True)
+    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = run.checkout(str(origin), commit)
+    assert (place / "file").read_text() == "1"
+    (origin / ".git").rename(tmp_path / "moved")
+    assert run.checkout(str(origin), commit) == place
+
+
+def test_the_table_counts_by_way_and_by_reason() -> None:
+    outcomes = [
+        Outcome("a", "ptx", SAME),
+        Outcome("b", "ptx", REFUSED, "too long"),
+        Outcome("c", "ptx", REFUSED, "too long"),
+        Outcome("d", "ptx", DIFFERENT, "r0 is 1"),
+    ]
+    lines = [" ".join(line.split()) for line in table(outcomes).splitlines()]
+    assert lines[1] == "ptx 2 1 2 1"
+    assert "2 ptx: too long" in lines and "d, ptx: r0 is 1" in lines
