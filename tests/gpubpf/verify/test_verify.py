@@ -527,7 +527,7 @@ LIMITED = [
 TOO_FAR = [
     (NARROW, BELOW_0, movi(7, 0), jump(b.JSLE, 7, 1, imm=255, wide=False), movi(7, 255)),
     (AT_LEAST_0, movi(7, 0), jump(b.JSLE, 7, 1, imm=255, wide=False), movi(7, 255)),
-    (alu(b.AND, 7, imm=511), b.Instruction(b.ALU | 8 | b.END, 7, imm=16), alu(b.RSH, 7, imm=8)),
+    (alu(b.AND, 7, imm=1), b.Instruction(b.ALU | 8 | b.END, 7, imm=16)),
     (alu(b.AND, 7, imm=255), movi(3, 1), jump(b.JSET, 3, 1, 7), ja(1), movi(7, 256)),
 ]
 
