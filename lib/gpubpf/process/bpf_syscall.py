@@ -38,6 +38,10 @@ NO_PREALLOC, MMAPABLE = 1 << 0, 1 << 10  # BPF_F_NO_PREALLOC, BPF_F_MMAPABLE: fl
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
+# Lines of the verifier's log that only say where it is, and what registers hold.
+_NO_MESSAGE = re.compile(
+    r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
+)
 
 _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 2, 112, 8
 _PERF_ENABLE, _PERF_DISABLE, _PERF_SET_BPF = 0x2400, 0x2401, 0x40042408
@@ -58,7 +62,7 @@ class Rejected(OSError):
             s for line in self.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")
         ]
         message = next(
-            (line for line in reversed(lines) if not re.match(r"\d+: |;|from |\d+$|func#|R\d", line)),
+            (line for line in reversed(lines) if not _NO_MESSAGE.match(line)),
             lines[-1] if lines else self.strerror or "no reason given",
         )
         at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)

@@ -240,6 +240,16 @@ def extend(a: Range, bits: int) -> Range:
     return _make(0, U64, -half, half - 1, 0, U64)
 
 
+def swap(a: Range, bits: int) -> Range:
+    """Return the range of the low `bits` with their bytes in the opposite order, zero-extended."""
+    low = truncate(a, bits)
+
+    def swapped(number: int) -> int:
+        return int.from_bytes(number.to_bytes(bits // 8, "little"), "big")
+
+    return _make(0, U64, S_MIN, S_MAX, swapped(low.bits), swapped(low.unknown))
+
+
 def operate(op: int, a: Range, b: Range, wide: bool, is_signed: bool) -> Range:
     """Return the range of the result of an ALU operation. The caller handles MOV, NEG and END."""
     bits = 64 if wide else 32
@@ -315,7 +325,8 @@ def _without(a: Range, value: int | None) -> Range | None:
 def _refine_set(a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
     mask = b.constant
     if mask is None:
-        return a, b
+        swapped = _refine_set(b, a, taken) if a.constant is not None else (b, a)
+        return None if swapped is None else (swapped[1], swapped[0])
     if taken:
         if (a.bits | a.unknown) & mask == 0:
             return None
@@ -337,6 +348,15 @@ def refine32(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | 
     if a.hi <= limit and b.hi <= limit:
         return refine(op, a, b, taken)
     view = (lambda r: extend(r, 32)) if is_signed else truncate
-    if refine(op, view(a), view(b), taken) is None:
+    low = refine(op, view(a), view(b), taken)
+    if low is None:
         return None
-    return a, b
+    x, y = (_of_low(whole, half, is_signed) for whole, half in zip((a, b), low, strict=True))
+    return None if x is None or y is None else (x, y)
+
+
+def _of_low(a: Range, low: Range, is_signed: bool) -> Range | None:
+    """Return what is known of a number after a comparison of its low 32 bits, which have the range `low`. None: it does not exist."""
+    extended = is_signed and a.slo >= -(1 << 31) and a.shi < 1 << 31
+    # Else the low half is the whole number only if the high half is 0 and the low half was not taken for negative.
+    return intersect(a, low) if extended or (a.hi <= U32 and low.slo >= 0) else a

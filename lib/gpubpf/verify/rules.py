@@ -14,7 +14,7 @@ from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.verify import flow, ranges
 from gpubpf.verify.calls import HelperCall
-from gpubpf.verify.ranges import ANY, Range, constant, truncate, within
+from gpubpf.verify.ranges import ANY, Range, constant, truncate
 from gpubpf.verify.registers import AbstractMachine
 from gpubpf.verify.values import (
     NUMBER,
@@ -485,11 +485,6 @@ class _Checker(AbstractMachine):
 
 
 def _byte_swap(value: Range, i: Instruction) -> Range:
-    bits = i.imm
-    low = truncate(value, bits)
     if i.cls == b.ALU and not i.opcode & 0x08:  # to little-endian, which both targets are
-        return low
-    number = low.constant
-    if number is None:
-        return within(0, (1 << bits) - 1)
-    return constant(int.from_bytes(number.to_bytes(bits // 8, "little"), "big"))
+        return truncate(value, i.imm)
+    return ranges.swap(value, i.imm)

@@ -504,6 +504,45 @@ def test_ranges_hold_what_is_computed():
         assert refined[1].includes(ranges.constant(q)), (op, wide, x, y, p, q, refined)
 
 
+def indexed(*bound):
+    """Access `out`, of 256 bytes, at r7, a field of the context, once `bound` has limited it."""
+    code = [mov(6, 1), *lookup("out"), mov(9, 0), load(7, 6, 16), *bound]
+    return program([*code, alu(b.ADD, 9, 7), load(1, 9, 0, 1), *END])
+
+
+NARROW = alu(b.MOV, 7, 7, wide=False)
+AT_LEAST_0, BELOW_0 = jump(b.JSGE, 7, 1, imm=0, wide=False), jump(b.JSGE, 7, 1, imm=-1, wide=False)
+LIMITED = [
+    (NARROW, AT_LEAST_0, movi(7, 0), jump(b.JSLE, 7, 1, imm=255, wide=False), movi(7, 255)),
+    (alu(b.AND, 7, imm=255), b.Instruction(b.ALU | 8 | b.END, 7, imm=16), alu(b.RSH, 7, imm=8)),
+    (alu(b.AND, 7, imm=255), movi(3, 0), jump(b.JSET, 3, 1, 7), ja(1), movi(7, 256)),
+    (
+        alu(b.MOV, 7, 7, offset=32),
+        jump(b.JSGE, 7, 2, imm=0, wide=False),
+        *END,
+        jump(b.JSLE, 7, 2, imm=255, wide=False),
+        *END,
+    ),
+]
+TOO_FAR = [
+    (NARROW, BELOW_0, movi(7, 0), jump(b.JSLE, 7, 1, imm=255, wide=False), movi(7, 255)),
+    (AT_LEAST_0, movi(7, 0), jump(b.JSLE, 7, 1, imm=255, wide=False), movi(7, 255)),
+    (alu(b.AND, 7, imm=1), b.Instruction(b.ALU | 8 | b.END, 7, imm=16)),
+    (alu(b.AND, 7, imm=255), movi(3, 1), jump(b.JSET, 3, 1, 7), ja(1), movi(7, 256)),
+]
+
+
+@pytest.mark.parametrize("bound", LIMITED)
+def test_bounds_by_32_bits_by_bytes_and_by_bits(bound):
+    check(*indexed(*bound))
+
+
+@pytest.mark.parametrize("bound", TOO_FAR)
+def test_bounds_that_do_not_hold(bound):
+    with pytest.raises(VerifyError):
+        check(*indexed(*bound))
+
+
 # The kernel's gate by itself
 
 

@@ -1,0 +1,96 @@
+"""Programs that a seed decides: what the gates say about them, and what they do on every lowering.
+
+No program that our gate accepts leaves its memory, and all lowerings compute the same. GPUBPF_PROGRAMS=N tries N times as many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine_device import DeviceFault
+from gpubpf.ebpf import bytecode as b
+from gpubpf.lower import nvptx, x86
+from gpubpf.verify.rules import check
+from gpubpf_asm import END, alu, load, lookup, mov, store
+from gpubpf_generated import POINT, Generated, generate, mutate
+from gpubpf_guarded import Case, Harmful, Job, StrictInterpreter, on_device, on_host
+from gpubpf_verdicts import ONLY_OURS, ONLY_THE_KERNEL, Batch
+
+TIMES = int(os.environ.get("GPUBPF_PROGRAMS", "1"))
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.mark.parametrize("seed", range(3 * TIMES))
+def test_accepted_programs_stay_in_their_memory_and_compute_the_same(seed: int):
+    batch = Batch(seed, lowered=4)
+    for number in range(100):
+        batch.add(number)
+    assert batch.counts["interpreted"] > 50
+    batch.run()
+    assert batch.counts["run: embedded device"] > 10
+    assert batch.counts["run: x86-64"] > 10
+
+
+def test_a_seed_decides_the_programs():
+    first, second = random.Random(7), random.Random(7)
+    for _ in range(5):
+        one, other = generate(first), generate(second)
+        assert one == other
+        assert mutate(one, first) == mutate(other, second)
+
+
+# Each way to run a program finds what our gate prevents. `at` is an offset behind the 64 bytes of a value, or before it.
+
+WAYS = {"interpreter": Harmful, "embedded device": DeviceFault, "x86-64": Harmful}
+
+
+def run_unsound(way: str, code: list[b.Instruction], sound: list[b.Instruction]) -> None:
+    """Run `code` with what the gate learnt about `sound`, which has the same accesses."""
+    made = Generated(tuple(code), 64, 1, True)
+    given, function = made.program(host=way == "x86-64")
+    case = Case((0, 1, 2, 3, 4), {m.name: bytes(m.value_size) for m in given.maps.values()}, 0)
+    if way == "interpreter":
+        StrictInterpreter(given, code, case).run()
+    elif way == "embedded device":
+        checked = check(given, replace(function, instructions=tuple(sound)))
+        fragment = nvptx.lower(given, replace(checked, function=function))
+        on_device([(fragment, [case])], POINT)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            taught = check
+
+            def misled(program_: object, given_: b.BpfFunction) -> object:
+                accepted = given_.instructions[: -len(code)] + tuple(sound)
+                return replace(taught(program_, replace(given_, instructions=accepted)), function=given_)  # type: ignore[arg-type]
+
+            patch.setattr(x86, "check", misled)
+            native = x86.lower(given, function)
+        on_host([Job(native, [case])])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("at", [0, 57, 64, -8])
+@pytest.mark.parametrize("writes", [False, True])
+def test_each_way_to_run_notices_accesses_outside(way: str, at: int, writes: bool):
+    def code(offset: int) -> list[b.Instruction]:
+        access = store(0, 0, 7) if writes else load(7, 0, 0)
+        again = [] if writes else [*lookup("out"), store(0, 0, 7)]  # so that no compiler leaves the load out
+        return [load(7, 1, 8), mov(6, 1), *lookup("grid"), alu(b.ADD, 0, imm=offset), access, *again, *END]
+
+    if at == 0:
+        run_unsound(way, code(at), code(0))
+    else:
+        with pytest.raises(WAYS[way]):
+            run_unsound(way, code(at), code(0))
+
+
+def test_what_is_explained_is_documented():
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reliability.md").read_text()
+    for name in {*ONLY_THE_KERNEL.values(), *ONLY_OURS.values()}:
+        assert name in text

@@ -1,0 +1,369 @@
+"""For tests: run a program by a strict interpreter, on the embedded device, and as x86-64 code, in memory that has guard pages.
+
+Each value lies once at the beginning and once at the end of a page, between pages without access. So does the stack of x86-64 code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Program
+from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.native import Native
+from gpubpf_asm import STACK, VALUE, Interpreter
+
+PAGE = 4096
+MAPS_APART, KEYS_APART = 0x8000, 0x1000
+MAX_STEPS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one run of a program is given: the fields of its context, the bytes of its maps, and the number of its thread."""
+
+    fields: tuple[int, ...]
+    maps: Mapping[str, bytes]
+    thread: int
+
+
+class Harmful(Exception):
+    """A program does what no device program may do."""
+
+
+class StrictInterpreter(Interpreter):
+    """Runs a program and raises Harmful where it leaves an object, or reads bytes that were never written."""
+
+    def __init__(self, program: Program, code: Sequence[b.Instruction], case: Case) -> None:
+        super().__init__(tuple(code), b"")
+        self.case, self.maps = case, program.maps
+        self.frame, self.steps = STACK, 0
+        self.written: set[int] = set()
+        self.values: dict[int, bytearray] = {}  # by address
+        for number, definition in enumerate(program.maps.values()):
+            for key in range(definition.max_entries):
+                start = VALUE + number * MAPS_APART + key * KEYS_APART
+                size = definition.value_size
+                self.values[start] = bytearray(case.maps[definition.name][key * size : (key + 1) * size])
+
+    def results(self) -> dict[str, bytes]:
+        """Return the bytes of the maps, by name."""
+        return {
+            name: b"".join(
+                self.values[VALUE + number * MAPS_APART + key * KEYS_APART]
+                for key in range(definition.max_entries)
+            )
+            for number, (name, definition) in enumerate(self.maps.items())
+        }
+
+    def map(self, name: str) -> int:
+        return list(self.maps).index(name)
+
+    def leave(self, frame: int) -> None:
+        self.frame = frame + STACK_SIZE
+        self.written = {at for at in self.written if at >= frame}
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except IndexError:
+            raise Harmful("leaves its code") from None
+
+    def taken(self, i: b.Instruction, r: list[int]) -> bool:  # type: ignore[override]
+        self.frame = r[10]
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise Harmful("does not end")
+        return super().taken(i, r)
+
+    def access(self, i: b.Instruction, r: list[int]) -> None:
+        self.frame = r[10]
+        super().access(i, r)
+
+    def place(self, address: int, size: int, write: bool) -> tuple[bytearray, int]:
+        start = address & -KEYS_APART
+        value = self.values.get(start)
+        if value is not None and address + size <= start + len(value):
+            if write and list(self.maps.values())[(start - VALUE) // MAPS_APART].kind == "param":
+                raise Harmful("writes to a parameter")
+            if address % size:
+                raise Harmful("an access that is not aligned")
+            return value, address - start
+        if not self.frame - STACK_SIZE <= address <= STACK - size:
+            raise Harmful(f"reaches {address:#x}, {size} bytes")
+        return self.stack, address - (STACK - len(self.stack))
+
+    def read(self, address: int, size: int) -> int:
+        if address < 8 * len(self.case.fields):
+            at = address % 8
+            if at + size > 8:
+                raise Harmful("reads two fields of its context")
+            return self.case.fields[address // 8] >> 8 * at & (1 << 8 * size) - 1
+        where, at = self.place(address, size, False)
+        if where is self.stack and not self.written.issuperset(range(address, address + size)):
+            raise Harmful(f"reads {address - self.frame} of its stack, which was never written")
+        return int.from_bytes(where[at : at + size], "little")
+
+    def write(self, address: int, size: int, number: int) -> None:
+        where, at = self.place(address, size, True)
+        if where is self.stack:
+            self.written |= set(range(address, address + size))
+        where[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+    def helper(self, number: int, r: list[int]) -> None:
+        self.frame = r[10]
+        result = 0
+        if number in (1, 2):
+            definition = list(self.maps.values())[r[1]]
+            key = self.read_bytes(r[2], 4)
+            known = key < definition.max_entries
+            address = VALUE + r[1] * MAPS_APART + key * KEYS_APART if known else 0
+            if number == 1:
+                result = address
+            else:
+                size = definition.value_size
+                value = [self.read(r[3] + k, 1) for k in range(size)]
+                if known and r[4] != 1:
+                    self.values[address][:] = bytes(value)
+                result = (-7 if not known else -17 if r[4] == 1 else 0) & ((1 << 64) - 1)
+        elif number == 505:
+            for register, value_ in zip((1, 2, 3), (self.case.thread, 0, 0), strict=True):
+                self.write(r[register], 8, value_)
+        elif number == 607:
+            result = self.read(r[1], 8)
+            self.write(r[1], 8, max(result, r[2]))
+        elif number == 609:
+            result = (r[1] | 1).bit_length() - 1
+        elif number == 615:
+            result = r[1].bit_count()
+        else:
+            raise Harmful(f"calls helper {number}")
+        r[0] = result
+
+    def read_bytes(self, address: int, size: int) -> int:
+        return sum(self.read(address + k, 1) << 8 * k for k in range(size))
+
+
+# The embedded device
+
+
+def _kernel(name: str, fragment: Fragment) -> str:
+    """Return a kernel in which thread n runs the fragment with the arguments in row n of a table."""
+    registers = [f".reg .{a.type} {a.register};" for a in fragment.arguments]
+    stride = 8 * max(1, len(fragment.arguments))
+    loads = [f"ld.global.{a.type} {a.register}, [%row+{8 * k}];" for k, a in enumerate(fragment.arguments)]
+    lines = [
+        f".visible .entry {name}(.param .u64 table)",
+        "{",
+        ".reg .b64 %row; .reg .b32 %me;",
+        "{",
+        "ld.param.u64 %row, [table]; mov.u32 %me, %tid.x;",
+        f"mad.wide.u32 %row, %me, {stride}, %row;",
+        *registers,
+        *loads,
+        fragment.ptx,
+        "}",
+        "ret;",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+class Pages:
+    """Pages of device memory, each between pages without access. They are taken again by the next program."""
+
+    def __init__(self) -> None:
+        from engine_device import library
+
+        self.allocate = library().harness_allocate
+        self.allocate(PAGE)  # the page before the first one has no access either
+        self.addresses: list[int] = []
+
+    def page(self, number: int) -> int:
+        while number >= len(self.addresses):
+            self.addresses.append(self.allocate(PAGE))
+        return self.addresses[number]
+
+
+@functools.cache
+def _pages() -> Pages:
+    return Pages()
+
+
+def _placed(page: int, data: bytes, at_end: bool) -> int:
+    return page + (PAGE - len(data) if at_end else 0)
+
+
+def on_device(
+    programs: Sequence[tuple[Fragment, Sequence[Case]]], point: str
+) -> list[list[dict[str, bytes]]]:
+    """Run programs on the embedded device. Return the maps that each run leaves: each case runs twice, see `Case`.
+
+    Raises DeviceFault where a program leaves the memory that it has.
+    """
+    import numpy as np
+
+    from engine_device import Array, Device
+
+    text = [".version 8.0", ".target sm_80", ".address_size 64"]
+    text += [_kernel(f"k{n}", fragment) for n, (fragment, _) in enumerate(programs)]
+    device = Device("\n".join(text))
+    found = []
+    table = Array(np.zeros(64 * 64, np.uint64))
+    for n, (fragment, cases) in enumerate(programs):
+        used = 0
+        rows: list[list[int]] = []
+        places: list[dict[str, tuple[int, int]]] = []
+        # Each thread has memory of its own; threads of odd numbers at the ends of pages.
+        for case in cases:
+            for at_end in (False, True):
+                place = {}
+                for name, data in case.maps.items():
+                    page = _pages().page(used)
+                    used += 1
+                    ctypes.memset(page, 0xA5, PAGE)
+                    place[name] = _placed(page, data, at_end), page
+                    ctypes.memmove(place[name][0], data, len(data))
+                row = []
+                for a in fragment.arguments:
+                    if a.kind == "launch":
+                        row.append(case.fields[0])
+                    elif a.kind == "context":
+                        row.append(case.fields[list(CONTEXTS[point]).index(a.field)])
+                    elif a.kind == "map_base":
+                        row.append(place[a.map][0])
+                    elif a.kind == "param":
+                        part = case.maps[a.map][a.offset : a.offset + a.width]
+                        row.append(int.from_bytes(part, "little"))
+                    else:
+                        row.append(0)
+                rows.append(row or [0])
+                places.append(place)
+        flat = np.array(rows, np.uint64).ravel()
+        table.host[: len(flat)] = flat
+        device.launch(f"k{n}", 1, len(rows), table)
+        found.append(
+            [
+                {name: _taken(at, page, len(case.maps[name])) for name, (at, page) in place.items()}
+                for place, case in zip(places, [c for c in cases for _ in range(2)], strict=True)
+            ]
+        )
+    return found  # fmt: skip
+
+
+def _taken(at: int, page: int, size: int) -> bytes:
+    """Return a value, and check that the rest of its page is unchanged."""
+    content = ctypes.string_at(page, PAGE)
+    before, after = content[: at - page], content[at - page + size :]
+    if set(before) | set(after) > {0xA5}:
+        raise Harmful("writes beside a value")
+    return content[at - page : at - page + size]
+
+
+# x86-64
+
+
+@dataclass(frozen=True)
+class Job:
+    """A host program as machine code, and the cases that it runs."""
+
+    native: Native
+    cases: Sequence[Case]
+
+
+# void enter(values, end of a stack, code): push rbp; mov rbp, rsp; mov rsp, rsi; call rdx; mov rsp, rbp; pop rbp; ret
+_ENTER = bytes.fromhex("55 4889e5 4889f4 ffd2 4889ec 5d c3")
+
+
+def on_host(jobs: Sequence[Job]) -> list[list[dict[str, bytes]]]:
+    """Run host programs in a process of their own. Return the maps that each run leaves, as `on_device` does.
+
+    Raises Harmful if the process ends in one of them.
+    """
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__))],
+        input=pickle.dumps(list(jobs)),
+        capture_output=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    found: list[Any] = []
+    rest = memoryview(done.stdout)
+    while len(rest) >= 8:
+        size = int.from_bytes(rest[:8], "little")
+        found.append(pickle.loads(rest[8 : 8 + size]))
+        rest = rest[8 + size :]
+    if len(found) != len(jobs):
+        raise Harmful(
+            f"program {len(found)} ended its process ({done.returncode}): {done.stderr.decode()[-500:]}"
+        )
+    if wrong := [n for n, one in enumerate(found) if isinstance(one, str)]:
+        raise Harmful(f"program {wrong[0]}: {found[wrong[0]]}")
+    return found
+
+
+def _guarded(size: int) -> int:
+    """Return the address of `size` bytes of memory, whole pages, between pages without access. It is never freed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    base = libc.mmap(None, size + 2 * PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert libc.mprotect(base + PAGE, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    return int(base) + PAGE
+
+
+def _serve() -> None:
+    """Run the jobs from stdin, and write what each leaves to stdout."""
+    jobs: list[Job] = pickle.loads(sys.stdin.buffer.read())
+    pages = [_guarded(PAGE) for _ in range(8)]
+    stack = _guarded(8 * PAGE)
+    text = mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    where = ctypes.addressof(ctypes.c_char.from_buffer(text))
+    enter = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(where)
+    text[: len(_ENTER)] = _ENTER
+    for job in jobs:
+        text[64 : 64 + len(job.native.code)] = job.native.code
+        found: list[dict[str, bytes]] | str = []
+        for case in job.cases:
+            for at_end in (False, True):
+                place = {}
+                for number, (name, data) in enumerate(case.maps.items()):
+                    ctypes.memset(pages[number], 0xA5, PAGE)
+                    place[name] = _placed(pages[number], data, at_end), pages[number]
+                    ctypes.memmove(place[name][0], data, len(data))
+                values = []
+                for given in job.native.values:
+                    if given.kind == "context":
+                        values.append([*case.fields, 0, 0, 0, 0][given.number])
+                    else:
+                        values.append(place[given.map][0])
+                array = (ctypes.c_uint64 * max(1, len(values)))(*values)
+                enter(ctypes.addressof(array), stack + 8 * PAGE, where + 64)
+                try:
+                    found.append(
+                        {name: _taken(at, page, len(case.maps[name])) for name, (at, page) in place.items()}
+                    )
+                except Harmful as harm:
+                    found = str(harm)
+                    break
+            if isinstance(found, str):
+                break
+        data = pickle.dumps(found)
+        sys.stdout.buffer.write(len(data).to_bytes(8, "little") + data)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    import gpubpf_guarded
+
+    gpubpf_guarded._serve()

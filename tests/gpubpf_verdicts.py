@@ -1,0 +1,203 @@
+"""Generate device programs, ask both gates about each, and run those that our gate accepts. Print how many there were.
+
+PYTHONPATH=lib:tests python tests/gpubpf_verdicts.py --programs 10000 --lowered 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections import Counter
+
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
+from gpubpf.errors import VerifyError
+from gpubpf.lower import nvptx, x86
+from gpubpf.verify import kernel, rules
+from gpubpf.verify.values import Checked, CheckedAccess
+from gpubpf_generated import EDGES, FIELDS, POINT, ROOM, WIDE_EDGES, Generated, generate, mutate
+from gpubpf_guarded import Case, Harmful, Job, StrictInterpreter, on_device, on_host
+
+CASES = 8  # inputs of each program
+# Why only one gate accepts a program: what the other one says, and the row in docs/reliability.md.
+ONLY_THE_KERNEL = {
+    r"adds a number without bounds": "an offset without bounds that is never used",
+    r"not aligned": "an access that is not aligned",
+    r"never written": "bytes of the stack that were never written",
+    r"compares an address": "an address compared with a number",
+    r"an address; keep|stores an address|calculates with an address|combines two addresses": "an address as a number",
+    r"of its context, beyond": "bytes behind the context",
+    r"unknown instruction|divides by the constant|shifts by": "instructions without a meaning that nothing reaches",
+    r"parameter settings has no key|in a parameter": "a parameter's other keys",
+    r"reaches offset|read before it has a value|may be NULL": "numbers that our gate knows less about",
+}
+_BOUNDS = "numbers that the kernel knows less about"
+ONLY_OURS = {
+    r"unreachable insn": "instructions that nothing reaches",
+    r"reserved fields": "fields without a meaning",
+    r"unbounded m|out of bounds|outside of the allowed memory range|map_value_or_null|min value is negative": _BOUNDS,
+    r"invalid size of register spill|corrupted spill": "a number plus the stack's address, in a subprogram",
+}
+
+
+class Defect(AssertionError):
+    """A program shows a defect of a gate or of a lowering."""
+
+
+def _facts(program: Program, function: BpfFunction) -> tuple[Checked, str]:
+    """Return what our gate learnt, and why it rejects the program. If it does, the facts are for `kernel.check` only."""
+    checker = rules._Checker(program, function)
+    try:
+        return checker.run(), ""
+    except VerifyError as error:
+        why = str(error)
+    names = {start: name for name, (start, _) in CONTEXTS[function.point].items()}
+    accesses = dict(checker.accesses)
+    for pc, i in enumerate(function.instructions):
+        if i.cls == b.LDX and i.src == 6 and 0 <= i.offset < 8 * FIELDS:
+            accesses.setdefault(((), pc), CheckedAccess("context", names[i.offset & ~7], i.offset & 7))
+    return Checked(function, accesses, {}, frozenset(), frozenset(), 0, ROOM - 8), why
+
+
+def _difference(made: Generated, mutated: bool, checked: Checked, ours: str, kernels: str) -> str:
+    """Return the class of a difference between the gates. Raises Defect if there is no such class."""
+    table, said = (ONLY_THE_KERNEL, ours) if ours else (ONLY_OURS, kernels)
+    if made.plain and not mutated:
+        raise Defect(f"only one gate rejects a program without anything special: {said}")
+    where = re.search(r"instruction (\d+)", kernels)
+    if where is not None and int(where[1]) not in {pc for _, pc in checked.reached}:
+        return "instructions that only our gate knows to be out of reach"
+    for pattern, name in table.items():
+        if re.search(pattern, said):
+            return name
+    raise Defect(f"only one gate rejects the program, and nothing explains it: {said}")
+
+
+def _cases(made: Generated, program: Program, rng: random.Random) -> list[Case]:
+    """Return inputs near the bounds that the program tests, and others."""
+    bounds = [i.imm for i in made.code]
+
+    def word() -> int:
+        if rng.random() < 0.5:
+            number = rng.choice(bounds) + rng.choice((-1, 0, 1, 8))
+        else:
+            number = rng.choice((*EDGES, *WIDE_EDGES, rng.getrandbits(8), rng.getrandbits(64)))
+        return number & (1 << 64) - 1
+
+    def content(size: int) -> bytes:
+        return b"".join(word().to_bytes(8, "little") for _ in range(size // 8))
+
+    return [
+        Case(
+            tuple(word() for _ in range(FIELDS)),
+            {m.name: content(m.value_size * m.max_entries) for m in program.maps.values()},
+            0,
+        )
+        for _ in range(CASES)
+    ]
+
+
+class Batch:
+    """Programs of one seed. `counts` says what became of them."""
+
+    def __init__(self, seed: int, lowered: int = 1) -> None:
+        self.rng, self.seed, self.lowered = random.Random(seed), seed, lowered
+        self.counts: Counter[str] = Counter()
+        self.fragments: list[tuple[nvptx.Fragment, list[Case]]] = []
+        self.jobs: list[Job] = []
+        self.expected: list[
+            tuple[int, list[dict[str, bytes]]]
+        ] = []  # number of the program, and what each run leaves
+        self.expected_on_host: list[tuple[int, list[dict[str, bytes]]]] = []
+
+    def add(self, number: int) -> None:
+        """Generate the next program, ask the gates, and interpret it. One of `lowered` programs is also lowered."""
+        made = generate(self.rng)
+        mutated = bool(number % 2)
+        if mutated:
+            made = mutate(made, self.rng)
+        try:
+            self._add(number, made, mutated)
+        except (Defect, Harmful) as error:
+            raise Defect(f"seed {self.seed}, program {number}: {error}") from None
+
+    def _add(self, number: int, made: Generated, mutated: bool) -> None:
+        kind = "mutated" if mutated else "sound"
+        program, function = made.program()
+        checked, ours = _facts(program, function)
+        kernels: str | None = ""
+        try:
+            release = kernel.check(program, checked)
+        except VerifyError as error:
+            release, kernels = "", str(error)
+        if release is None:  # without CAP_BPF
+            verdict = "not asked"
+        else:
+            verdict = ("neither", "the kernel", "ours", "both")[2 * (not ours) + (not kernels)]
+            if bool(ours) != bool(kernels):
+                self.counts[f"only {verdict}: {_difference(made, mutated, checked, ours, str(kernels))}"] += 1
+        self.counts[f"{kind}: {verdict}"] += 1
+        if ours:
+            return
+        cases = _cases(made, program, self.rng)
+        expected = []
+        for number_, case in enumerate(cases):
+            for thread in (2 * number_, 2 * number_ + 1):
+                run = StrictInterpreter(program, made.code, Case(case.fields, case.maps, thread))
+                run.run()
+                expected.append(run.results())
+        self.counts["interpreted"] += 1
+        if number // 2 % self.lowered:
+            return
+        try:
+            fragment = nvptx.lower(program, checked)
+        except VerifyError as error:
+            if "does not fit into registers" not in str(error):
+                raise Defect(str(error)) from None
+            self.counts["no PTX: the stack does not fit into registers"] += 1
+        else:
+            self.fragments.append((fragment, cases))
+            self.expected.append((number, expected))
+        if not made.only_on_gpus:
+            self.jobs.append(Job(x86.lower(*made.program(host=True)), cases))
+            self.expected_on_host.append((number, expected))
+
+    def run(self) -> None:
+        """Run what was lowered. Raises Defect, or what `on_device` and `on_host` raise."""
+        for where, expected, found in (
+            ("embedded device", self.expected, on_device(self.fragments, POINT) if self.fragments else []),
+            ("x86-64", self.expected_on_host, on_host(self.jobs)),
+        ):
+            for (number, wanted), got in zip(expected, found, strict=True):
+                if wanted != got:
+                    raise Defect(f"seed {self.seed}, program {number}: {where} computes something else")
+            self.counts[f"run: {where}"] += len(found)
+        self.fragments, self.jobs, self.expected, self.expected_on_host = [], [], [], []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--programs", type=int, default=1000, help="how many programs (default: 1000)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the first seed; 100 programs have one (default: 0)"
+    )
+    parser.add_argument("--lowered", type=int, default=1, help="lower and run one of so many (default: 1)")
+    arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+    for seed in range(arguments.seed, arguments.seed + -(-arguments.programs // 100)):
+        batch = Batch(seed, arguments.lowered)
+        try:
+            for number in range(100):
+                batch.add(number)
+            batch.run()
+        except Exception as error:  # one defect does not end the search for others
+            counts["defect"] += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+        counts += batch.counts
+    for name, count in sorted(counts.items()):
+        print(f"{count:9,} {name}")
+
+
+if __name__ == "__main__":
+    main()
