@@ -12,9 +12,7 @@ meanwhile. Nothing is injected into the process.
 from __future__ import annotations
 
 import os.path
-import shlex
 import sys
-from contextlib import ExitStack, closing
 
 if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is in ../lib
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
@@ -22,6 +20,9 @@ if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is in ..
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False  # typing takes long to load
+import shlex  # noqa: E402
+from contextlib import ExitStack, closing  # noqa: E402
+
 if TYPE_CHECKING:
     import argparse
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os.path
 import sys
-from contextlib import ExitStack, closing
 
 if __package__ in (None, ""):  # run as tools/hipsnoop.py: the library is in ../lib
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
@@ -22,6 +21,8 @@ if __package__ in (None, ""):  # run as tools/hipsnoop.py: the library is in ../
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False  # typing takes long to load
+from contextlib import ExitStack, closing  # noqa: E402
+
 if TYPE_CHECKING:
     import argparse
 

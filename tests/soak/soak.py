@@ -426,7 +426,8 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write figures there, as JSON")
     args = parser.parse_args()
     adopt_orphans()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tools started in the background would ignore it
+    # If this runs in the background, the tools would inherit that SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     figures: collections.Counter[str] = collections.Counter()
     faults: collections.Counter[str] = collections.Counter()
     explained: collections.Counter[str] = collections.Counter()

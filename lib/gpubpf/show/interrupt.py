@@ -6,7 +6,13 @@ Importing this module switches to that, where Python's own handler is in place. 
 
 from __future__ import annotations
 
-import signal
+# Not signal, which is written in Python and imports others: Ctrl-C may come while they load.
+import _signal as signal  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 
 def ends() -> bool:
@@ -19,7 +25,7 @@ def raises() -> None:
     _handle(signal.default_int_handler)
 
 
-def _handle(handler: signal._HANDLER) -> bool:
+def _handle(handler: int | Callable[[int, FrameType | None], object]) -> bool:
     try:
         signal.signal(signal.SIGINT, handler)
     except ValueError:  # only the main thread may set handlers
