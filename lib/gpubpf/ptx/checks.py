@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .flow import SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
+from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, LaunchBlock, Refusal, align, parameter_layout
 
@@ -47,6 +47,8 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
     meant = module.functions.get(graph.resolve(function.name))
     if (meant is None or not meant.defined) and function.name not in SYSTEM_FUNCTIONS:
+        if KERNEL_LAUNCHES.match(function.name):
+            raise Refusal("launches kernels (dynamic parallelism)")
         raise Refusal(f"needs device linking: {function.name}")
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):
