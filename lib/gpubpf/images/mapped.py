@@ -409,7 +409,8 @@ class _FileImages:
     def names(self, module: int, image: FatbinImage) -> tuple[str, ...]:
         """Return the kernels of an image; none if it is damaged."""
         self._load_names()
-        key = f"{module}.{self.modules[module].index(image)}"
+        images = self.modules[module]
+        key = f"{module}.{images.index(image) if image in images else 'linked'}"
         if key not in self._names:
             self._names[key] = tuple(_names(image))
         return self._names[key]
@@ -465,7 +466,9 @@ class _FileImages:
 def _version() -> str:
     """Return a key that changes with the code that finds the names of kernels in a file."""
     package = Path(__file__).resolve().parents[1]
-    return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
+    return cache.key_of_files(
+        package / name for name in ("elf.py", "images/fatbin.py", "images/device_link.py", "images/mapped.py")
+    )
 
 
 def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> _FileImages:
@@ -502,6 +505,8 @@ def _names(image: FatbinImage) -> Iterable[str]:
         data = image.read()
         if image.kind == "elf":
             return tuple(fatbin.kernel_names(data))
+        if image.kind != "ptx":
+            return ()
         return tuple(dict.fromkeys(m.decode("ascii", "replace") for m in _ENTRY.findall(data)))
     except ImageError:
         return ()

@@ -31,6 +31,8 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
             raise Refusal(f"texture or surface reference {parameter.name}")
         _check_name(parameter.name)
     functions = sorted(graph.reach(name))
+    if any(KERNEL_LAUNCHES.match(f) for f in functions):
+        raise Refusal("launches kernels (dynamic parallelism)")
     if any(graph.of(f).indirect for f in functions):
         raise Refusal("indirect call")
     for function in functions:
@@ -47,8 +49,6 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
     meant = module.functions.get(graph.resolve(function.name))
     if (meant is None or not meant.defined) and function.name not in SYSTEM_FUNCTIONS:
-        if KERNEL_LAUNCHES.match(function.name):
-            raise Refusal("launches kernels (dynamic parallelism)")
         raise Refusal(f"needs device linking: {function.name}")
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):
