@@ -61,7 +61,7 @@ uint64_t elf_size(const Elf64_Ehdr &e, const void *image) {
 
 // Writes what nvcc -rdc=true registers as a file: a wrapper, the linked fatbin, and the fatbins it was linked from, which have the
 // PTX. Returns -1 for any other image.
-int linked_image_file(const void *image, uint64_t &size) {
+int linked_image_file(const void *image, uint64_t &file_size) {
     Wrapper wrapper;
     uint32_t magic;
     memcpy(&magic, image, sizeof magic);
@@ -73,21 +73,21 @@ int linked_image_file(const void *image, uint64_t &size) {
     const int fd = memory_file("gpubpf-image", 0);
     const Wrapper head = {kWrapperMagic, kLinkedWrapper, nullptr, nullptr};
     bool good = fd >= 0 && write_all(fd, &head, sizeof head, 0);
-    uint64_t at = sizeof head;
+    uint64_t size = sizeof head;
     for (const void *fatbin : fatbins) {
         FatbinHeader h;
         memcpy(&h, fatbin, sizeof h);
         const uint64_t bytes = h.header_size + h.size;
-        good =
-            good && h.magic == kFatbinMagic && bytes <= kImageLimit - at && write_all(fd, fatbin, bytes, at);
+        good = good && h.magic == kFatbinMagic && bytes <= kImageLimit - size &&
+               write_all(fd, fatbin, bytes, size);
         if (!good) break;
-        size = at + bytes;
-        at = (size + 7) / 8 * 8;
+        size += bytes;
     }
     if (!good) {
         if (fd >= 0) close(fd);
         return -1;
     }
+    file_size = size;
     return fd;
 }
 
