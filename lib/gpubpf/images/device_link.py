@@ -3,8 +3,10 @@
 nvlink makes machine code only. The PTX that it was made of remains beside it: each translation unit's fatbin is a *part* of the
 module. In a file, the parts are in the section ``__nv_relfatbin``. In a process, a wrapper of version 2 points to them.
 
-    images = grouped(images)          # the parts get the module number of the code that was linked from them
-    chosen = linked(images, (9, 0))   # their PTX, linked, or the reason why there is none
+    for images in modules(images_of_file("app")):   # with the parts that they were linked from
+        chosen = choose(images, (9, 0))             # the PTX of the parts, linked, or the reason why there is none
+
+A module that was not linked is what `fatbin` says.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
 from gpubpf.ptx.link import Input, link
-from gpubpf.ptx.module import Function
+from gpubpf.ptx.module import Function, Variable
 
 LTO = "link-time optimised code (-dlto) without PTX"
 # NVIDIA's code for launches from kernels, which nvcc adds. It uses entry points of the driver that are not public.
@@ -30,11 +32,26 @@ _MAX_REGISTERS = re.compile(r"(-{1,2}maxrregcount)[= ]([0-9]+)")
 _STAGE = "linked"
 
 
-def linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
+def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
+    """Return what `fatbin.choose` returns. The PTX of a module that was linked is that of its parts, linked."""
+    whole = [image for image in images if not image.relocatable]
+    if len(whole) == len(images) or any(image.kind == "ptx" for image in whole):
+        return fatbin.choose(whole, cc, newer)
+    chosen = _linked(images, cc, newer)
+    kept = fatbin.choose(whole, cc, newer) if isinstance(chosen, str) else chosen
+    return kept if isinstance(kept, FatbinImage) else chosen
+
+
+def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
+    """Group images by module as `fatbin.modules` does, with the parts in the module that was linked from them."""
+    is_new = any(image.relocatable and not image.part for image in images)
+    return fatbin.modules(_grouped(images) if is_new else images)
+
+
+def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
     """Return the linked PTX of a module's parts for a device of compute capability `cc`, or the reason why there is none.
 
-    newer: the device also runs PTX for newer devices. Parts without suitable PTX are left out: only kernels that call them cannot
-    be instrumented.
+    Parts without suitable PTX are left out: only kernels that call them cannot be instrumented.
     """
     parts: dict[tuple[int, int], list[FatbinImage]] = {}
     for image in images:
@@ -102,7 +119,7 @@ class _Symbols:
     missing: frozenset[str] = frozenset()
 
 
-def grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
+def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
     """Return the images of a file with the parts of each device link in the module that was linked from them.
 
     No table says so in a file. A part belongs to the machine code that has its kernels, and to what needs its functions and
@@ -170,8 +187,10 @@ def _symbols(part: Iterable[FatbinImage]) -> _Symbols:
 
 def _symbols_of_ptx(text: str) -> _Symbols:
     parsed = parser.parse(text)
-    defined, missing = set(), set()
-    for item in (*parsed.functions.values(), *parsed.variables.values()):
+    defined: set[str] = set()
+    missing: set[str] = set()
+    items: list[Function | Variable] = [*parsed.functions.values(), *parsed.variables.values()]
+    for item in items:
         here = item.defined if isinstance(item, Function) else "extern" not in item.linkage
         if not here:
             missing.add(item.name)
@@ -182,7 +201,8 @@ def _symbols_of_ptx(text: str) -> _Symbols:
 
 def _symbols_of_cubin(data: bytes) -> _Symbols:
     file = elf.of_bytes(data)
-    defined, missing = set(), set()
+    defined: set[str] = set()
+    missing: set[str] = set()
     for table in (section for section in file.sections if section.type == elf.SHT_SYMTAB):
         names = file.name_table(table)
         for symbol in file.symbols(table):

@@ -127,29 +127,23 @@ class FatbinImage:
 def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
     """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
-    If no PTX suits, but the module was linked from PTX, or a cubin for the device contains the PTX it was made of, return that PTX.
+    If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
     newer: the device also runs PTX for newer devices, of which the oldest is chosen.
     """
-    whole = [image for image in images if image.kind == "ptx" and not image.relocatable]
+    ptx = [image for image in images if image.kind == "ptx"]
+    whole = [image for image in ptx if not image.relocatable]
     suitable = [image for image in whole if image.runs_on(cc)]
     if suitable:
         return max(suitable, key=lambda image: (image.sm, image.suffix != ""))
     if whole and newer:
         return min(whole, key=lambda image: image.sm)
-    reason = SASS_ONLY
-    if any(image.relocatable for image in images):
-        from gpubpf.images import device_link  # only here: few programs are linked
-
-        if isinstance(linked := device_link.linked(images, cc, newer), FatbinImage):
-            return linked
-        reason = linked
     if (cubin := cubin_for(images, cc)) is not None and (kept := ptx_of_cubin(cubin)) is not None:
         return kept
     if whole:
         nearest = min(whole, key=lambda image: image.sm)
         newer = divmod(nearest.sm, 10) > cc
         return f"PTX for {'a newer' if newer else 'another'} GPU ({nearest.arch})"
-    return reason
+    return "PTX for a device link" if ptx else SASS_ONLY
 
 
 def cubin_for(images: Iterable[FatbinImage], cc: tuple[int, int]) -> FatbinImage | None:
@@ -159,11 +153,7 @@ def cubin_for(images: Iterable[FatbinImage], cc: tuple[int, int]) -> FatbinImage
 
 
 def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
-    """Group images by module, in the order of the file. Parts of a device link are in the module that was linked from them."""
-    if any(image.relocatable and not image.part for image in images):
-        from gpubpf.images import device_link  # only here: few programs are linked
-
-        images = device_link.grouped(images)
+    """Group images by module, in the order of the file."""
     groups: dict[int, list[FatbinImage]] = {}
     for image in images:
         groups.setdefault(image.module, []).append(image)

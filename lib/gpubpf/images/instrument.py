@@ -21,7 +21,7 @@ from typing import Any
 
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
@@ -154,7 +154,7 @@ def _several(data: bytes) -> list[FatbinImage]:
 def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
     """Return the PTX of one module that the target's driver would take, or that its cubin was made of; else the reason."""
     # The embedded device also runs PTX for a newer GPU.
-    return fatbin.choose(images, target.cc, newer=target.device == "sim")
+    return device_link.choose(images, target.cc, newer=target.device == "sim")
 
 
 def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment], target: Target) -> Sidecar:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import names
 from gpubpf.errors import Error, ImageError, PtxError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.device_link import DEVICE_RUNTIME
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.lower.fragment import Fragment
@@ -99,12 +98,12 @@ def listed(
     found: list[ListedFileKernel] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
-        for images in fatbin.modules(source.images):
+        for images in device_link.modules(source.images):
             _add_module(kernels, images, target, check)
         for mangled in source.launches or ():
             if mangled not in kernels:
                 kernels[mangled] = _Kernel(reasons=["image not seen"])
-        ordered = names.demangle_all(name for name in kernels if DEVICE_RUNTIME not in name)
+        ordered = names.demangle_all(name for name in kernels if device_link.DEVICE_RUNTIME not in name)
         for name in sorted(ordered, key=lambda name: (name.short, name.full)):
             launches = None if source.launches is None else source.launches.get(name.mangled, 0)
             found.append(kernels[name.mangled].listed(name, source, launches))
@@ -333,7 +332,7 @@ def instrumented(
     refused: list[str] = []
     done = False
     for source in sources:
-        for images in fatbin.modules(source.images):
+        for images in device_link.modules(source.images):
             chosen = choose(images, target)
             of_module = _names_of(images)
             seen += of_module

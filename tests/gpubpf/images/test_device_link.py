@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.device_link import LTO
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
@@ -29,16 +29,16 @@ def entries(chosen: FatbinImage | str) -> list[str]:
 def test_parts_are_found_by_what_they_need() -> None:
     unused = part(5, ".visible .func unused() { ret; }\n")
     images = [part(3, KERNEL.replace("NAME", "first")), part(4, HELPER), unused]
-    (module,) = fatbin.modules(images)
+    (module,) = device_link.modules(images)
     assert [(image.module, image.part) for image in module] == [(3, 4), (3, 5)]
-    chosen = fatbin.choose(module, CC)
+    chosen = device_link.choose(module, CC)
     assert entries(chosen) == ["first"] and isinstance(chosen, FatbinImage)
     assert parser.parse(chosen.text).functions["helper"].defined
 
 
 def test_the_smallest_limit_of_registers() -> None:
     limits = ["--compile-only -dlcm=cg", "--compile-only  -maxrregcount=64", "-maxrregcount 32"]
-    chosen = fatbin.choose(
+    chosen = device_link.choose(
         [part(k, KERNEL.replace("NAME", f"k{k}") if k else HELPER, o) for k, o in enumerate(limits)], CC
     )
     assert isinstance(chosen, FatbinImage) and chosen.options == "-dlcm=cg -maxrregcount=32"
@@ -49,23 +49,23 @@ def test_the_form_of_each_part_that_suits(newer: bool) -> None:
     images = [
         part(0, KERNEL.replace("NAME", name), sm=sm) for name, sm in (("old", 75), ("new", 90), ("no", 120))
     ]
-    assert entries(fatbin.choose(images, CC, newer)) == ["new"]
+    assert entries(device_link.choose(images, CC, newer)) == ["new"]
     images = images[2:]
     if newer:
-        assert entries(fatbin.choose(images, CC, newer)) == ["no"]
+        assert entries(device_link.choose(images, CC, newer)) == ["no"]
     else:
-        assert fatbin.choose(images, CC, newer) == "PTX for a newer GPU (sm_120)"
+        assert device_link.choose(images, CC, newer) == "PTX for a newer GPU (sm_120)"
 
 
 def test_parts_that_do_not_fit_together() -> None:
-    reason = fatbin.choose([part(0, HELPER), part(1, HELPER)], CC)
+    reason = device_link.choose([part(0, HELPER), part(1, HELPER)], CC)
     assert isinstance(reason, str) and "Multiple definition of 'helper'" in reason
 
 
 def test_code_for_link_time_optimisation() -> None:
     lto = FatbinImage("lto", 75, "", (9, 0), "", 0, "", 1, True, b"code")
-    assert fatbin.choose([lto], CC) == LTO
-    assert entries(fatbin.choose([part(0, KERNEL.replace("NAME", "first")), lto], CC)) == ["first"]
+    assert device_link.choose([lto], CC) == LTO
+    assert entries(device_link.choose([part(0, KERNEL.replace("NAME", "first")), lto], CC)) == ["first"]
 
 
 def test_what_the_agent_sends() -> None:
@@ -76,4 +76,4 @@ def test_what_the_agent_sends() -> None:
         data += fatbin.pack(image)
     images = fatbin.images_of_bytes(data)
     assert [(image.kind, image.relocatable) for image in images] == [("ptx", True)] * 2
-    assert entries(fatbin.choose(images, CC)) == ["first"]
+    assert entries(device_link.choose(images, CC)) == ["first"]
