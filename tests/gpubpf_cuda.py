@@ -20,11 +20,16 @@ needs_cuda = [
 ]
 
 
-def build(text: str | Path, program: Path, *flags: str | Path) -> Path:
-    """The program of a source file, or of a text that is written beside it. Skips the test where it could not run."""
+def skip_without_cuda() -> None:
+    """Skip the test where no program can be built or run."""
     for mark in needs_cuda:
         if mark.args[0]:
             pytest.skip(mark.kwargs["reason"])
+
+
+def build(text: str | Path, program: Path, *flags: str | Path) -> Path:
+    """The program of a source file, or of a text that is written beside it. Skips the test where it could not run."""
+    skip_without_cuda()
     source = text
     if isinstance(text, str):
         source = program.with_suffix(".cu")

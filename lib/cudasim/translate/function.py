@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.flow import find_names
+from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
 
 from . import copies, matrix, memory  # noqa: F401 (copies: its instructions)
@@ -388,6 +388,10 @@ class FunctionCode:
             return
         target = self.functions.get(callee.name)
         if register is None and (target is None or not target.defined):
+            if KERNEL_LAUNCHES.match(callee.name):
+                raise Unsupported(
+                    f"PTX line {statement.line}: the kernel launches kernels (dynamic parallelism)"
+                )
             raise Unsupported(
                 f"PTX line {statement.line}: function {callee.name} is not defined in this module"
             )

@@ -2,8 +2,8 @@
 
 A *fatbin* is one module in several forms: for each architecture a cubin (an ELF file of its own) or PTX.
 nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``. Code that
-nvlink has yet to link (``-rdc=true``) goes into ``__nv_relfatbin``. No public document describes the format:
-it was inferred from files that nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
+nvlink has yet to link (``-rdc=true``) goes into ``__nv_relfatbin`` (device_link.py). No public document describes
+the format: it was inferred from files that nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
 
 Everything read here is untrusted: sizes are checked before they are used, and every failure is an
 `ImageError`.
@@ -43,7 +43,8 @@ _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the ima
 # kind, version, header size, payload size, compressed size, offset of the options' place, minor, major, sm,
 # name offset, name size, flags, reserved, uncompressed size
 _IMAGE = struct.Struct("<HHIQIIHHIIIQQQ")
-_KINDS = {1: "ptx", 2: "elf"}
+_KINDS = {1: "ptx", 2: "elf", 8: "lto"}
+_LINKED_WRAPPER = 2  # version of a wrapper whose first fatbin was linked from the others
 _CODECS = {0x2000: "lz4", 0x8000: "zstd"}
 _SUFFIXES = {0x100000: "a", 0x200000: "f"}
 _PTXAS_NAME = re.compile(r"ptxas (\d{1,3}\.\d{1,3})")
@@ -71,7 +72,7 @@ class FatbinImage:
     `payload` is read and decompressed when it is first used, and raises ImageError if that fails.
     """
 
-    kind: str  # "ptx" or "elf"
+    kind: str  # "ptx", "elf", or "lto" (intermediate code for link-time optimisation, which cannot be instrumented)
     sm: int  # 75 for sm_75 and compute_75
     suffix: str  # "", or "a" (this architecture only), or "f" (this family only)
     version: tuple[int, int]  # PTX ISA version of PTX, ABI of a cubin
@@ -83,6 +84,7 @@ class FatbinImage:
     stored: bytes | FileRange = field(repr=False)
     codec: str = ""  # of `stored`: "", "lz4" or "zstd"
     size: int = 0  # uncompressed, when there is a codec
+    part: int = 0  # relocatable images of one module with the same number are forms of one translation unit
 
     @property
     def arch(self) -> str:
@@ -122,16 +124,19 @@ class FatbinImage:
         return (major, minor) <= cc
 
 
-def choose(images: Sequence[FatbinImage], cc: tuple[int, int]) -> FatbinImage | str:
+def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
     """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
     If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
+    newer: the device also runs PTX for newer devices, of which the oldest is chosen.
     """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]
     suitable = [image for image in whole if image.runs_on(cc)]
     if suitable:
         return max(suitable, key=lambda image: (image.sm, image.suffix != ""))
+    if whole and newer:
+        return min(whole, key=lambda image: image.sm)
     if (cubin := cubin_for(images, cc)) is not None and (kept := ptx_of_cubin(cubin)) is not None:
         return kept
     if whole:
@@ -279,8 +284,12 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
         return tuple(_images_of_elf(file))
     if source.size > LARGEST_IMAGE:
         raise ImageError("it is too large for a fatbin or PTX; name a program or a library")
-    if len(start) >= 4 and int.from_bytes(start[:4], "little") in (WRAPPER_MAGIC, FATBIN_MAGIC):
-        offset = _WRAPPER_SIZE if int.from_bytes(start[:4], "little") == WRAPPER_MAGIC else 0
+    magic, version = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
+    if magic == WRAPPER_MAGIC and version == _LINKED_WRAPPER:  # as the agent sends it
+        first, end = _fatbin(source, _WRAPPER_SIZE, source.size, 0, False)
+        return (*first, *_fatbins(source, end, source.size, 1, True))
+    if magic in (WRAPPER_MAGIC, FATBIN_MAGIC):
+        offset = _WRAPPER_SIZE if magic == WRAPPER_MAGIC else 0
         return tuple(_fatbins(source, offset, source.size, 0, False))
     data = source.read(0, source.size)
     if (image := ptx_image(data)) is not None:
@@ -378,13 +387,15 @@ def _fatbin(
             images.append(image)
         if len(images) > MOST_IMAGES:
             raise ImageError("it has more images than any program; build it again")
+    if any(image.relocatable for image in images):  # only its PTX says so
+        images = [replace(image, relocatable=True) for image in images]
     return images, end
 
 
 def _image(
     source: ByteSource, at: int, end: int, module: int, relocatable: bool
 ) -> tuple[FatbinImage | None, int]:
-    """Return the image whose header is at `at` (None if it is neither PTX nor ELF), and where the next one begins."""
+    """Return the image whose header is at `at` (None if its kind is unknown), and where the next one begins."""
     check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
@@ -392,7 +403,7 @@ def _image(
         raise ImageError("a header in its fatbin is too small; build it again")
     payload, payload_size = at + header_size, stored_size
     check_range(at, header_size + stored_size, end)
-    if (kind := _KINDS.get(number)) is None:  # LTO's intermediate code cannot be instrumented
+    if (kind := _KINDS.get(number)) is None:
         return None, payload + stored_size
     codec = next((codec for bit, codec in _CODECS.items() if flags & bit), "")
     if codec:

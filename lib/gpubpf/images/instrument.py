@@ -21,7 +21,7 @@ from typing import Any
 
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.lower.fragment import Fragment
@@ -153,12 +153,8 @@ def _several(data: bytes) -> list[FatbinImage]:
 
 def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
     """Return the PTX of one module that the target's driver would take, or that its cubin was made of; else the reason."""
-    if target.device == "sim":
-        # The embedded device also runs PTX for a newer GPU: take the oldest.
-        whole = [image for image in images if image.kind == "ptx" and not image.relocatable]
-        if whole and not any(image.runs_on(target.cc) for image in whole):
-            return min(whole, key=lambda image: image.sm)
-    return fatbin.choose(images, target.cc)
+    # The embedded device also runs PTX for a newer GPU.
+    return device_link.choose(images, target.cc, newer=target.device == "sim")
 
 
 def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment], target: Target) -> Sidecar:
@@ -292,7 +288,7 @@ def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
         try:
             if image.kind == "elf":
                 found |= dict.fromkeys(fatbin.kernels(image.payload))
-            else:
+            elif image.kind == "ptx":
                 found |= dict.fromkeys(parser.parse(image.text).entries)
         except (ImageError, PtxError):
             continue

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import names
 from gpubpf.errors import Error, ImageError, PtxError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
@@ -98,12 +98,12 @@ def listed(
     found: list[ListedFileKernel] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
-        for images in fatbin.modules(source.images):
+        for images in device_link.modules(source.images):
             _add_module(kernels, images, target, check)
         for mangled in source.launches or ():
             if mangled not in kernels:
                 kernels[mangled] = _Kernel(reasons=["image not seen"])
-        ordered = names.demangle_all(kernels)
+        ordered = names.demangle_all(name for name in kernels if device_link.DEVICE_RUNTIME not in name)
         for name in sorted(ordered, key=lambda name: (name.short, name.full)):
             launches = None if source.launches is None else source.launches.get(name.mangled, 0)
             found.append(kernels[name.mangled].listed(name, source, launches))
@@ -120,7 +120,7 @@ class _Kernel:
     reasons: list[str | None] = field(default_factory=list)
 
     def listed(self, name: names.KernelName, source: ImageFile, launches: int | None) -> ListedFileKernel:
-        # A kernel of an -rdc program is in two modules: linked SASS, and PTX that is still to be linked.
+        # Several modules may have instances of one template.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
         return ListedFileKernel(
             name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches
@@ -141,7 +141,7 @@ def _add_module(
     otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
     for image in images:
         try:
-            mangled = fatbin.kernel_names(image.read()) if image.kind == "elf" else _entries(image)
+            mangled = _entries(image)
         except ImageError:  # this form is damaged; another may be intact
             continue
         for name in mangled:
@@ -161,7 +161,9 @@ def _add_module(
 
 
 def _entries(image: FatbinImage) -> list[str]:
-    """Return the kernels of a PTX image. If it cannot be parsed, return what looks like a kernel. Raises ImageError."""
+    """Return the kernels of an image. If PTX cannot be parsed, return what looks like a kernel. Raises ImageError."""
+    if image.kind != "ptx":
+        return fatbin.kernel_names(image.read()) if image.kind == "elf" else []
     try:
         return list(parser.parse(image.text).entries)
     except PtxError:
@@ -330,7 +332,7 @@ def instrumented(
     refused: list[str] = []
     done = False
     for source in sources:
-        for images in fatbin.modules(source.images):
+        for images in device_link.modules(source.images):
             chosen = choose(images, target)
             of_module = _names_of(images)
             seen += of_module
@@ -358,9 +360,7 @@ def _names_of(images: Sequence[FatbinImage]) -> list[str]:
     found: dict[str, None] = {}
     for image in images:
         try:
-            found |= dict.fromkeys(
-                fatbin.kernel_names(image.read()) if image.kind == "elf" else _entries(image)
-            )
+            found |= dict.fromkeys(_entries(image))
         except ImageError:
             continue
     return list(found)

@@ -29,7 +29,7 @@ from gpubpf import cache
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
@@ -213,7 +213,9 @@ class MappedImages:
                 if self._searched < SEARCH_LIMIT and file.source.size <= LARGE:
                     self._searched += file.source.size
                     if file.mentions(names[0]):
-                        for images in fatbin.modules(tuple(fatbin.scan(file.source, 0, file.source.size))):
+                        for images in device_link.modules(
+                            tuple(fatbin.scan(file.source, 0, file.source.size))
+                        ):
                             running = _taken_by_driver(images, target)
                             if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
@@ -409,7 +411,8 @@ class _FileImages:
     def names(self, module: int, image: FatbinImage) -> tuple[str, ...]:
         """Return the kernels of an image; none if it is damaged."""
         self._load_names()
-        key = f"{module}.{self.modules[module].index(image)}"
+        images = self.modules[module]
+        key = f"{module}.{images.index(image) if image in images else 'linked'}"
         if key not in self._names:
             self._names[key] = tuple(_names(image))
         return self._names[key]
@@ -465,7 +468,9 @@ class _FileImages:
 def _version() -> str:
     """Return a key that changes with the code that finds the names of kernels in a file."""
     package = Path(__file__).resolve().parents[1]
-    return cache.key_of_files(package / name for name in ("elf.py", "images/fatbin.py", "images/mapped.py"))
+    return cache.key_of_files(
+        package / name for name in ("elf.py", "images/fatbin.py", "images/device_link.py", "images/mapped.py")
+    )
 
 
 def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> _FileImages:
@@ -475,10 +480,10 @@ def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) 
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
-        return _FileImages(path, source, fatbin.modules(fatbin.images_of(source)) if known else ())
+        return _FileImages(path, source, device_link.modules(fatbin.images_of(source)) if known else ())
     memory = _MappedMemory(pid, mappings)
     with contextlib.closing(memory):
-        return _FileImages(path, memory, fatbin.modules(tuple(memory.images())))
+        return _FileImages(path, memory, device_link.modules(tuple(memory.images())))
 
 
 def _is_fatbin(start: bytes) -> bool:
@@ -502,6 +507,8 @@ def _names(image: FatbinImage) -> Iterable[str]:
         data = image.read()
         if image.kind == "elf":
             return tuple(fatbin.kernel_names(data))
+        if image.kind != "ptx":
+            return ()
         return tuple(dict.fromkeys(m.decode("ascii", "replace") for m in _ENTRY.findall(data)))
     except ImageError:
         return ()

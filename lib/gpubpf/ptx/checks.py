@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .flow import SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
+from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, LaunchBlock, Refusal, align, parameter_layout
 
@@ -31,6 +31,8 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
             raise Refusal(f"texture or surface reference {parameter.name}")
         _check_name(parameter.name)
     functions = sorted(graph.reach(name))
+    if any(KERNEL_LAUNCHES.match(f) for f in functions):
+        raise Refusal("launches kernels (dynamic parallelism)")
     if any(graph.of(f).indirect for f in functions):
         raise Refusal("indirect call")
     for function in functions:

@@ -22,6 +22,7 @@ Instructions and blocks always count, the others only if the predicate is true. 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ from .module import Close as CloseScope
 
 # Functions that the driver itself links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
+# Functions of libcudadevrt.a with which kernels launch kernels (dynamic parallelism).
+KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDevice)")
 
 LEAVING = frozenset({"ret", "exit"})
 ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})

@@ -3,7 +3,8 @@
     text = link([Input("first.ptx", first), Input("second.ptx", second)])
 
 Names that are local to a text (no `.visible`, `.extern`, `.weak`, `.common`: PTX ISA 5.1.13, 11.6) are renamed if another text uses
-them. A declaration in one text and a definition in another become one. Nothing is optimized away.
+them. A declaration in one text and a definition in another become one. Source files are renumbered, so that `.loc` still names its
+own. Of the DWARF only the names of functions remain. Nothing is optimized away.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from gpubpf.errors import Error
 
 from .flow import SYSTEM_FUNCTIONS
 from .module import Function, Item, Module, Variable, render
 from .parser import parse
+from .source import source_files
 from .tokens import strip_comments
 
 _IDENTIFIER = re.compile(r"(?<![\w$%.])[\w$]+")
+_FILE_NUMBER = re.compile(r"((?:^|(?<=[\s;{}]))\.(?:file|loc)\s+|\binlined_at\s+)([0-9]{1,9})(?=\s)")
+_FUNCTION_NAME = re.compile(r"\$L__info_string[0-9]+\b")  # a label in .debug_str
 _LINKED = {"visible", "extern", "weak", "common"}
 
 
@@ -42,9 +47,10 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     """
     modules = [parse(item.text) for item in inputs]
     if len(modules) > 1:
+        files = accumulate((max(source_files(module), default=0) for module in modules), initial=0)
         modules = [
-            parse(_renamed(item.text, module, _names(modules, position), position))
-            for position, (item, module) in enumerate(zip(inputs, modules, strict=True))
+            parse(_renamed(item.text, module, _names(modules, position), position, before))
+            for position, (item, module, before) in enumerate(zip(inputs, modules, files, strict=False))
         ]
     for module in modules:
         for function in module.functions.values():
@@ -56,7 +62,8 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
         return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
     newest = max(modules, key=lambda module: module.architecture)
-    options = dict.fromkeys(word for module in modules for word in module.target[1:])
+    # With `debug`, ptxas requires the sections that are dropped.
+    options = dict.fromkeys(word for module in modules for word in module.target[1:] if word != "debug")
     return render(
         Module(
             max(module.version for module in modules),
@@ -81,14 +88,19 @@ def _names(modules: Sequence[Module], without: int) -> set[str]:
     return {name for k, module in enumerate(modules) if k != without for name in _named(module)}
 
 
-def _renamed(text: str, module: Module, taken: set[str], position: int) -> str:
-    """Return the text of a module with its local names changed where another text uses them."""
+def _renamed(text: str, module: Module, taken: set[str], position: int, files: int) -> str:
+    """Return the text of a module with its local names changed where another text uses them, and its source files behind `files`."""
     clashes = {name for name, item in _named(module).items() if _is_local(item) and name in taken}
-    if not clashes:
+    has_lines = ".loc" in text
+    if not clashes and not has_lines:
         return text
-    return _IDENTIFIER.sub(
-        lambda match: match[0] + f"$link{position}" * (match[0] in clashes), strip_comments(text)
-    )
+    text = strip_comments(text)
+    if clashes:
+        text = _IDENTIFIER.sub(lambda match: match[0] + f"$link{position}" * (match[0] in clashes), text)
+    if has_lines:
+        text = _FILE_NUMBER.sub(lambda match: f"{match[1]}{int(match[2]) + files}", text)
+        text = _FUNCTION_NAME.sub(lambda match: f"{match[0]}_{position}", text)
+    return text
 
 
 def _is_definition(item: Item) -> bool:
@@ -111,9 +123,15 @@ def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str
                         f"'{inputs[other[0]].name}'; link one of them"
                     )
                 found[name] = (position, item)
-            elif other is None:
+            elif other is None or _is_larger_common(item, other[1]):
                 found[name] = (position, item)
     return found
+
+
+def _is_larger_common(item: Item, other: Item) -> bool:
+    if not isinstance(item, Variable) or not isinstance(other, Variable):
+        return False
+    return {"common"} <= set(item.linkage) & set(other.linkage) and item.size > other.size
 
 
 def _linkage(item: Item) -> tuple[str, ...]:
@@ -152,6 +170,7 @@ def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) 
             origin = defined[1] if defined is not None else function
             assert isinstance(origin, Function)
             yield origin.with_body(None)
+    variables: dict[str, Variable] = {}
     for position, module in enumerate(modules):
         for item in module.items:
             if not isinstance(item, Variable):
@@ -159,14 +178,20 @@ def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) 
             if item.name in definitions:
                 if definitions[item.name] == (position, item):
                     yield item
-            elif item.name not in declared:
-                declared.add(item.name)
-                yield item
+            elif item.name not in variables or item.alignment > variables[item.name].alignment:
+                variables[item.name] = item  # dynamic shared memory: the strictest alignment counts
+    yield from variables.values()
+    aliases: set[str] = set()
     for position, module in enumerate(modules):
         for item in module.items:
             if isinstance(item, Variable):
                 continue
-            if not isinstance(item, Function) or (
-                item.defined and definitions[item.name] == (position, item)
-            ):
+            if isinstance(item, Function):
+                if item.defined and definitions[item.name] == (position, item):
+                    yield item
+            elif item.name == "section":
+                if item.text.split()[1].startswith(".debug_str"):
+                    yield item
+            elif item.name != "alias" or item.names[0] not in aliases:
+                aliases.update(item.names[:1] if item.name == "alias" else ())
                 yield item

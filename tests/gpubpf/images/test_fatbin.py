@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpubpf.errors import ImageError
-from gpubpf.images import fatbin
+from gpubpf.images import device_link, fatbin
+from gpubpf.ptx import parser
 
 NVCC = shutil.which("nvcc")
 CUOBJDUMP = next(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/cuobjdump"), None)
@@ -181,8 +182,13 @@ def test_without_symbols_and_without_section_headers(build, tmp_path: Path) -> N
 def test_what_is_not_linked_is_no_whole_module(build) -> None:
     images = fatbin.images_of_file(build("rdc"))
     assert [image.relocatable for image in images if image.kind == "ptx"] == [True]
-    reasons = [fatbin.choose(group, (9, 0)) for group in fatbin.modules(images)]
-    assert reasons == ["SASS only", "PTX for a device link"]
+    (module,) = device_link.modules(images)
+    linked = [image for image in module if not image.relocatable]
+    assert [image.kind for image in linked] == ["elf"] and fatbin.choose(linked, (9, 0)) == "SASS only"
+    chosen = device_link.choose(module, (9, 0))
+    assert isinstance(chosen, fatbin.FatbinImage) and chosen.kind == "ptx" and not chosen.relocatable
+    assert set(fatbin.kernels(linked[0].payload)) == set(parser.parse(chosen.text).entries)
+    assert device_link.modules(module) == (module,)
 
 
 def ptx(arch: str, relocatable: bool = False) -> fatbin.FatbinImage:

@@ -12,6 +12,7 @@ import pytest
 from gpubpf.errors import PtxError
 from gpubpf.ptx.link import Input, LinkError, link
 from gpubpf.ptx.parser import parse
+from gpubpf.ptx.source import source_files, source_lines
 
 HEAD = ".version {}\n.target {}\n.address_size 64\n"
 # kernel(p): p[t] = twice(t) + 1, with a local function and a local table whose names the other text uses as well.
@@ -65,6 +66,10 @@ def test_two_texts_become_one(tmp_path: Path) -> None:
     assert len(own) == len(tables) == 2 and all(module.functions[name].defined for name in own)
     assert "extern" not in module.functions["twice"].linkage and module.functions["twice"].defined
     assert len(re.findall(r"\bshared_table\[2\]", text)) == 1 and len(re.findall(r"\bdynamic\[", text)) == 1
+    assembled(text, tmp_path)
+
+
+def assembled(text: str, tmp_path: Path) -> None:
     if (ptxas := shutil.which("ptxas")) is not None:
         (tmp_path / "linked.ptx").write_text(text)
         subprocess.run([ptxas, "-arch=sm_75", tmp_path / "linked.ptx", "-o", tmp_path / "out"], check=True)
@@ -99,3 +104,67 @@ def test_what_cannot_be_read_is_named_by_its_line() -> None:
         )
     with pytest.raises(PtxError, match=r"no \.version"):
         link([Input("empty", "")])
+
+
+LINES = HEAD.format("7.0", "sm_70") + (
+    """
+.visible .entry NAME(.param .u64 p)
+{
+ .reg .b64 %rd<3>;
+ .loc 1 10 4
+ ld.param.u64 %rd1, [p];
+ .loc 2 5 1, function_name $L__info_string0, inlined_at 1 10 4
+ st.global.u64 [%rd1], %rd1;
+ ret;
+}
+.file 1 "NAME.cu"
+.file 2 "header.h"
+.section .debug_str
+{
+$L__info_string0:
+.b8 95,90,0
+}
+.section .debug_info
+{
+.b32 5
+}
+"""
+)
+
+
+def test_lines_name_their_own_files(tmp_path: Path) -> None:
+    inputs = [Input(name, LINES.replace("NAME", name)) for name in ("a", "b", "c")]
+    text = link(inputs)
+    module = parse(text)
+    files = source_files(module)
+    for name, kernel in module.entries.items():
+        assert kernel.body is not None
+        lines = source_lines(kernel.body, files)
+        assert [(files[file], line) for file, line in (lines[2], lines[-1])] == [
+            (f"{name}.cu", 10),
+            ("header.h", 5),
+        ]
+        (calls,) = re.findall(r"inlined_at (\d+) 10", str(kernel))
+        assert files[int(calls)] == f"{name}.cu"
+    assert ".debug_info" not in text
+    assembled(text, tmp_path)
+
+
+def test_common_variables_and_dynamic_shared_memory() -> None:
+    common = [
+        HEAD.format("7.0", "sm_70") + f".common .global .align 4 .b8 buffer[{n}];\n" for n in (4, 16, 8)
+    ]
+    assert re.findall(r"buffer\[\d+\]", link([Input(str(k), t) for k, t in enumerate(common)])) == [
+        "buffer[16]"
+    ]
+    strong = common[0].replace(".common", ".visible")
+    assert re.findall(r"\.(\w+) .*buffer\[(\d+)\]", link([Input("a", common[1]), Input("b", strong)])) == [
+        ("visible", "4")
+    ]
+    shared = [
+        HEAD.format("7.0", "sm_70")
+        + f".extern .shared .align {n} .b8 dynamic[];\n.weak .func f() {{ ret; }}\n"
+        for n in (4, 16, 8)
+    ]
+    (line,) = re.findall(r".*dynamic\[.*", link([Input(str(k), t) for k, t in enumerate(shared)]))
+    assert ".align 16" in line

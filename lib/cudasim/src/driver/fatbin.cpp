@@ -17,9 +17,13 @@ constexpr uint32_t kWrapperMagic = 0x466243b1;
 constexpr uint32_t kFatbinMagic = 0xba55ed50;
 constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr size_t kFatbinHeader = 16;
+constexpr size_t kMaxPrelinked = 65536;               // fat binaries of one device link
+constexpr uint16_t kPtx = 1, kCubin = 2, kLto = 8;    // kinds of images
 constexpr size_t kImageHeader = 0x40;                 // the fields that every image header has
 constexpr size_t kMaxUncompressed = size_t{1} << 31;  // a larger size means a damaged header
 constexpr size_t kMaxCubin = size_t{1} << 28;         // a larger cubin is not read for its registers
+constexpr uint32_t kPrelinkedWrapper = 2;             // version of a wrapper with a list of fat binaries
+constexpr char kDeviceRuntime[] = "cuda_device_runtime_cu";  // in names of libcudadevrt.a
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 
 template <class T>
@@ -86,7 +90,8 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
         }
         uint16_t kind = read<uint16_t>(at);
         FatbinImage found;
-        found.ptx = kind == 1;
+        found.ptx = kind == kPtx;
+        found.lto = kind == kLto;
         found.sm = read<uint32_t>(at + 0x1c);
         found.payload = at + image_header;
         uint64_t flags = read<uint64_t>(at + 0x28);
@@ -100,7 +105,7 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
         found.name = text_at(at, image_header, read<uint32_t>(at + 0x20), read<uint32_t>(at + 0x24));
         if (image_header >= 0x48)
             found.options = text_at(at, image_header, read<uint32_t>(at + 0x40), read<uint32_t>(at + 0x44));
-        if (kind == 1 || kind == 2) images.push_back(std::move(found));
+        if (kind == kPtx || kind == kCubin || kind == kLto) images.push_back(std::move(found));
         at += image_header + payload;
         left -= image_header + payload;
     }
@@ -173,7 +178,7 @@ int ptx_of_cubin(const void *image, size_t limit, unsigned cc, ChosenPtx &chosen
 const FatbinImage *cubin_for(const std::vector<FatbinImage> &images, unsigned cc) {
     const FatbinImage *best = nullptr;
     for (const FatbinImage &image : images)
-        if (!image.ptx && image.sm / 10 == cc / 10 && image.sm <= cc &&
+        if (!image.ptx && !image.lto && image.sm / 10 == cc / 10 && image.sm <= cc &&
             (best == nullptr || image.sm > best->sm))
             best = &image;
     return best;
@@ -186,7 +191,7 @@ const FatbinImage *nearest_cubin(const std::vector<FatbinImage> &images, unsigne
         return std::max(image.sm, cc) - std::min(image.sm, cc);
     };
     for (const FatbinImage &image : images)
-        if (!image.ptx && (best == nullptr || distance(image) < distance(*best))) best = &image;
+        if (!image.ptx && !image.lto && (best == nullptr || distance(image) < distance(*best))) best = &image;
     return best;
 }
 
@@ -204,23 +209,16 @@ void read_registers(const std::vector<FatbinImage> &images, unsigned cc, ChosenP
     chosen.compiled = !runs;
 }
 
-}  // namespace
+bool has_lto(const std::vector<FatbinImage> &images) {
+    return std::any_of(images.begin(), images.end(), [](const FatbinImage &image) { return image.lto; });
+}
 
-int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem) {
-    switch (image_kind(image)) {
-        case ImageKind::ptx: chosen.text = static_cast<const char *>(image); return 0;
-        case ImageKind::elf: return ptx_of_cubin(image, SIZE_MAX, cc, chosen, problem);
-        case ImageKind::unknown: problem = "the image is neither PTX nor a fat binary"; return 200;
-        case ImageKind::fatbin: break;
-    }
-    std::vector<FatbinImage> images = fatbin_images(image, problem);
+// Returns the PTX of a fat binary that a device runs: the newest that is not above it, else, unless `strict`, the oldest. Sets
+// `above` if some PTX is above the device.
+const FatbinImage *ptx_for(const std::vector<FatbinImage> &images, unsigned cc, bool strict, bool &above) {
     const FatbinImage *best = nullptr;
-    bool above = false, machine_code = false;
     for (const FatbinImage &candidate : images) {
-        if (!candidate.ptx) {
-            machine_code = true;
-            continue;
-        }
+        if (!candidate.ptx) continue;
         if (candidate.sm > cc) {
             above = true;
             if (strict) continue;
@@ -232,6 +230,73 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
             best = &candidate;
         }
     }
+    return best;
+}
+
+// Returns the fat binaries that a program's device code was linked from (nvcc -rdc=true): a wrapper of version 2 points to a
+// list that ends with 0.
+std::vector<const void *> prelinked_fatbins(const void *image) {
+    std::vector<const void *> found;
+    const auto *wrapper = static_cast<const uint8_t *>(image);
+    if (read<uint32_t>(wrapper) != kWrapperMagic || read<uint32_t>(wrapper + 4) != kPrelinkedWrapper)
+        return found;
+    const auto *at = reinterpret_cast<const uint8_t *>(read<uint64_t>(wrapper + 16));
+    for (; at != nullptr && found.size() < kMaxPrelinked && is_mapped(at, sizeof(void *));
+         at += sizeof(void *)) {
+        const auto *fatbin = read<const uint8_t *>(at);
+        if (fatbin == nullptr) break;
+        if (is_mapped(fatbin, kFatbinHeader) && read<uint32_t>(fatbin) == kFatbinMagic)
+            found.push_back(fatbin);
+    }
+    return found;
+}
+
+// Collects the PTX that a program's device code was linked from. Returns a CUresult; 0 and no text if there is none.
+int ptx_of_prelinked(const std::vector<const void *> &fatbins, unsigned cc, bool strict, ChosenPtx &chosen,
+                     bool &above, bool &lto, std::string &problem) {
+    for (const void *fatbin : fatbins) {
+        const std::vector<FatbinImage> images = fatbin_images(fatbin, problem);
+        const FatbinImage *best = ptx_for(images, cc, strict, above);
+        if (best == nullptr) {
+            lto |= has_lto(images);
+            continue;  // only kernels that need this part are refused
+        }
+        std::string text;
+        if (!unpack(*best, text, problem)) return 200;
+        text.resize(strnlen(text.data(), text.size()));
+        // NVIDIA's code for launches from kernels, which nvcc adds. It uses entry points of the driver that are not public.
+        if (text.find(kDeviceRuntime) != std::string::npos) continue;
+        const unsigned limit = max_registers(best->options), others = max_registers(chosen.options);
+        if (limit != 0 && (others == 0 || limit < others)) chosen.options = best->options;
+        chosen.sm = std::max(chosen.sm, best->sm);
+        if (chosen.text.empty()) chosen.text = std::move(text);
+        else chosen.more_texts.push_back(std::move(text));
+    }
+    return 0;
+}
+
+}  // namespace
+
+int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem) {
+    switch (image_kind(image)) {
+        case ImageKind::ptx: chosen.text = static_cast<const char *>(image); return 0;
+        case ImageKind::elf: return ptx_of_cubin(image, SIZE_MAX, cc, chosen, problem);
+        case ImageKind::unknown: problem = "the image is neither PTX nor a fat binary"; return 200;
+        case ImageKind::fatbin: break;
+    }
+    std::vector<FatbinImage> images = fatbin_images(image, problem);
+    bool above = false, lto = has_lto(images), damaged = images.empty();
+    const FatbinImage *best = ptx_for(images, cc, strict, above);
+    if (best == nullptr) {
+        const std::vector<const void *> prelinked = prelinked_fatbins(image);
+        if (int status = ptx_of_prelinked(prelinked, cc, strict, chosen, above, lto, problem)) return status;
+        if (!chosen.text.empty()) {
+            read_registers(images, cc, chosen);
+            return 0;
+        }
+        // Without machine code, a wrapper has nothing but the list.
+        damaged = damaged && prelinked.empty();
+    }
     if (best == nullptr) {
         if (const FatbinImage *cubin = cubin_for(images, cc)) {
             std::string payload;
@@ -241,12 +306,17 @@ int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, s
         if (above)
             problem = "the image's PTX is for a newer architecture than this device (compute capability " +
                       std::to_string(cc / 10) + "." + std::to_string(cc % 10) + "); set CUDASIM_CC";
-        else if (machine_code)
+        else if (lto)
+            problem =
+                "the image contains link-time optimised code (-dlto) without PTX, and the embedded device "
+                "runs PTX; "
+                "build without -dlto";
+        else if (!images.empty())
             problem =
                 "the image contains only machine code (SASS), and the embedded device runs PTX; build with "
-                "-arch=sm_NN (not -code=sm_NN), without -rdc=true";
+                "-arch=sm_NN (not -code=sm_NN)";
         else if (problem.empty()) problem = "the fat binary contains no image";
-        return images.empty() && !problem.empty() ? 200 : 209;
+        return damaged && !problem.empty() ? 200 : 209;
     }
     if (!unpack(*best, chosen.text, problem)) return 200;
     chosen.text.resize(strnlen(chosen.text.data(), chosen.text.size()));

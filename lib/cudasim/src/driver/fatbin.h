@@ -10,7 +10,8 @@
 namespace cudasim {
 
 struct FatbinImage {
-    bool ptx = false;     // else a cubin (SASS)
+    bool ptx = false;     // else a cubin (SASS), or
+    bool lto = false;     // intermediate code for link-time optimisation
     unsigned sm = 0;      // 75 for compute_75
     std::string options;  // ptxas options that nvcc recorded
     std::string name;     // source file, if recorded
@@ -34,7 +35,7 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem);
 
 struct ChosenPtx {
     std::string text;
-    std::vector<std::string> more_texts;  // the other texts, if a cubin was linked from several
+    std::vector<std::string> more_texts;  // the other texts, if the module was linked from several
     std::string options;                  // of ptxas
     unsigned sm = 0;
     // Registers per thread of the module's kernels by name, from a cubin beside the PTX: the one that a driver would run on
@@ -46,6 +47,7 @@ struct ChosenPtx {
 // Chooses the PTX that a device of compute capability `cc` (90 for 9.0) runs. That is, in this order:
 // - the PTX for the highest architecture that is not above the device;
 // - unless `strict`, the PTX for the lowest architecture above it;
+// - the PTX that the program's device code was linked from (nvcc -rdc=true);
 // - the PTX of a cubin for the device (cubin.h).
 // Returns a CUresult: 0, 209 (no image for this device) or 200 (damaged), and sets `problem`.
 int choose_ptx(const void *image, unsigned cc, bool strict, ChosenPtx &chosen, std::string &problem);

@@ -105,7 +105,8 @@ CUresult select_ptx(const void *image, const JitOptions &jit, ChosenPtx &chosen)
         for (std::string &other : chosen.more_texts)
             inputs.push_back({"text " + std::to_string(inputs.size() + 1), std::move(other)});
         TranslateError error;
-        if (!link_ptx(inputs, true, chosen.text, error)) {
+        // Parts without PTX may define the missing names. Only kernels that use them are refused.
+        if (!link_ptx(inputs, false, chosen.text, error)) {
             log_line("%s", error.log.c_str());
             jit.report(compiler_log(error.log), "");
             return CUDA_ERROR_NO_BINARY_FOR_GPU;

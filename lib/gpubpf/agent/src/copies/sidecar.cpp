@@ -30,10 +30,13 @@ namespace {
 
 constexpr uint32_t kWrapperMagic = 0x466243B1, kFatbinMagic = 0xBA55ED50;
 
+constexpr uint32_t kLinkedWrapper = 2;  // version of a wrapper whose fatbin was linked from others
+constexpr size_t kMostParts = 65536;    // fatbins of one device link
+
 struct Wrapper {
     uint32_t magic, version;
     const void *data;
-    const void *more;
+    const void *const *parts;  // version 2: the fatbins that it was linked from, and 0
 };
 
 struct FatbinHeader {
@@ -54,6 +57,38 @@ uint64_t elf_size(const Elf64_Ehdr &e, const void *image) {
             if (s.sh_type != SHT_NOBITS) end = std::max<uint64_t>(end, s.sh_offset + s.sh_size);
         }
     return end;
+}
+
+// Writes what nvcc -rdc=true registers as a file: a wrapper, the linked fatbin, and the fatbins it was linked from, which have the
+// PTX. Returns -1 for any other image.
+int linked_image_file(const void *image, uint64_t &file_size) {
+    Wrapper wrapper;
+    uint32_t magic;
+    memcpy(&magic, image, sizeof magic);
+    if (magic != kWrapperMagic) return -1;
+    memcpy(&wrapper, image, sizeof wrapper);
+    if (wrapper.version != kLinkedWrapper || !wrapper.data || !wrapper.parts || !wrapper.parts[0]) return -1;
+    std::vector<const void *> fatbins{wrapper.data};
+    for (size_t i = 0; wrapper.parts[i] && i < kMostParts; ++i) fatbins.push_back(wrapper.parts[i]);
+    const int fd = memory_file("gpubpf-image", 0);
+    const Wrapper head = {kWrapperMagic, kLinkedWrapper, nullptr, nullptr};
+    bool good = fd >= 0 && write_all(fd, &head, sizeof head, 0);
+    uint64_t size = sizeof head;
+    for (const void *fatbin : fatbins) {
+        FatbinHeader h;
+        memcpy(&h, fatbin, sizeof h);
+        const uint64_t bytes = h.header_size + h.size;
+        good = good && h.magic == kFatbinMagic && bytes <= kImageLimit - size &&
+               write_all(fd, fatbin, bytes, size);
+        if (!good) break;
+        size += bytes;
+    }
+    if (!good) {
+        if (fd >= 0) close(fd);
+        return -1;
+    }
+    file_size = size;
+    return fd;
 }
 
 int image_file(const void *data, uint64_t size) {
@@ -97,6 +132,7 @@ const void *image_at(const void *image, uint64_t &size) {
 int image_of(const void *image, uint64_t &size, uint32_t &linked) {
     const void *begin = image_at(image, size);
     if (!begin) return -1;
+    if (const int file = linked_image_file(image, size); file >= 0) return file;
     int ptx = -1;
     uint64_t bytes = 0;
     if (size >= SELFMAG) linked = linked_of(begin, size, ptx, bytes);

@@ -1,0 +1,211 @@
+"""Find and link the PTX of code that nvlink has linked (`nvcc -rdc=true`).
+
+nvlink makes machine code only. The PTX that it was made of remains beside it: each translation unit's fatbin is a *part* of the
+module. In a file, the parts are in the section ``__nv_relfatbin``. In a process, a wrapper of version 2 points to them.
+
+    for images in modules(images_of_file("app")):   # with the parts that they were linked from
+        chosen = choose(images, (9, 0))             # the PTX of the parts, linked, or the reason why there is none
+
+A module that was not linked is what `fatbin` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpubpf import cache, elf
+from gpubpf.errors import Error, ImageError, PtxError
+from gpubpf.images import fatbin
+from gpubpf.images.fatbin import FatbinImage
+from gpubpf.ptx import parser
+from gpubpf.ptx.link import Input, link
+from gpubpf.ptx.module import Function, Variable
+
+LTO = "link-time optimised code (-dlto) without PTX"
+# NVIDIA's code for launches from kernels, which nvcc adds. It uses entry points of the driver that are not public.
+DEVICE_RUNTIME = "cuda_device_runtime_cu"
+_MAX_REGISTERS = re.compile(r"(-{1,2}maxrregcount)[= ]([0-9]+)")
+_STAGE = "linked"
+
+
+def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
+    """Return what `fatbin.choose` returns. The PTX of a module that was linked is that of its parts, linked."""
+    whole = [image for image in images if not image.relocatable]
+    if len(whole) == len(images) or any(image.kind == "ptx" for image in whole):
+        return fatbin.choose(whole, cc, newer)
+    chosen = _linked(images, cc, newer)
+    kept = fatbin.choose(whole, cc, newer) if isinstance(chosen, str) else chosen
+    return kept if isinstance(kept, FatbinImage) else chosen
+
+
+def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
+    """Group images by module as `fatbin.modules` does, with the parts in the module that was linked from them."""
+    is_new = any(image.relocatable and not image.part for image in images)
+    return fatbin.modules(_grouped(images) if is_new else images)
+
+
+def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
+    """Return the linked PTX of a module's parts for a device of compute capability `cc`, or the reason why there is none.
+
+    Parts without suitable PTX are left out: only kernels that call them cannot be instrumented.
+    """
+    parts: dict[tuple[int, int], list[FatbinImage]] = {}
+    for image in images:
+        if image.relocatable:
+            parts.setdefault((image.module, image.part), []).append(image)
+    taken, without = [], []
+    for part in parts.values():
+        whole = [replace(image, relocatable=False) for image in part if image.kind == "ptx"]
+        chosen = fatbin.choose(whole, cc, newer)
+        if isinstance(chosen, FatbinImage):
+            taken.append(chosen)
+        else:
+            lto = not whole and any(image.kind == "lto" for image in part)
+            without.append(LTO if lto else chosen)
+    try:
+        taken = [image for image in taken if DEVICE_RUNTIME.encode() not in image.payload]
+        if taken:
+            return _link(tuple(image.text for image in taken), _options(taken), images[0].module)
+    except (ImageError, PtxError) as error:
+        return str(error)
+    except Error as error:
+        return f"the program's parts cannot be linked: {error}"
+    return max(
+        without, key=lambda reason: (reason == LTO, reason != fatbin.SASS_ONLY), default=fatbin.SASS_ONLY
+    )
+
+
+def _options(images: Iterable[FatbinImage]) -> str:
+    """Return ptxas options for all: the first one's, with the smallest limit of registers, so that the largest blocks can run."""
+    options = [image.options for image in images]
+    limits = [int(match[2]) for text in options if (match := _MAX_REGISTERS.search(text))]
+    words = _MAX_REGISTERS.sub("", options[0]).replace("--compile-only", "").split()
+    return " ".join([*words, *([f"-maxrregcount={min(limits)}"] if limits else [])])
+
+
+@functools.lru_cache(maxsize=8)
+def _link(texts: tuple[str, ...], options: str, number: int) -> FatbinImage:
+    """Raises Error."""
+    key = cache.key(_version(), *texts)
+    store = cache.default()
+    if (made := store.get(_STAGE, key)) is None:
+        inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
+        # A part without PTX may define the names that are missing.
+        made = link(inputs, complete=False).encode("utf-8", "surrogateescape")
+        store.put(_STAGE, key, made)
+    image = fatbin.ptx_image(made, fatbin.PtxasRun(options=options), number)
+    if image is None:
+        raise ImageError("its PTX has no .version and .target; build it again")
+    return image
+
+
+@functools.cache
+def _version() -> str:
+    package = Path(__file__).resolve().parents[1]
+    return cache.key_of_files(sorted((package / "ptx").glob("*.py")))
+
+
+# --- what belongs together --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Symbols:
+    kernels: frozenset[str] = frozenset()
+    defined: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
+
+
+def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
+    """Return the images of a file with the parts of each device link in the module that was linked from them.
+
+    No table says so in a file. A part belongs to the machine code that has its kernels, and to what needs its functions and
+    variables. Parts of no machine code are one module: the driver links them.
+    """
+    parts: dict[int, list[FatbinImage]] = {}
+    modules: dict[int, list[FatbinImage]] = {}
+    for image in images:
+        (parts if image.relocatable else modules).setdefault(image.module, []).append(image)
+    if not parts:
+        return tuple(images)
+    symbols = {number: _symbols(part) for number, part in parts.items()}
+    found = [image for image in images if not image.relocatable]
+    claimed: set[int] = set()
+    for number, module in modules.items():
+        if any(image.kind == "ptx" for image in module):
+            continue  # it was not linked
+        kernels = _kernels(module)
+        first = {k for k, s in symbols.items() if s.kernels and s.kernels <= kernels and k not in claimed}
+        found += _members(number, first, parts, symbols)
+        claimed |= first
+    rest = {k for k, s in symbols.items() if s.kernels and k not in claimed}
+    if rest:
+        found += _members(min(rest), rest, parts, symbols)
+    return tuple(found)
+
+
+def _members(
+    number: int, first: set[int], parts: dict[int, list[FatbinImage]], symbols: dict[int, _Symbols]
+) -> list[FatbinImage]:
+    """Return the images of some parts, and of those that they need, in the module `number`."""
+    members = set(first)
+    while True:
+        missing = {name for k in members for name in symbols[k].missing}
+        more = {k for k, s in symbols.items() if k not in members and s.defined & missing}
+        if not more:
+            break
+        members |= more
+    return [replace(image, module=number, part=k + 1) for k in sorted(members) for image in parts[k]]
+
+
+def _kernels(module: Iterable[FatbinImage]) -> set[str]:
+    found: set[str] = set()
+    for image in module:
+        try:
+            if image.kind == "elf":
+                found.update(fatbin.kernel_names(image.read()))
+        except ImageError:
+            continue
+    return found
+
+
+def _symbols(part: Iterable[FatbinImage]) -> _Symbols:
+    """Return the names that a part defines and needs: those of its PTX, or of its relocatable cubin without PTX."""
+    for image in sorted(part, key=lambda image: image.kind != "ptx"):
+        try:
+            if image.kind == "ptx":
+                return _symbols_of_ptx(image.text)
+            if image.kind == "elf":
+                return _symbols_of_cubin(image.read())
+        except (ImageError, PtxError):
+            continue
+    return _Symbols()
+
+
+def _symbols_of_ptx(text: str) -> _Symbols:
+    parsed = parser.parse(text)
+    defined: set[str] = set()
+    missing: set[str] = set()
+    items: list[Function | Variable] = [*parsed.functions.values(), *parsed.variables.values()]
+    for item in items:
+        here = item.defined if isinstance(item, Function) else "extern" not in item.linkage
+        if not here:
+            missing.add(item.name)
+        elif item.linkage or (isinstance(item, Function) and item.kind == "entry"):
+            defined.add(item.name)
+    return _Symbols(frozenset(parsed.entries), frozenset(defined), frozenset(missing - defined))
+
+
+def _symbols_of_cubin(data: bytes) -> _Symbols:
+    file = elf.of_bytes(data)
+    defined: set[str] = set()
+    missing: set[str] = set()
+    for table in (section for section in file.sections if section.type == elf.SHT_SYMTAB):
+        names = file.name_table(table)
+        for symbol in file.symbols(table):
+            if symbol.name and (name := names.at(symbol.name)):
+                (defined if symbol.section else missing).add(name)
+    return _Symbols(frozenset(fatbin.kernel_names(data)), frozenset(defined), frozenset(missing))

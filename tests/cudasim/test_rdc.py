@@ -1,0 +1,99 @@
+"""Programs whose device code nvlink joins (`nvcc -rdc=true`), on the embedded device, which links their PTX itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import gpubpf_cuda
+import gpubpf_rdc
+from cudasim_device import ROOT, nvcc, run, run_python
+from gpubpf_examples import NAMES
+
+LAUNCHING = r"""
+#include <cstdio>
+__global__ void child(int *out) { atomicAdd(out, 1); }
+__global__ void parent(int *out) { child<<<1, 32>>>(out); }
+__global__ void plain(int *out) { *out = 5; }
+int main() {
+    int *out, from = 0;
+    cudaMalloc(&out, sizeof *out);
+    plain<<<1, 1>>>(out);
+    child<<<1, 2>>>(out);
+    cudaMemcpy(&from, out, sizeof from, cudaMemcpyDeviceToHost);
+    parent<<<1, 1>>>(out);
+    printf("%d, %s\n", from, cudaGetErrorName(cudaGetLastError()));
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["-lineinfo"],
+        ["-G"],
+        ["-gencode", "arch=compute_75,code=sm_75", "-gencode", "arch=compute_80,code=compute_80"],
+        ["-gencode", "arch=compute_75,code=compute_75"],  # nothing is linked: the driver does it
+    ],
+    ids=["default", "lineinfo", "debug", "list", "unlinked"],
+)
+def test_two_files_and_a_library(flags: list[str], tmp_path: Path) -> None:
+    program = gpubpf_rdc.build(tmp_path / "rdc", *flags)
+    for hostile in (False, True):
+        done = run([program], hostile)
+        assert (done.returncode, done.stdout, done.stderr) == (gpubpf_rdc.STATUS, gpubpf_rdc.OUTPUT, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example(name: str, tmp_path: Path) -> None:
+    flags = ["-std=c++17", "-O2", "-rdc=true", "-I", str(ROOT / "examples")]
+    arch = ["-arch=sm_80"] if name == "memory" else []
+    program = gpubpf_cuda.build(ROOT / "examples" / f"{name}.cu", tmp_path / name, *flags, *arch)
+    done = run([program], True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
+
+
+def test_a_kernel_that_launches_kernels_is_refused_alone(tmp_path: Path) -> None:
+    done = run([gpubpf_cuda.build(LAUNCHING, tmp_path / "app", "-rdc=true")])
+    assert (done.returncode, done.stdout) == (0, "7, cudaErrorNotSupported\n")
+    assert "kernel _Z6parentPi cannot run" in done.stderr and "dynamic parallelism" in done.stderr
+
+
+def test_a_part_without_ptx(tmp_path: Path) -> None:
+    """Only kernels that call a function of it are refused."""
+    (tmp_path / "part.cu").write_text("__device__ int part(int x) { return x; }\n")
+    (tmp_path / "app.cu").write_text(
+        "#include <cstdio>\n__device__ int part(int);\n__global__ void with(int *p) { *p = part(1); }\n"
+        "__global__ void without(int *p) { *p = 2; }\nint main() { int *p, n = 0; cudaMalloc(&p, 4);\n"
+        "without<<<1, 1>>>(p); cudaMemcpy(&n, p, 4, cudaMemcpyDeviceToHost); with<<<1, 1>>>(p);\n"
+        'printf("%d, %s\\n", n, cudaGetErrorName(cudaGetLastError())); }\n'
+    )
+    compiler = [nvcc(), "-dc"]
+    arch = ["-gencode", "arch=compute_75,code=sm_75"]
+    subprocess.run([*compiler, *arch, "part.cu", "-o", "part.o"], cwd=tmp_path, check=True)
+    subprocess.run([*compiler, "-arch=sm_75", "app.cu", "-o", "app.o"], cwd=tmp_path, check=True)
+    link = [nvcc(), "-cudart", "shared", "-arch=sm_75", "app.o", "part.o", "-o", "app"]
+    subprocess.run(link, cwd=tmp_path, check=True)
+    done = run([tmp_path / "app"])
+    assert done.stdout == "2, cudaErrorNotSupported\n"
+    assert "kernel _Z4withPi cannot run" in done.stderr and "_Z4parti is not defined" in done.stderr
+
+
+def test_code_for_link_time_optimisation_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "app.cu").write_text("__global__ void kernel(int *p) { *p = 1; }\n")
+    arch = ["-gencode", "arch=compute_75,code=lto_75"]
+    output = ["-o", str(tmp_path / "app.fatbin"), str(tmp_path / "app.cu")]
+    subprocess.run([nvcc(), "-fatbin", "-rdc=true", *arch, *output], check=True)
+    text = run_python(
+        f"""
+        import os
+        os.dup2(1, 2)
+        cu = Driver()
+        data = open({str(tmp_path / "app.fatbin")!r}, "rb").read()
+        print(cu.status("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), data))
+        """
+    )
+    assert "link-time optimised code (-dlto) without PTX" in text and text.splitlines()[-1] == "209"
