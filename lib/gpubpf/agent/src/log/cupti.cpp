@@ -281,7 +281,8 @@ std::string start_cupti(const std::string &libraries, bool yields) {
         const std::string path = libraries.substr(at, end - at);
         at = end + 1;
         void *library = yields ? load_private_copy(path) : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (!library) continue;  // it stays loaded: CUPTI may have started threads
+        if (!library) continue;
+        // A library that is not used stays loaded, because it may have started threads.
         if (!find(library)) why = "it is too old";
         else if (int error = record_with_it(wanted); error != kSuccess)
             why = "it does not record (error " + std::to_string(error) + ")";
