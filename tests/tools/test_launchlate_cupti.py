@@ -46,6 +46,24 @@ def plugin(library: Path) -> Path:
     return gcc(made, "-shared", "-fPIC", SOURCES / "cuptiuser.c", library, f"-Wl,-rpath,{library.parent}")
 
 
+@pytest.fixture(scope="module")
+def newer_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that uses a function of a newer stand-in with the same DT_SONAME."""
+    made = tmp_path_factory.mktemp("newer") / "libplugin.so"
+    newer = made.parent / "libcupti.so.13"
+    shared = ("-shared", "-fPIC", "-DNEWER")
+    gcc(newer, *shared, "-Wl,-soname,libcupti.so.13", SOURCES / "fakecupti.c")
+    return gcc(made, *shared, SOURCES / "cuptiuser.c", newer, f"-Wl,-rpath,{made.parent}")
+
+
+@pytest.fixture(scope="module")
+def failing(library: Path) -> Path:
+    """Return a stand-in that does not record."""
+    made = library.parent / "libcupti-fails.so"
+    soname = "-Wl,-soname,libcupti-fails.so"
+    return gcc(made, "-shared", "-fPIC", "-DFAILS", soname, SOURCES / "fakecupti.c")
+
+
 def cuda_include() -> str:
     rule = "where: ; @echo $(CUDA_INCLUDE)"
     command = ["make", "-s", "-C", ROOT / "lib" / "cudasim", "--eval", rule, "where"]
@@ -149,12 +167,62 @@ def test_cupti_is_given_up_before_the_program_loads_a_library(library: Path, plu
     assert methods(found) == ["cupti"] * 2 + ["stamp"] * 3, said
 
 
-def test_kernels_are_recorded_only_if_one_has_no_probe(library: Path) -> None:
-    variables = {VARIABLE: str(library), "FAKECUPTI_TELLS": "1"}
-    _, said = copies(**variables)
-    assert "enabled 1\n" in said and "enabled 10\n" not in said
-    _, said = copies("--kernel", "another", status=1, **variables)  # no kernel matches
-    assert "enabled 10\n" in said
+def test_a_program_that_loads_another_cupti_gets_its_own(library: Path, newer_plugin: Path) -> None:
+    made = program("cupti-newer", f"-Wl,-rpath,{newer_plugin.parent}")
+    found, said = copies(of=[made, newer_plugin.name], **{VARIABLE: str(library)})
+    assert methods(found) == ["cupti"] * 2 + ["stamp"] * 3, said
+
+
+@pytest.mark.parametrize("how", ["no-soname", "text", "cut"])
+def test_a_file_that_is_not_what_is_expected_is_not_used(library: Path, tmp_path: Path, how: str) -> None:
+    odd = tmp_path / "libcupti.so.13"
+    if how == "no-soname":
+        gcc(odd, "-shared", "-fPIC", SOURCES / "fakecupti.c")
+    else:
+        odd.write_bytes(library.read_bytes()[:600] if how == "cut" else b"INPUT(libcupti.so.13)\n")
+    found, said = copies(**{VARIABLE: str(odd)})
+    assert methods(found) == ["stamp"] * 3, said
+
+
+@pytest.mark.parametrize("order", ["swapped", "apart", "swapped apart"])
+def test_records_may_come_in_any_order(library: Path, order: str) -> None:
+    assert methods(copies(**{VARIABLE: str(library), "FAKECUPTI": order})[0]) == ["cupti"] * 3
+
+
+def test_timing_events_stay_if_cupti_reports_nothing(library: Path) -> None:
+    mute = {"FAKECUPTI": "mute"}
+    found, said = copies(**{VARIABLE: str(library)}, **mute)
+    assert methods(found) == ["stamp"] * 3 and "CUPTI" not in said
+    found, said = copies(f"--cupti={library}", **mute)
+    assert methods(found) == ["stamp"] * 3
+    assert "note: CUPTI reported none of 3 operations; their times are from timing events" in said
+
+
+def test_recording_begins_in_cuinit_with_signals_blocked(library: Path) -> None:
+    tells = {"FAKECUPTI": "tells"}
+    _, said = copies(**{VARIABLE: str(library)}, **tells)
+    assert "enabled 1, signals blocked\n" in said and "signals come" not in said
+    assert "enabled 10," not in said  # it would slow the kernels that have a probe
+    _, said = copies(f"--cupti={library}", **tells)
+    assert "enabled 10, signals blocked\n" in said
+
+
+def test_only_calls_that_are_timed_are_recorded(library: Path) -> None:
+    tells = {"FAKECUPTI": "tells"}
+    _, said = copies(**{VARIABLE: str(library)}, **tells)
+    assert "enabled cuMemcpyHtoD_v2\n" in said and "cuCtxSynchronize" not in said
+    assert "cuLaunchKernel" not in said and "enabled 4," not in said
+    _, said = copies(f"--cupti={library}", **tells)
+    assert "enabled cuLaunchKernel\n" in said and "cuCtxSynchronize" not in said
+    _, said = copies(f"--cupti={library}", FAKECUPTI="tells old")
+    assert "enabled 4," in said
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_the_next_library_is_used_if_one_does_not_record(library: Path, failing: Path, option: bool) -> None:
+    both = f"{failing}:{library}"
+    found, said = copies(f"--cupti={both}") if option else copies(**{VARIABLE: both})
+    assert methods(found) == ["cupti"] * 3, said
 
 
 def test_a_running_process_does_not_get_cupti(capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,6 +334,8 @@ CONTROL = Layout(
         ),
         Field("u64", "hooks_long_ns", about="their time"),
         Field("u64", "hooks_rare_ns", about="total time of rare work that may take long (SlowPath)"),
+        Field("u64", "cupti_given", about="operations that CUPTI was to record"),
+        Field("u64", "cupti_reported", about="how many of them CUPTI has reported"),
     ),
     tail="Slot slots[kSlots];",
 )

@@ -741,6 +741,12 @@ def virtual_times(file: int) -> tuple[int, int]:
     return started, ended
 
 
+def cupti_operations(file: int) -> tuple[int, int]:
+    """Return how many operations CUPTI was to record, and how many it has reported."""
+    given, reported = _control(file, "cupti_given", "cupti_reported")
+    return given, reported
+
+
 def was_cut(file: int) -> bool:
     """Return whether the process closed the agent's file descriptors, and with them the connection to the tool."""
     return _control(file, "cut")[0] != 0

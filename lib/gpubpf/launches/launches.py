@@ -611,10 +611,12 @@ class _ColumnsBuilder:
         return [Bracket(*values) for values in zip(*columns, strict=True) if max(values) < 1 << 62]
 
     def _spans(self, place: int) -> tuple[Integers, Integers]:
-        """Return the spans of a process: sorted ids of the operations that they time, and the places of the span records."""
+        """Return the spans of a process: sorted ids of the operations that they time, and the places of the span records.
+
+        An operation may have two spans. CUPTI's comes first."""
         found = np.flatnonzero((self.raw["kind"] == operation_log.SPAN) & (self.process == place))
         ids = self.raw["span"]["of"][found].astype(np.int64)
-        order = np.argsort(ids, kind="stable")
+        order = np.lexsort((self.raw["flags"][found] & operation_log.HOST_CLOCK == 0, ids))
         return ids[order], found[order]
 
     def _stamps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -118,7 +119,9 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
 
 
 def cupti_libraries() -> list[str]:
-    """Return where CUPTI's library may be, likeliest first: beside this Python's packages, in a toolkit, by its bare name."""
+    """Return where CUPTI's library may be, likeliest first: beside Python's packages, in a toolkit, in the system, by bare name.
+
+    Only files are used without `--cupti`."""
     places = [Path(place) for place in sys.path if place]
     found = [str(file) for place in places for file in sorted(place.glob("nvidia/*/lib/libcupti.so.*"))]
     for toolkit in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
@@ -126,6 +129,8 @@ def cupti_libraries() -> list[str]:
             found += [
                 str(file) for file in sorted(Path(toolkit).glob("extras/CUPTI/lib64/libcupti.so.[0-9]*"))
             ]
+    for system in ("/usr/lib64", f"/usr/lib/{platform.machine()}-linux-gnu"):
+        found += [str(file) for file in sorted(Path(system).glob("libcupti.so.[0-9]*"))]
     return [*(file for file in found if ":" not in file), "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
 
 

@@ -165,11 +165,23 @@ class Server:
             self._measurement.note(
                 f"{process.label} executed another program; that program's launches are not traced"
             )
+        self._note_silent_cupti(process)
         with self._measurement.lock:
             process.close()
             self._measurement.lock.notify_all()
         self._background.end(process)
         self._on_disconnected()
+
+    def _note_silent_cupti(self, process: TracedProcess) -> None:
+        """Tell a user who insisted on CUPTI that it reported nothing."""
+        follow = self._measurement.follow
+        if process.control is None or not follow.cupti or follow.cupti_automatic:
+            return
+        given, reported = protocol.cupti_operations(process.control)
+        if given and not reported:
+            self._measurement.note_once(
+                f"CUPTI reported none of {given:,} operations; their times are from timing events"
+            )
 
     def _buffer_logs(self) -> None:
         while not self._closing:

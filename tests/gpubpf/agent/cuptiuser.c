@@ -12,6 +12,9 @@ int cuptiActivityPushExternalCorrelationId(uint32_t, uint64_t);
 int cuptiActivityPopExternalCorrelationId(uint32_t, uint64_t *);
 int cuptiActivityGetNextRecord(uint8_t *, size_t, uint8_t **);
 int cuptiActivityFlushAll(uint32_t);
+#ifdef NEWER
+int cuptiNewer(void);
+#endif
 
 static uint8_t own[4096];
 static int records, foreign;
@@ -42,6 +45,9 @@ static void completed(void *context, uint32_t stream, uint8_t *buffer, size_t si
 
 int user_begin(void) {
     void *subscriber;
+#ifdef NEWER
+    if (cuptiNewer()) return 1;
+#endif
     int failed = cuptiSubscribe(&subscriber, NULL, NULL) || cuptiActivityRegisterCallbacks(requested, completed) ||
                  cuptiActivityEnable(39) || cuptiActivityEnable(1);
     return failed || cuptiActivityPushExternalCorrelationId(3, 7);

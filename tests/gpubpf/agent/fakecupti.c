@@ -1,6 +1,10 @@
 // A stand-in of CUPTI's library, with the records of cupti_activity.h (CUDA 13): what runs inside an external region is a kernel of 5,000 ns
 // that begins 1,000 ns after the region does. It records if kernels or copies are enabled. As in CUPTI, a buffer stays with the library
 // until it is flushed, and whoever has registered callbacks by then gets it.
+// FAKECUPTI has words that change it: "tells" (what it is asked to enable, and whether signals can come then), "mute" (delivers nothing),
+// "swapped" (the kernel's record comes first), "apart" (each record has a buffer of its own), "old" (cannot enable single calls). FAILS: it does not record.
+#define _GNU_SOURCE
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +21,8 @@ static struct { uint64_t id, start; } regions[64];
 static uint32_t depth, calls;
 static uint8_t *buffer;
 static size_t size, used;
+
+static int is(const char *word) { return getenv("FAKECUPTI") && strstr(getenv("FAKECUPTI"), word); }
 
 static uint64_t now(void) {
     struct timespec t;
@@ -45,8 +51,25 @@ int cuptiActivityRegisterTimestampCallback(uint64_t (*callback)(void)) {
 }
 
 int cuptiActivityEnable(uint32_t kind) {
-    if (getenv("FAKECUPTI_TELLS")) fprintf(stderr, "enabled %u\n", kind);
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    if (is("tells")) fprintf(stderr, "enabled %u, signals %s\n", kind, sigismember(&blocked, SIGALRM) ? "blocked" : "come");
+#ifdef FAILS
+    return 15;
+#endif
     return kind >= KINDS || !(enabled[kind] = 1);
+}
+
+static const char *const names[] = {NULL, "cuCtxSynchronize", "cuMemcpyHtoD_v2", "cuLaunchKernel"};
+
+int cuptiGetCallbackName(uint32_t domain, uint32_t call, const char **name) {
+    *name = call < 4 ? names[call] : NULL;
+    return domain != 1 || !*name;
+}
+
+int cuptiActivityEnableDriverApi(uint32_t call, uint8_t enable) {
+    if (is("tells") && enable) fprintf(stderr, "enabled %s\n", names[call]);
+    return is("old");
 }
 
 int cuptiActivityDisable(uint32_t kind) { return kind >= KINDS || (enabled[kind] = 0); }
@@ -57,26 +80,38 @@ int cuptiActivityPushExternalCorrelationId(uint32_t kind, uint64_t id) {
     return kind != CUSTOM;
 }
 
-// Writes an external correlation of 24 bytes, then a kernel of 160.
+static void flush(void) {
+    if (!buffer) return;
+    complete(NULL, 0, buffer, size, used);
+    buffer = NULL;
+}
+
+static void put(const uint8_t *record, size_t length) {
+    size_t records = 0;
+    if (buffer && (used + length > size || is("apart"))) flush();
+    if (!buffer) request(&buffer, &size, &records), used = 0;
+    memcpy(buffer + used, record, length);
+    used += length;
+}
+
+// Writes an external correlation of 24 bytes and a kernel of 160.
 int cuptiActivityPopExternalCorrelationId(uint32_t kind, uint64_t *id) {
     uint32_t external = EXTERNAL, custom = CUSTOM, kernel = KERNEL, number = ++calls;
     uint64_t start = regions[--depth].start, end = start + 5000;
-    size_t records = 0;
+    uint8_t correlation[24] = {0}, work[160] = {0};
     *id = regions[depth].id;
-    if (!enabled[KERNEL] && !enabled[COPY]) return kind != CUSTOM;
-    if (buffer && used + 184 > size) complete(NULL, 0, buffer, size, used), buffer = NULL;
-    if (!buffer) request(&buffer, &size, &records), used = 0;
-    uint8_t *at = buffer + used;
-    memset(at, 0, 184);
-    memcpy(at, &external, 4);
-    memcpy(at + 4, &custom, 4);
-    memcpy(at + 8, id, 8);
-    memcpy(at + 16, &number, 4);
-    memcpy(at + 24, &kernel, 4);
-    memcpy(at + 40, &start, 8);
-    memcpy(at + 48, &end, 8);
-    memcpy(at + 24 + 92, &number, 4);
-    used += 184;
+    if ((!enabled[KERNEL] && !enabled[COPY]) || is("mute")) return kind != CUSTOM;
+    memcpy(correlation, &external, 4);
+    memcpy(correlation + 4, &custom, 4);
+    memcpy(correlation + 8, id, 8);
+    memcpy(correlation + 16, &number, 4);
+    memcpy(work, &kernel, 4);
+    memcpy(work + 16, &start, 8);
+    memcpy(work + 24, &end, 8);
+    memcpy(work + 92, &number, 4);
+    if (is("swapped")) put(work, sizeof work);
+    put(correlation, sizeof correlation);
+    if (!is("swapped")) put(work, sizeof work);
     return kind != CUSTOM;
 }
 
@@ -89,7 +124,10 @@ int cuptiActivityGetNextRecord(uint8_t *from, size_t valid, uint8_t **record) {
 }
 
 int cuptiActivityFlushAll(uint32_t flags) {
-    if (buffer) complete(NULL, 0, buffer, size, used);
-    buffer = NULL;
+    flush();
     return flags > 1;
 }
+
+#ifdef NEWER
+int cuptiNewer(void) { return 0; }
+#endif

@@ -226,7 +226,7 @@ def test_counts_of_the_whole_process() -> None:
         "hooks_long_ns",
         "hooks_rare_ns",
     ]
-    names += ["graphs", "graphs_before", "started_ns", "ended_ns"]
+    names += ["graphs", "graphs_before", "started_ns", "ended_ns", "cupti_given", "cupti_reported"]
     for number, name in enumerate(names):
         os.pwrite(file, struct.pack("<Q", 1 << number), CONTROL.offset(name))
     os.pwrite(file, struct.pack("<I", 1), CONTROL.offset("cut"))
@@ -234,4 +234,5 @@ def test_counts_of_the_whole_process() -> None:
     assert protocol.hook_calls(file) == protocol.HookCalls(1 + 8, 2, 4, 16, 32, 64)
     assert (protocol.graph_launches(file), protocol.graph_launches_before(file)) == (128, 256)
     assert protocol.virtual_times(file) == (512, 1024) and protocol.was_cut(file)
+    assert protocol.cupti_operations(file) == (2048, 4096)
     os.close(file)

@@ -4,19 +4,24 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <dlfcn.h>
+#include <map>
 #include <mutex>
+#include <string_view>
 #include <type_traits>
 #include <unordered_map>
+#include <vector>
 
 #include "agent.h"
 #include "driver/driver.h"
 #include "hooks.h"
 #include "log/clock.h"
 #include "log/other_profilers.h"
+#include "log/private_copy.h"
 
 namespace gpubpf {
 
@@ -34,8 +39,9 @@ constexpr uint64_t bit(uint32_t activity) { return uint64_t(1) << activity; }
 constexpr uint32_t kForced = 1;  // flag of cuptiActivityFlushAll: incomplete buffers, too
 constexpr uint32_t kCustom = 3;  // kind of our external correlation ids
 constexpr int kSuccess = 0;
+constexpr uint32_t kDriverDomain = 1, kCalls = 4096;  // of callbacks; more calls than any driver has
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
-constexpr size_t kMost = 1 << 16;  // operations that wait for their times
+constexpr size_t kMost = 1 << 16;  // operations that wait for their times; also half-known records
 
 // Offsets in a record. Start and end are at 16 and 24 in all of them.
 constexpr size_t kStart = 16, kEnd = 24, kKernelCorrelation = 92, kCopyCorrelation = 44,
@@ -52,18 +58,43 @@ struct Functions {
     int (*PushExternalCorrelationId)(uint32_t, uint64_t);
     int (*PopExternalCorrelationId)(uint32_t, uint64_t *);
     int (*FlushAll)(uint32_t);
+    int (*EnableDriverApi)(uint32_t, uint8_t);  // null: this CUPTI can record all driver calls or none
+    int (*GetCallbackName)(uint32_t, uint32_t, const char **);
 } cupti;
 
+struct Times {
+    uint64_t start, end;
+};
 struct Waiting {
     std::mutex lock;
-    std::unordered_map<uint64_t, Record> operations;      // by operation number
-    std::unordered_map<uint32_t, uint64_t> correlations;  // CUPTI's number of a call → the operation's
+    std::unordered_map<uint64_t, Record> operations;  // by operation number
+    // By CUPTI's number of a call: the operation's number, and the times. Either may come first.
+    std::map<uint32_t, uint64_t> correlations;
+    std::map<uint32_t, Times> times;
 };
 Waiting *waiting = nullptr;
 std::atomic<bool> on{false}, yielding{false};
-std::atomic<bool> own_clock{false};            // CUPTI's times are on the log's clock
-std::atomic<uint64_t> enabled{0}, refused{0};  // kinds of activities
-std::mutex changing;                           // held while these change, and while CUPTI returns buffers
+std::atomic<bool> own_clock{false};  // CUPTI's times are on the log's clock
+std::atomic<uint64_t> enabled{0};    // kinds of activities
+std::vector<uint32_t> calls;         // of the driver, that CUPTI records
+std::atomic<uint64_t> reported{0};   // kinds of operations (Kind)
+std::mutex changing;                 // held while these change, and while CUPTI returns buffers
+
+// The program's handlers run only on its own threads, and CUPTI may start a thread of its own.
+class SignalsBlocked {
+  public:
+    SignalsBlocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    SignalsBlocked(const SignalsBlocked &) = delete;
+    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+  private:
+    sigset_t before_;
+};
 
 template <typename T>
 T at(const uint8_t *record, size_t offset) {
@@ -72,26 +103,36 @@ T at(const uint8_t *record, size_t offset) {
     return value;
 }
 
-void log_span(uint32_t correlation, uint64_t start, uint64_t end) {
-    Record span;
-    {
-        std::lock_guard<std::mutex> hold(waiting->lock);
-        auto call = waiting->correlations.find(correlation);
-        if (call == waiting->correlations.end()) return;
-        auto operation = waiting->operations.find(call->second);
-        waiting->correlations.erase(call);
-        if (operation == waiting->operations.end()) return;
-        span = operation->second;
-        waiting->operations.erase(operation);
-    }
-    uint64_t of = span.id;
+// Adds an entry. The oldest goes if there is no room: of a call that never ran, or of work of the program that
+// is not timed here. CUPTI's numbers ascend.
+template <typename T>
+void add(std::map<uint32_t, T> &entries, uint32_t correlation, T entry) {
+    if (entries.size() >= kMost) entries.erase(entries.begin());
+    entries[correlation] = entry;
+}
+
+// Logs the span of a call if its operation and its times are known. Call it with waiting->lock held.
+void log_span(uint32_t correlation) {
+    auto call = waiting->correlations.find(correlation);
+    auto times = waiting->times.find(correlation);
+    if (call == waiting->correlations.end() || times == waiting->times.end()) return;
+    const uint64_t of = call->second;
+    const Times its = times->second;
+    waiting->correlations.erase(call);
+    waiting->times.erase(times);
+    auto operation = waiting->operations.find(of);
+    if (operation == waiting->operations.end()) return;
+    Record span = operation->second;
+    waiting->operations.erase(operation);
+    reported |= uint64_t(1) << static_cast<uint32_t>(span.kind);
     span.kind = Kind::Span;
-    span.id = take_ids(1);
+    span.id = other_id();
     span.flags |= kHostClock;
     span.stack = 0;
     clear_part(span);
-    span.span = {of, start, end, 0};
+    span.span = {of, its.start, its.end, 0};
     oplog.put(span);
+    ++agent.control->cupti_reported;
 }
 
 // After the end, a program that uses CUPTI gets the clock that CUPTI has by default on Linux
@@ -117,35 +158,24 @@ uint64_t activities_of(Kind kind) {
     }
 }
 
-// Recording slows all kernels or copies of the program, so it begins with the first operation that needs it.
-bool enable(uint64_t activities) {
-    if ((enabled & activities) == activities) return true;
-    if (refused & activities || registry().captures.load()) return false;
-    std::lock_guard<std::mutex> hold(changing);
-    if (!on) return false;
-    DriverScope scope;
-    for (uint32_t kind = 0; kind < 64; ++kind) {
-        if (!(activities & ~enabled & bit(kind))) continue;
-        if (cupti.Enable(kind) == kSuccess) enabled |= bit(kind);
-        else refused |= bit(kind);
-    }
-    return (enabled & activities) == activities;
-}
-
 // CUPTI keeps no buffer of ours afterwards, so it cannot give one to another user's callback.
 void stop_recording() {
     std::lock_guard<std::mutex> hold(changing);
     if (!on) return;
     on = yielding = false;
     DriverScope scope;
+    SignalsBlocked blocked;
     for (uint32_t kind = 0; kind < 64; ++kind)
         if (enabled & bit(kind)) cupti.Disable(kind);
+    for (uint32_t call : calls) cupti.EnableDriverApi(call, 0);
+    calls.clear();
     enabled = 0;
     cupti.FlushAll(kForced);
     own_clock = false;
     std::lock_guard<std::mutex> table(waiting->lock);  // CUPTI may still call back, so the tables stay
     waiting->operations.clear();
     waiting->correlations.clear();
+    waiting->times.clear();
 }
 
 void buffer_requested(uint8_t **buffer, size_t *size, size_t *records) {
@@ -162,10 +192,9 @@ void buffer_completed(CUcontext, uint32_t, uint8_t *buffer, size_t, size_t valid
             switch (at<uint32_t>(record, 0)) {
                 case kExternal: {
                     std::lock_guard<std::mutex> hold(waiting->lock);
-                    if (waiting->correlations.size() >= kMost)
-                        waiting->correlations.clear();  // of calls that never ran
-                    waiting->correlations[at<uint32_t>(record, kExternalCorrelation)] =
-                        at<uint64_t>(record, kExternalId);
+                    const uint32_t call = at<uint32_t>(record, kExternalCorrelation);
+                    add(waiting->correlations, call, at<uint64_t>(record, kExternalId));
+                    log_span(call);
                     break;
                 }
                 case kConcurrentKernel: correlation = kKernelCorrelation; break;
@@ -174,9 +203,11 @@ void buffer_completed(CUcontext, uint32_t, uint8_t *buffer, size_t, size_t valid
                 case kPeerCopy: correlation = kPeerCorrelation; break;
                 default: break;
             }
-            if (correlation)
-                log_span(at<uint32_t>(record, correlation), at<uint64_t>(record, kStart),
-                         at<uint64_t>(record, kEnd));
+            if (!correlation) continue;
+            std::lock_guard<std::mutex> hold(waiting->lock);
+            const uint32_t call = at<uint32_t>(record, correlation);
+            add(waiting->times, call, {at<uint64_t>(record, kStart), at<uint64_t>(record, kEnd)});
+            log_span(call);
         }
     });
     free(buffer);
@@ -196,64 +227,105 @@ bool find(void *library) {
     get(cupti.PushExternalCorrelationId, "cuptiActivityPushExternalCorrelationId");
     get(cupti.PopExternalCorrelationId, "cuptiActivityPopExternalCorrelationId");
     get(cupti.FlushAll, "cuptiActivityFlushAll");
-    return all;
+    const bool enough = all;
+    get(cupti.EnableDriverApi, "cuptiActivityEnableDriverApi");
+    get(cupti.GetCallbackName, "cuptiGetCallbackName");
+    return enough;
+}
+
+// External correlations need records of the driver's calls (cupti_activity.h,
+// cuptiActivityPushExternalCorrelationId). Only those calls are recorded that put a wanted operation into a stream.
+bool enable_calls(uint64_t wanted) {
+    calls.clear();
+    if (!cupti.EnableDriverApi || !cupti.GetCallbackName) return cupti.Enable(kDriver) == kSuccess;
+    for (uint32_t call = 1; call < kCalls; ++call) {
+        const char *name = nullptr;
+        if (cupti.GetCallbackName(kDriverDomain, call, &name) != kSuccess || !name) continue;
+        const std::string_view called = name;
+        const bool copies = called.rfind("cuMemcpy", 0) == 0 || called.rfind("cuMemset", 0) == 0;
+        const bool launches = called.rfind("cuLaunch", 0) == 0 && wanted & bit(kConcurrentKernel);
+        if ((copies || launches) && cupti.EnableDriverApi(call, 1) == kSuccess) calls.push_back(call);
+    }
+    return !calls.empty() || cupti.Enable(kDriver) == kSuccess;
+}
+
+// Begins to record with the library that find() has found. Returns CUPTI's error.
+int record_with_it(uint64_t wanted) {
+    own_clock = true;
+    int error = cupti.RegisterCallbacks(buffer_requested, buffer_completed);
+    if (error == kSuccess) error = cupti.RegisterTimestampCallback(cupti_clock);
+    if (error == kSuccess) error = cupti.Enable(kExternal);
+    if (error == kSuccess) {
+        enabled = bit(kExternal);
+        if (enable_calls(wanted)) enabled |= bit(kDriver);
+        for (uint32_t kind = 0; kind < 64; ++kind)
+            if (wanted & ~bit(kDriver) & bit(kind) && cupti.Enable(kind) == kSuccess) enabled |= bit(kind);
+        return kSuccess;
+    }
+    own_clock = false;
+    return error;
 }
 
 }  // namespace
 
 std::string start_cupti(const std::string &libraries, bool yields) {
-    void *library = nullptr;
-    for (size_t at = 0; !library && at < libraries.size();) {
-        size_t end = std::min(libraries.find(':', at), libraries.size());
-        library = dlopen(libraries.substr(at, end - at).c_str(), RTLD_NOW | RTLD_LOCAL);
-        at = end + 1;
-    }
-    if (!library) return "it cannot be loaded";
-    if (!find(library)) return "it is too old";
     if (!waiting) waiting = new Waiting;  // CUPTI may call back at once
-    own_clock = true;
-    int error = cupti.RegisterCallbacks(buffer_requested, buffer_completed);
-    if (error == kSuccess) error = cupti.RegisterTimestampCallback(cupti_clock);
-    if (error == kSuccess) error = cupti.Enable(kExternal);  // costs nothing without other kinds
-    if (error != kSuccess) {
-        own_clock = false;
-        return "it does not record (error " + std::to_string(error) + ")";
+    reported = 0;
+    const uint64_t wanted =
+        activities_of(Kind::H2D) | activities_of(Kind::Memset) | (yields ? 0 : activities_of(Kind::Kernel));
+    std::string why = "it cannot be loaded";
+    DriverScope scope;
+    SignalsBlocked blocked;
+    for (size_t at = 0; at < libraries.size();) {
+        const size_t end = std::min(libraries.find(':', at), libraries.size());
+        const std::string path = libraries.substr(at, end - at);
+        at = end + 1;
+        void *library = yields ? load_private_copy(path) : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) continue;
+        // A library that is not used stays loaded, because it may have started threads.
+        if (!find(library)) why = "it is too old";
+        else if (int error = record_with_it(wanted); error != kSuccess)
+            why = "it does not record (error " + std::to_string(error) + ")";
+        else {
+            yielding = yields;
+            on = true;
+            return "";
+        }
     }
-    enabled = bit(kExternal);
-    refused = 0;
-    yielding = yields;
-    on = true;
-    return "";
+    return why;
 }
 
 void end_cupti_records() {
     if (waiting) stop_recording();
 }
 
-bool begin_cupti(const Record &operation) noexcept {
+Recorded begin_cupti(const Record &operation) noexcept {
     const uint64_t activities = on ? activities_of(operation.kind) : 0;
+    if (!activities || (enabled & activities) != activities) return Recorded::No;
     bool ok = false;
-    if (activities)
-        quietly([&] {
-            if (!enable(activities)) return;
-            std::lock_guard<std::mutex> hold(waiting->lock);
-            if (waiting->operations.size() >= kMost)
-                waiting->operations.clear();  // operations that CUPTI did not report
-            waiting->operations.emplace(operation.id, operation);
-            ok = true;
-        });
-    if (ok) cupti.PushExternalCorrelationId(kCustom, operation.id);
-    return ok;
+    quietly([&] {
+        std::lock_guard<std::mutex> hold(waiting->lock);
+        ok =
+            waiting->operations.size() < kMost && waiting->operations.emplace(operation.id, operation).second;
+    });
+    if (!ok) return Recorded::No;
+    cupti.PushExternalCorrelationId(kCustom, operation.id);
+    return reported & uint64_t(1) << static_cast<uint32_t>(operation.kind) ? Recorded::Yes
+                                                                           : Recorded::Perhaps;
 }
 
-void end_cupti() noexcept {
+void end_cupti(const Record &operation, bool failed) noexcept {
     uint64_t popped = 0;
     cupti.PopExternalCorrelationId(kCustom, &popped);
+    if (!failed) return;
+    std::lock_guard<std::mutex> hold(waiting->lock);
+    waiting->operations.erase(operation.id);
 }
 
 void collect_cupti() noexcept {
     if (!on) return;
     quietly([] {
+        SignalsBlocked blocked;
         std::lock_guard<std::mutex> hold(changing);
         if (on) cupti.FlushAll(0);
     });

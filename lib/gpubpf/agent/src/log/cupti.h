@@ -10,16 +10,19 @@
 
 namespace gpubpf {
 
-// Loads the first usable library in a colon-separated list. CUPTI records kernels, copies and memsets from the
-// first one on that begin_cupti() is called for. Returns "" on success, else the reason. Call it inside cuInit.
-// With `yields`, recording ends for good when the program loads a library, which could use CUPTI itself.
+// Loads the first library in a colon-separated list that records, and begins to record. Returns "" on success,
+// else the reason. Call it inside cuInit: nothing runs on a GPU then, so CUPTI waits for nothing.
+// With `yields`, recording ends for good when the program loads a library, which could use CUPTI itself. The
+// agent then has a copy of CUPTI of its own, and does not record kernels: that would slow those with a probe.
 std::string start_cupti(const std::string &libraries, bool yields);
 void end_cupti_records();  // at the end of an attachment
 
+enum class Recorded { No, Perhaps, Yes };  // Perhaps: CUPTI has not reported an operation of this kind yet
+
 // For use around the driver call of an operation, in its thread. A span is logged when CUPTI has reported its
-// times. The first function returns whether CUPTI records the operation; the second is called only then.
-bool begin_cupti(const Record &operation) noexcept;
-void end_cupti() noexcept;
+// times. The first function returns whether CUPTI records the operation; if it may, call the second.
+Recorded begin_cupti(const Record &operation) noexcept;
+void end_cupti(const Record &operation, bool failed) noexcept;
 
 void collect_cupti() noexcept;  // logs finished operations
 

@@ -259,8 +259,9 @@ void Operation::announce(uint64_t bytes, uint64_t destination, uint64_t source) 
 
 void Operation::time(bool batch) noexcept {
     if (!agent.config.stamps || !queue.context || record.flags & kCaptured) return;
-    recorded_ = !batch && begin_cupti(record);
-    if (!recorded_) stamp_ = begin_stamp(*queue.context, where_.handle());
+    const Recorded recorded = batch ? Recorded::No : begin_cupti(record);
+    recorded_ = recorded != Recorded::No;
+    if (recorded != Recorded::Yes) stamp_ = begin_stamp(*queue.context, where_.handle());
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
@@ -288,12 +289,13 @@ bool is_sticky(CUresult result) {
 }  // namespace
 
 void Operation::returned(CUresult result) noexcept {
-    if (recorded_) end_cupti();
+    if (recorded_) end_cupti(record, result != CUDA_SUCCESS);
     const Thread *thread = own_record();
     over_ = !thread || !thread->number;
     if (over_) return;
     record.return_ns = now_ns();
     record.result = result;
+    if (recorded_ && result == CUDA_SUCCESS) ++agent.control->cupti_given;
     if (result != CUDA_SUCCESS && is_sticky(result) && queue.context &&
         !queue.context->broken.exchange(true)) {
         Record r = record;

@@ -68,8 +68,8 @@ class Operation {
     // does not happen then. The second form is for operations whose record has no fields of a copy or memset.
     void announce() noexcept;
     void announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept;
-    // Makes CUPTI record the operation or puts timing events around it, if the tool wants times. Several copies
-    // of one call (`batch`) have several records of CUPTI's, so timing events time them as one.
+    // Makes CUPTI record the operation, puts timing events around it, or both, if the tool wants times. Several
+    // copies of one call (`batch`) have several records of CUPTI's, so timing events time them as one.
     void time(bool batch = false) noexcept;
     void called() noexcept;  // the driver's call comes next
     void returned(CUresult result) noexcept;
@@ -84,7 +84,7 @@ class Operation {
   private:
     StreamRef where_;
     Stamp *stamp_ = nullptr;
-    bool recorded_ = false;  // by CUPTI, not by timing events
+    bool recorded_ = false;  // by CUPTI, perhaps also by timing events
     bool over_ = false;
 };
 
