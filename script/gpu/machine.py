@@ -183,6 +183,14 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     return said[-1][:300] if said else "nothing"
 
 
+def tool_said(done: subprocess.CompletedProcess[str], tool: str) -> str:
+    """Return all that a tool printed about itself, and the last line of the command: the first of them may be the root cause."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith(f"{tool}: ")]
+    if (last := last_line(done)) != "nothing" or not lines:
+        lines.append(last)
+    return "; ".join(dict.fromkeys(line[:300].removeprefix(f"{tool}: ") for line in lines))[:1500]
+
+
 def gpu() -> dict[str, Any]:
     """Return the name, versions and compute capability of GPU 0, as the driver tells them. Raises Failure without a GPU."""
     try:
@@ -298,6 +306,15 @@ def unpack() -> None:
     stamp.write_text(digest)
 
 
+def use_packed_agent() -> None:
+    """Put the packed agent where the tools find it. One that is there already may be of other sources."""
+    AGENT.mkdir(parents=True, exist_ok=True)
+    for file in (PLACE / "agent").iterdir():
+        new = AGENT / f"{file.name}.new"
+        shutil.copy(file, new)
+        new.rename(AGENT / file.name)  # a process may have the old one mapped
+
+
 def sources() -> str:
     """Return a digest of the sources of the packed file: an agent of other sources may speak another protocol."""
     digest = hashlib.sha256()
@@ -338,8 +355,7 @@ def prepare(device: str, seconds: float) -> Machine:
             raise Failure(
                 "the packed file was made from other sources; make it anew with script/gpu-check --pack"
             )
-        if not list(AGENT.glob("*.so")):
-            shutil.copytree(PLACE / "agent", AGENT, dirs_exist_ok=True)
+        use_packed_agent()
         paths.append(str(PLACE / "site"))
         environment["PATH"] = f"{PLACE / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
     cache = PLACE / "cache"
