@@ -25,6 +25,7 @@ PACKED = ROOT / "build" / "gpu-check.tar.xz"
 PLACE = ROOT / "build" / "gpu"  # unpacked, or built here: ignored by git
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib"
 SIMULATOR = ROOT / "lib" / "cudasim" / "lib"
+PROGRAMS_CUDA = 13  # of the packed programs: an older driver does not run them
 PYTHON = "3.12"
 PYTHON_HAS = ("numpy", "llvmlite", "pyarrow")  # what the tools need and the packed file has not
 SIM_NOTE = "embedded device, not run on hardware"
@@ -306,6 +307,11 @@ def unpack() -> None:
     stamp.write_text(digest)
 
 
+def ptxas_folder(driver_cuda: str) -> Path:
+    """Return where the packed ptxas is for a driver of this CUDA version. One of CUDA 12 does not load what ptxas 13 makes."""
+    return PLACE / ("bin" if int(driver_cuda.partition(".")[0]) >= PROGRAMS_CUDA else "bin12")
+
+
 def use_packed_agent() -> None:
     """Put the packed agent where the tools find it. One that is there already may be of other sources."""
     AGENT.mkdir(parents=True, exist_ok=True)
@@ -357,7 +363,8 @@ def prepare(device: str, seconds: float) -> Machine:
             )
         use_packed_agent()
         paths.append(str(PLACE / "site"))
-        environment["PATH"] = f"{PLACE / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
+        ptxas = ptxas_folder(facts["driver_cuda"])
+        environment["PATH"] = f"{ptxas}:{environment.get('PATH', '/usr/bin:/bin')}"
     cache = PLACE / "cache"
     cache.mkdir(parents=True, mode=0o700, exist_ok=True)
     environment |= {"PYTHONPATH": ":".join(paths), "XDG_CACHE_HOME": str(cache)}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu import answers, facts, questions
-from gpu.machine import AGENT, Failure, Machine, Missing, Records, last_line, tool_said
+from gpu.machine import AGENT, PROGRAMS_CUDA, Failure, Machine, Missing, Records, last_line, tool_said
 from gpu.records import latency, of, work
 from gpu.stage import Part, Result
 from gpubpf.agent.definitions import PROTOCOL_VERSION, SOCKET_VARIABLE, Message
@@ -74,6 +74,12 @@ def surroundings(machine: Machine) -> Result:
         result = facts.ask(machine, questions.named("machine"))
     except Failure as failure:
         raise Failure(f"the driver gives no context on GPU 0: {failure}") from None
+    release = str(machine.facts.get("driver_cuda") or PROGRAMS_CUDA)
+    if int(release.partition(".")[0]) < PROGRAMS_CUDA:
+        raise Failure(
+            f"a driver of CUDA {release} does not run the packed programs, which need driver 580 (CUDA {PROGRAMS_CUDA});"
+            " try --stage facts,frameworks,matrices"
+        )
     library = next(iter(sorted(AGENT.glob("*.so"))))
     load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     done = machine.start([machine.python, "-c", load, str(library)], 10)
@@ -92,10 +98,10 @@ def surroundings(machine: Machine) -> Result:
         raise Failure(
             f"the agent {library} has protocol version {version}, the tools have {PROTOCOL_VERSION}; build or pack it again"
         )
-    release = re.search(r"release ([\d.]+)", done.stdout)
+    found = re.search(r"release ([\d.]+)", done.stdout)
     return {
         **result,
-        "ptxas": f"{ptxas}, {release[1] if release else 'unknown version'}",
+        "ptxas": f"{ptxas}, {found[1] if found else 'unknown version'}",
         "protocol": version,
     }
 
