@@ -128,6 +128,8 @@ def test_packed_runtimes_are_those_that_programs_ask_for() -> None:
 
 def test_the_manual_has_every_question_and_stage() -> None:
     text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = "| hardware | what has been verified |\n|---|---|\n"  # as in a report
+    assert rows in text and rows in (ROOT / "README.md").read_text()
     for question in questions.QUESTIONS:
         assert f"| {question.name} |" in text, question.name
     for name in STAGES:
@@ -537,6 +539,21 @@ def test_a_result_that_changes_under_a_tool_is_wrong(monkeypatch: pytest.MonkeyP
 # --- the packed file ---
 
 
+def test_the_packed_ptxas_is_one_that_the_driver_can_load_from() -> None:
+    assert machine.ptxas_folder("13.0") == machine.ptxas_folder("14.1") == machine.PLACE / "bin"
+    assert machine.ptxas_folder("12.4") == machine.PLACE / "bin12"
+
+
+@needs_device
+def test_a_driver_that_is_too_old_for_the_programs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = here()
+    device.facts["driver_cuda"] = "12.8"
+    with pytest.raises(
+        machine.Failure, match=r"of CUDA 12\.8 does not run.*--stage facts,frameworks,matrices"
+    ):
+        smoke_part(device, 1).run()
+
+
 def test_the_packed_agent_replaces_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, content in (("place/agent", "packed"), ("agent", "stale")):
         (tmp_path / folder).mkdir(parents=True)
@@ -760,14 +777,14 @@ def test_a_report_of_several_commits_says_so(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text(json.dumps(one))
     text = report.write(tmp_path, tmp_path / "results").read_text()
     assert text.startswith("# some GPU, 2026-01-02 03:04 UTC, commit abc\n") and "different code" not in text
-    assert "| facts | some GPU | 580 | abc | 1 | 0 | 1 | 0 | 1 | 0 |" in text
+    assert "| some GPU, driver 580, commit abc | facts: 1 done, 1 failed, 1 ended |" in text
     assert "- facts: nothing is known of capture" in text and "failed: it fell" in text
     later = {**result("facts", part("handles"), date="2026-01-02 04:00 UTC"), "commit": "def"}
     (tmp_path / "2.json").write_text(json.dumps(later))
     text = report.write(tmp_path, tmp_path / "results").read_text()
     assert "commits abc, def" in text and "runs of different code or on different machines" in text
-    assert "| facts | some GPU | 580 | abc | 1 | 0 | 0 | 0 | 1 | 0 |" in text
-    assert "| facts | some GPU | 580 | def | 1 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| some GPU, driver 580, commit abc | facts: 1 done, 1 ended |" in text
+    assert "| some GPU, driver 580, commit def | facts: 1 done |" in text
     again = {
         **result("facts", part("symbols"), part("capture"), date="2026-01-02 05:00 UTC"),
         "commit": "def",

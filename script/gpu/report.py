@@ -127,21 +127,21 @@ def markdown(report: Result) -> str:
 
 
 def verified(report: Result) -> list[str]:
-    """Return a row for each stage and run, for the tables of docs/gpu.md and README.md, and the parts without a result."""
-    rows: list[tuple[object, ...]] = []
+    """Return a row for each run, as the tables of docs/gpu.md and README.md have them, and the parts without a result."""
+    rows: dict[str, list[str]] = {}
     unknown = []
     for stage in report["stages"]:
         of = [part["run"] for part in stage["parts"]]
         for run in (run for index, run in enumerate(of) if run not in of[:index]):
-            states = Counter(part["state"] for part in stage["parts"] if part["run"] == run)
-            where = (run["gpu"], run["driver"], run["commit"])
-            rows.append((stage["stage"], *where, *(states[state] for state in STATES)))
+            where = f"{run['gpu']}, driver {run['driver']}, commit {run['commit']}"
+            counted = counts([part for part in stage["parts"] if part["run"] == run])
+            rows.setdefault(where, []).append(f"{stage['stage']}: {counted}")
         if names := [part["name"] for part in stage["parts"] if part["state"] in NOTHING]:
             unknown.append(f"- {stage['stage']}: nothing is known of {'; '.join(names)}")
     return [
         "## What was verified",
         "",
-        *table(("stage", "GPU", "driver", "commit", *STATES), rows),
+        *table(("hardware", "what has been verified"), [(where, "; ".join(rows[where])) for where in rows]),
         *unknown,
         "",
     ]

@@ -248,7 +248,7 @@ def _loads_lazily() -> bool:
 
 @question(
     "does a capture stay valid that begins while cuCtxSynchronize waits in another thread?",
-    "yes, in each mode: the agent refuses such a wait only while a capture is under way already",
+    "yes, in each mode: the agent delays a capture only until its own wait is inside the driver",
     60,
 )
 def capture_during_a_wait() -> Answer:
