@@ -536,6 +536,28 @@ def test_a_result_that_changes_under_a_tool_is_wrong(monkeypatch: pytest.MonkeyP
     assert found["wrong"] == "programs/torch_work.py ones ends differently under threadhist: it said this"
 
 
+def test_pytorch_is_run_alone_once_and_its_images_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, begun = here(), list[str]()
+
+    def start(command: list[str], *_: object) -> subprocess.CompletedProcess[str]:
+        begun.append(" ".join(command))
+        return subprocess.CompletedProcess([], 0, "first 90.5\ndigest 1\ndigest 2\n", "")
+
+    def trace(tool: str, *_: object) -> tuple[subprocess.CompletedProcess[str], machine.Records]:
+        said = "first 120.0\ndigest 1\n" + "digest 2\n" * (tool == "memtrace")
+        more = {"launches_instrumented": 1, "overhead": {"images": 12, "image_bytes": 34567}}
+        return subprocess.CompletedProcess([], 0, said, ""), [SUMMARY | more]
+
+    monkeypatch.setattr(device, "start", start)
+    monkeypatch.setattr(device, "trace", trace)
+    monkeypatch.setattr(device, "program", str.split)
+    monkeypatch.setattr(device, "needs", lambda *_: None)
+    parts = {part.name.split()[0]: part for part in smoke.parts(device)}
+    found = [parts[number].run() for number in ("7", "8")]
+    assert [of["wrong"] for of in found] == ["", ""] and len(begun) == 1
+    assert found[1]["answer"].endswith("with threadhist: [90.5, 120.0]; 12 images, 34567 bytes")
+
+
 # --- the packed file ---
 
 
