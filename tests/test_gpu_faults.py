@@ -1,7 +1,7 @@
 """script/gpu-check's smoke stage: a fault for each of its ten parts, and the line that tells it.
 
 The faults are real: a driver or a file is broken, or a program does something else; the tools and the embedded device run. Two of
-test_gpu_check.py, which need only a variable, belong to these: parts 3 and 10, and a machine without a GPU.
+test_gpu_check.py, which need only a variable, belong to these: part 3, and a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def said(number: int, place: Path, device: machine.Machine | None = None, **envi
     """What a part says, in one line, when it is wrong or has failed."""
     device = device or machine.prepare("sim", 90)
     device.environment = {**device.environment, **environment}
-    part = smoke.parts(device)[number - 1]
+    part = next(part for part in smoke.parts(device) if part.name.startswith(f"{number} "))
     (found,) = stage.run_stage("smoke", [part], device, (), place / "out", stops=True)["parts"]
     assert found["state"] in stage.BAD, found
     assert found["why"] and "\n" not in found["why"]
@@ -71,6 +71,58 @@ def test_1_an_agent_that_is_cut_off(
     assert re.match(f"the agent cannot be loaded here: {why}", found), found
 
 
+# What the driver calls in the library of CUDA_INJECTION64_PATH. It greets as an agent of protocol version 1.
+GREETS = """
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+int InitializeInjection(void) {
+    const char *name = getenv("GPUBPF_SOCKET");
+    struct sockaddr_un to = {AF_UNIX, ""};
+    unsigned frame[] = {1, 12, 1, 12080, 0};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    memcpy(to.sun_path + 1, name + 1, strlen(name) - 1);
+    if (connect(fd, (struct sockaddr *)&to, sizeof to.sun_family + strlen(name))) return 0;
+    return send(fd, frame, sizeof frame, 0) > 0;
+}
+"""
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (GREETS, r"the agent \S+ has protocol version 1, the tools have \d+; build or pack it again"),
+        ("int nothing;", r"the driver does not start the agent \S+ in cuInit: it sends no greeting"),
+    ],
+)
+def test_1_an_agent_of_another_version_and_one_that_is_none(
+    place: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    (place / "agent").mkdir()
+    library(place / "agent/libgpubpf-agent.so", source)
+    monkeypatch.setattr(smoke, "AGENT", place / "agent")
+    found = said(1, place)
+    assert re.match(why, found), found
+
+
+@needs_gcc
+def test_2_all_that_the_tool_says_is_shown(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is not in its last line. An agent that is none greets without its file."""
+    build(ROOT / "examples/vectoradd.cu", place / "examples/vectoradd")
+    other = library(place / "other.so", GREETS)
+    started = f"import os, sys\nsys.path.insert(0, {str(ROOT / 'lib')!r})\n"
+    started += (
+        f"from gpubpf import agent\nimport pathlib, runpy\nagent.LIBRARY = pathlib.Path({str(other)!r})\n"
+    )
+    started += "sys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    device = machine.prepare("sim", 90)
+    monkeypatch.setattr(device, "python", str(script(place / "python", started)))
+    found = said(2, place, device)
+    assert re.search("sent an unexpected message; .*no kernel was launched", found), found
+
+
 @pytest.mark.parametrize(
     ("does", "why"),
     [
@@ -88,12 +140,8 @@ def test_2_a_program_that_the_agent_does_not_get_into_and_one_that_does_more(
     assert re.match(why, found), found
 
 
-REFUSES = "int cuMemHostRegister_v2(void *at, unsigned long size, unsigned flags) { return 801; }\n"
-
-
-@needs_gcc
-def test_4_a_driver_that_registers_no_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands in front of the embedded device, whose library has another name here."""
+def driver_with(place: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Put a driver with these functions in front of the embedded device, whose library has another name here."""
     folder = place / "driver"
     folder.mkdir()
     renamed = (machine.SIMULATOR / "libcuda.so.1").read_bytes().replace(b"libcuda.so.1\0", b"libcuda.so.0\0")
@@ -107,8 +155,16 @@ def test_4_a_driver_that_registers_no_memory(place: Path, monkeypatch: pytest.Mo
         folder / "libcuda.so.0",
         f"-Wl,-rpath,{folder}",
     ]
-    library(folder / "libcuda.so.1", REFUSES, *soname)
+    library(folder / "libcuda.so.1", source, *soname)
     monkeypatch.setattr(machine, "SIMULATOR", folder)
+
+
+REFUSES = "int cuMemHostRegister_v2(void *at, unsigned long size, unsigned flags) { return 801; }\n"
+
+
+@needs_gcc
+def test_4_a_driver_that_registers_no_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_with(place, monkeypatch, REFUSES)
     why = said(4, place)
     assert re.match("memfd: CUDA_ERROR_NOT_SUPPORTED.*; the code assumes: yes, both", why), why
 
@@ -193,3 +249,34 @@ def test_9_a_program_that_cannot_be_attached_to(place: Path, program: str, why: 
     script(place / "programs/workloads", program)
     found = said(9, place)
     assert re.match(why, found), found
+
+
+WAITS = """
+#include <dlfcn.h>
+#include <stddef.h>
+int cuCtxSynchronize(void);
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
+    static int (*real)(void *, unsigned long long, size_t, void *);
+    if (!real) real = dlsym(RTLD_NEXT, "cuMemcpyDtoHAsync_v2");
+    int code = cuCtxSynchronize();
+    return code ? code : real(to, from, size, stream);
+}
+"""
+
+
+@needs_gcc
+def test_10_a_driver_whose_copies_wait_for_the_whole_gpu(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver_with(place, monkeypatch, "#define _GNU_SOURCE\n" + WAITS)
+    why = said(10, place, CUDASIM_PYTHONPATH=str(ROOT / "lib"))
+    assert re.match("waits: .*copy, private stream, pinned.*; the code assumes: ", why), why
+
+
+def test_10_a_first_launch_may_wait_if_kernels_are_loaded_at_their_first_use(place: Path) -> None:
+    device = machine.prepare("sim", 90)
+    more = {"CUDASIM_HOSTILE": "1", "CUDA_MODULE_LOADING": "LAZY"}
+    device.environment = {**device.environment, **more}
+    found = smoke.asked(device, "spinning kernel", ("none",))
+    assert found["wrong"] == "" and found["lazy loading"], found
+    assert "first launch, private stream" in found["waits"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpu import cases
-from gpu.machine import Failure, Machine, Missing, Records, last_line
+from gpu.machine import Failure, Machine, Missing, Records, last_line, tool_said
 from gpu.records import ANSWERS, of
 from gpu.stage import Part, Result
 
@@ -223,11 +223,11 @@ def attached(
             ]
             if running.poll() is not None:
                 raise Failure(
-                    f"the program ended by itself, {running.returncode}, after {tool}: {last_line(done)}"
+                    f"the program ended by itself, {running.returncode}, after {tool}: {tool_said(done, tool)}"
                 )
             if done.returncode or not (summary.get("launches_matched") or summary.get("graphs_before")):
                 result["wrong"] = (
-                    result["wrong"] or f"{tool}, exit status {done.returncode}: {last_line(done)}"
+                    result["wrong"] or f"{tool}, exit status {done.returncode}: {tool_said(done, tool)}"
                 )
             elif not after:
                 result["wrong"] = result["wrong"] or f"the program does not go on after {tool}"

@@ -12,11 +12,11 @@ from gpu.stage import Part, Result
 from gpubpf.session.device import cupti_libraries
 
 GUARDED = ("threadhist", "memtrace")
-MATRICES = ("capture", "spinning kernel")
+MATRICES = ("capture", "capture during a wait", "spinning kernel")
 
 
 def parts(machine: Machine) -> list[Part]:
-    """Return every question but the matrices, and what programs of the kit show."""
+    """Return the questions that are not of the stage matrices, and what programs of the kit show."""
     found = [part for part in asked(machine) if part.name not in MATRICES]
     for runtime in ("programs", "static"):
         found.append(Part(f"cudart's handles, {runtime}", functools.partial(handles, machine, runtime), 30))

@@ -25,6 +25,7 @@ PACKED = ROOT / "build" / "gpu-check.tar.xz"
 PLACE = ROOT / "build" / "gpu"  # unpacked, or built here: ignored by git
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib"
 SIMULATOR = ROOT / "lib" / "cudasim" / "lib"
+PROGRAMS_CUDA = 13  # of the packed programs: an older driver does not run them
 PYTHON = "3.12"
 PYTHON_HAS = ("numpy", "llvmlite", "pyarrow")  # what the tools need and the packed file has not
 SIM_NOTE = "embedded device, not run on hardware"
@@ -183,6 +184,14 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     return said[-1][:300] if said else "nothing"
 
 
+def tool_said(done: subprocess.CompletedProcess[str], tool: str) -> str:
+    """Return all that a tool printed about itself, and the last line of the command: the first of them may be the root cause."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith(f"{tool}: ")]
+    if (last := last_line(done)) != "nothing" or not lines:
+        lines.append(last)
+    return "; ".join(dict.fromkeys(line[:300].removeprefix(f"{tool}: ") for line in lines))[:1500]
+
+
 def gpu() -> dict[str, Any]:
     """Return the name, versions and compute capability of GPU 0, as the driver tells them. Raises Failure without a GPU."""
     try:
@@ -298,6 +307,20 @@ def unpack() -> None:
     stamp.write_text(digest)
 
 
+def ptxas_folder(driver_cuda: str) -> Path:
+    """Return where the packed ptxas is for a driver of this CUDA version. One of CUDA 12 does not load what ptxas 13 makes."""
+    return PLACE / ("bin" if int(driver_cuda.partition(".")[0]) >= PROGRAMS_CUDA else "bin12")
+
+
+def use_packed_agent() -> None:
+    """Put the packed agent where the tools find it. One that is there already may be of other sources."""
+    AGENT.mkdir(parents=True, exist_ok=True)
+    for file in (PLACE / "agent").iterdir():
+        new = AGENT / f"{file.name}.new"
+        shutil.copy(file, new)
+        new.rename(AGENT / file.name)  # a process may have the old one mapped
+
+
 def sources() -> str:
     """Return a digest of the sources of the packed file: an agent of other sources may speak another protocol."""
     digest = hashlib.sha256()
@@ -338,10 +361,10 @@ def prepare(device: str, seconds: float) -> Machine:
             raise Failure(
                 "the packed file was made from other sources; make it anew with script/gpu-check --pack"
             )
-        if not list(AGENT.glob("*.so")):
-            shutil.copytree(PLACE / "agent", AGENT, dirs_exist_ok=True)
+        use_packed_agent()
         paths.append(str(PLACE / "site"))
-        environment["PATH"] = f"{PLACE / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
+        ptxas = ptxas_folder(facts["driver_cuda"])
+        environment["PATH"] = f"{ptxas}:{environment.get('PATH', '/usr/bin:/bin')}"
     cache = PLACE / "cache"
     cache.mkdir(parents=True, mode=0o700, exist_ok=True)
     environment |= {"PYTHONPATH": ":".join(paths), "XDG_CACHE_HOME": str(cache)}

@@ -15,6 +15,7 @@ from gpu.machine import AGENT, PACKED, PLACE, PYTHON, ROOT, Failure, commit, sou
 from gpubpf.errors import Error
 
 PACKAGES = ("argcomplete", "cxxfilt", "lz4", "tabulate", "zstandard")  # beside NumPy, which is PyTorch's
+OLDER_PTXAS = "nvidia-cuda-nvcc-cu12==12.9.*"  # for PyTorch and Triton on drivers of CUDA 12
 SANITIZER = "nvidia-cuda-sanitizer-api==13.0.*"
 # NVIDIA's packages of older CUDA runtimes, by version. Only the newer ones have the static runtime.
 RUNTIMES = {
@@ -45,6 +46,7 @@ def pack() -> None:
         for tests in [path for path in (top / "site").rglob("tests") if path.is_dir()]:
             shutil.rmtree(tests)
         copy(toolkit / "bin/ptxas", top / "bin/ptxas")
+        copy(older_ptxas(Path(scratch, "nvcc")), top / "bin12/ptxas")
         copy(runtime(toolkit), top / "lib/libcudart.so.13")
         for library in AGENT.glob("*.so"):
             copy(library, top / "agent" / library.name)
@@ -195,6 +197,16 @@ def build_sanitizer(where: Path, include: Path, toolkit: Path) -> str:
         ]
         run(command, "the patches cannot be assembled")
     return ""
+
+
+def older_ptxas(scratch: Path) -> Path:
+    """Return the ptxas of NVIDIA's package for CUDA 12."""
+    download((OLDER_PTXAS,), scratch)
+    (wheel,) = scratch.glob("*.whl")
+    shutil.unpack_archive(wheel, scratch / "in", "zip")
+    ptxas = next((scratch / "in").rglob("ptxas"))
+    ptxas.chmod(0o755)  # PyPI's wheels lack the executable bit
+    return ptxas
 
 
 def sanitizer_api(scratch: Path) -> Path:

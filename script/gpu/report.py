@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,11 +57,14 @@ def write(directory: Path, where: Path) -> Path:
 
     If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
     """
-    found = results_in(directory)
-    if not found:
+    everything = results_in(directory)
+    found = [result for result in everything if result["device"] == "gpu"]
+    if not everything:
         raise Failure(f"no stage wrote anything below {directory}")
-    if any(result["device"] != "gpu" for result in found):
+    if not found:
         raise Failure(f"that is of the {SIM_NOTE}: no report is made of it")
+    if left_out := len(everything) - len(found):
+        print(f"gpu-check: left out {left_out} results of the {SIM_NOTE}", file=sys.stderr)
     stages: dict[str, Result] = {}
     for result in found:
         kept = stages.setdefault(result["stage"], {"stage": result["stage"], "parts": []})
@@ -123,21 +127,21 @@ def markdown(report: Result) -> str:
 
 
 def verified(report: Result) -> list[str]:
-    """Return a row for each stage and run, for the tables of docs/gpu.md and README.md, and the parts without a result."""
-    rows: list[tuple[object, ...]] = []
+    """Return a row for each run, as the tables of docs/gpu.md and README.md have them, and the parts without a result."""
+    rows: dict[str, list[str]] = {}
     unknown = []
     for stage in report["stages"]:
         of = [part["run"] for part in stage["parts"]]
         for run in (run for index, run in enumerate(of) if run not in of[:index]):
-            states = Counter(part["state"] for part in stage["parts"] if part["run"] == run)
-            where = (run["gpu"], run["driver"], run["commit"])
-            rows.append((stage["stage"], *where, *(states[state] for state in STATES)))
+            where = f"{run['gpu']}, driver {run['driver']}, commit {run['commit']}"
+            counted = counts([part for part in stage["parts"] if part["run"] == run])
+            rows.setdefault(where, []).append(f"{stage['stage']}: {counted}")
         if names := [part["name"] for part in stage["parts"] if part["state"] in NOTHING]:
             unknown.append(f"- {stage['stage']}: nothing is known of {'; '.join(names)}")
     return [
         "## What was verified",
         "",
-        *table(("stage", "GPU", "driver", "commit", *STATES), rows),
+        *table(("hardware", "what has been verified"), [(where, "; ".join(rows[where])) for where in rows]),
         *unknown,
         "",
     ]

@@ -16,7 +16,7 @@ from gpu.machine import SIM_NOTE, Failure, Machine, Missing, code, commit
 
 Result = dict[str, Any]
 BAD = ("wrong", "failed")
-SHOWN = 300  # characters of an answer in the line of a part; the JSON has all
+SHOWN = 300  # characters of an answer in the line of a part; the JSON has all, and a reason is shown whole
 BROKEN_OFF = "the call was ended while it ran"
 
 
@@ -44,7 +44,7 @@ def run_stage(
     """Run the parts that match `only` (globs; none: all); return the result of the stage.
 
     Before and after each part, `where`/NAME.json is written whole: it says what was found and begun, whenever the check is ended.
-    `stops`: the first part that is wrong or failed ends the stage.
+    `stops`: the first part that is wrong or failed ends the stage. Raises Failure if `where` cannot be made.
     """
     now = datetime.datetime.now(datetime.UTC)
     result: Result = {
@@ -57,7 +57,10 @@ def run_stage(
         "machine": machine.facts,
         "parts": [],
     }
-    where.mkdir(parents=True, exist_ok=True)
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"cannot make {where} for the results: {error.strerror}; set OUT to a folder") from None
     for part in parts:
         if only and not any(fnmatch.fnmatchcase(part.name, glob) for glob in only):
             continue
@@ -66,7 +69,7 @@ def run_stage(
         done = run_part(part, machine)
         result["parts"][-1] = done
         write(where / f"{name}.json", result)
-        said = str(done["why"] or done.get("answer", ""))[:SHOWN]
+        said = str(done["why"] or str(done.get("answer", ""))[:SHOWN])
         print(f"  {done['state']:11} {done['seconds']:6.1f} s  {part.name}  {said}".rstrip(), flush=True)
         if stops and done["state"] in BAD:
             break

@@ -146,7 +146,9 @@ def test_records_say_whose_they_are_and_nothing_is_added_up(tool: str, app: str,
     measured(tool, "--json", "-o", out, *MORE.get(tool, ()), *two(app), CUDASIM_DEVICES="2")
     *found, summary = records(out)
     assert summary["processes"] == {"measured": 2, "missed": {}} and "graphs_before" not in summary
-    assert set(summary["overhead"]) == {"hooks", "hooks_ns", "stood_ns", "registers", "drained_bytes"}
+    costs = {"hooks", "hooks_ns", "stood_ns", "registers", "images", "image_bytes", "drained_bytes"}
+    assert set(summary["overhead"]) == costs
+    assert summary["overhead"]["images"] >= 2 and summary["overhead"]["image_bytes"] > 1000
     for record in found:
         of_host = record["type"] in ("attached", "unallocated")
         assert {"pid", "comm", *(() if of_host else ("gpu",))} <= record.keys(), record

@@ -284,6 +284,8 @@ class Server:
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many images at once")
             process.pending_images += 1
+            process.images += 1
+            process.image_bytes += image.size
             self._background.make_sidecar(process, image, file)
         elif kind == Message.FOUND:
             process.count_text(len(payload))

@@ -69,16 +69,20 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
     On the virtual clock, hooks take no time. Numbers that would differ between two runs are None there."""
     processes = measurement.all_processes()
-    registers = _extra_registers(measurement, processes)
+    same: dict[str, int | None] = {
+        "registers": _extra_registers(measurement, processes),
+        "images": sum(process.images for process in processes),
+        "image_bytes": sum(process.image_bytes for process in processes),
+    }
     if any(process.virtual or process.virtual_times()[0] for process in processes):
-        return {"hooks": None, "hooks_ns": 0, "stood_ns": 0, "registers": registers, "drained_bytes": None}
+        return {"hooks": None, "hooks_ns": 0, "stood_ns": 0, **same, "drained_bytes": None}
     columns = zip(*(process.hook_calls() for process in processes), strict=True)
     hooks = protocol.HookCalls(*map(sum, columns))
     return {
         "hooks": hooks.calls,
         "hooks_ns": hooks.ns,
         "stood_ns": sum(process.stood_ns for process in processes),
-        "registers": registers,
+        **same,
         "drained_bytes": sum(process.drained_bytes for process in processes),
     }
 

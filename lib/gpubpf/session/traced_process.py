@@ -159,6 +159,8 @@ class TracedProcess:
     hook_failure: str = ""  # if attaching failed: why, and what to do
     stood_ns: int = 0  # how long its threads were stopped
     drained_bytes: int = 0  # read from its maps, logs and rings
+    images: int = 0  # that it loaded and the agent sent
+    image_bytes: int = 0
     sent_patches: bool = False  # PATCHES has arrived
     text: int = 0  # bytes of names, reasons and stacks, for TEXT_LIMIT
     _resource_lock: threading.Lock = field(default_factory=threading.Lock)

@@ -97,6 +97,15 @@ def model() -> None:
     digest(loss, *(parameter.grad for parameter in net.parameters()))
 
 
+def ones() -> None:
+    """Print how long the first use of the GPU takes, and the digest of what it computes."""
+    began = time.perf_counter()
+    found = torch.ones(1).cuda()
+    torch.cuda.synchronize()
+    print(f"first {1e3 * (time.perf_counter() - began):.1f}")
+    digest(found + found)  # a kernel of PyTorch's own
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("PyTorch finds no GPU", file=sys.stderr)
@@ -105,11 +114,7 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     what, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
     if what == "ones":
-        began = time.perf_counter()
-        ones = torch.ones(1).cuda()
-        torch.cuda.synchronize()
-        print(f"first {1e3 * (time.perf_counter() - began):.1f}")
-        digest(ones + ones)  # a kernel of PyTorch's own
+        ones()
     elif what in ("eager", "compiled"):
         model()
     elif what in ("add", "matmul", "replay"):

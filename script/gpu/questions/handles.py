@@ -244,7 +244,9 @@ def module_symbols() -> Answer:
             found.setdefault(kind, {})[name] = f"{size.value} bytes" if code == 0 else driver.name(code)
     lost = {kind: [name for name, said in of.items() if "bytes" not in said] for kind, of in found.items()}
     return {
-        "answer": "; ".join(f"{kind}: all but {', '.join(of) or 'none'}" for kind, of in lost.items()),
+        "answer": "; ".join(
+            f"{kind}: all but {', '.join(of)}" if of else f"{kind}: all found" for kind, of in lost.items()
+        ),
         "agrees": all(name in ("untouched", "$str") for of in lost.values() for name in of),
         "found": found,
         "not_loaded": failed,

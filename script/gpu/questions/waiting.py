@@ -14,6 +14,7 @@ from typing import Any
 from gpu.driver import (
     CU_EVENT_DISABLE_TIMING,
     CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_MODULE_LAZY_LOADING,
     CU_STREAM_CAPTURE_MODE_GLOBAL,
     CU_STREAM_CAPTURE_MODE_RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
@@ -218,18 +219,78 @@ def capture() -> Answer:
 
 @question(
     "under a kernel that does not end, and a capture of each mode: which calls wait for it?",
-    "loading, unloading, freeing and registering may wait; copies and launches in a private stream do not",
+    "loading, unloading, freeing, registering and lazy first launches may wait; copies and launches in a private stream do not",
     200,
 )
 def spinning_kernel(*modes: str) -> Answer:
     """Ask for these capture modes; for all if none is given."""
+    lazy = alone(_loads_lazily) is True
     found = _each([Way(mode, spins=True) for mode in modes or MODES], 40)
-    private = [name for name in found["waits"] if "private" in name and "pageable" not in name]
+    # A first launch loads its kernel then, which is why the agent calls cuFuncLoad earlier.
+    allowed = ("pageable", "first launch") if lazy else ("pageable",)
+    private = [
+        name for name in found["waits"] if "private" in name and not any(word in name for word in allowed)
+    ]
     return {
         **found,
+        "lazy loading": lazy,
         "answer": f"waits: {', '.join(found['waits']) or 'nothing'}; invalidates: {', '.join(found['invalidates']) or 'nothing'}",
         "agrees": not private,
     }
+
+
+def _loads_lazily() -> bool:
+    """Return whether the driver loads a kernel at its first use (CUDA_MODULE_LOADING)."""
+    mode = ctypes.c_int()
+    code = Driver().open().call("cuModuleGetLoadingMode", ctypes.byref(mode))
+    return code == 0 and mode.value == CU_MODULE_LAZY_LOADING
+
+
+@question(
+    "does a capture stay valid that begins while cuCtxSynchronize waits in another thread?",
+    "yes, in each mode: the agent delays a capture only until its own wait is inside the driver",
+    60,
+)
+def capture_during_a_wait() -> Answer:
+    found = {
+        f"{mode}, the waiting thread{' made relaxed' if relaxed else ''}": alone(
+            functools.partial(_begun_during_a_wait, number, relaxed), 15
+        )
+        for mode, number in MODES.items()
+        if number is not None
+        for relaxed in (True, False)
+    }
+    good = ["CUDA_SUCCESS"] * 3
+    bad = {name: row for name, row in found.items() if row != good}
+    return {
+        "answer": "; ".join(f"{name}: {row}" for name, row in bad.items()) or "valid, and the wait succeeds",
+        "agrees": not bad,
+        "found": found,
+    }
+
+
+def _begun_during_a_wait(mode: int, relaxed: bool) -> list[str]:
+    """Return the results of beginning the capture, of ending it after the wait, and of the wait."""
+    driver = Driver().open()
+    spinning, captured = Spinning(driver, 4), driver.stream()
+    spinning.start()
+
+    def wait() -> int:
+        return driver.call("cuCtxSynchronize")
+
+    watched = Watched(driver, functools.partial(_relaxed, driver, wait) if relaxed else wait)
+    if watched.over(BLOCKED_AFTER):
+        raise DriverError(f"cuCtxSynchronize does not wait: {watched.said}")
+    begun = driver.name(driver.call("cuStreamBeginCapture_v2", captured, mode))
+    spinning.stop()
+    if not watched.over(8):
+        return [begun, "not ended", "the wait never came back"]
+    graph = ctypes.c_uint64()
+    return [
+        begun,
+        driver.name(driver.call("cuStreamEndCapture", captured, ctypes.byref(graph))),
+        watched.said,
+    ]
 
 
 @question(
