@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -79,22 +78,6 @@ std::atomic<uint64_t> enabled{0};    // kinds of activities
 std::vector<uint32_t> calls;         // of the driver, that CUPTI records
 std::atomic<uint64_t> reported{0};   // kinds of operations (Kind)
 std::mutex changing;                 // held while these change, and while CUPTI returns buffers
-
-// The program's handlers run only on its own threads, and CUPTI may start a thread of its own.
-class SignalsBlocked {
-  public:
-    SignalsBlocked() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    SignalsBlocked(const SignalsBlocked &) = delete;
-    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
-
-  private:
-    sigset_t before_;
-};
 
 template <typename T>
 T at(const uint8_t *record, size_t offset) {
