@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,14 @@ def built() -> Path:
     return build()
 
 
-@pytest.mark.parametrize("case", MATRIX[::STEP], ids=name_of)
+def marked(case: tuple[str, str, str, str]) -> Any:
+    """cudasnoop has probes in the driver that all use."""
+    return pytest.param(
+        case, marks=[pytest.mark.whole_machine] if case[1] == "cudasnoop" else [], id=name_of(case)
+    )
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in MATRIX[::STEP]])
 def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) -> None:
     name, tool, look, clock = case
     results = tmp_path / "results"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import multiprocessing
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -133,7 +134,8 @@ WAYS: dict[str, Callable[[Case], int]] = {"ptx": by_ptx, "x86-64": by_x86}
 
 def run(directory: Path, jobs: int) -> Iterator[Outcome]:
     """Run each program of the suite through each lowering."""
-    with ProcessPoolExecutor(jobs) as processes:
+    # Not by fork: CUDA does not survive it, should this process use CUDA.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as processes:
         for found in processes.map(outcomes, cases(directory)):
             yield from found
 

@@ -1,7 +1,11 @@
-"""Programs whose device code nvlink joins (`nvcc -rdc=true`), on the embedded device, which links their PTX itself."""
+"""Programs whose device code nvlink joins (`nvcc -rdc=true`), on the embedded device, which links their PTX itself.
+
+Three of the examples are built so; all of them with GPUBPF_LOOKS=all.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import gpubpf_rdc
 from cudasim_device import ROOT, nvcc, run, run_python
 from gpubpf_examples import NAMES
 
+EXAMPLES = NAMES if os.environ.get("GPUBPF_LOOKS") == "all" else ("cooperative", "language", "memory")
 LAUNCHING = r"""
 #include <cstdio>
 __global__ void child(int *out) { atomicAdd(out, 1); }
@@ -47,7 +52,7 @@ def test_two_files_and_a_library(flags: list[str], tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (gpubpf_rdc.STATUS, gpubpf_rdc.OUTPUT, "")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example(name: str, tmp_path: Path) -> None:
     flags = ["-std=c++17", "-O2", "-rdc=true", "-I", str(ROOT / "examples")]
     arch = ["-arch=sm_80"] if name == "memory" else []
