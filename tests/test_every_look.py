@@ -58,7 +58,7 @@ MATRIX = [
     for name in NAMES
     for clock in ("real", "virtual")
 ]
-STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 97
+STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 149
 WIDE = ("-v",)  # looks that may show whole names and all columns
 
 
