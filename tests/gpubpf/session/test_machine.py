@@ -235,12 +235,11 @@ def test_all_its_threads_wait(built: Path) -> None:
     joined = Joined(built, lambda pid: time.sleep(0.3) or over.append(time.monotonic() * 1e3))
     with watching(joined):
         ends = [at for _, at in times(built, "threads")]
-        eventually(lambda: over)
-        if (
-            min(ends) < over[0]
-        ):  # where other work kept this one's process away for long, one was late, which is said
+        eventually(lambda: over or joined.ran or joined.missed)
+        # Where other work kept this one's process away for long, one thread or the process was late, which is said.
+        if over and min(ends) < over[0]:
             eventually(lambda: joined.missed)
-    assert len(ends) == 4 and len(joined.held) + len(joined.ran) == 1
+    assert len(ends) == 4 and len(joined.held) + len(joined.ran) == (1 if over or joined.ran else 0)
 
 
 @pytest.mark.may_not_be_held
