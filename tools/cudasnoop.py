@@ -19,7 +19,7 @@ if __package__ in (None, ""):  # run as tools/cudasnoop.py: the library is in ..
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False  # typing takes long to load
+TYPE_CHECKING = False
 import shlex  # noqa: E402
 from contextlib import ExitStack, closing  # noqa: E402
 

@@ -20,7 +20,7 @@ if __package__ in (None, ""):  # run as tools/hipsnoop.py: the library is in ../
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False  # typing takes long to load
+TYPE_CHECKING = False
 from contextlib import ExitStack, closing  # noqa: E402
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is 
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False  # typing takes long to load
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 

@@ -128,7 +128,7 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
     """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
 
     If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
-    newer: the device also runs PTX for newer devices, of which the oldest is chosen.
+    newer: whether the device also runs PTX for newer devices; the oldest of these is chosen.
     """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]

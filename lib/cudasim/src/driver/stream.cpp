@@ -57,7 +57,7 @@ void leave_capture(const std::shared_ptr<Capture> &capture) {
     active.erase(std::remove(active.begin(), active.end(), capture), active.end());
 }
 
-// Takes a stream that is being destroyed out of a capture that goes on. The capture keeps its work.
+// Removes a stream that is being destroyed from a capture. The capture continues, and keeps the stream's work.
 void leave_capture(Capture &capture, const std::shared_ptr<Stream> &stream) {
     append_unique(capture.destroyed_stream_nodes, stream->capture_dependencies);
     std::lock_guard lock(captures().mutex);

@@ -16,8 +16,9 @@ struct CallSlot {
     std::atomic<pid_t> thread{0};  // 0: free
     // When the call began, on the monotonic clock in ns; 0: not yet. It identifies the call.
     std::atomic<int64_t> began{0};
-    std::atomic<int64_t> cpu{0};                  // CPU time of the thread then, in ns
-    std::atomic<int64_t> inside{0}, yielding{0};  // the calls of which this is known
+    std::atomic<int64_t> cpu{0};       // CPU time of the thread then, in ns
+    std::atomic<int64_t> inside{0};    // the last call that was found inside the driver
+    std::atomic<int64_t> yielding{0};  // the last call whose thread got the lowest priority
 };
 
 namespace {
