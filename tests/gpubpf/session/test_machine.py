@@ -239,7 +239,8 @@ def test_all_its_threads_wait(built: Path) -> None:
         # Where other work kept this one's process away for long, one thread or the process was late, which is said.
         if over and min(ends) < over[0]:
             eventually(lambda: joined.missed)
-    assert len(ends) == 4 and len(joined.held) + len(joined.ran) == (1 if over or joined.ran else 0)
+    assert len(ends) == 4
+    assert len(joined.held) + len(joined.ran) == 1 or (joined.missed and not over)
 
 
 @pytest.mark.may_not_be_held
