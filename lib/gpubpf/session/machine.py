@@ -259,7 +259,7 @@ def _drivers(pid: int) -> dict[_FileId, str]:
 
 
 def _started(pid: int) -> float:
-    """Return when a process started, in seconds of CLOCK_BOOTTIME; 0 if unknown."""
+    """Return when a process started, in seconds of CLOCK_BOOTTIME, rounded down to a clock tick; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
