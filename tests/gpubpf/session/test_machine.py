@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -302,11 +303,12 @@ def test_those_that_wait_for_their_turn_cost_little(built: Path, monkeypatch: py
     assert not early
 
 
+@pytest.mark.may_not_be_held
 def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
     joined = Joined(built)
     with watching(joined):
         run(built, "once", env={**os.environ, "CUDA_INJECTION64_PATH": str(built / "library.so")})
-        eventually(lambda: joined.missed)
+        eventually(lambda: joined.missed or joined.ended)
     assert [reason for _, _, reason in joined.missed] == [TRACED] and not joined.held and not joined.ran
 
 
@@ -375,6 +377,7 @@ def test_a_lock_that_it_holds_itself_is_not_waited_for(built: Path, monkeypatch:
     assert not joined.held and len(joined.ran) + len(joined.missed) <= 2  # late, or it had ended
 
 
+@pytest.mark.may_not_be_held
 def test_who_is_killed_while_it_is_held_is_dead(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "HOLD", 30.0)
     joined = Joined(built, lambda pid: os.kill(pid, signal.SIGKILL))
@@ -385,6 +388,7 @@ def test_who_is_killed_while_it_is_held_is_dead(built: Path, monkeypatch: pytest
         assert time.monotonic() - began < holding.LIMIT
 
 
+@pytest.mark.may_not_be_held
 def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     """All go on at once: also those threads that just stand."""
     program = f"""
@@ -409,7 +413,7 @@ time.sleep(60)
     while tool.stdout.readline() != "ready\n":
         assert tool.poll() is None
     child = subprocess.Popen([built / "comes", "threads"], stdout=subprocess.PIPE)
-    assert tool.stdout.readline() == "holding\n"
+    assert select.select([tool.stdout], [], [], 10)[0] and tool.stdout.readline() == "holding\n"
     time.sleep(0.2)
     assert child.poll() is None
     tool.kill()
