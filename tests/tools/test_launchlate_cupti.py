@@ -80,10 +80,10 @@ def program(name: str, *arguments: str | Path) -> Path:
     )
 
 
-def copies(
+def timeline(
     *options: str, of: Sequence[str | Path] = (), status: int = 0, **variables: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the copies of a program in the timeline."""
+    """Return the operations of a program in the timeline, and what launchlate said."""
     command = [sys.executable, ROOT / "tools" / "launchlate.py", "--timeline", "--json", "--device", "sim"]
     example = ROOT / "examples" / "vectoradd"
     subprocess.run(["make", "-s", "-C", example.parent, example.name], check=True)
@@ -96,12 +96,21 @@ def copies(
     )
     assert done.returncode == status, done.stderr + done.stdout
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return [record for record in records if record.get("op") in ("h2d", "d2h")], done.stderr
+    return [record for record in records if record["type"] == "op"], done.stderr
+
+
+def copies(
+    *options: str, of: Sequence[str | Path] = (), **variables: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the copies of a program in the timeline, and what launchlate said."""
+    found, said = timeline(*options, of=of, **variables)
+    return [record for record in found if record["op"] in ("h2d", "d2h")], said
 
 
 def methods(found: list[dict[str, Any]]) -> list[str]:
     """Return the method of each copy, which for CUPTI has the stand-in's length."""
     assert all((copy["dur_ns"] == 5000) == (copy["method"] == "cupti") for copy in found)
+    assert all((copy["clock_error_ns"] is None) == (copy["method"] == "cupti") for copy in found)
     return [copy.get("method") for copy in found]
 
 
@@ -202,9 +211,20 @@ def test_recording_begins_in_cuinit_with_signals_blocked(library: Path) -> None:
     tells = {"FAKECUPTI": "tells"}
     _, said = copies(**{VARIABLE: str(library)}, **tells)
     assert "enabled 1, signals blocked\n" in said and "signals come" not in said
-    assert "enabled 10," not in said  # it would slow the kernels that have a probe
+    assert "enabled 10," not in said  # it would slow the kernel, which has a probe
     _, said = copies(f"--cupti={library}", **tells)
     assert "enabled 10, signals blocked\n" in said
+
+
+def test_kernels_are_recorded_after_one_without_a_probe(library: Path, tmp_path: Path) -> None:
+    source, driver = SOURCES / "cuptikernels.c", (f"-L{DEVICE}", "-l:libcuda.so.1")
+    made = gcc(tmp_path / "kernels", f"-I{cuda_include()}", source, *driver)
+    tells = {VARIABLE: str(library), "FAKECUPTI": "tells", "FAKECUPTI_RECORDS": str(tmp_path / "recording")}
+    of = [made, tmp_path / "recording"]
+    found, said = timeline("--kernel=other", of=of, status=1, **tells)
+    kernels = [record["method"] for record in found if record["op"] == "kernel"]
+    assert kernels[0] == "stamp" and kernels[-1] == "cupti", said
+    assert "enabled 10, signals blocked\n" in said and said.count("enabled cuLaunchKernel\n") == 1
 
 
 def test_only_calls_that_are_timed_are_recorded(library: Path) -> None:

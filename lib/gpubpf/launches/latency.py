@@ -144,10 +144,9 @@ class LaunchView:
         }  # fmt: skip
         for name in ("latency", *SPLIT, "exec"):
             fields[f"{name}_ns"] = known(getattr(waits, name)[at])
-        error = int(columns.start_error[at])
         fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(columns.method[at])]}
         fields |= {
-            "clock_error_ns": None if error == UNKNOWN else error,
+            "clock_error_ns": known(columns.start_error[at]),
             "running": bool(columns.running[at]),
         }
         if stack:
@@ -169,6 +168,7 @@ class LaunchView:
             "name": self.name(at), "stream": f"0x{int(self.columns.stream[at]):x}", "tid": int(self.columns.tid[at]),
             "bytes": int(self.columns.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
             "method": METHODS[int(self.columns.method[at])] if on_gpu else None,
+            "clock_error_ns": known(self.columns.start_error[at]) if on_gpu else None,
         }  # fmt: skip
 
     @cached_property

@@ -1,7 +1,7 @@
 // A stand-in of CUPTI's library, with the records of cupti_activity.h (CUDA 13): what runs inside an external region is a kernel of 5,000 ns
 // that begins 1,000 ns after the region does. It records if kernels or copies are enabled. As in CUPTI, a buffer stays with the library
 // until it is flushed, and whoever has registered callbacks by then gets it.
-// FAKECUPTI has words that change it: "tells" (what it is asked to enable, and whether signals can come then), "mute" (delivers nothing),
+// FAKECUPTI_RECORDS names a file that is made when kernels are enabled. FAKECUPTI has words that change it: "tells" (what it is asked to enable, and whether signals can come then), "mute" (delivers nothing),
 // "swapped" (the kernel's record comes first), "apart" (each record has a buffer of its own), "old" (cannot enable single calls). FAILS: it does not record.
 #define _GNU_SOURCE
 #include <signal.h>
@@ -57,6 +57,7 @@ int cuptiActivityEnable(uint32_t kind) {
 #ifdef FAILS
     return 15;
 #endif
+    if (kind == KERNEL && getenv("FAKECUPTI_RECORDS")) fclose(fopen(getenv("FAKECUPTI_RECORDS"), "w"));
     return kind >= KINDS || !(enabled[kind] = 1);
 }
 

@@ -79,8 +79,8 @@ struct Connection {
     bool welcome = false, patched = false, gone = false;
     // Counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-    std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false}, installing{false},
-        calibrating{false}, exiting{false};
+    std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false},
+        kernel_records_wanted{false}, installing{false}, calibrating{false}, exiting{false};
     std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
     std::atomic<bool> finished{false};     // there was a complete drain
     std::atomic<bool> stopped{false};      // everything was read at the tool's request; the attachment ends
@@ -367,6 +367,7 @@ void submit_calibration(Connection *c) {
 void submit_wanted(Connection *c, bool due) {
     if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
     if (c->report_wanted.exchange(false)) c->submit(report_preexisting);
+    if (c->kernel_records_wanted.exchange(false)) c->submit([] { quietly(record_kernels); });
     if (due && !c->installing.exchange(true))
         c->submit([c] {
             quietly(install_pending);
@@ -786,6 +787,13 @@ void Agent::wake_for_pools() {
 void Agent::wake_to_report() {
     Connection *c = connection;
     if (!c || c->report_wanted.exchange(true)) return;
+    quietly([c] { wake_up(*c); });
+}
+
+void Agent::wake_to_record_kernels() {
+    Connection *c = connection;
+    if (!c) return;
+    c->kernel_records_wanted = true;
     quietly([c] { wake_up(*c); });
 }
 

@@ -49,9 +49,10 @@ struct Agent {
     // The process is about to end. Makes the worker thread wait for the GPU (up to wait_ms) and send
     // everything. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
-    void wake_for_pools();   // makes the worker thread enlarge a pool
-    void wake_to_report();   // makes the worker thread call report_preexisting()
-    void wake_to_install();  // makes the service thread ask when installs are due
+    void wake_for_pools();          // makes the worker thread enlarge a pool
+    void wake_to_report();          // makes the worker thread call report_preexisting()
+    void wake_to_record_kernels();  // with CUPTI
+    void wake_to_install();         // makes the service thread ask when installs are due
     // Counts `launches` more instrumented launches. The worker thread reads the maps each time Config::pump
     // launches have been counted.
     void launched(uint64_t launches) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -17,6 +18,7 @@
 
 #include "agent.h"
 #include "driver/driver.h"
+#include "driver/gpu_idle.h"
 #include "hooks.h"
 #include "log/clock.h"
 #include "log/other_profilers.h"
@@ -40,7 +42,10 @@ constexpr uint32_t kCustom = 3;  // kind of our external correlation ids
 constexpr int kSuccess = 0;
 constexpr uint32_t kDriverDomain = 1, kCalls = 4096;  // of callbacks; more calls than any driver has
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
-constexpr size_t kMost = 1 << 16;  // operations that wait for their times; also half-known records
+constexpr size_t kMost = 1 << 16;   // operations that wait for their times; also half-known records
+constexpr uint32_t kPatience = 50;  // ms that the recording of kernels waits for a suitable moment
+constexpr std::chrono::nanoseconds kLeastPause = std::chrono::seconds(1),
+                                   kMostPause = std::chrono::minutes(1);
 
 // Offsets in a record. Start and end are at 16 and 24 in all of them.
 constexpr size_t kStart = 16, kEnd = 24, kKernelCorrelation = 92, kCopyCorrelation = 44,
@@ -78,6 +83,10 @@ std::atomic<uint64_t> enabled{0};    // kinds of activities
 std::vector<uint32_t> calls;         // of the driver, that CUPTI records
 std::atomic<uint64_t> reported{0};   // kinds of operations (Kind)
 std::mutex changing;                 // held while these change, and while CUPTI returns buffers
+// On steady_clock: when to try to record kernels, and how long to wait after a try that failed.
+constexpr int64_t kNever = INT64_MAX;  // a try is under way, or kernels are recorded
+std::atomic<int64_t> kernels_due{0};
+std::chrono::nanoseconds kernels_pause = kLeastPause;  // only the worker thread uses it
 
 template <typename T>
 T at(const uint8_t *record, size_t offset) {
@@ -219,17 +228,29 @@ bool find(void *library) {
 // External correlations need records of the driver's calls (cupti_activity.h,
 // cuptiActivityPushExternalCorrelationId). Only those calls are recorded that put a wanted operation into a stream.
 bool enable_calls(uint64_t wanted) {
-    calls.clear();
     if (!cupti.EnableDriverApi || !cupti.GetCallbackName) return cupti.Enable(kDriver) == kSuccess;
+    bool any = false;
     for (uint32_t call = 1; call < kCalls; ++call) {
         const char *name = nullptr;
         if (cupti.GetCallbackName(kDriverDomain, call, &name) != kSuccess || !name) continue;
         const std::string_view called = name;
         const bool copies = called.rfind("cuMemcpy", 0) == 0 || called.rfind("cuMemset", 0) == 0;
-        const bool launches = called.rfind("cuLaunch", 0) == 0 && wanted & bit(kConcurrentKernel);
-        if ((copies || launches) && cupti.EnableDriverApi(call, 1) == kSuccess) calls.push_back(call);
+        const bool launches = called.rfind("cuLaunch", 0) == 0;
+        if (((copies && wanted & bit(kMemcpy)) || (launches && wanted & bit(kConcurrentKernel))) &&
+            cupti.EnableDriverApi(call, 1) == kSuccess) {
+            calls.push_back(call);
+            any = true;
+        }
     }
-    return !calls.empty() || cupti.Enable(kDriver) == kSuccess;
+    return any || cupti.Enable(kDriver) == kSuccess;
+}
+
+// Records activities of the kinds in `wanted`, and the driver's calls that cause them.
+void enable_kinds(uint64_t wanted) {
+    uint64_t more = enable_calls(wanted) ? bit(kDriver) : 0;
+    for (uint32_t kind = 0; kind < 64; ++kind)
+        if (wanted & ~bit(kDriver) & bit(kind) && cupti.Enable(kind) == kSuccess) more |= bit(kind);
+    enabled |= more;
 }
 
 // Begins to record with the library that find() has found. Returns CUPTI's error.
@@ -239,14 +260,26 @@ int record_with_it(uint64_t wanted) {
     if (error == kSuccess) error = cupti.RegisterTimestampCallback(cupti_clock);
     if (error == kSuccess) error = cupti.Enable(kExternal);
     if (error == kSuccess) {
+        calls.clear();
         enabled = bit(kExternal);
-        if (enable_calls(wanted)) enabled |= bit(kDriver);
-        for (uint32_t kind = 0; kind < 64; ++kind)
-            if (wanted & ~bit(kDriver) & bit(kind) && cupti.Enable(kind) == kSuccess) enabled |= bit(kind);
+        enable_kinds(wanted);
         return kSuccess;
     }
     own_clock = false;
     return error;
+}
+
+int64_t steady_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Has the worker thread record kernels, if a try is due.
+void want_kernels() {
+    int64_t due = kernels_due.load(std::memory_order_relaxed);
+    if (due != kNever && steady_ns() >= due && kernels_due.compare_exchange_strong(due, kNever))
+        agent.wake_to_record_kernels();
 }
 
 }  // namespace
@@ -271,6 +304,8 @@ std::string start_cupti(const std::string &libraries, bool yields) {
             why = "it does not record (error " + std::to_string(error) + ")";
         else {
             yielding = yields;
+            kernels_due = 0;
+            kernels_pause = kLeastPause;
             on = true;
             return "";
         }
@@ -282,9 +317,29 @@ void end_cupti_records() {
     if (waiting) stop_recording();
 }
 
+void record_kernels() {
+    const std::vector<Context *> contexts = registry().all_contexts();
+    if (contexts.empty() || !on) return;
+    when_idle(*contexts.front(), kPatience, [&](LaunchesHeld &held) {
+        for (Context *c : contexts)
+            if (c != contexts.front() && !c->dead && !held.nothing_runs(*c)) return;
+        DriverScope scope;
+        SignalsBlocked blocked;
+        std::lock_guard<std::mutex> hold(changing);
+        if (on) enable_kinds(activities_of(Kind::Kernel));
+    });
+    if (enabled & bit(kConcurrentKernel)) return;
+    kernels_due = steady_ns() + kernels_pause.count();
+    kernels_pause = std::min(2 * kernels_pause, kMostPause);
+}
+
 Recorded begin_cupti(const Record &operation) noexcept {
     const uint64_t activities = on ? activities_of(operation.kind) : 0;
-    if (!activities || (enabled & activities) != activities) return Recorded::No;
+    if (!activities) return Recorded::No;
+    if ((enabled & activities) != activities) {
+        if (operation.kind == Kind::Kernel && yielding) want_kernels();
+        return Recorded::No;
+    }
     bool ok = false;
     quietly([&] {
         std::lock_guard<std::mutex> hold(waiting->lock);

@@ -13,8 +13,10 @@ namespace gpubpf {
 // Loads the first library in a colon-separated list that records, and begins to record. Returns "" on success,
 // else the reason. Call it inside cuInit: nothing runs on a GPU then, so CUPTI waits for nothing.
 // With `yields`, recording ends for good when the program loads a library, which could use CUPTI itself. The
-// agent then has a copy of CUPTI of its own, and does not record kernels: that would slow those with a probe.
+// agent then has a copy of CUPTI of its own. It records kernels from the first one without a probe, because that
+// slows all of them.
 std::string start_cupti(const std::string &libraries, bool yields);
+void record_kernels();     // for the worker thread: begins to, if nothing runs; else it is asked again
 void end_cupti_records();  // at the end of an attachment
 
 enum class Recorded { No, Perhaps, Yes };  // Perhaps: CUPTI has not reported an operation of this kind yet
