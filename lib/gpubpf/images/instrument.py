@@ -10,7 +10,6 @@ cached by the content of all inputs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -225,9 +224,11 @@ def _assembled(parsed: module.Module, injected: Injected, target: Target, option
     except AssembleError as error:
         if "Register allocation failed" not in str(error):
             raise
-        with contextlib.suppress(AssembleError):  # an older ptxas does not know the option
-            return assemble(injected.text, target, f"{options} {_CAREFUL}").cubin, f"{options} {_CAREFUL}"
-        raise
+        try:
+            options = f"{options} {_CAREFUL}"
+            made = assemble(injected.text, target, options)
+        except AssembleError:  # an older ptxas does not know the option
+            raise error from None
     for advisory in made.advisories:
         if "setmaxnreg" in advisory:
             original = assemble(module.render(trim(parsed, injected.kernels)), target, options)

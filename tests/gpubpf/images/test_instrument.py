@@ -182,8 +182,15 @@ def test_setmaxnreg_is_heeded_in_the_copy_as_in_the_original(
     assert assemble(copy, HOPPER).advisories == original.advisories
 
 
-def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Also if ptxas assembles it only when it optimizes less."""
+
     def ignores(text: str, target: Target, options: str = "") -> Assembled:
+        if fails and "//gpubpf{" in text and "-Ofc=min" not in options:
+            raise AssembleError("ptxas fatal : Register allocation failed with register count of '7'")
         ignored = "//gpubpf{" in text and "setmaxnreg" in text
         why = "C7507: Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."
         return Assembled(text.encode(), {}, (), (why,) if ignored else ())
