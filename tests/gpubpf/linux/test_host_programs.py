@@ -234,6 +234,7 @@ def test_tracepoints_maps_and_the_ring_buffer() -> None:
         assert seen["key"].tolist() == [0, 1] and seen["value"].sum(axis=1).tolist() == [0, 506]
         assert running.items("wanted").tolist() == [(tid, getppid)]
         running.detach()
+        running.wait_until_detached()
         os.getppid()
         assert not len(running.records("records"))
 
