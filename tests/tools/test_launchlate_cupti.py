@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -216,15 +217,32 @@ def test_recording_begins_in_cuinit_with_signals_blocked(library: Path) -> None:
     assert "enabled 10, signals blocked\n" in said
 
 
+def kernels(library: Path, place: Path, words: str, *arguments: str | Path) -> tuple[list[str], str]:
+    """Return how each kernel of a program without probes was timed, and what was said."""
+    source, driver = SOURCES / "cuptikernels.c", (f"-L{DEVICE}", "-l:libcuda.so.1", "-ldl")
+    made = gcc(place / "kernels", f"-I{cuda_include()}", source, *driver)
+    variables = {VARIABLE: str(library), "FAKECUPTI": words, "FAKECUPTI_RECORDS": str(place / "recording")}
+    of = [made, place / "recording", *arguments]
+    found, said = timeline("--kernel=other", of=of, status=1, **variables)
+    return [record["method"] for record in found if record["op"] == "kernel"], said
+
+
 def test_kernels_are_recorded_after_one_without_a_probe(library: Path, tmp_path: Path) -> None:
-    source, driver = SOURCES / "cuptikernels.c", (f"-L{DEVICE}", "-l:libcuda.so.1")
-    made = gcc(tmp_path / "kernels", f"-I{cuda_include()}", source, *driver)
-    tells = {VARIABLE: str(library), "FAKECUPTI": "tells", "FAKECUPTI_RECORDS": str(tmp_path / "recording")}
-    of = [made, tmp_path / "recording"]
-    found, said = timeline("--kernel=other", of=of, status=1, **tells)
-    kernels = [record["method"] for record in found if record["op"] == "kernel"]
-    assert kernels[0] == "stamp" and kernels[-1] == "cupti", said
+    found, said = kernels(library, tmp_path, "tells")
+    assert found[0] == "stamp" and found[-1] == "cupti", said
     assert "enabled 10, signals blocked\n" in said and said.count("enabled cuLaunchKernel\n") == 1
+
+
+def test_a_library_is_loaded_although_cupti_is_busy(library: Path, plugin: Path, tmp_path: Path) -> None:
+    """CUPTI may wait for a kernel that ends only when the program goes on."""
+    found, said = kernels(library, tmp_path, "slow", plugin)
+    took = re.search(r"^loaded in (.*) s$", said, re.M)
+    assert took is not None and float(took[1]) < 2.5, said
+    assert set(found) == {"stamp"}
+
+
+def test_times_that_cupti_does_not_know_are_not_used(library: Path) -> None:
+    assert methods(copies(**{VARIABLE: str(library), "FAKECUPTI": "zero"})[0]) == ["stamp"] * 3
 
 
 def test_only_calls_that_are_timed_are_recorded(library: Path) -> None:

@@ -2,7 +2,8 @@
 // that begins 1,000 ns after the region does. It records if kernels or copies are enabled. As in CUPTI, a buffer stays with the library
 // until it is flushed, and whoever has registered callbacks by then gets it.
 // FAKECUPTI_RECORDS names a file that is made when kernels are enabled. FAKECUPTI has words that change it: "tells" (what it is asked to enable, and whether signals can come then), "mute" (delivers nothing),
-// "swapped" (the kernel's record comes first), "apart" (each record has a buffer of its own), "old" (cannot enable single calls). FAILS: it does not record.
+// "swapped" (the kernel's record comes first), "apart" (each record has a buffer of its own), "old" (cannot enable single calls),
+// "zero" (knows no times), "slow" (takes 3 s to enable kernels). FAILS: it does not record.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { COPY = 1, KERNEL = 10, EXTERNAL = 39, CUSTOM = 3, KINDS = 64 };
 
@@ -58,6 +60,7 @@ int cuptiActivityEnable(uint32_t kind) {
     return 15;
 #endif
     if (kind == KERNEL && getenv("FAKECUPTI_RECORDS")) fclose(fopen(getenv("FAKECUPTI_RECORDS"), "w"));
+    if (kind == KERNEL && is("slow")) sleep(3);
     return kind >= KINDS || !(enabled[kind] = 1);
 }
 
@@ -107,8 +110,8 @@ int cuptiActivityPopExternalCorrelationId(uint32_t kind, uint64_t *id) {
     memcpy(correlation + 8, id, 8);
     memcpy(correlation + 16, &number, 4);
     memcpy(work, &kernel, 4);
-    memcpy(work + 16, &start, 8);
-    memcpy(work + 24, &end, 8);
+    if (!is("zero")) memcpy(work + 16, &start, 8);
+    if (!is("zero")) memcpy(work + 24, &end, 8);
     memcpy(work + 92, &number, 4);
     if (is("swapped")) put(work, sizeof work);
     put(correlation, sizeof correlation);

@@ -314,12 +314,17 @@ void LaunchesHeld::begin_work() {
 
 bool LaunchesHeld::more() const { return count(Clock::now()) < work_until_; }
 
-bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work) {
+bool when_idle(const std::vector<Context *> &contexts, uint32_t patience_ms,
+               const std::function<void(LaunchesHeld &)> &work) {
     Watching watching;
-    if (!wait_is_short(context, patience_ms)) return false;
+    for (Context *c : contexts)
+        if (!wait_is_short(*c, patience_ms)) return false;
     LaunchesHeld held;
-    if (!held.none_under_way() || !held.nothing_runs(context)) return false;
+    if (!held.none_under_way()) return false;
+    for (Context *c : contexts)
+        if (!held.nothing_runs(*c)) return false;
     held.begin_work();
+    if (!held.more()) return false;
     work(held);
     return true;
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "log/operation.h"
 #include "state.h"
@@ -67,9 +68,14 @@ class LaunchesHeld {
     int64_t latest_;  // on steady_clock: launches are not held for longer to wait for earlier work
     int64_t work_until_ = 0;
 };
-// Does `work` while nothing runs in the context and launches are held. Waits up to `patience_ms` for such a
-// moment. Returns false if it did not come.
-bool when_idle(Context &context, uint32_t patience_ms, const std::function<void(LaunchesHeld &)> &work);
+// Does `work` while nothing runs in the contexts and launches are held. Waits up to `patience_ms` for such a
+// moment, in each of them. Returns false if it did not come.
+bool when_idle(const std::vector<Context *> &contexts, uint32_t patience_ms,
+               const std::function<void(LaunchesHeld &)> &work);
+inline bool when_idle(Context &context, uint32_t patience_ms,
+                      const std::function<void(LaunchesHeld &)> &work) {
+    return when_idle(std::vector<Context *>{&context}, patience_ms, work);
+}
 int64_t hold_launches() noexcept;  // returns the time limit; 0: another thread holds them
 
 // Whether a launch has begun since the agent came, or may have before. False: nothing runs on any GPU.

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "agent.h"
+#include "copies/deferred.h"
 #include "driver/driver.h"
 #include "driver/gpu_idle.h"
 #include "hooks.h"
@@ -72,6 +74,7 @@ struct Times {
 struct Waiting {
     std::mutex lock;
     std::unordered_map<uint64_t, Record> operations;  // by operation number
+    std::deque<uint64_t> order;                       // the numbers of the latest operations
     // By CUPTI's number of a call: the operation's number, and the times. Either may come first.
     std::map<uint32_t, uint64_t> correlations;
     std::map<uint32_t, Times> times;
@@ -82,7 +85,12 @@ std::atomic<bool> own_clock{false};  // CUPTI's times are on the log's clock
 std::atomic<uint64_t> enabled{0};    // kinds of activities
 std::vector<uint32_t> calls;         // of the driver, that CUPTI records
 std::atomic<uint64_t> reported{0};   // kinds of operations (Kind)
-std::mutex changing;                 // held while these change, and while CUPTI returns buffers
+// Held while these change, and while CUPTI returns buffers. Who cannot wait for it sets `ends`: then the thread
+// that holds it ends the recording.
+std::timed_mutex changing;
+std::atomic<bool> ends{false};
+bool recording = false;
+constexpr std::chrono::milliseconds kLongest{100};  // that a dlopen() of the program waits
 // On steady_clock: when to try to record kernels, and how long to wait after a try that failed.
 constexpr int64_t kNever = INT64_MAX;  // a try is under way, or kernels are recorded
 std::atomic<int64_t> kernels_due{0};
@@ -150,11 +158,12 @@ uint64_t activities_of(Kind kind) {
     }
 }
 
-// CUPTI keeps no buffer of ours afterwards, so it cannot give one to another user's callback.
-void stop_recording() {
-    std::lock_guard<std::mutex> hold(changing);
-    if (!on) return;
-    on = yielding = false;
+// CUPTI keeps no buffer of ours afterwards, so it cannot give one to another user's callback. Call it with
+// `changing` held.
+void disable_all() {
+    ends = false;
+    if (!recording) return;
+    recording = false;
     DriverScope scope;
     SignalsBlocked blocked;
     for (uint32_t kind = 0; kind < 64; ++kind)
@@ -166,8 +175,36 @@ void stop_recording() {
     own_clock = false;
     std::lock_guard<std::mutex> table(waiting->lock);  // CUPTI may still call back, so the tables stay
     waiting->operations.clear();
+    waiting->order.clear();
     waiting->correlations.clear();
     waiting->times.clear();
+}
+
+// Does `work` while CUPTI records, and ends the recording if somebody asked for that meanwhile.
+template <typename Work>
+void while_recording(const Work &work) {
+    {
+        std::lock_guard<std::timed_mutex> hold(changing);
+        DriverScope scope;
+        SignalsBlocked blocked;
+        if (on) work();
+    }
+    if (!ends) return;
+    std::lock_guard<std::timed_mutex> hold(changing);
+    disable_all();
+}
+
+void stop_recording() {
+    on = yielding = false;
+    std::lock_guard<std::timed_mutex> hold(changing);
+    disable_all();
+}
+
+// The same for a thread of the program, which may be what CUPTI waits for.
+void stop_recording_soon() {
+    on = yielding = false;
+    ends = true;
+    if (std::unique_lock<std::timed_mutex> hold(changing, kLongest); hold) disable_all();
 }
 
 void buffer_requested(uint8_t **buffer, size_t *size, size_t *records) {
@@ -195,10 +232,12 @@ void buffer_completed(CUcontext, uint32_t, uint8_t *buffer, size_t, size_t valid
                 case kPeerCopy: correlation = kPeerCorrelation; break;
                 default: break;
             }
-            if (!correlation) continue;
+            // 0: CUPTI could not collect the time, or the record is incomplete.
+            const Times times{at<uint64_t>(record, kStart), at<uint64_t>(record, kEnd)};
+            if (!correlation || !times.start || !times.end) continue;
             std::lock_guard<std::mutex> hold(waiting->lock);
             const uint32_t call = at<uint32_t>(record, correlation);
-            add(waiting->times, call, {at<uint64_t>(record, kStart), at<uint64_t>(record, kEnd)});
+            add(waiting->times, call, times);
             log_span(call);
         }
     });
@@ -247,10 +286,9 @@ bool enable_calls(uint64_t wanted) {
 
 // Records activities of the kinds in `wanted`, and the driver's calls that cause them.
 void enable_kinds(uint64_t wanted) {
-    uint64_t more = enable_calls(wanted) ? bit(kDriver) : 0;
+    if (enable_calls(wanted)) enabled |= bit(kDriver);
     for (uint32_t kind = 0; kind < 64; ++kind)
-        if (wanted & ~bit(kDriver) & bit(kind) && cupti.Enable(kind) == kSuccess) more |= bit(kind);
-    enabled |= more;
+        if (wanted & ~bit(kDriver) & bit(kind) && cupti.Enable(kind) == kSuccess) enabled |= bit(kind);
 }
 
 // Begins to record with the library that find() has found. Returns CUPTI's error.
@@ -306,7 +344,8 @@ std::string start_cupti(const std::string &libraries, bool yields) {
             yielding = yields;
             kernels_due = 0;
             kernels_pause = kLeastPause;
-            on = true;
+            ends = false;
+            recording = on = true;
             return "";
         }
     }
@@ -318,16 +357,18 @@ void end_cupti_records() {
 }
 
 void record_kernels() {
-    const std::vector<Context *> contexts = registry().all_contexts();
-    if (contexts.empty() || !on) return;
-    when_idle(*contexts.front(), kPatience, [&](LaunchesHeld &held) {
-        for (Context *c : contexts)
-            if (c != contexts.front() && !c->dead && !held.nothing_runs(*c)) return;
-        DriverScope scope;
-        SignalsBlocked blocked;
-        std::lock_guard<std::mutex> hold(changing);
-        if (on) enable_kinds(activities_of(Kind::Kernel));
-    });
+    std::vector<Context *> contexts;
+    for (Context *c : registry().all_contexts())
+        if (!c->dead) contexts.push_back(c);
+    const bool possible = std::all_of(contexts.begin(), contexts.end(), is_usable);
+    if (possible && on)
+        when_idle(contexts, kPatience, [](LaunchesHeld &) {
+            while_recording([] {
+                if (cupti.Enable(kConcurrentKernel) != kSuccess) return;
+                if (enable_calls(bit(kConcurrentKernel))) enabled |= bit(kDriver) | bit(kConcurrentKernel);
+                else cupti.Disable(kConcurrentKernel);
+            });
+        });
     if (enabled & bit(kConcurrentKernel)) return;
     kernels_due = steady_ns() + kernels_pause.count();
     kernels_pause = std::min(2 * kernels_pause, kMostPause);
@@ -343,8 +384,13 @@ Recorded begin_cupti(const Record &operation) noexcept {
     bool ok = false;
     quietly([&] {
         std::lock_guard<std::mutex> hold(waiting->lock);
-        ok =
-            waiting->operations.size() < kMost && waiting->operations.emplace(operation.id, operation).second;
+        // Some operations have no record, such as copies of 0 bytes.
+        if (waiting->order.size() >= kMost) {
+            waiting->operations.erase(waiting->order.front());
+            waiting->order.pop_front();
+        }
+        ok = waiting->operations.emplace(operation.id, operation).second;
+        if (ok) waiting->order.push_back(operation.id);
     });
     if (!ok) return Recorded::No;
     cupti.PushExternalCorrelationId(kCustom, operation.id);
@@ -361,12 +407,7 @@ void end_cupti(const Record &operation, bool failed) noexcept {
 }
 
 void collect_cupti() noexcept {
-    if (!on) return;
-    quietly([] {
-        SignalsBlocked blocked;
-        std::lock_guard<std::mutex> hold(changing);
-        if (on) cupti.FlushAll(0);
-    });
+    if (on) quietly([] { while_recording([] { cupti.FlushAll(0); }); });
 }
 
 }  // namespace gpubpf
@@ -378,10 +419,11 @@ void collect_cupti() noexcept {
 extern "C" __attribute__((used)) void *gpubpf_loads(const char *library, const void *caller,
                                                     size_t hook) noexcept {
     using namespace gpubpf;
+    const bool nested = is_nested();  // CUPTI loads a library itself, in a call of the agent
     Visit visit;
-    if (attachment.load() && yielding && library && strcmp(library, "libcuda.so.1") != 0 &&
+    if (!nested && attachment.load() && yielding && library && strcmp(library, "libcuda.so.1") != 0 &&
         !is_drivers(caller, reinterpret_cast<const void *>(cupti.Enable)))
-        quietly(stop_recording);
+        quietly(stop_recording_soon);
     return hooks[hook].original;
 }
 
