@@ -169,6 +169,7 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
             | {name: int(getattr(groups, name)[place]) for name in names}
             for place in groups.largest(args.top)
         )
+    spilled = {"spilled_bytes": instance.spilled} if instance.spilled else {}
     idle = None
     if counts.selected is None:
         empty, waiting = imbalance.idle_lanes(shape, counts.work)
@@ -185,7 +186,7 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         work=int(threads.work.sum()),
         imbalance=round(threads.imbalance, 6),
         work_kind=args.work,
-        registers={"before": instance.registers_before, "after": instance.registers_after},
+        registers={"before": instance.registers_before, "after": instance.registers_after} | spilled,
         idle_lanes=idle,
         **results.stamp,
     )

@@ -49,6 +49,7 @@ class Instance:
     mangled: str = "_Z9vectorAddPKfS0_Pfi"
     registers_before: int | None = 12
     registers_after: int | None = 16
+    spilled: int = 0
 
 
 def instance(work, grid=(1, 1, 1), runs=23, **changed):

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 11
+#define CS_ABI 12
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -163,7 +163,7 @@ struct cs_kernel {
         reserved_shared; /* bytes before static shared memory, reserved for the system (%reserved_smem_offset) */
     uint32_t
         ordered; /* virtual clock: its threads observe each other, so they must communicate in the order of time */
-    uint32_t reqntid[3], maxntid[3];
+    uint32_t reqntid[3], maxntid[3], maxnreg;
     const struct cs_param *params;
     const uint32_t *shared_offsets;
     uint32_t nvars;

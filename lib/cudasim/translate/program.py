@@ -426,9 +426,10 @@ class TranslatedModule:
             lines.append(f"static const struct cs_param params_{k}[] = {{{params}}};")
             parameter_bytes = parameters[-1][0] + parameters[-1][1] if parameters else 0
             req, most = _dimensions(function, "reqntid"), _dimensions(function, "maxntid")
+            limit = (function.block_limit("maxnreg") or (0,))[0]
             if name in self.refused:
                 rows.append(
-                    f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, 0, {req}, {most}, '
+                    f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, 0, {req}, {most}, {limit}, '
                     f"params_{k}, 0, 0, 0, 0, 0, {_bytes(self.refused[name].encode())}}},"
                 )
                 continue
@@ -447,7 +448,7 @@ class TranslatedModule:
             recursive = int(any(self.codes[n].recursive or self.codes[n].values.stack for n in reach))
             rows.append(
                 f'{{"{name}", {self.base[name]}u, {len(parameters)}, {parameter_bytes}, {static}, {local}, '
-                f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, params_{k}, shared_{k}, "
+                f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, {limit}, params_{k}, shared_{k}, "
                 f"{len(used)}, uses_{k}, {len(parts)}, parts_{k}, 0}},"
             )
         lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")

@@ -26,7 +26,7 @@ from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STU
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 10  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 11  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -97,6 +97,7 @@ class Message(IntEnum):
     PATCHES = 13  # + list of patches, for the tool to apply while the process is stopped
     FOUND = 14  # a module that was loaded before the agent; the tool answers with SIDECAR
     READY = 15  # the copies of a SIDECAR that answers FOUND, or of an AHEAD, are in each context that can have them
+    NO_ROOM = 24  # a launch ran the original because no copy fits; once for each kernel
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image
@@ -296,6 +297,7 @@ SLOT = Layout(
             "threads",
             about="of the instrumented launches; they limit the number of records when the process is killed",
         ),
+        Field("u64", "limited", about="of the instrumented launches: with the limited copy"),
     ),
 )
 CONTROL = Layout(

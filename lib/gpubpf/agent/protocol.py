@@ -25,6 +25,7 @@ from gpubpf.agent.definitions import (
     LOG_LIMIT,
     MEMORY_LIMIT,
     NO_FIELD,
+    NO_RECORD,
     PROTOCOL_VERSION,
     RING_LIMIT,
     SHARDS,
@@ -123,7 +124,7 @@ class KernelLayout:
     """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
-    there."""
+    there. limited: the name of a second copy, for launches that the first does not fit; "": none."""
 
     name: str
     parameters: Sequence[int]  # bytes of each
@@ -135,6 +136,7 @@ class KernelLayout:
     sites: int = 0
     kernel: int | None = None
     epoch: int | None = None
+    limited: str = ""
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,28 @@ def slot_and_text(payload: bytes) -> tuple[int, str]:
     return slot, text
 
 
+@dataclass(frozen=True)
+class NoRoom:
+    """A launch ran the original kernel because no copy fits: the first such launch of the kernel in `slot`.
+
+    needed, allowed: blocks that must be resident at once, and those of a copy that can be; allowed is None if the driver does not say.
+    """
+
+    slot: int
+    threads: int  # of a block
+    needed: int
+    allowed: int | None
+
+
+def no_room(payload: bytes) -> NoRoom:
+    """Decode NO_ROOM."""
+    r = PayloadReader(payload)
+    slot, threads, needed, allowed = r.u32(), r.u32(), r.u64(), r.u64()
+    if slot >= SLOTS:
+        raise Malformed("a kernel number out of range")
+    return NoRoom(slot, threads, needed, None if allowed == NO_RECORD else allowed)
+
+
 def snapshot(payload: bytes) -> Snapshot:
     """Decode SNAPSHOT. Checks that all maps lie in the file's `size` bytes, but not the file itself."""
     r = PayloadReader(payload)
@@ -566,6 +590,7 @@ def sidecar(
     for k in kernels:
         parts.append(
             _bytes(k.name.encode())
+            + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
                 "<6I",
@@ -675,6 +700,7 @@ class Counters:
     instrumented: int = 0
     threads: int = 0  # of the instrumented launches
     reasons: Mapping[str, int] = field(default_factory=dict)  # by one of REASON_NAMES, without zeros
+    limited: int = 0  # of the instrumented launches: with the limited copy
 
 
 def read_control(file: int) -> tuple[list[Counters], int]:
@@ -763,4 +789,5 @@ def _counters(data: bytes) -> Counters:
         return Counters()
     seen, instrumented, threads = (SLOT.value(data, name) for name in ("seen", "instrumented", "threads"))
     reasons = zip(REASON_NAMES, SLOT.values(data, "reasons"), strict=False)
-    return Counters(seen, instrumented, threads, {name: n for name, n in reasons if n})
+    named = {name: n for name, n in reasons if n}
+    return Counters(seen, instrumented, threads, named, SLOT.value(data, "limited"))

@@ -1,7 +1,8 @@
 """Make a sidecar: the instrumented copy of a module, which is loaded beside the application's own.
 
-The steps are: choose the PTX among the images, find the kernels that match, inject the device programs, assemble. Results are
-cached by the content of all inputs.
+The steps are: choose the PTX among the images, find the kernels that match, inject the device programs, assemble. Where the copy of a
+kernel needs so many registers that it may not fit where the original does, the sidecar has a second copy that is limited. Results
+are cached by the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
@@ -21,15 +22,18 @@ from typing import Any
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import device_link, fatbin
-from gpubpf.images.assemble import Target, assemble, assemblers, registers
+from gpubpf.images.assemble import KernelResources, Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
+from gpubpf.images.occupancy import MOST, most_registers
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.values import Injected, InjectedVariable, LaunchBlock, Placement, Site
+from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, LaunchBlock, Placement, Site
 
 _STAGE = "sidecar"
 _CAREFUL = "-Ofc=min"
+# The embedded device assembles nothing, so a copy's registers are not known beforehand. A probe rarely needs more than this.
+_PROBE_REGISTERS = 24
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class SidecarKernel:
     """How the instrumented copy of the kernel `name` (mangled) is launched.
 
     It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
-    attributes are those of an `InjectedKernel`.
+    attributes are those of an `InjectedKernel`. `limited`: the name of a second copy, for launches that the first does not fit; "" if
+    there is none.
     """
 
     name: str
@@ -64,6 +69,26 @@ class SidecarKernel:
     waits: bool = True
     site_count: int = 0
     unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
+    limited: str = ""
+
+
+@dataclass(frozen=True)
+class RegisterUse:
+    """The registers per thread of a kernel and of its copy; of its limited copy, or 0 without one.
+
+    spilled: the bytes of local memory per thread that the limited copy needs beyond the original.
+    """
+
+    before: int
+    after: int
+    limited: int = 0
+    spilled: int = 0
+
+    def in_launches(self, instrumented: int, limited: int) -> tuple[int, int, int]:
+        """Return the registers before and after, and the bytes spilled, for launches of which some used the limited copy."""
+        if not limited or not self.limited:
+            return self.before, self.after, 0
+        return self.before, self.limited if limited >= instrumented else self.after, self.spilled
 
 
 @dataclass(frozen=True)
@@ -109,9 +134,11 @@ def instrument_module(
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
     target = dataclasses.replace(target, release=chosen.release)
+    before = _registers_of(images, target)
     key = cache.key(
         _version(),
         text,
+        repr(before),
         chosen.options,
         repr(target),
         *assemblers(target),
@@ -120,7 +147,7 @@ def instrument_module(
     store = cache.default()
     if (kept := store.get(_STAGE, key)) is not None and (found := _unpack(kept)) is not None:
         return found
-    made = _instrument(text, chosen, attachments, target)
+    made = _instrument(text, chosen, attachments, target, before)
     store.put(_STAGE, key, _pack(made))
     return made
 
@@ -156,7 +183,28 @@ def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
     return device_link.choose(images, target.cc, newer=target.device == "sim")
 
 
-def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment], target: Target) -> Sidecar:
+def _registers_of(images: Sequence[FatbinImage], target: Target) -> dict[str, int]:
+    """Return the registers of a module's kernels according to the cubin that the target runs; of the embedded device, any cubin."""
+    running = fatbin.cubin_for(images, target.cc)
+    if running is None and target.device == "sim":
+        running = next((image for image in images if image.kind == "elf" and not image.relocatable), None)
+    if running is None:
+        return {}
+    try:
+        kernels = fatbin.kernels(running.read())
+    except ImageError:
+        return {}
+    return {name: kernel.registers for name, kernel in kernels.items() if kernel.registers is not None}
+
+
+def _instrument(
+    text: str,
+    chosen: FatbinImage,
+    attachments: Sequence[Attachment],
+    target: Target,
+    before: Mapping[str, int] | None = None,
+) -> Sidecar:
+    """Return the sidecar of a module. before: registers of its kernels, as far as they are known."""
     try:
         parsed = parser.parse(text)
         entries = tuple(parsed.entries)
@@ -174,9 +222,13 @@ def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment
     refusals = dict(injected.refusals)
     image = b""
     options = chosen.options
+    made, limited = injected.text, frozenset[str]()
     while injected.kernels:
         try:
-            image, options = _assembled(parsed, injected, target, chosen.options)
+            image, options, needs = _assembled(parsed, injected, target, chosen.options)
+            made = injected.text
+            if limits := _limits(parsed, injected, target, options, needs, before or {}):
+                made, image, limited = _with_limits(injected, target, options, limits, image)
             break
         except AssembleError as error:
             guilty = _rejected(parsed, kernels, injected, target, chosen.options) or dict.fromkeys(
@@ -197,6 +249,7 @@ def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment
                 kernel.waits,
                 kernel.site_count,
                 kernel.unprobed,
+                name + LIMITED if name in limited else "",
             )
             for name, kernel in injected.kernels.items()
         ),
@@ -204,14 +257,69 @@ def _instrument(text: str, chosen: FatbinImage, attachments: Sequence[Attachment
         injected.variables if injected.kernels else (),
         entries,
         module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
-        injected.text if injected.kernels else "",
+        made if injected.kernels else "",
         options,
         target.release,
     )
 
 
-def _assembled(parsed: module.Module, injected: Injected, target: Target, options: str) -> tuple[bytes, str]:
-    """Return the cubin and the options that it was assembled with. Raises AssembleError.
+def _limits(
+    parsed: module.Module,
+    injected: Injected,
+    target: Target,
+    options: str,
+    needs: Mapping[str, KernelResources],
+    before: Mapping[str, int],
+) -> dict[str, int]:
+    """Return the kernels whose copy may not fit where the original does, with the most registers that a copy may use.
+
+    A kernel with `setmaxnreg` distributes its registers itself.
+    """
+
+    def allowed(name: str, registers: int) -> int:
+        return most_registers(parsed.functions[name], registers, injected.kernels[name].waits)
+
+    if target.device == "sim":
+        after = {
+            n: MOST if k.waits else before.get(n, 0) + _PROBE_REGISTERS for n, k in injected.kernels.items()
+        }
+    else:
+        after = {name: needs[name].registers for name in injected.kernels if name in needs}
+    after = {
+        name: count
+        for name, count in after.items()
+        if count > allowed(name, 1) and not parsed.functions[name].mentions("setmaxnreg")
+    }
+    if target.device == "gpu" and (unknown := after.keys() - before.keys()):
+        original = module.render(trim(parsed, dict.fromkeys(unknown)))
+        counted = registers(original, target, options) or {}
+        before = {**before, **{name: kernel.registers for name, kernel in counted.items()}}
+    found = {
+        name: allowed(name, before.get(name, 1)) for name in after if name in before or target.device == "sim"
+    }
+    return {name: most for name, most in found.items() if after[name] > most}
+
+
+def _with_limits(
+    injected: Injected, target: Target, options: str, limits: Mapping[str, int], image: bytes
+) -> tuple[str, bytes, frozenset[str]]:
+    """Return the PTX and the cubin with limited copies, and which kernels have one. `image`: the cubin without them."""
+    text = injected.limited(limits)
+    try:
+        made = assemble(text, target, options)
+    except AssembleError:  # such as: it cannot use so few registers
+        return injected.text, image, frozenset()
+    needs = {name: made.functions.get(name + LIMITED) for name in limits}
+    kept = [
+        name for name, n in needs.items() if target.device == "sim" or (n and n.registers <= limits[name])
+    ]
+    return text, made.cubin, frozenset(kept)
+
+
+def _assembled(
+    parsed: module.Module, injected: Injected, target: Target, options: str
+) -> tuple[bytes, str, Mapping[str, KernelResources]]:
+    """Return the cubin, the options that it was assembled with, and what its kernels need. Raises AssembleError.
 
     `setmaxnreg` moves registers between the warps of a block. Should ptxas ignore it in the copy only, fewer blocks would fit, and the
     tool would measure another kernel.
@@ -236,7 +344,7 @@ def _assembled(parsed: module.Module, injected: Injected, target: Target, option
                 raise AssembleError(
                     f"setmaxnreg would be ignored in the copy (ptxas {advisory.partition(':')[0]})"
                 )
-    return made.cubin, options
+    return made.cubin, options, made.functions
 
 
 def _rejected(
@@ -322,7 +430,7 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 
-def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]:
+def register_use(sidecar: Sidecar, target: Target) -> dict[str, RegisterUse]:
     """Return the registers of each kernel before and after instrumentation, for the target's architecture; empty without ptxas.
 
     The first call takes as long as ptxas: do not call it while a launch waits.
@@ -332,7 +440,15 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, tuple[int, int]]
     target = dataclasses.replace(target, release=sidecar.release)
     before = registers(sidecar.original, target, sidecar.options) or {}
     after = registers(sidecar.text, target, sidecar.options) or {}
-    return {name: (before[name].registers, after[name].registers) for name in after if name in before}
+    found = {}
+    for name in after.keys() & before.keys():
+        old, new, limited = before[name], after[name], after.get(name + LIMITED)
+        found[name] = RegisterUse(old.registers, new.registers)
+        if limited is not None:
+            found[name] = RegisterUse(
+                old.registers, new.registers, limited.registers, max(0, limited.stack - old.stack)
+            )
+    return found
 
 
 # --- the cache ---------------------------------------------------------------------------------------
@@ -345,7 +461,13 @@ def _version() -> str:
     How the PTX is found in an image (`fatbin`, `elf`) does not matter here: the text itself is part of a sidecar's key.
     """
     package = Path(__file__).resolve().parents[1]
-    others = ("names.py", "ebpf/bytecode.py", "images/assemble.py", "images/instrument.py")
+    others = (
+        "names.py",
+        "ebpf/bytecode.py",
+        "images/assemble.py",
+        "images/instrument.py",
+        "images/occupancy.py",
+    )
     return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 
 
@@ -383,6 +505,7 @@ def _unpack(data: bytes) -> Sidecar | None:
                     kernel["waits"],
                     kernel["site_count"],
                     kernel["unprobed"],
+                    kernel["limited"],
                 )
                 for kernel in head["kernels"]
             ),

@@ -156,6 +156,7 @@ class KernelTraffic:
     sites      the sites that were executed, by number
     registers  registers per thread, before and after instrumentation; None when unknown
     unknown    requests at sites that the session does not know
+    spilled    bytes of local memory per thread that a copy limited to fewer registers needs
     """
 
     pid: int
@@ -166,6 +167,7 @@ class KernelTraffic:
     registers: tuple[int | None, int | None]
     launches: int
     unknown: int = 0
+    spilled: int = 0
 
     @cached_property
     def kernel(self) -> str:
@@ -214,7 +216,8 @@ class KernelTraffic:
             "ratio": round(sectors / least, 6) if least else None,
             "shared_requests": sum(site.requests for site in self.sites if site.space == "shared"),
             "wasted_bytes": self.wasted,
-            "registers": {"before": before, "after": after},
+            "registers": {"before": before, "after": after}
+            | ({"spilled_bytes": self.spilled} if self.spilled else {}),
         }
 
 
@@ -260,6 +263,7 @@ class Traffic:
                         used,
                         count,
                         unknown,
+                        instance.spilled,
                     )
                 )
         return sorted(kernels, key=lambda kernel: (-kernel.wasted, -sum(kernel.moved.values())))

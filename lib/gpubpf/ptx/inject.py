@@ -33,7 +33,7 @@ from gpubpf.errors import PtxError
 
 from .checks import check_kernel
 from .flow import CallGraph
-from .module import Module
+from .module import Module, render
 from .plan import InjectionPlan
 from .sidecar import SidecarModule
 from .values import Injected, InjectedKernel, Placement, Refusal, launch_block
@@ -61,8 +61,8 @@ def inject(
         sidecar = SidecarModule(InjectionPlan(module, graph, block, accepted))
         done, failed = _add_kernels(sidecar)
         if not failed:
-            text, variables = sidecar.finish(minimum_version)
-            return Injected(text, done, variables, refusals)
+            made, variables = sidecar.finish(minimum_version)
+            return Injected(render(made), done, variables, refusals, made)
         refusals |= failed  # start again without these kernels, so that they leave nothing in the module
         accepted = {name: placements for name, placements in accepted.items() if name not in failed}
 

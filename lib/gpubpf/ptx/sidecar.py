@@ -10,7 +10,7 @@ from .body import Body
 from .constants import is_constant
 from .emit import array
 from .flow import find_initializer_names, may_wait
-from .module import Directive, Function, Item, Module, Variable, render
+from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
 from .probe import function_of
 from .source import source_files
@@ -88,8 +88,8 @@ class SidecarModule:
             dict(sorted(unprobed.items())),
         )
 
-    def finish(self, minimum_version: tuple[int, int]) -> tuple[str, tuple[InjectedVariable, ...]]:
-        """Return the text of the module, and the variables whose addresses its table needs."""
+    def finish(self, minimum_version: tuple[int, int]) -> tuple[Module, tuple[InjectedVariable, ...]]:
+        """Return the module, and the variables whose addresses its table needs."""
         module, slots = self.plan.module, self.variables.slots
         copies = self._copies()
         items: list[Item] = []
@@ -126,7 +126,7 @@ class SidecarModule:
             for name, index in slots.items()
             for v in (module.variables[name],)
         )
-        return render(made_module), variables
+        return made_module, variables
 
     def _users(self, variable: str) -> tuple[str, ...]:
         """Return the instrumented kernels that reach a variable of the table."""

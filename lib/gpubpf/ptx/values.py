@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpubpf.errors import Error
 
-from .module import Function
+from .module import Directive, Function, Module, render
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument, Fragment
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
 PREFIX = "gpubpf"
+LIMITED = "$gpubpf_limited"  # behind the name of a copy that is limited to fewer registers
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 
@@ -127,12 +128,26 @@ class InjectedVariable:
 
 @dataclass(frozen=True)
 class Injected:
-    """The instrumented module. `text` has no kernel if all were refused. `refusals`: reasons by mangled name."""
+    """The instrumented module. `text` has no kernel if all were refused. `refusals`: reasons by mangled name.
+
+    module: what `text` was rendered from.
+    """
 
     text: str
     kernels: dict[str, InjectedKernel]
     variables: tuple[InjectedVariable, ...]
     refusals: dict[str, str]
+    module: Module = dataclasses.field(repr=False)
+
+    def limited(self, limits: Mapping[str, int]) -> str:
+        """Return `text` with a second copy of these kernels, NAME$gpubpf_limited, which uses at most so many registers."""
+        made = []
+        for name, registers in limits.items():
+            kernel = self.module.functions[name]
+            others = tuple(d for d in kernel.directives if d.name not in ("maxnreg", "minnctapersm"))
+            limit = Directive("maxnreg", f".maxnreg {registers}")
+            made.append(dataclasses.replace(kernel, name=name + LIMITED, directives=(*others, limit)))
+        return render(dataclasses.replace(self.module, items=(*self.module.items, *made)))
 
 
 class Refusal(Error):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.ebpf.maps import MapDefinition
+    from gpubpf.images.instrument import RegisterUse
     from gpubpf.ptx.values import Site
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
@@ -43,12 +44,13 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
 def _instances_of(
     measurement: Measurement,
     process: TracedProcess,
-    registers: Mapping[str, tuple[int, int]],
+    registers: Mapping[str, RegisterUse],
     stored: StoredSnapshot,
     number: int,
 ) -> list[Instance]:
     """Return the instances of map `number` in one snapshot of a context."""
     definition, snapshot = measurement.definitions[number], stored.snapshot
+    counters = process.counters()[0] if registers else []
     found = []
     for instance in snapshot.instances:
         name = process.names.get(instance.slot, "")
@@ -58,12 +60,15 @@ def _instances_of(
             raw = stored.read(array.size, array.offset)
             if len(raw) != array.size:
                 continue
-            before, after = registers.get(name, (None, None))
+            before, after, spilled = None, None, 0
+            if name in registers:
+                of = counters[instance.slot] if instance.slot < len(counters) else protocol.Counters()
+                before, after, spilled = registers[name].in_launches(of.instrumented, of.limited)
             found.append(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
                     instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
-                    snapshot.context, process.number,
+                    snapshot.context, process.number, spilled,
                 )
             )  # fmt: skip
     if number in snapshot.shared:
@@ -113,9 +118,9 @@ def _volume(extents: tuple[int, int, int]) -> int:
     return extents[0] * extents[1] * extents[2]
 
 
-def _registers(process: TracedProcess) -> dict[str, tuple[int, int]]:
-    """Return registers of its instrumented kernels (original, instrumented), as far as ptxas has counted them in time."""
-    found: dict[str, tuple[int, int]] = {}
+def _registers(process: TracedProcess) -> dict[str, RegisterUse]:
+    """Return the registers of its instrumented kernels, as far as ptxas has counted them in time."""
+    found: dict[str, RegisterUse] = {}
     for future in process.registers:
         with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
             found.update(future.result(REGISTERS_WAIT))

@@ -7,7 +7,7 @@ further reasons, which `images` and `ptx` give where they refuse a kernel.
 from __future__ import annotations
 
 from gpubpf.agent.definitions import Reason
-from gpubpf.agent.protocol import REASON_NAMES
+from gpubpf.agent.protocol import REASON_NAMES, NoRoom
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
 
@@ -42,3 +42,23 @@ MISSED = (
     TOO_LATE,
     REACHED_LATE,
 )
+
+
+def no_room(mangled: str, lacking: NoRoom) -> str:
+    """Return a notice about a kernel whose launches run the original because no copy fits: what is needed, and what to do."""
+    from gpubpf import names
+
+    kernel = names.demangle(mangled).short
+    threads = f"{lacking.threads:,} threads"
+    instead = "launch fewer or smaller blocks"
+    if lacking.allowed is None:
+        why = f"its blocks may wait for each other, and the driver does not say how many of {threads} fit"
+    elif lacking.needed == 1:
+        why = f"a block of {threads} needs more registers with the probe than a multiprocessor has"
+        instead = "launch smaller blocks"
+    else:
+        why = (
+            f"its blocks may wait for each other, so {lacking.needed:,} blocks of {threads} must fit at once;"
+            f" with the probe, {lacking.allowed:,} do"
+        )
+    return f"{kernel}: launches run the original (occupancy): {why}; to measure it, {instead}"

@@ -31,6 +31,7 @@ class Instance:
     taken_ns   when it was read, on the host's clock
     context    number of the context in the process
     process    number of the process in the session
+    spilled    bytes of local memory per thread that a copy limited to fewer registers needs
     """
 
     pid: int
@@ -48,6 +49,7 @@ class Instance:
     taken_ns: int = 0
     context: int = 0
     process: int = 0
+    spilled: int = 0
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:

@@ -304,6 +304,9 @@ class Server:
         elif kind == Message.REFUSED:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
+        elif kind == Message.NO_ROOM:
+            lacking = protocol.no_room(payload)
+            process.no_room[lacking.slot] = lacking
         elif kind == Message.SNAPSHOT and file is not None:
             process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
         elif kind == Message.STUBS and process.control is not None and not process.sent_stubs:

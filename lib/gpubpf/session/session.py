@@ -468,6 +468,9 @@ class Session:
             )
             loss = summary.describe_loss(self._measurement, process, launches)
             self._measurement.note(f"{process.label}{why}; {loss}")
+        for process in self._measurement.all_processes():
+            for slot, lacking in list(process.no_room.items()):
+                self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
         for process in summary.partly_counted(self._measurement, self._sequence):
             self._measurement.note(
                 f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"

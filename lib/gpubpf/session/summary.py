@@ -69,11 +69,14 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
     On the virtual clock, hooks take no time. Numbers that would differ between two runs are None there."""
     processes = measurement.all_processes()
+    registers, spilled = _extra_registers(measurement, processes)
     same: dict[str, int | None] = {
-        "registers": _extra_registers(measurement, processes),
+        "registers": registers,
         "images": sum(process.images for process in processes),
         "image_bytes": sum(process.image_bytes for process in processes),
     }
+    if spilled:
+        same["spilled_bytes"] = spilled
     if any(process.virtual or process.virtual_times()[0] for process in processes):
         return {"hooks": None, "hooks_ns": 0, "stood_ns": 0, **same, "drained_bytes": None}
     columns = zip(*(process.hook_calls() for process in processes), strict=True)
@@ -87,17 +90,22 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
     }
 
 
-def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> int | None:
-    """Return the most registers that an instrumented copy needs beyond its original, of launched kernels; None: unknown."""
+def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> tuple[int | None, int]:
+    """Return the most registers (None: unknown) and spilled bytes that a launched copy needs beyond its original."""
     until = time.monotonic() + (LAST_REGISTERS_WAIT if measurement.stopped else 0.0)
-    more = []
+    more, spilled = [], 0
     for process in processes:
-        used = {name for slot, name in process.names.items() if name in process.matched}
+        slots = dict(enumerate(process.counters()[0]))
+        used = {name: slots.get(slot) for slot, name in process.names.items() if name in process.matched}
         for future in process.registers:
             with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
                 counted = future.result(max(0.0, until - time.monotonic()))
-                more += [after - before for name, (before, after) in counted.items() if name in used]
-    return max(more, default=None)
+                for name in counted.keys() & used.keys():
+                    of = used[name] or protocol.Counters()
+                    before, after, bytes_ = counted[name].in_launches(of.instrumented, of.limited)
+                    more.append(after - before)
+                    spilled = max(spilled, bytes_)
+    return max(more, default=None), spilled
 
 
 def _not_probed(measurement: Measurement, launched: set[str]) -> dict[str, int]:

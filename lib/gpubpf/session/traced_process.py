@@ -28,7 +28,7 @@ from gpubpf.session.log_file import LogFile
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.images.instrument import Sidecar
+    from gpubpf.images.instrument import RegisterUse, Sidecar
     from gpubpf.images.mapped import MappedImages
     from gpubpf.linux.host_programs import HostProcess
     from gpubpf.ptx.values import Site
@@ -127,6 +127,7 @@ class TracedProcess:
     names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
     refused: dict[int, str] = field(default_factory=dict)  # slot → the agent's reason not to instrument
     refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason
+    no_room: dict[int, protocol.NoRoom] = field(default_factory=dict)  # by slot
     matched: set[str] = field(default_factory=set)  # kernels that the user asked for
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
     # Kernel → its sites in each module that has it.
@@ -134,7 +135,7 @@ class TracedProcess:
     # Kernel → opcode → accesses that cannot be probed.
     unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
     # See `CountRegisters`.
-    registers: list[Future[Mapping[str, tuple[int, int]]]] = field(default_factory=list)
+    registers: list[Future[Mapping[str, RegisterUse]]] = field(default_factory=list)
     snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
     readings: deque[StoredSnapshot] = field(default_factory=deque)  # that the tool has not taken yet
     skipped_readings: int = 0  # dropped because the tool did not take them in time

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
-    from gpubpf.images.instrument import Attachment, Sidecar
+    from gpubpf.images.instrument import Attachment, RegisterUse, Sidecar
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host
     from gpubpf.show.output import Output
@@ -74,7 +74,7 @@ def trace(
 
         return instrument.instrument_image(data, lowered(), target)
 
-    def registers(sidecar: Any, target: Target) -> Mapping[str, tuple[int, int]]:
+    def registers(sidecar: Any, target: Target) -> Mapping[str, RegisterUse]:
         from gpubpf.images import instrument
 
         return instrument.register_use(sidecar, target)

@@ -25,7 +25,7 @@ from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.instrument import Sidecar
+    from gpubpf.images.instrument import RegisterUse, Sidecar
     from gpubpf.ptx.values import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
@@ -39,8 +39,8 @@ CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 T = TypeVar("T")
 # (image that a program loaded, device that it was loaded on) → sidecar.
 Instrument = Callable[[bytes, "Target"], "Sidecar"]
-# (sidecar, device) → registers of its kernels by mangled name: (as built, with the probe).
-CountRegisters = Callable[[Any, "Target"], Mapping[str, tuple[int, int]]]
+# (sidecar, device) → registers of its kernels by mangled name.
+CountRegisters = Callable[[Any, "Target"], Mapping[str, "RegisterUse"]]
 
 
 @dataclass(frozen=True)
@@ -359,6 +359,7 @@ def _encode(
             kernel.site_count,
             kernel.block.kernel,
             kernel.block.epoch,
+            kernel.limited,
         )
         for kernel in sidecar.kernels
     ]

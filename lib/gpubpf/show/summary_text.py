@@ -86,6 +86,8 @@ def _overhead_line(overhead: Mapping[str, Any]) -> str:
     if registers is not None:
         most = f"up to {table.count(registers, 'extra register')}" if registers > 0 else "no extra registers"
         parts.append(f"{most} per kernel")
+    if spilled := overhead.get("spilled_bytes"):
+        parts.append(f"up to {table.size(spilled)} per thread spilled")
     if overhead["drained_bytes"]:
         parts.append(f"{table.size(overhead['drained_bytes'])} read")
     if overhead["stood_ns"]:

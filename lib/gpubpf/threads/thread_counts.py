@@ -157,8 +157,9 @@ def _section(
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:
+        spilled = f", {table.size(instance.spilled)} spilled" if instance.spilled else ""
         said.append(
-            f"registers: {instance.registers_before} as built, {instance.registers_after} with the probe"
+            f"registers: {instance.registers_before} as built, {instance.registers_after} with the probe{spilled}"
         )
     for sentence in said:
         yield from table.wrap(sentence, indent=2)

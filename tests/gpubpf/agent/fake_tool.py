@@ -17,7 +17,7 @@ from typing import Any
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
 from gpubpf.images.assemble import Target
-from gpubpf.images.instrument import Sidecar, SidecarKernel
+from gpubpf.images.instrument import RegisterUse, Sidecar, SidecarKernel
 from gpubpf.ptx.values import LaunchBlock
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Listener, Plan, Targets
@@ -50,7 +50,7 @@ def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Ses
         "instrument": instrument,
         "wanted": ("vectorAdd",),
         "definitions": [DEFINITION],
-        "registers": lambda sidecar, target: {"vectorAdd": (10, 12)},
+        "registers": lambda sidecar, target: {"vectorAdd": RegisterUse(10, 12)},
     } | options
     options["device"] = Device(options.get("device", "sim"))
     if wanted := options["wanted"]:

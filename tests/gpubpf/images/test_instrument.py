@@ -217,4 +217,4 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     image = dataclasses.replace(_image(), options="--generate-line-info", stored=text.encode())
     made = instrument._instrument(text, image, [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
     (used,) = instrument.register_use(made, Target("gpu", (8, 0))).values()
-    assert 0 < used[0] <= used[1]
+    assert 0 < used.before <= used.after

@@ -165,6 +165,7 @@ class _Read:
     launches: int = 3
     registers_before: int | None = None
     registers_after: int | None = None
+    spilled: int = 0
 
 
 def test_since_the_last_time():

@@ -126,8 +126,7 @@ bool find_in_triton_cache(const uint8_t *image, size_t size, std::string &text) 
 bool is_mapped(const uint8_t *address, uint64_t size) {
     const auto begin = reinterpret_cast<uintptr_t>(address) & ~uintptr_t{4095};
     const auto end = reinterpret_cast<uintptr_t>(address) + size;
-    return end >= reinterpret_cast<uintptr_t>(address) &&
-           msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
+    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
 }
 
 size_t cubin_size(const void *image, size_t limit) {

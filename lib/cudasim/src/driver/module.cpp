@@ -27,6 +27,7 @@ Registers register_count(const cudasim::Kernel &kernel, const ChosenPtx &chosen,
         const unsigned fits = std::max(16u, static_cast<unsigned>(kRegisters) / threads / 8 * 8);
         max = max == 0 ? fits : std::min(max, fits);
     }
+    if (kernel.maxnreg != 0) max = max == 0 ? kernel.maxnreg : std::min(max, kernel.maxnreg);
     if (max != 0) registers.limit = std::max(max, 16u);
     if (!registers.known || chosen.compiled) registers.keep_limit();
     return registers;

@@ -61,6 +61,7 @@ struct Kernel {
     uint32_t registers;               // per thread, estimated
     uint32_t reqntid[3];              // .reqntid; 0, 0, 0 if none
     uint32_t maxntid[3];              // .maxntid; 0, 0, 0 if none
+    uint32_t maxnreg;                 // .maxnreg; 0 if none
     bool recursive;                   // needs a stack of unknown size
     std::vector<uint32_t> variables;  // indices of the module variables that it and its callees use
     std::string refused;  // why it cannot run, such as an unsupported instruction; empty if it can

@@ -81,6 +81,7 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
         to.registers = from.registers;
         memcpy(to.reqntid, from.reqntid, sizeof to.reqntid);
         memcpy(to.maxntid, from.maxntid, sizeof to.maxntid);
+        to.maxnreg = from.maxnreg;
         to.recursive = from.recursive != 0;
         to.variables.assign(from.vars, from.vars + from.nvars);
         if (from.refused) to.refused = from.refused;

@@ -280,12 +280,13 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
         f->kernel->attributes[attribute] = value;
     }
     DriverScope scope;
+    const auto set = reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(
+        hooks[kHook_cuFuncSetAttribute].original);
     for (Copy *c = f->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
         if (!c->context->dead && (!f->context || f->context == c->context) &&
-            (!device || *device == c->context->device) &&
-            reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(
-                hooks[kHook_cuFuncSetAttribute].original)(c->function, attribute, value) != CUDA_SUCCESS)
-            c->withdrawn = true;
+            (!device || *device == c->context->device))
+            for (CUfunction copy : c->functions())
+                if (set(copy, attribute, value) != CUDA_SUCCESS) c->withdrawn = true;
 }
 
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
@@ -311,7 +312,8 @@ CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
     if (!function) return r;
     function->kernel->cache_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-        if (!c->context->dead) ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+        if (!c->context->dead)
+            for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetCacheConfig)(copy, config);
     return r;
 }
 
@@ -323,7 +325,7 @@ CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdev
     function->kernel->cache_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
         if (!c->context->dead && c->context->device == device && hooks[kHook_cuFuncSetCacheConfig].original)
-            ORIGINAL(cuFuncSetCacheConfig)(c->function, config);
+            for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetCacheConfig)(copy, config);
     return r;
 }
 
@@ -334,7 +336,8 @@ CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
     if (!function) return r;
     function->kernel->shared_config = config;
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
-        if (!c->context->dead) ORIGINAL(cuFuncSetSharedMemConfig)(c->function, config);
+        if (!c->context->dead)
+            for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetSharedMemConfig)(copy, config);
     return r;
 }
 

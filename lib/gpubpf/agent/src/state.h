@@ -62,6 +62,7 @@ struct Layout {  // of one instrumented kernel
     uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
     bool waits = true;             // its blocks may wait for each other
     uint32_t sites = 0;
+    std::string limited;  // name of a second copy, which uses fewer registers; empty: none
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;
     std::vector<uint8_t> block;
@@ -189,7 +190,7 @@ struct Instance : AttachmentObject {
 
 struct Occupancy {
     uint32_t threads, shared, cluster[3];
-    uint64_t copy, original;  // blocks that are resident on the whole GPU
+    uint64_t copy, limited, original;  // blocks that are resident on the whole GPU
     Occupancy *next;
 };
 
@@ -201,6 +202,7 @@ struct Copy : AttachmentObject {
     std::shared_ptr<const Answer> answer;  // keeps `layout` alive
     const Layout *layout = nullptr;
     CUfunction function = nullptr;
+    CUfunction limited = nullptr;             // for launches that `function` does not fit; null: none
     CUfunction original = nullptr;            // for its occupancy; null if the driver does not return it
     static constexpr size_t kBuckets = 1024;  // some programs launch with thousands of shapes
     std::atomic<Instance *> instances[kBuckets] = {};
@@ -208,6 +210,10 @@ struct Copy : AttachmentObject {
     std::atomic<Occupancy *> occupancy{nullptr};
     std::atomic<bool> withdrawn{false};  // the driver refused an attribute that the original has
     Copy *next = nullptr;
+
+    std::vector<CUfunction> functions() const {
+        return limited ? std::vector{function, limited} : std::vector{function};
+    }
 };
 
 struct Kernel : AttachmentObject {  // the application's, of one module or library
@@ -216,6 +222,7 @@ struct Kernel : AttachmentObject {  // the application's, of one module or libra
     Slot *slot = nullptr;
     uint32_t slot_index = 0;
     std::atomic<bool> refused{false};
+    std::atomic<bool> told_no_room{false};  // Message::NoRoom was sent
     std::atomic<Copy *> copies{nullptr};  // one for each context
     std::map<int, int> attributes;        // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;

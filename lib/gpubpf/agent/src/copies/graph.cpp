@@ -81,7 +81,7 @@ Copy *copy_with(CUfunction function) {
     for (Context *c : registry().all_contexts()) {
         std::lock_guard<std::mutex> hold(c->memory);
         for (Copy *copy : c->copies)
-            if (copy->function == function) return copy;
+            if (copy->function == function || copy->limited == function) return copy;
     }
     return nullptr;
 }
@@ -457,9 +457,7 @@ void count_replay(const KernelNode &k, CUresult result) {
     if (k.outcome == kNotReady) return;
     if (result != CUDA_SUCCESS) return add(slot.reasons[kLaunchFailed]);
     if (k.outcome != kInstrumented) return add(slot.reasons[reason_of(k.outcome)]);
-    add(slot.instrumented);
-    slot.threads.fetch_add(k.choice.instance->threads(), std::memory_order_relaxed);
-    add(k.choice.instance->launches);
+    count_launch(k.choice.function, *k.choice.copy, *k.choice.instance);
 }
 
 // Tells the kernels of the coming launch their number: the first launch id minus the node's own.

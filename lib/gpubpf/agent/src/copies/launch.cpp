@@ -46,9 +46,19 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     return uint64_t(n) * multiprocessors;
 }
 
-// Returns why the copy cannot be launched in this shape, or kNoReason if it can. Kernels whose blocks wait
+// Tells the tool why the launches of a kernel run the original: once.
+static void tell_no_room(const Copy &copy, uint32_t threads, uint64_t needed, uint64_t allowed) {
+    if (copy.kernel->told_no_room.exchange(true)) return;
+    Writer w;
+    agent.send(Message::NoRoom, w.u32(copy.kernel->slot_index)
+                                    .u32(threads)
+                                    .u64(needed)
+                                    .u64(allowed == kNotSaid ? kNoRecord : allowed));
+}
+
+// Finds the copy's function that can be launched in this shape, or returns why none can. Kernels whose blocks wait
 // for each other hang if fewer blocks are resident than they expect. For other kernels, one block must fit.
-static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) {
+static Reason find_room(Copy &copy, const LaunchShape &shape, uint64_t blocks, CUfunction &function) {
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
     Occupancy *o = first;
@@ -58,20 +68,24 @@ static Reason lacks_room(Copy &copy, const LaunchShape &shape, uint64_t blocks) 
             break;
     if (!o) {
         DriverScope scope;
-        o = new Occupancy{threads, shape.shared,
-                          {},      resident(copy.function, shape, copy.context->multiprocessors),
-                          0,       first};
+        const auto fits = [&](CUfunction f) { return resident(f, shape, copy.context->multiprocessors); };
+        o = new Occupancy{threads, shape.shared, {}, fits(copy.function), 0, kNotSaid, first};
         memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
-        o->original =
-            copy.original ? resident(copy.original, shape, copy.context->multiprocessors) : kNotSaid;
+        if (copy.limited) o->limited = fits(copy.limited);
+        if (copy.original) o->original = fits(copy.original);
         while (!copy.occupancy.compare_exchange_weak(o->next, o)) {
         }
     }
     if (o->original == 0) return kLaunchFailed;  // the driver will reject it
-    if (!copy.layout->waits && o->copy != kNotSaid) return o->copy ? kNoReason : kOccupancy;
-    // If the driver does not tell, the whole grid must fit.
-    const uint64_t needed = blocks < o->original ? blocks : o->original;
-    return o->copy == kNotSaid || o->copy < needed ? kOccupancy : kNoReason;
+    // If the driver does not tell what fits of the original, the whole grid must fit.
+    const uint64_t needed = !copy.layout->waits && o->copy != kNotSaid ? 1
+                            : blocks < o->original                     ? blocks
+                                                                       : o->original;
+    const auto suits = [&](uint64_t resident) { return resident != kNotSaid && resident >= needed; };
+    function = suits(o->copy) ? copy.function : suits(o->limited) ? copy.limited : nullptr;
+    if (function) return kNoReason;
+    tell_no_room(copy, threads, needed, o->limited && o->limited != kNotSaid ? o->limited : o->copy);
+    return kOccupancy;
 }
 
 static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
@@ -190,7 +204,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
            Swap &swap) {
     const Layout &layout = *choice.copy->layout;
-    swap.function = choice.copy->function;
+    swap.function = choice.function;
     swap.copy = choice.copy;
     swap.instance = choice.instance;
     const void *given = nullptr;
@@ -264,7 +278,7 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
     if (!blocks || !in_block || in_block > 4096 ||
         (shape.grid[0] && blocks / shape.grid[0] >= uint64_t(1) << 32))
         return outcome_of(kLaunchFailed);  // the driver will reject it
-    const Reason lacking = lacks_room(*copy, shape, blocks);
+    const Reason lacking = find_room(*copy, shape, blocks, choice.function);
     if (lacking != kNoReason) return outcome_of(lacking);
     choice.copy = copy;
     choice.instance = instance_of(*copy, shape);
@@ -295,14 +309,19 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     return outcome;
 }
 
+void count_launch(CUfunction function, const Copy &copy, Instance &instance) {
+    Slot &slot = *copy.kernel->slot;
+    add(instance.launches);
+    add(slot.instrumented);
+    if (function == copy.limited) add(slot.limited);
+    slot.threads.fetch_add(instance.threads(), std::memory_order_relaxed);
+}
+
 bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
     const bool counted = hook.keeps_records();  // else the attachment ended meanwhile
     if (result == CUDA_SUCCESS) {
         if (!counted) return true;
-        Slot &slot = *swap.copy->kernel->slot;
-        add(swap.instance->launches);
-        add(slot.instrumented);
-        slot.threads.fetch_add(swap.instance->threads(), std::memory_order_relaxed);
+        count_launch(swap.function, *swap.copy, *swap.instance);
         agent.launched(1);
         return true;
     }

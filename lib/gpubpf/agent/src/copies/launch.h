@@ -35,6 +35,7 @@ struct Swap {
 
 struct Choice {
     Copy *copy = nullptr;
+    CUfunction function = nullptr;  // of the copy: the ordinary or the limited one
     Instance *instance = nullptr;
     const uint8_t *block = nullptr;  // complete except for the launch id
 };
@@ -44,6 +45,9 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
 // parameters make no sense.
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
            Swap &swap);
+
+// Counts launches of a copy that the driver accepted, in its instance and its kernel.
+void count_launch(CUfunction function, const Copy &copy, Instance &instance);
 
 // Decides about one launch and counts it. On kInstrumented, launch `swap` and then call swapped(). Otherwise,
 // launch the original.

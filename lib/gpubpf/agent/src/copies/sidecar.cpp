@@ -160,10 +160,11 @@ int image_of_file(const char *path, uint64_t &size, uint32_t &) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
     auto answer = std::make_shared<Answer>();
     uint64_t size = reader.u64();
-    uint32_t n = reader.count(36);
+    uint32_t n = reader.count(40);
     for (uint32_t i = 0; i < n && reader.ok(); ++i) {
         Layout l;
         l.name = reader.text();
+        l.limited = reader.text();
         l.sizes.resize(reader.count(4));
         for (uint32_t &bytes : l.sizes) bytes = reader.u32();
         l.block_offset = reader.u32();
@@ -491,6 +492,14 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
             refuse(k, "a function attribute does not fit the copy");
             continue;
         }
+        // Without its limited copy, a kernel has fewer launches that can be measured.
+        if (!layout.limited.empty() &&
+            (get_function(&copy->limited, sidecar, layout.limited.c_str()) != CUDA_SUCCESS ||
+             (driver.cuFuncLoad && driver.cuFuncLoad(copy->limited) != CUDA_SUCCESS) ||
+             !mirror_known_attributes(attributes, cache, shared, copy->limited) ||
+             (module->preexisting && !mirror_attributes(original, copy->limited))))
+            copy->limited = nullptr;
+        const CUfunction limited = copy->limited;
         if (!made) {
             copy->context = context;
             copy->answer = answer;
@@ -501,7 +510,11 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         }
         made->kernel = &k;
         made->original = original;
-        if (driver.cudasim_is_copy_of && original) driver.cudasim_is_copy_of(made->function, original);
+        made->limited = limited;
+        if (driver.cudasim_is_copy_of && original) {
+            driver.cudasim_is_copy_of(made->function, original);
+            driver.cudasim_is_copy_of(limited, original);
+        }
         made->next = k.copies.load(std::memory_order_relaxed);
         while (!k.copies.compare_exchange_weak(made->next, made)) {
         }
@@ -525,11 +538,13 @@ void load_ahead(Module *ahead, Context *context) {
     if (!current.ok() || !load || !get_function || !prepare_context(*context) ||
         load(&sidecar, answer->image.data()) != CUDA_SUCCESS)
         return;
-    for (const Layout &l : answer->kernels) {
-        CUfunction f = nullptr;
-        if (driver.cuFuncLoad && get_function(&f, sidecar, l.name.c_str()) == CUDA_SUCCESS)
-            driver.cuFuncLoad(f);
-    }
+    for (const Layout &l : answer->kernels)
+        for (const std::string &name : {l.name, l.limited}) {
+            CUfunction f = nullptr;
+            if (!name.empty() && driver.cuFuncLoad &&
+                get_function(&f, sidecar, name.c_str()) == CUDA_SUCCESS)
+                driver.cuFuncLoad(f);
+        }
     context->sidecars.push_back({ahead, sidecar, answer, std::vector<Copy *>(answer->kernels.size())});
     ahead->loaded = true;
 }
