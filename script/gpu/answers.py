@@ -21,6 +21,7 @@ from gpu import cases
 from gpu.machine import Failure, Machine, Missing, Records, last_line, tool_said
 from gpu.records import ANSWERS, of
 from gpu.stage import Part, Result
+from gpubpf.process import address_space
 
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
 
@@ -39,6 +40,9 @@ SAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 # Programs that run on and on, for tools to be attached to. On the embedded device everything is smaller.
 ATTACHED = ("programs/workloads triad 1048576 2000 1000000", "programs/workloads decode-graph 512 50 1000000")
 ATTACHED_SECONDS = 2
+LEAVES_SECONDS = 5
+SLOW_RATIO, SLOW_US = 2, 20  # a launch that takes longer after a tool has left is noted
+BREAKPOINT = 0xCC  # int3
 
 # compute-sanitizer's tool, ours, the program: all kinds of checks over little and over much that is put in.
 CHECKED = (
@@ -51,10 +55,9 @@ CHECKED = (
     ("racecheck", "threadhist", "memory"),
 )
 
-# What is left is not begun with less: a run is some seconds, or ten with PyTorch. A command that takes much longer is killed.
+# A part is not begun if less is left. A run takes some seconds, or ten with PyTorch, which also compiles. What takes much longer
+# is killed.
 KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 20, 45, 60
-# The embedded device compiles instrumented kernels with gcc.
-SLOWER = 3
 
 
 def parts(machine: Machine) -> list[Part]:
@@ -67,21 +70,23 @@ def parts(machine: Machine) -> list[Part]:
         seen: set[str] = set()
         for tool, options, program, right in ANSWERS:
             run = functools.partial(known, machine, tool, options, runtime + program, right)
-            part = Part(named(tool, options, runtime + program), run, KNOWN_SECONDS)
+            part = Part(named(tool, options, runtime + program), run, KNOWN_SECONDS, 2 * KNOWN_SECONDS)
             (first if tool not in seen else late if runtime else then).append(part)
             seen.add(tool)
     alone = functools.cache(functools.partial(run_alone, machine))  # once for all tools
     for program, modules, kernels in SAME:
         for tool in TOOLS:
             run = functools.partial(same, machine, alone, tool, program, modules, kernels)
-            part = Part(f"same: {tool} -- {program}", run, SAME_SECONDS)
+            part = Part(f"same: {tool} -- {program}", run, SAME_SECONDS, 4 * SAME_SECONDS)
             (first if tool in ("threadhist", "memtrace") else then).append(part)
     for program in ATTACHED:
         run = functools.partial(attached, machine, program)
         first.append(Part(f"attached to: {program}", run, 60))
     for index, (checker, tool, program) in enumerate(CHECKED):
         run = functools.partial(sanitized, machine, checker, tool, program)
-        part = Part(f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS)
+        part = Part(
+            f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS, 2 * CHECKED_SECONDS
+        )
         (late if index else first).append(part)
     return first + cases.parts(machine) + then + late
 
@@ -95,7 +100,7 @@ def known(
 ) -> Result:
     """Compare a tool's answer with the known one, and check that the program did not notice the tool."""
     command = machine.program(program)
-    limit = 2 * KNOWN_SECONDS * (SLOWER if machine.sim else 1)
+    limit = 2 * KNOWN_SECONDS * machine.slower
     plain = machine.start(command, limit)
     if plain.returncode != 0:
         raise Failure(f"the program fails without the tool: {last_line(plain)}")
@@ -141,7 +146,7 @@ def same(
     """Check that a program's results are the same to the bit under the tool, and that the tool counts each launch of these kernels."""
     machine.needs(*modules)
     right = alone(program)
-    limit = 2 * SAME_SECONDS * (SLOWER if machine.sim else 1)
+    limit = 2 * SAME_SECONDS * machine.slower
     command = machine.program(program)
     done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, limit)
     summary = (of(records, "summary") or [{}])[-1]
@@ -174,13 +179,15 @@ def same(
 def attached(
     machine: Machine, program: str, tools: Sequence[str] = TOOLS, seconds: int = ATTACHED_SECONDS
 ) -> Result:
-    """Attach each tool in turn to a running program. Return the time of a launch before, during and after, in microseconds."""
+    """Attach each tool in turn to a running program, which must be as before when the tool has left.
+
+    "us" of the result: the time of a launch before, during and after, in microseconds."""
     words = program.split()
     if machine.sim:
         words[2:4] = ["64", "2"]
     command = machine.program(" ".join(words))
     environment = {**machine.environment, **machine.libraries(command)}
-    result: Result = {"us": {}, "instrumented": {}, "wrong": ""}
+    result: Result = {"us": {}, "instrumented": {}, "changed": {}, "notices": [], "wrong": ""}
     once = machine.start([*command[:-1], "1"], 60)
     if once.returncode:
         raise Failure(f"the program fails without a tool: {last_line(once)}")
@@ -206,14 +213,20 @@ def attached(
 
     try:
         time.sleep(seconds)
-        before = rate(0)
+        before, code = rate(0), driver_code(running.pid)
+        if not code:
+            result["notices"].append("the driver's code cannot be read here, so it was not compared")
         for tool in tools:
             options = f"-p {running.pid} -d {seconds}" + (" --graphs" if "graph" in program else "")
             began = time.monotonic()
             done, records = machine.trace(tool, options, (), 40)
             during, left = rate(began), time.monotonic()
             time.sleep(1)
-            while not (after := rate(left)) and running.poll() is None and time.monotonic() < left + 20:
+            while (
+                not (after := rate(left))
+                and running.poll() is None
+                and time.monotonic() < min(left + 20, machine.ends)
+            ):
                 time.sleep(0.1)
             summary = (of(records, "summary") or [{}])[-1]
             result["us"][tool] = [before, during, after]
@@ -231,6 +244,15 @@ def attached(
                 )
             elif not after:
                 result["wrong"] = result["wrong"] or f"the program does not go on after {tool}"
+            elif changed := bytes_changed(running.pid, code, machine.ends):
+                result["changed"][tool] = changed
+                result["wrong"] = (
+                    result["wrong"] or f"{tool} leaves {changed} bytes of the driver's code changed"
+                )
+            if after > SLOW_RATIO * before and after - before > SLOW_US:
+                result["notices"].append(
+                    f"launches take {after / before:.1f} times as long after {tool} left"
+                )
         running.terminate()
         listener.join(10)
         result["digest"] = digest(last[0])
@@ -243,6 +265,47 @@ def attached(
         with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver, which does not let it go
             running.wait(5)
     return result
+
+
+def driver_code(pid: int) -> dict[int, bytes]:
+    """Return the driver's code in a process by address; nothing if it cannot be read."""
+    try:
+        with address_space.Memory(pid) as memory:
+            return {
+                m.start: memory.read(m.start, m.end - m.start)
+                for m in address_space.mappings(pid)
+                if m.code and "/libcuda.so" in m.path
+            }
+    except OSError:
+        return {}
+
+
+def bytes_changed(pid: int, code: dict[int, bytes], ends: float) -> int:
+    """Return how many bytes differ from this code. Wait for a moment, until `ends` at most, as a process may be left late.
+
+    Breakpoints of others (uprobes) do not count. Raises Failure if the code cannot be read any more."""
+    ends = min(ends, time.monotonic() + LEAVES_SECONDS)
+    while True:
+        try:
+            with address_space.Memory(pid) as memory:
+                now = {start: memory.read(start, len(before)) for start, before in code.items()}
+        except OSError as error:
+            raise Failure(f"the driver's code cannot be read any more: {error.strerror}") from None
+        changed = sum(differences(before, now[start]) for start, before in code.items())
+        if not changed or time.monotonic() > ends:
+            return changed
+        time.sleep(0.1)
+
+
+def differences(before: bytes, now: bytes) -> int:
+    pages = (slice(at, at + 4096) for at in range(0, len(before), 4096)) if before != now else ()
+    pairs = (
+        pair
+        for page in pages
+        if before[page] != now[page]
+        for pair in zip(before[page], now[page], strict=True)
+    )
+    return sum(a != b and BREAKPOINT not in (a, b) for a, b in pairs)
 
 
 def missing(counted: Counter[str], kernels: Sequence[str]) -> list[str]:

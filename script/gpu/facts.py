@@ -9,7 +9,6 @@ import json
 from gpu import questions
 from gpu.machine import Failure, Machine, Missing, last_line
 from gpu.stage import Part, Result
-from gpubpf.session.device import cupti_libraries
 
 GUARDED = ("threadhist", "memtrace")
 MATRICES = ("capture", "capture during a wait", "spinning kernel")
@@ -72,7 +71,7 @@ def handles(machine: Machine, runtime: str) -> Result:
         "believed": "a CUkernel may come where a CUfunction is expected",
     }
     why = "there is no CUPTI here"
-    for library in [""] if machine.sim else cupti_libraries():
+    for library in [""] if machine.sim else machine.cupti():
         done = machine.start([*machine.program(f"{runtime}/handles"), library], 20)
         if done.returncode == 0:
             ways = [line.rsplit(" ", 2) for line in done.stdout.splitlines() if line.count(" ") > 1]

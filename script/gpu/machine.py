@@ -20,9 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpubpf.session.device import cupti_libraries
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKED = ROOT / "build" / "gpu-check.tar.xz"
 PLACE = ROOT / "build" / "gpu"  # unpacked, or built here: ignored by git
+# In the packed file. launchlate finds it below a folder of Python packages; PyTorch and others do not look there.
+PACKED_CUPTI = Path("site/nvidia/packed/lib/libcupti.so.13")
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib"
 SIMULATOR = ROOT / "lib" / "cudasim" / "lib"
 PROGRAMS_CUDA = 13  # of the packed programs: an older driver does not run them
@@ -56,6 +60,11 @@ class Machine:
     @property
     def sim(self) -> bool:
         return self.device == "sim"
+
+    @property
+    def slower(self) -> int:
+        """Return how many times as long a part may take: the embedded device compiles instrumented kernels with gcc."""
+        return 3 if self.sim else 1
 
     @contextlib.contextmanager
     def setting(self, environment: Mapping[str, str]) -> Iterator[None]:
@@ -102,10 +111,19 @@ class Machine:
         path = (str(PLACE / "lib"), self.environment.get("LD_LIBRARY_PATH", ""))
         return {"LD_LIBRARY_PATH": ":".join(filter(None, path))}
 
+    def cupti(self) -> list[str]:
+        """Return where CUPTI's library may be, the packed one first; nothing on the embedded device."""
+        packed = PLACE / PACKED_CUPTI
+        return [] if self.sim else [*([str(packed)] if packed.exists() else []), *cupti_libraries()]
+
     def start(
         self, command: Sequence[str], seconds: float = 120, more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command, with `more` in its environment. Raises Failure after `seconds`, and kills it with its descendants."""
+        """Run a command, with `more` in its environment. Raises Failure after `seconds`, or when everything must be over.
+
+        The command is then killed with its descendants."""
+        if self.left() <= 0:
+            raise Failure("no time is left")
         environment = {**self.environment, **self.libraries(command), **(more or {})}
         limit = max(1.0, min(seconds, self.left()))
         process = subprocess.Popen(

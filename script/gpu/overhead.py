@@ -94,12 +94,22 @@ TURNS = 3
 
 
 def parts(machine: Machine) -> list[Part]:
-    found = [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in LOADS]
-    return [*found[:3], Part("first launches", functools.partial(first_launches, machine), 60), *found[3:]]
+    found = [
+        Part(load.name, functools.partial(compared, machine, load), load.seconds, 2 * load.seconds)
+        for load in LOADS
+    ]
+    return [
+        *found[:3],
+        Part("first launches", functools.partial(first_launches, machine), 60, 120),
+        *found[3:],
+    ]
 
 
 def framework_parts(machine: Machine) -> list[Part]:
-    return [Part(load.name, functools.partial(compared, machine, load), load.seconds) for load in FRAMEWORKS]
+    return [
+        Part(load.name, functools.partial(compared, machine, load), load.seconds, 2 * load.seconds)
+        for load in FRAMEWORKS
+    ]
 
 
 Times = tuple[float, float]

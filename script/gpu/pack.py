@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu import probes
-from gpu.machine import AGENT, PACKED, PLACE, PYTHON, ROOT, Failure, commit, sources
+from gpu.machine import AGENT, PACKED, PACKED_CUPTI, PLACE, PYTHON, ROOT, Failure, commit, sources
 from gpubpf.errors import Error
 
 PACKAGES = ("argcomplete", "cxxfilt", "lz4", "tabulate", "zstandard")  # beside NumPy, which is PyTorch's
 OLDER_PTXAS = "nvidia-cuda-nvcc-cu12==12.9.*"  # for PyTorch and Triton on drivers of CUDA 12
+CUPTI = "nvidia-cuda-cupti==13.0.*"
 SANITIZER = "nvidia-cuda-sanitizer-api==13.0.*"
 # NVIDIA's packages of older CUDA runtimes, by version. Only the newer ones have the static runtime.
 RUNTIMES = {
@@ -51,6 +52,7 @@ def pack() -> None:
         for library in AGENT.glob("*.so"):
             copy(library, top / "agent" / library.name)
             run(["strip", str(top / "agent" / library.name)], "cannot strip the agent")
+        copy(cupti(Path(scratch, "cupti")), top / PACKED_CUPTI)
         sanitizer = sanitizer_api(Path(scratch))
         copy(sanitizer / "lib" / "libsanitizer-public.so", top / "lib/libsanitizer-public.so")
         build(
@@ -207,6 +209,14 @@ def older_ptxas(scratch: Path) -> Path:
     ptxas = next((scratch / "in").rglob("ptxas"))
     ptxas.chmod(0o755)  # PyPI's wheels lack the executable bit
     return ptxas
+
+
+def cupti(scratch: Path) -> Path:
+    """Return the library of NVIDIA's CUPTI package."""
+    download((CUPTI,), scratch)
+    (wheel,) = scratch.glob("*.whl")
+    shutil.unpack_archive(wheel, scratch / "in", "zip")
+    return next((scratch / "in").rglob("libcupti.so.*"))
 
 
 def sanitizer_api(scratch: Path) -> Path:

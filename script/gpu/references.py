@@ -15,7 +15,6 @@ from gpu.machine import PLACE, Failure, Machine, Missing, last_line
 from gpu.overhead import TURNS, Times, by_turns, rounds
 from gpu.records import of
 from gpu.stage import Part, Result
-from gpubpf.session.device import cupti_libraries
 
 # Few launches: some of these take milliseconds for each.
 LOADS = {
@@ -53,7 +52,8 @@ PUBLISHED = (
 
 def parts(machine: Machine) -> list[Part]:
     found = [
-        Part(name, functools.partial(compared, machine, *words), SECONDS) for name, words in LOADS.items()
+        Part(name, functools.partial(compared, machine, *words), SECONDS, 2 * SECONDS)
+        for name, words in LOADS.items()
     ]
     return [Part("published figures", lambda: {"published": list(PUBLISHED)}, 0), *found]
 
@@ -116,7 +116,7 @@ def activity(machine: Machine, scratch: Path) -> Way:
         raise Missing("CUPTI needs NVIDIA's driver")
     environment = {
         "CUDA_INJECTION64_PATH": str(PLACE / "programs" / "libactivity.so"),
-        "ACTIVITY_CUPTI": ":".join(cupti_libraries()),
+        "ACTIVITY_CUPTI": ":".join(machine.cupti()),
     }
 
     def check(done: Done) -> None:

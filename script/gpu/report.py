@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu.machine import SIM_NOTE, Failure
-from gpu.stage import Result
+from gpu.stage import NOTHING, Result, read, runs
 
 STATES = ("done", "wrong", "failed", "missing", "ended", "not reached")
-NOTHING = ("ended", "not reached")  # of these there is no result
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -21,7 +20,9 @@ def summary(results: Sequence[Result]) -> str:
     for result in results:
         seconds = sum(part["seconds"] for part in result["parts"])
         note = f"  ({result['note']})" if result["note"] else ""
-        lines.append(f"{result['stage']}: {counts(result['parts']) or 'nothing'}; {seconds:.0f} s{note}\n")
+        lines.append(
+            f"{result['stage']}: {counts(result['parts']) or 'nothing was left to do'}; {seconds:.0f} s{note}\n"
+        )
     return "".join(lines)
 
 
@@ -32,10 +33,9 @@ def counts(parts: Sequence[Result]) -> str:
 
 
 def results_in(directory: Path) -> list[Result]:
-    """Return the results of stages below `directory`, oldest first."""
-    found = [json.loads(path.read_text()) for path in sorted(directory.rglob("*.json"))]
-    found = [result for result in found if isinstance(result, dict) and "parts" in result]
-    return sorted(found, key=lambda result: str(result["date"]))
+    """Return what runs of stages wrote below `directory`, oldest first. Damaged files are named on stderr, and skipped."""
+    written = [result for path in sorted(directory.rglob("*.json")) if (result := read(path))]
+    return sorted((run for result in written for run in runs(result)), key=lambda run: str(run["date"]))
 
 
 def done(directory: Path, device: str) -> set[tuple[str, str]]:
@@ -62,7 +62,7 @@ def write(directory: Path, where: Path) -> Path:
     if not everything:
         raise Failure(f"no stage wrote anything below {directory}")
     if not found:
-        raise Failure(f"that is of the {SIM_NOTE}: no report is made of it")
+        raise Failure(f"{directory} has results of the embedded device only; reports need results of a GPU")
     if left_out := len(everything) - len(found):
         print(f"gpu-check: left out {left_out} results of the {SIM_NOTE}", file=sys.stderr)
     stages: dict[str, Result] = {}
@@ -74,11 +74,11 @@ def write(directory: Path, where: Path) -> Path:
                 parts[part["name"]] = {**part, "run": run_of(result)}
         kept["parts"] = list(parts.values())
     # What a run gave of which nothing is left does not matter.
-    runs = {json.dumps(part["run"]): part["run"] for stage in stages.values() for part in stage["parts"]}
+    of = {json.dumps(part["run"]): part["run"] for stage in stages.values() for part in stage["parts"]}
     report = {
         "date": found[0]["date"],
         "machine": found[0]["machine"],
-        "runs": list(runs.values()),
+        "runs": list(of.values()),
         "stages": list(stages.values()),
     }
     where.mkdir(parents=True, exist_ok=True)

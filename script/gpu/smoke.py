@@ -1,7 +1,8 @@
 """The smoke stage: ten parts in at most 90 seconds. The first that fails ends it, with one sentence.
 
 Each part takes for granted what those before it have shown, so the first failure is the root of those that would follow. The limits
-of the parts fit into the time together. 7 and 8, which import PyTorch, come last, since how long that takes is not known.
+of the parts fit into the time together, and leave some seconds. 9 and 10, which import PyTorch, come last, since how long that takes
+is not known.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpu.machine import AGENT, PROGRAMS_CUDA, Failure, Machine, Missing, Records
 from gpu.records import latency, of, work
 from gpu.stage import Part, Result
 from gpubpf.agent.definitions import PROTOCOL_VERSION, SOCKET_VARIABLE, Message
+from gpubpf.session.tracing import CUPTI_STAND_IN
 
 Done = answers.Done
 SECONDS = 90  # for all parts together
@@ -29,10 +31,9 @@ SECONDS = 90  # for all parts together
 CLOCK_ERROR_NS = {"gpu": 100_000, "sim": 5_000_000}
 SPIN_US = 2000
 NO_TIMES = " (times on the embedded device say nothing)"
-LONGER = {
-    "gpu": 1.02,
-    "sim": 3.0,
-}  # a kernel of known length may seem so much longer; the embedded device shares its CPUs
+# A kernel of known length may seem so many times as long: clocks differ, and the embedded device shares its CPUs.
+SHORTER = 0.995
+LONGER = {"gpu": 1.02, "sim": 4.0}
 
 
 def parts(machine: Machine) -> list[Part]:
@@ -41,23 +42,38 @@ def parts(machine: Machine) -> list[Part]:
     alone = functools.cache(functools.partial(run_alone, machine))
     spinning = functools.partial(asked, name="spinning kernel", arguments=("none",))
     runs: list[tuple[str, Callable[[Machine], Result], float]] = [
-        ("1 the machine", surroundings, 10),
-        ("2 exact counts", counts, 8),
-        ("3 module symbols", functools.partial(asked, name="module symbols"), 4),
-        ("4 registered memory and the ring", ring, 7),
-        ("5 clocks", clocks, 10),
-        ("6 a kernel of known length", lengths, 6),
-        ("9 attach and leave", attach, 10),
-        ("10 a kernel that does not end", spinning, 8),
-        ("7 Triton under memtrace", functools.partial(triton, alone=alone), 17),
-        ("8 PyTorch under threadhist", functools.partial(pytorch, alone=alone), 10),
+        ("the machine", surroundings, 10),
+        ("exact counts", counts, 7),
+        ("module symbols", functools.partial(asked, name="module symbols"), 3),
+        ("registered memory and the ring", ring, 6),
+        ("clocks", clocks, 9),
+        ("a kernel of known length", lengths, 8),
+        ("attach and leave", attach, 9),
+        ("a kernel that does not end", spinning, 8),
+        ("Triton under memtrace", functools.partial(triton, alone=alone), 16),
+        ("PyTorch under threadhist", functools.partial(pytorch, alone=alone), 9),
     ]
-    return [Part(name, functools.partial(run, machine), seconds) for name, run, seconds in runs]
+    return [
+        Part(f"{number} {name}", functools.partial(run, machine), seconds)
+        for number, (name, run, seconds) in enumerate(runs, 1)
+    ]
 
 
 def unreached(result: Result) -> bool:
     """Return whether this is the smoke stage, and no time was left for one of its parts."""
     return result["stage"] == "smoke" and any(part["state"] == "not reached" for part in result["parts"])
+
+
+def unchecked(result: Result) -> str:
+    """Return which parts this machine could not check, and why; "" if there are none."""
+    whys: dict[str, list[str]] = {}
+    for part in result["parts"]:
+        if part["state"] == "missing":
+            whys.setdefault(part["why"], []).append(part["name"].split(" ", 1)[1].split(" under ")[0])
+    return "; ".join(
+        f"{' and '.join(sorted(names))} {'was' if len(names) == 1 else 'were'} not checked: {why}"
+        for why, names in whys.items()
+    )
 
 
 def asked(machine: Machine, name: str, arguments: Sequence[str] = ()) -> Result:
@@ -99,8 +115,11 @@ def surroundings(machine: Machine) -> Result:
             f"the agent {library} has protocol version {version}, the tools have {PROTOCOL_VERSION}; build or pack it again"
         )
     found = re.search(r"release ([\d.]+)", done.stdout)
+    gpu, driver = machine.facts.get("gpu"), machine.facts.get("driver")
+    shown = f"{gpu}, driver {driver or 'unknown'}, CUDA {release}" if not machine.sim else gpu
     return {
         **result,
+        "answer": f"{shown}; {result['answer']}",
         "ptxas": f"{ptxas}, {found[1] if found else 'unknown version'}",
         "protocol": version,
     }
@@ -147,7 +166,8 @@ def counts(machine: Machine) -> Result:
                 f"threadhist counts {counted} stores of {runtime}vectoradd, not [4, 4, 4, 4, 3] ({why})"
             )
             break
-    found["answer"] = f"stores {found['counts']}"
+    runtimes = " and ".join("static" if "/" in name else "shared" for name in found["counts"])
+    found["answer"] = f"vectoradd: 4 4 4 4 3 stores, as expected ({runtimes} runtime)"
     return found
 
 
@@ -171,23 +191,28 @@ def clocks(machine: Machine) -> Result:
     """Record the GPU's tick; check how well times on the host's clock are known: alone, with CUPTI, without a PTX compiler."""
     tick = facts.ask(machine, questions.named("globaltimer tick"))
     found: Result = {"tick": tick["answer"], "clock_error_ns": {}, "wrong": ""}
+    shown = [f"globaltimer ticks {tick['answer'].partition(';')[0]}"]
     for way, option, environment in (
         ("alone", " --no-cupti", {}),
         ("with CUPTI", " --cupti", {}),
         ("without the PTX compiler", " --no-cupti", {"CUDA_DISABLE_PTX_JIT": "1"}),
     ):
-        if way != "alone" and machine.sim:
+        if machine.sim and (
+            way == "without the PTX compiler" or (way == "with CUPTI" and not has_cupti(machine))
+        ):
             continue
         with machine.setting(environment):
             done, records = traced(machine, "launchlate", f"-v --graphs{option}", "latency 500")
-        if "CUPTI provides no timestamps" in done.stderr:
-            found["clock_error_ns"][way] = "CUPTI cannot be used"
+        if why := without_cupti(done):
+            found["clock_error_ns"][way] = why
+            shown.append(f"not measured {way}, because {why}")
             continue
         errors = [r["clock_error_ns"] for r in of(records, "launch") if r["method"] == "device"]
         if not errors or any(error is None for error in errors):
             found["wrong"] = f"launchlate, {way}: no launch has a time of its own on the host's clock"
             break
         error = found["clock_error_ns"][way] = statistics.median(errors)
+        shown.append(f"{way}, times are known to {error:.0f} ns")
         if error > CLOCK_ERROR_NS[machine.device]:
             found["wrong"] = f"launchlate, {way}: times on the host's clock are known to {error} ns only"
             break
@@ -196,34 +221,75 @@ def clocks(machine: Machine) -> Result:
                 f"launchlate, {way}: waits and their reasons on examples/latency are not the known ones"
             )
             break
-    found["answer"] = (
-        f"globaltimer ticks {tick['answer'].partition(';')[0]}; errors in ns: {found['clock_error_ns']}"
-        + (NO_TIMES if machine.sim else "")
-    )
+    found["answer"] = "; ".join(shown) + (NO_TIMES if machine.sim else "")
     return found
+
+
+def has_cupti(machine: Machine) -> bool:
+    """Return whether CUPTI can be tried: on the embedded device only a stand-in."""
+    return not machine.sim or CUPTI_STAND_IN in machine.environment
+
+
+def without_cupti(done: Done) -> str:
+    """Return the notice in which a tool says that the times are not CUPTI's; "" if there is none."""
+    found = re.search(r"CUPTI (?:provides no timestamps: |reported none of |requires )[^\n;]*", done.stderr)
+    return found[0].strip() if found else ""
+
+
+# How launchlate is called, the kernel of known length, the method that its record must have, and how people call that.
+METHODS = (
+    ("--no-cupti", "first", "device", "the device probe"),
+    ("--no-cupti", "alone", "stamp", "timing events"),
+    ("--cupti", "alone", "cupti", "CUPTI"),
+)
 
 
 def lengths(machine: Machine) -> Result:
-    """Measure a kernel that spins for a known time by the device probe, and its twin without a probe by timing events and CUPTI."""
+    """Measure a kernel that spins for a known time by the device probe, and its twin without a probe by timing events and CUPTI.
+
+    Without --cupti and --no-cupti, users get a private copy of CUPTI. It records copies at once, and kernels later or not at all.
+    """
     found: Result = {"us": {}, "wrong": ""}
-    for options in ("--no-cupti", "--cupti") if not machine.sim else ("--no-cupti",):
-        done, records = traced(
-            machine, "launchlate", f"--timeline --kernel first {options}", f"latency {SPIN_US}"
-        )
-        spans = {r["name"]: r["dur_ns"] for r in of(records, "op") if r["op"] == "kernel"}
-        if "CUPTI provides no timestamps" in done.stderr:
-            found["us"]["CUPTI"] = "CUPTI cannot be used"
+    notes = []
+    for options in ("--no-cupti", "--cupti", ""):
+        if options != "--no-cupti" and not has_cupti(machine):
             continue
-        own = {"device probe": "first", "timing events": "alone"}
-        ways = {"CUPTI": "alone"} if options == "--cupti" else own
-        for way, kernel in ways.items():
-            ns = spans.get(kernel)
-            found["us"][way] = ns / 1000 if ns else None
-            if not ns or not SPIN_US * 1000 <= ns <= LONGER[machine.device] * SPIN_US * 1000:
-                shown = f"{ns / 1000:.1f} us" if ns else "no time"
-                found["wrong"] = found["wrong"] or f"a kernel of {SPIN_US} us has {shown} by {way}"
-    found["answer"] = f"of {SPIN_US} us: {found['us']}{NO_TIMES if machine.sim else ''}"
+        done, records = traced(
+            machine, "launchlate", f"--timeline --kernel first {options}".strip(), f"latency {SPIN_US}"
+        )
+        if why := without_cupti(done):
+            notes.append(f"CUPTI was not used: {why}")
+            continue
+        last = {(r["op"], r["name"]): r for r in of(records, "op")}
+        if not options:
+            methods = {r["op"]: r["method"] for r in last.values() if r["name"] in ("h2d", "alone")}
+            found["default"] = {"copies": methods.get("h2d"), "kernels": methods.get("kernel")}
+            used = [what for what, method in found["default"].items() if method == "cupti"]
+            notes.append(f"by default, CUPTI times {' and '.join(used) or 'nothing'}")
+            ways = [("alone", "cupti", "CUPTI by default")] if "kernels" in used else []
+        else:
+            ways = [(kernel, method, way) for option, kernel, method, way in METHODS if option == options]
+        for kernel, method, way in ways:
+            record = last.get(("kernel", kernel), {"dur_ns": None, "method": None})
+            why = wrong_length(machine, record, method, way)
+            found["wrong"] = found["wrong"] or why
+            found["us"][way] = record["dur_ns"] / 1000 if record["dur_ns"] else None
+    shown = ", ".join(f"{us or 0:.1f} us by {way}" for way, us in found["us"].items())
+    found["answer"] = f"first: {shown} (set: {SPIN_US})"
+    found["answer"] = "; ".join([found["answer"], *notes]) + (NO_TIMES if machine.sim else "")
     return found
+
+
+def wrong_length(machine: Machine, record: Result, method: str, way: str) -> str:
+    """Return why this is not the record of a kernel of SPIN_US, measured by this method; "" if it is."""
+    ns = record["dur_ns"]
+    if not ns:
+        return f"a kernel of {SPIN_US} us has no time by {way}"
+    if record["method"] != method:
+        return f"a kernel that {way} must time has method {record['method']}, not {method}"
+    if not SHORTER * SPIN_US * 1000 <= ns <= LONGER[machine.device] * SPIN_US * 1000:
+        return f"a kernel of {SPIN_US} us has {ns / 1000:.1f} us by {way}"
+    return ""
 
 
 ONES = "programs/torch_work.py ones"
@@ -279,8 +345,9 @@ def alike(machine: Machine, tool: str, program: str, plain: Done, instrumented: 
     elif not instrumented and not result["instrumented"] and not result["not_instrumented"]:
         result["wrong"] = f"{tool} sees no launch of {program}: {tool_said(done, tool)}"
     overhead = summary.get("overhead") or {}
+    alone, under = ("unknown" if ms is None else f"{ms:.1f} ms" for ms in result["first_ms"])
     result["answer"] = (
-        f"first use of the GPU, ms alone and with {tool}: {result['first_ms']};"
+        f"first use of the GPU: {alone} alone, {under} with {tool};"
         f" {overhead.get('images')} images, {overhead.get('image_bytes')} bytes"
     )
     return result
@@ -303,7 +370,10 @@ def attach(machine: Machine) -> Result:
     instrumented, others = result["instrumented"]["threadhist"]
     if not result["wrong"] and not instrumented:
         result["wrong"] = f"threadhist -p instruments no launch of the running program: {others}"
-    result["answer"] = f"us of a launch before, during, after: {result['us']['threadhist']}"
+    before, during, after = result["us"]["threadhist"]
+    times = f"a launch takes {before:.1f} us before, {during:.1f} us with threadhist, {after:.1f} us after it left"
+    times += NO_TIMES if machine.sim else ""
+    result["answer"] = "; ".join([times, *result["notices"]])
     return result
 
 

@@ -11,10 +11,11 @@ swaps.py     kernels in a graph, replaced by copies
 clocks.py    globaltimer, clock64
 arithmetic.py  the carry flag
 costs.py     marks in a stream
+cupti.py     CUPTI's correlation ids; enabling its records while a kernel runs
 waiting.py   persistent kernels, captures, kernels that do not end
 """
 
-from gpu.questions import machine, handles, memory, swaps, clocks, arithmetic, costs, waiting  # noqa: F401, I001  the order in which they are asked
+from gpu.questions import machine, handles, memory, swaps, clocks, arithmetic, costs, cupti, waiting  # noqa: F401, I001  the order in which they are asked
 from gpu.questions.asking import QUESTIONS, Question
 
 __all__ = ["QUESTIONS", "Question", "named"]

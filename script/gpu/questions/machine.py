@@ -12,6 +12,7 @@ from gpu.driver import CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING, PUT, Dri
 from gpu.questions.asking import Answer, question
 
 LOADING = {CU_MODULE_EAGER_LOADING: "eager", CU_MODULE_LAZY_LOADING: "lazy"}
+SENTENCES = ("sandbox", "ptrace")  # of what was found
 CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 
@@ -25,16 +26,18 @@ def machine() -> Answer:
     code = driver.call("cuModuleGetLoadingMode", ctypes.byref(loading))
     module = ctypes.c_uint64()
     text = ctypes.c_char_p(PUT.encode() + b"\0")
+    compiled = driver.call("cuModuleLoadData", ctypes.byref(module), text)
     found = {
         "module loading": driver.name(code) if code else LOADING.get(loading.value, str(loading.value)),
-        "PTX compiler": driver.name(driver.call("cuModuleLoadData", ctypes.byref(module), text)),
+        "PTX compiler": driver.name(compiled) if compiled else "works",
         **_management(),
         **_kernel(),
     }
-    compiles = found["PTX compiler"] == "CUDA_SUCCESS"
     return {
-        "answer": "; ".join(f"{name}: {value}" for name, value in found.items()),
-        "agrees": compiles
+        "answer": "; ".join(
+            value if name in SENTENCES else f"{name}: {value}" for name, value in found.items()
+        ),
+        "agrees": compiled == 0
         and found["MIG"] in ("off", "unknown")
         and found["confidential"] in ("off", "unknown"),
         "found": found,
@@ -72,11 +75,13 @@ def _kernel() -> dict[str, str]:
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
         "kernel": platform.release(),
-        "sandbox": "gVisor" if version.exists() and "gVisor" in version.read_text() else "none seen",
+        "sandbox": "runs in gVisor"
+        if version.exists() and "gVisor" in version.read_text()
+        else "no gVisor found",
         "capabilities": " ".join(name for name, bit in CAPABILITIES.items() if effective >> bit & 1)
         or "none",
         "BPF": _bpf(),
-        "ptrace_scope": _setting("/proc/sys/kernel/yama/ptrace_scope"),
+        "ptrace": _yama(),
         "/dev/shm": f"{shared.f_bavail * shared.f_frsize >> 20} MiB free" if shared else "absent",
     }
 
@@ -92,8 +97,12 @@ def _bpf() -> str:
     return "allowed"
 
 
-def _setting(path: str) -> str:
+def _yama() -> str:
+    """Return whether Yama restricts ptrace, which attaching needs."""
     try:
-        return Path(path).read_text().strip()
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
-        return "absent"
+        scope = "0"
+    return (
+        "no Yama restriction on ptrace" if scope == "0" else f"Yama restricts ptrace (ptrace_scope {scope})"
+    )

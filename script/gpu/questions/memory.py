@@ -48,12 +48,21 @@ def host_register() -> Answer:
         found["BPF array"]["bpf(2) reads"] = struct.unpack("<Q", value)[0] if value else None
     except OSError as error:
         found["BPF array"] = {"register": f"there is no BPF here ({error.strerror})"}
-    said = {name: of["register"] for name, of in found.items()}
+    used = [name for name, of in found.items() if of.get("seen")]
+    lacking = [f"a {name} ({_why(of)})" for name, of in found.items() if not of.get("seen")]
+    said = [f"the GPU can use a {' and a '.join(used)}"] if used else []
+    said += [f"the GPU cannot use {' and '.join(lacking)}"] if lacking else []
     return {
-        "answer": ", ".join(f"{name}: {text}" for name, text in said.items()),
-        "agrees": None if "no BPF" in said["BPF array"] else all(of.get("seen") for of in found.values()),
+        "answer": "; ".join(said),
+        "agrees": None if "no BPF" in found["BPF array"]["register"] else not lacking,
         "found": found,
     }
+
+
+def _why(of: Answer) -> str:
+    """Return why registered memory cannot be used."""
+    refused = [of[what] for what in ("register", "launch") if of.get(what, "CUDA_SUCCESS") != "CUDA_SUCCESS"]
+    return str((refused or ["what it writes is not seen"])[0])
 
 
 RING = (

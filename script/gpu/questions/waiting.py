@@ -196,6 +196,11 @@ def _each(ways: Sequence[Way], seconds: float) -> Answer:
     return {"found": found, "waits": blocks, "invalidates": bad, "refused": refused}
 
 
+def _invalidated(found: Answer) -> str:
+    calls = found["invalidates"]
+    return f"these calls invalidated a capture: {', '.join(calls)}" if calls else "no capture was invalidated"
+
+
 @question(
     "what do loading, allocating and copying do while a stream is captured?",
     "refused, or the capture is invalidated, except in relaxed mode and in a thread that made itself relaxed, as the agent does",
@@ -212,7 +217,7 @@ def capture() -> Answer:
     ]
     return {
         **found,
-        "answer": f"invalidates: {', '.join(found['invalidates']) or 'nothing'}; refused: {', '.join(found['refused']) or 'nothing'}",
+        "answer": f"{_invalidated(found)}; {'refused: ' + ', '.join(found['refused']) if found['refused'] else 'no call was refused'}",
         "agrees": all(row[0] == "CUDA_SUCCESS" and row[2] == "CUDA_SUCCESS" for row in relaxed),
     }
 
@@ -231,10 +236,15 @@ def spinning_kernel(*modes: str) -> Answer:
     private = [
         name for name in found["waits"] if "private" in name and not any(word in name for word in allowed)
     ]
+    waits = (
+        f"these calls wait for the kernel: {', '.join(found['waits'])}"
+        if found["waits"]
+        else "no call waits for the kernel"
+    )
     return {
         **found,
         "lazy loading": lazy,
-        "answer": f"waits: {', '.join(found['waits']) or 'nothing'}; invalidates: {', '.join(found['invalidates']) or 'nothing'}",
+        "answer": f"{waits}; {_invalidated(found)}",
         "agrees": not private,
     }
 
