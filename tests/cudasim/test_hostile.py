@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cudasim_device import run_python
 
 
@@ -67,6 +69,28 @@ def test_waiting_for_a_context_ends_captures_in_it() -> None:
     """
     for hostile in (True, False):
         assert run_python(code, hostile=hostile) == "900 901\n" * 3
+
+
+def test_a_context_must_not_end_while_a_thread_waits_for_it() -> None:
+    code = """
+        import threading, time
+        cu = Driver()
+        context = ctypes.c_void_p()
+        cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+        flag = cu.handle("cuMemHostAlloc", ctypes.c_size_t(4), 0)
+        cell = ctypes.c_int.from_address(flag.value)
+        cell.value = 0
+        cu.launch(cu.function(cu.module(HEADER + SPIN), "spin"), flag)
+        waiter = threading.Thread(target=lambda: (cu.cuCtxSetCurrent(context), cu.cuCtxSynchronize()))
+        waiter.start()
+        time.sleep(0.5)
+        threading.Timer(0.3, lambda: setattr(cell, "value", 1)).start()
+        cu.cuCtxDestroy_v2(context)
+        print("destroyed")
+    """
+    assert run_python(code, hostile=False) == "destroyed\n"
+    with pytest.raises(AssertionError, match="a context is destroyed while another thread waits for it"):
+        run_python(code, hostile=True)
 
 
 def test_kernels_and_functions_are_told_apart() -> None:

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -29,6 +29,9 @@ from gpubpf.images import fatbin
 from gpubpf.process import privileges
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
+# Tegra GPUs. Code for them does not run on desktop GPUs of the same major number, nor the other way round (CUDA programming guide,
+# "Binary Compatibility").
+_TEGRA = ((7, 2), (8, 7), (10, 1), (11, 0))
 _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
@@ -86,9 +89,7 @@ class Assembled:
     cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
     functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
     ignored: tuple[str, ...] = ()  # options of the application that were not passed on
-    advisories: tuple[
-        str, ...
-    ] = ()  # "C7508: Potential Performance Loss: …", of any kernel; none from nvJitLink
+    advisories: tuple[str, ...] = ()  # "C7508: Potential Performance Loss: …", of any kernel
 
 
 def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
@@ -103,17 +104,14 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     return Assembled(cubin, functions, ignored, advisories)
 
 
-@functools.cache
-def for_each_generation(ptx: str, driver: int) -> Mapping[int, bytes]:
-    """Return cubins of `ptx` by compute capability (90 for 9.0), as far as there is an assembler for them.
+def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
+    """Yield compute capabilities (90 for 9.0) and cubins of `ptx` for them, as far as there is an assembler.
 
     A cubin runs on its GPU and on later ones with the same major number. driver: as in Target.
     """
-    made = {}
     for cc in GENERATIONS:
         with contextlib.suppress(AssembleError, OSError):  # OSError: ptxas was removed since it was found
-            made[cc] = assemble(ptx, Target("gpu", divmod(cc, 10), driver)).cubin
-    return made
+            yield cc, assemble(ptx, Target("gpu", divmod(cc, 10), driver)).cubin
 
 
 def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
@@ -162,7 +160,6 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
     suffix = image.suffix if image is not None else ""
     refusals: list[AssembleError] = []
     newer: list[int] = []
-    store = cache.default()
     assemblers = _assemblers()
     if target.release:
         assemblers = iter(sorted(assemblers, key=lambda assembler: assembler.release != target.release))
@@ -170,22 +167,14 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
         if target.driver and assembler.version > target.driver:
             newer.append(assembler.version)
             continue
-        # If the assembler is older than the GPU: a cubin for an older GPU of the same generation runs, too.
-        for minor in (cc[1],) if suffix == "a" else range(cc[1], -1, -1):
-            arch = f"sm_{cc[0]}{minor}{suffix}"
-            key = cache.key(_version(), assembler.identity, arch, " ".join(options), data)
-            if (kept := store.get(_STAGE, key)) is not None and (result := _unpack(kept)) is not None:
-                return result
+        for arch in _architectures(cc, suffix):
             try:
-                made = assembler.run(data, arch, options)
+                return _run(assembler, data, arch, options)
             except _UnknownArchitecture as error:
                 refusals.append(AssembleError(str(error)))
-                continue
-            except _UnknownVersion as error:
+            except (_UnknownVersion, _CannotLoad) as error:
                 refusals.append(AssembleError(str(error)))
                 break
-            store.put(_STAGE, key, _pack(made))
-            return made
     if refusals:
         raise refusals[0]
     if newer:
@@ -196,6 +185,32 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
     raise AssembleError(
         "ptxas is missing; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
     )
+
+
+def _architectures(cc: tuple[int, int], suffix: str) -> list[str]:
+    """Return what may be assembled for a GPU, the best first: an assembler older than the GPU knows an older one of its generation."""
+    major, newest = cc
+    alone = suffix == "a" or cc in _TEGRA
+    minors = [m for m in range(newest, -1, -1) if m == newest or not (alone or (major, m) in _TEGRA)]
+    return [f"sm_{major}{minor}{suffix}" for minor in minors]
+
+
+def _run(assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
+    """Return what an assembler makes, from the cache if possible. Raises AssembleError. The cache has _REFUSALS, too."""
+    store = cache.default()
+    key = cache.key(_version(), assembler.identity, arch, " ".join(options), ptx)
+    kept = _unpack(store.get(_STAGE, key) or b"")
+    if isinstance(kept, AssembleError):
+        raise kept
+    if kept is not None:
+        return kept
+    try:
+        made = assembler.run(ptx, arch, options)
+    except _REFUSALS as error:
+        store.put(_STAGE, key, json.dumps([type(error).__name__, str(error)]).encode())
+        raise
+    store.put(_STAGE, key, _pack(made))
+    return made
 
 
 @functools.cache
@@ -214,10 +229,14 @@ def _pack(made: _Made) -> bytes:
     return json.dumps(header).encode() + b"\n" + cubin
 
 
-def _unpack(kept: bytes) -> _Made | None:
+def _unpack(kept: bytes) -> _Made | AssembleError | None:
+    """Return the result or the refusal in a file of the cache; None if there is neither."""
     header, _, cubin = kept.partition(b"\n")
     try:
         functions, advisories = json.loads(header)
+        for refusal in _REFUSALS:
+            if functions == refusal.__name__:
+                return refusal(str(advisories))
         return (
             cubin,
             {name: KernelResources(**needs) for name, needs in functions.items()},
@@ -233,6 +252,13 @@ class _UnknownVersion(AssembleError):
 
 class _UnknownArchitecture(AssembleError):
     """This assembler is older than the GPU."""
+
+
+_REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # the same each time; other errors may pass
+
+
+class _CannotLoad(AssembleError):
+    """This assembler does not work. Another one may."""
 
 
 # --- ptxas --------------------------------------------------------------------------------------------------
@@ -394,7 +420,7 @@ class NvJitLink:
         try:
             library = ctypes.CDLL(self.path)
         except OSError as error:
-            raise _UnknownVersion(f"cannot load {self.path}: {error}; install the CUDA toolkit") from None
+            raise _CannotLoad(f"cannot load {self.path}: {error}; install the CUDA toolkit") from None
         # Options that nvJitLink knows, too, have the same name as for ptxas. The others go through -Xptxas.
         own = ("-maxrregcount", "-g", "-lineinfo")
         words = [f"-arch={arch}", "-verbose"]
@@ -414,8 +440,14 @@ class NvJitLink:
             if status != 0:
                 raise _refusal(_log(library, handle, "Error"), status)
             data = _buffer(library, handle, "nvJitLinkGetLinkedCubinSize", "nvJitLinkGetLinkedCubin")
-            functions = parse_verbose(_log(library, handle, "Info")) or _from_cubin(data)
-            return data, functions, ()
+            talk = _log(library, handle, "Info")
+            advisories = parse_advisories(talk)
+            if any("setmaxnreg" in advisory for advisory in advisories):
+                # It always compiles for linking (--compile-only), and `setmaxnreg` works in whole programs only.
+                raise AssembleError(
+                    "nvJitLink ignores setmaxnreg; install nvidia-cuda-nvcc from PyPI, for its ptxas"
+                )
+            return data, parse_verbose(talk) or _from_cubin(data), advisories
         finally:
             library.nvJitLinkDestroy(ctypes.byref(handle))
 

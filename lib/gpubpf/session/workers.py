@@ -15,7 +15,7 @@ import socket
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
 AHEAD_KERNELS = 256  # of a running process that get copies before they are launched
 _AHEAD_REQUESTS = 1 << 31  # above the numbers that agents give to their own
+CLOCK_PATIENCE = 1.0  # seconds that WELCOME waits for clock kernels; the agent waits 5 s for WELCOME
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -124,6 +125,9 @@ class BackgroundWork:
         self._cleanup_threads = DaemonThreadPool(2, settle)
         # What was launched goes first, so one thread must do for what may be launched.
         self._ahead_threads = DaemonThreadPool(1, settle)
+        self._clock_threads = DaemonThreadPool(1, settle)
+        # By CUDA version of the driver: those assembled so far, and when all are. `_cache_lock` guards the dictionary.
+        self._clock_kernels: dict[int, tuple[dict[int, bytes], Future[None]]] = {}
         self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
         self.joined = threading.Event()  # set once the session has attached: work ahead would delay that
         self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
@@ -136,6 +140,7 @@ class BackgroundWork:
             self._attach_threads,
             self._cleanup_threads,
             self._ahead_threads,
+            self._clock_threads,
         ):
             workers.close()
 
@@ -155,7 +160,7 @@ class BackgroundWork:
 
     def welcome(self, process: TracedProcess, stubs: int | None) -> None:
         """Attach host programs and send WELCOME. Takes ownership of `stubs`, the file that host programs are attached to."""
-        self._attach_threads.submit(_welcome, self._measurement, process, stubs)
+        self._attach_threads.submit(_welcome, self._measurement, process, stubs, self.clock_kernels)
 
     def patch(self, process: TracedProcess, file: int) -> None:
         """Write the hooks into a running process, and tell its agent. Takes ownership of `file`, the list of patches."""
@@ -169,6 +174,23 @@ class BackgroundWork:
         if len(self._ended) > RECENTLY_ENDED:
             specs, lock = self._measurement.agent_config.maps, self._measurement.lock
             self._cleanup_threads.submit(self._ended.popleft().compress_snapshots, specs, lock)
+
+    def clock_kernels(self, driver: int) -> Mapping[int, bytes]:
+        """Return AgentConfig.clock_kernels for a driver of this CUDA version: those that are assembled within CLOCK_PATIENCE.
+
+        Compiling PTX in the process takes time, may be switched off, and may lack its library."""
+        if self._measurement.device.kind != "gpu":
+            return {}
+        with self._cache_lock:
+            if driver not in self._clock_kernels:
+                made: dict[int, bytes] = {}
+                self._clock_kernels[driver] = (
+                    made,
+                    self._clock_threads.submit(_make_clock_kernels, made, driver),
+                )
+            made, finished = self._clock_kernels[driver]
+        wait([finished], CLOCK_PATIENCE)
+        return dict(made)
 
     def _sidecar(self, data: bytes, target: Target) -> Sidecar:
         """Return the sidecar of an image, from the cache if another process has recently loaded the same image."""
@@ -378,12 +400,16 @@ def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
     return bytes(data)
 
 
-def _welcome(measurement: Measurement, process: TracedProcess, stubs: int | None) -> None:
+def _welcome(
+    measurement: Measurement,
+    process: TracedProcess,
+    stubs: int | None,
+    clock_kernels: Callable[[int], Mapping[int, bytes]],
+) -> None:
     """See `BackgroundWork.welcome`."""
     config = measurement.agent_config
     if config.log_records:
-        kernels = _clock_kernels(measurement.device.kind, process.driver_cuda)
-        config = dataclasses.replace(config, clock_kernels=kernels)
+        config = dataclasses.replace(config, clock_kernels=clock_kernels(process.driver_cuda))
     try:
         if measurement.host is not None:
             host = measurement.host.process()
@@ -405,8 +431,8 @@ def _welcome(measurement: Measurement, process: TracedProcess, stubs: int | None
         process.send(protocol.welcome(config, process.number))
 
 
-def _clock_kernels(device: str, driver: int) -> Mapping[int, bytes]:
-    """Return AgentConfig.clock_kernels. Compiling PTX in the process takes time, may be switched off, and may lack its library."""
+def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:
+    """Put clock kernels into `made`, one after the other."""
     from gpubpf.images import assemble
 
-    return assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver) if device == "gpu" else {}
+    made.update(assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver))

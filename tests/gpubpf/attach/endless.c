@@ -1,4 +1,5 @@
-// A program with a kernel that does not end until it is told, in a context of its own or in the one that all else is in: endless OWN. A thread launches
+// A program with a kernel that does not end until it is told: endless OWN. The kernel is in the context that all else is in (OWN is 0), in one of
+// its own (1), or in the primary context, and all else is in another one (2). A thread launches
 // `steady` all the time in another stream, directly and in graphs that it captures, and checks what it did. Lines on stdin, each answered with one:
 //   start    launches `endless`, and waits until it runs
 //   stop     has it end
@@ -10,6 +11,7 @@
 //   large    launches `steady` with 131,072 threads in a stream of its own, and checks what it did (OWN is 0)
 //   free     bytes of the GPU's memory that are free
 //   destroy  ends the kernel's context (OWN is 1)
+//   later MS likewise, by a reset if it is the primary context, but the kernel only ends MS ms afterwards. If OWN is 0, the program ends then
 //   quit     ends; says how many launches of `steady` there were
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -68,6 +70,14 @@ static void *launch_behind(void *a) {
   return a;
 }
 
+static useconds_t its_ms;
+
+static void *end_later(void *host) {
+  usleep(its_ms * 1000);
+  *(volatile unsigned *)host = 1;
+  return NULL;
+}
+
 static void *work(void *a) {
   CUdeviceptr out;
   CUstream s;
@@ -111,8 +121,9 @@ int main(int argc, char **argv) {
   volatile unsigned *host;
   check(cuInit(0), "cuInit");
   check(cuDeviceGet(&device, 0), "cuDeviceGet");
-  check(cuDevicePrimaryCtxRetain(&common, device), "cuDevicePrimaryCtxRetain");
-  its = common;
+  check(cuDevicePrimaryCtxRetain(&its, device), "cuDevicePrimaryCtxRetain");
+  common = its;
+  if (own == 2) check(cuCtxCreate(&common, NULL, 0, device), "cuCtxCreate");
   check(cuCtxSetCurrent(common), "cuCtxSetCurrent");
   check(cuMemHostAlloc((void **)&host, 8, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
   check(cuMemHostGetDevicePointer(&flags, (void *)host, 0), "cuMemHostGetDevicePointer");
@@ -122,7 +133,7 @@ int main(int argc, char **argv) {
   check(cuStreamCreate(&blocking, CU_STREAM_DEFAULT), "cuStreamCreate");
   check(cuMemAlloc(&out, 4), "cuMemAlloc");
   check(cuMemAlloc(&unread, 4), "cuMemAlloc");
-  if (own) check(cuCtxCreate(&its, NULL, 0, device), "cuCtxCreate");
+  if (own == 1) check(cuCtxCreate(&its, NULL, 0, device), "cuCtxCreate");
   check(cuCtxSetCurrent(its), "cuCtxSetCurrent");
   check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   CUfunction endless = load("endless"), fresh = NULL;
@@ -176,6 +187,16 @@ int main(int argc, char **argv) {
         dprintf(2, "%u additions, not 131072\n", found);
         _exit(1);
       }
+    } else if (!strncmp(line, "later", 5)) {
+      pthread_t later;
+      its_ms = (useconds_t)atoi(line + 5);
+      pthread_create(&later, 0, end_later, (void *)host);
+      pthread_detach(later);
+      over |= !own;
+      if (over) pthread_join(thread, 0);
+      check(own == 1 ? cuCtxDestroy(its) : cuDevicePrimaryCtxReset(device), "end of the context");
+      if (over) return printf("0\n%ld launches\n", launches) < 0;
+      check(cuCtxSetCurrent(common), "cuCtxSetCurrent");
     } else if (!strncmp(line, "destroy", 7)) {
       host[0] = 1;
       check(cuCtxDestroy(its), "cuCtxDestroy");

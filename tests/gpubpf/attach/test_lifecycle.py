@@ -293,6 +293,33 @@ def test_a_kernel_that_does_not_end_while_it_is_instrumented(
         program.end()
 
 
+@pytest.mark.parametrize("own", ["1", "2"])
+def test_no_thread_of_the_agent_is_in_a_context_that_ends(
+    endless: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """Threads of the agent wait for the kernel; drivers may crash if its context ends meanwhile, and the hostile device does."""
+    monkeypatch.setenv("CUDASIM_HOSTILE", "1")
+    with endless_program(endless, own) as program:
+        with instrumented(program):
+            program.say("later 2800")  # longer than the last reading waits
+        assert settled(program.process.pid) == []
+        program.end()
+
+
+def test_nor_after_a_measurement_that_could_load_nothing(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ran all the time. Nothing of the agent is left but the thread that waits for it."""
+    monkeypatch.setenv("CUDASIM_HOSTILE", "1")
+    with endless_program(endless, "0") as program:
+        program.say("start")
+        again = measure_steady(program.process.pid)
+        assert again["launches_seen"] > again["launches_instrumented"] == 0
+        assert "gpubpf-wait" in threads(program.process.pid)
+        program.say("later 1000")
+        assert program.process.wait(timeout=100) == 0
+
+
 def test_and_in_a_program_that_a_tool_started(endless: Path) -> None:
     command = [sys.executable, TOOLS / "threadhist.py", "-d", "2", "-o", os.devnull, "--", endless, "0"]
     with endless_program(*command) as program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,11 +118,39 @@ def test_architectures() -> None:
 
 @needs_ptxas
 def test_a_small_kernel_for_each_generation_of_gpus() -> None:
-    made = assemble.for_each_generation(CLOCK_KERNEL.read_text(), 0)
+    made = dict(assemble.for_each_generation(CLOCK_KERNEL.read_text(), 0))
     assert {80, 90} <= set(made) <= set(assemble.GENERATIONS)
     for cc, cubin in made.items():
         assert fatbin.images_of_bytes(cubin)[0].arch == f"sm_{cc}"
         assert set(fatbin.kernels(cubin)) == {"gpubpf_clock"}
+
+
+@pytest.mark.parametrize(
+    ("cc", "suffix", "tried"),
+    [
+        ((7, 5), "", ["sm_75", "sm_70"]),  # not sm_72: a Tegra GPU, whose code no desktop GPU runs
+        ((8, 9), "", ["sm_89", "sm_86", "sm_80"]),  # not sm_87
+        ((10, 3), "f", ["sm_103f", "sm_100f"]),  # not sm_101
+        ((9, 0), "a", ["sm_90a"]),
+        ((8, 7), "", ["sm_87"]),  # a Tegra GPU runs no code for others
+    ],
+)
+def test_architectures_that_a_gpu_runs(cc: tuple[int, int], suffix: str, tried: list[str]) -> None:
+    known = [f"sm_{number}{suffix}" for number in (70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103)]
+    asked: list[str] = []
+
+    class Old:
+        identity, version, release = "old", 0, ""
+
+        def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> Any:
+            asked.append(arch)
+            raise assemble._UnknownArchitecture(arch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "_assemblers", lambda: iter([Old()]))
+        with pytest.raises(AssembleError):
+            assemble.assemble(PTX.replace("sm_75", f"sm_75{suffix}"), assemble.Target("gpu", cc))
+    assert [arch for arch in asked if arch in known] == tried
 
 
 def test_text_that_is_not_utf_8_survives() -> None:
@@ -161,6 +190,20 @@ def test_the_cache(counting: Path, own_cache: cache.Cache) -> None:
         file.write_bytes(b"[1]\nx")
     assert assemble.assemble(PTX, TARGET) == first
     assert runs() == 5
+
+
+@needs_ptxas
+def test_a_refusal_is_kept_in_the_cache(counting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a tool does not ask each assembler about each old GPU at each start."""
+    monkeypatch.setattr(assemble, "_libraries", list)
+    unknown = assemble.Target("gpu", (99, 0))
+    with pytest.raises(AssembleError, match="does not know this GPU") as first:
+        assemble.assemble(PTX, unknown)
+    assert counting.read_text().split() == ["run"]
+    with pytest.raises(AssembleError) as second:
+        assemble.assemble(PTX, unknown)
+    assert str(first.value) == str(second.value)
+    assert counting.read_text().split() == ["run"]
 
 
 def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +310,21 @@ def test_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
         assemble.assemble(PTX.replace("bar.sync 0;", "bad.sync 0;"), TARGET)
     with pytest.raises(AssembleError, match="does not know"):
         assemble.assemble(PTX, assemble.Target("gpu", (99, 0)))
+
+
+@pytest.mark.skipif(
+    LIBRARY is None, reason="needs nvJitLink (PyPI: nvidia-nvjitlink; or its path in NVJITLINK)"
+)
+def test_nvjitlink_is_not_used_for_setmaxnreg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would ignore it in each kernel, and the tool would measure another one."""
+    no_assembler(monkeypatch)
+    monkeypatch.setattr(assemble, "_libraries", lambda: [LIBRARY])
+    text = PTX.replace(".target sm_75", ".target sm_90a").replace(
+        ".visible .entry empty() {",
+        ".visible .entry empty() .maxntid 128 .minnctapersm 1 { setmaxnreg.dec.sync.aligned.u32 40;",
+    )
+    with pytest.raises(AssembleError, match="nvJitLink ignores setmaxnreg; install nvidia-cuda-nvcc"):
+        assemble.assemble(text, TARGET)
 
 
 def test_ptxas_talk() -> None:

@@ -244,7 +244,7 @@ MARKED = (
 def test_the_clock_kernel_of_the_tool_is_used_if_it_suits(
     app: Path, monkeypatch: pytest.MonkeyPatch, sent: dict[int, bytes], used: bool
 ) -> None:
-    monkeypatch.setattr(workers, "_clock_kernels", lambda device, driver: sent)
+    monkeypatch.setattr(workers.BackgroundWork, "clock_kernels", lambda self, driver: sent)
     run = Followed([str(app), "plain", "3", "1", "1"], Follow(log_records=256))
     brackets = run.log[run.log["kind"] == operation_log.CLOCK]["clock"]
     assert len(brackets) >= 2

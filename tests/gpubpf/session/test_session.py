@@ -879,6 +879,17 @@ def test_a_kernel_with_many_sites_has_fewer_shards(
     assert found.array.shape == (shards, sites) and found.array[0, 0] == 9
 
 
+def test_a_snapshot_has_only_the_used_part_of_map_memory(target: Path) -> None:
+    """It is copied from the GPU at each reading."""
+    with fake_tool.session([str(target), "plain", "9"], map_memory=64 << 20) as session:
+        for _ in session.intervals():
+            pass
+    (found,) = session.instances("tallies")
+    assert found.launches == 9
+    sizes = [s.snapshot.size for p in session._measurement.processes for s in p.snapshots.values()]
+    assert len(sizes) == 1 and found.array.nbytes <= sizes[0] < 1 << 20
+
+
 def test_a_grid_beyond_all_maps_runs_as_it_is(target: Path) -> None:
     found = measure([str(target), "huge", "3"])
     assert (found["status"], counted(found)) == (0, (3, 3, 0))

@@ -1,6 +1,7 @@
 // The API of devices and contexts: cuDevice*, cuDevicePrimaryCtx*, cuCtx*.
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
@@ -10,8 +11,13 @@
 namespace cudasim::driver {
 namespace {
 
-// Waits for a context's work and frees what the context holds.
+// Waits for a context's work and frees what the context holds. "It is the responsibility of the calling function to ensure
+// that no API call issues using ctx while cuCtxDestroy() is executing" (CUDA driver API): in hostile mode the process ends then.
 void destroy_context(const std::shared_ptr<Context> &context) {
+    if (config().hostile && context->waiting != 0) {
+        log_line("a context is destroyed while another thread waits for it in cuCtxSynchronize");
+        abort();
+    }
     drain(*context);
     context->destroyed = true;
     tables().contexts.remove(context->handle);
@@ -411,7 +417,9 @@ namespace {
 CUresult synchronize(const std::shared_ptr<Context> &context) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = check_not_capturing(context)) return status;
+    context->waiting++;
     drain(*context);
+    context->waiting--;
     return static_cast<CUresult>(context->sticky_error.load());
 }
 

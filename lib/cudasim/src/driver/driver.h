@@ -277,6 +277,7 @@ struct Context : std::enable_shared_from_this<Context> {
     std::atomic<int> sticky_error{0};  // the first fault, which every later call returns
     std::atomic<bool> cancel{false};   // running kernels stop, because the context is being destroyed
     std::atomic<bool> destroyed{false};
+    std::atomic<int> waiting{0};  // threads in cuCtxSynchronize
 
     std::recursive_mutex mutex;  // held by every call that changes the context or submits work
     std::shared_ptr<Stream> legacy;

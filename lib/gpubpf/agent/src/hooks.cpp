@@ -5,11 +5,13 @@
 #include <csignal>
 #include <cstring>
 #include <dlfcn.h>
+#include <optional>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "copies/launch.h"
 #include "copies/preexisting.h"
+#include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
 #include "driver/waiting_call.h"
@@ -326,6 +328,7 @@ CUresult hook_cuCtxDestroy(CUcontext context) {
     HookCall hook;
     if (hook.keeps_records()) quietly([&] { destroyed(context); });
     leftovers_end_with(context);
+    ContextClosed closed(context);
     return FORWARD(cuCtxDestroy)(context);
 }
 
@@ -333,6 +336,7 @@ CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     HookCall hook;
     if (hook.keeps_records()) quietly([&] { destroyed(context); });
     leftovers_end_with(context);
+    ContextClosed closed(context);
     return FORWARD(cuCtxDestroy_v2)(context);
 }
 
@@ -374,24 +378,29 @@ Context *primary_from_before(CUdevice device) {
     return nullptr;
 }
 
-// The primary context of `device` ends when its last user releases it, or at a reset.
-void primary_released(CUdevice device, bool reset) {
-    if (Context *before = reset ? primary_from_before(device) : nullptr) return destroyed(before->handle);
+// The primary context of `device` ends when its last user releases it, or at a reset. Returns it then.
+CUcontext primary_released(CUdevice device, bool reset) {
     CUcontext handle = nullptr;
+    if (Context *before = reset ? primary_from_before(device) : nullptr) {
+        handle = before->handle;
+        destroyed(handle);
+        return handle;
+    }
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         auto it = registry().primary.find(device);
-        if (it == registry().primary.end()) return;
+        if (it == registry().primary.end()) return nullptr;
         uint32_t &users = registry().retained[device];
         if (!reset && users > 1) {
             --users;
-            return;
+            return nullptr;
         }
         if (!reset) users = 0;
         handle = it->second;
         registry().primary.erase(it);
     }
     destroyed(handle);
+    return handle;
 }
 
 // Releases the context through `original`. For a context from before the attachment, this may be the last
@@ -399,18 +408,22 @@ void primary_released(CUdevice device, bool reset) {
 template <class Original>
 CUresult release_primary(const HookCall &hook, CUdevice device, const Original &original) {
     Context *before = nullptr;
+    CUcontext ending = nullptr;
     if (hook.keeps_records())
         quietly([&] {
             before = primary_from_before(device);
             if (before) drain_context(before);
-            else primary_released(device, false);
+            ending = before ? before->handle : primary_released(device, false);
         });
+    else if (depth() == 1) ending = primary_of(device);  // threads of an earlier attachment may be there
+    std::optional<ContextClosed> closed(ending);
     CUresult r = original(device);
-    if (before && hook.keeps_records())
-        quietly([&] {
-            if (!primary_is_active(device)) destroyed(before->handle, drop_context);
-        });
     leftovers_end_with_device(device);
+    if (before && hook.keeps_records() && !primary_is_active(device)) {
+        before->dead = true;
+        closed.reset();
+        quietly([&] { destroyed(before->handle, drop_context); });
+    }
     return r;
 }
 
@@ -424,20 +437,25 @@ CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return release_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxRelease_v2)(d); });
 }
 
-CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
-    HookCall hook;
-    if (hook.keeps_records()) quietly([&] { primary_released(device, true); });
-    CUresult r = FORWARD(cuDevicePrimaryCtxReset)(device);
+template <class Original>
+CUresult reset_primary(const HookCall &hook, CUdevice device, const Original &original) {
+    CUcontext ending = nullptr;
+    if (hook.keeps_records()) quietly([&] { ending = primary_released(device, true); });
+    else if (depth() == 1) ending = primary_of(device);  // threads of an earlier attachment may be there
+    ContextClosed closed(ending);
+    CUresult r = original(device);
     leftovers_end_with_device(device);
     return r;
 }
 
+CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
+    HookCall hook;
+    return reset_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxReset)(d); });
+}
+
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     HookCall hook;
-    if (hook.keeps_records()) quietly([&] { primary_released(device, true); });
-    CUresult r = FORWARD(cuDevicePrimaryCtxReset_v2)(device);
-    leftovers_end_with_device(device);
-    return r;
+    return reset_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxReset_v2)(d); });
 }
 
 // --- captures ---

@@ -41,6 +41,7 @@ const Lifetime *const kLifetimes[] = {
     &thread_lifetime,
     &patch_lifetime,
     &waiting_call_lifetime,
+    &current_lifetime,
     &leftovers_lifetime,
     &drain_lifetime,
     &registry_lifetime,

@@ -244,9 +244,12 @@ struct Idles {
 };
 ProcessState<Idles> idles;
 
-void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goes_on) {
+void start_waiting(const std::shared_ptr<Idle> &idle, const Context &context, bool goes_on) {
+    Stay stay(context);
+    if (!stay) return idle->result.store(Idle::failed);
     SignalsBlocked blocked;
-    std::thread([idle, handle, goes_on] {
+    std::thread([idle, entered = std::move(stay), handle = context.handle, goes_on]() mutable {
+        std::optional<Stay> stay(std::move(entered));
         prctl(PR_SET_NAME, "gpubpf-wait");
         DriverScope scope;
         CUcontext popped;
@@ -262,6 +265,7 @@ void start_waiting(const std::shared_ptr<Idle> &idle, CUcontext handle, bool goe
             if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
         }
         driver.cuCtxPopCurrent_v2(&popped);
+        stay.reset();
         idle->result.store(result);
     }).detach();
 }
@@ -295,7 +299,7 @@ bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
                 if (idles->known[context.handle] != before) return false;  // another thread asks
                 idles->known[context.handle] = own;
             }
-            start_waiting(own, context.handle, goes_on);
+            start_waiting(own, context, goes_on);
         } catch (...) {
             own->result = Idle::failed;
         }

@@ -118,12 +118,19 @@ std::shared_ptr<Waiter> waiter_of(CUcontext context) {
 
 // Returns a number. When `done` reaches it, everything that was launched in the context before this call is
 // finished.
-uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
+uint64_t ask(const std::shared_ptr<Waiter> &waiter, const Context &asked) {
     if (waiter->running.exchange(true)) return 0;  // it is still waiting for an earlier request
     const uint64_t number = ++waiter->asked;
     try {
+        Stay stay(asked);
+        if (!stay) {
+            waiter->running = false;
+            return 0;
+        }
         SignalsBlocked blocked;
-        std::thread([waiter, context, number, now = attachment.load()] {
+        std::thread([waiter, entered = std::move(stay), context = asked.handle, number,
+                     now = attachment.load()]() mutable {
+            std::optional<Stay> stay(std::move(entered));
             prctl(PR_SET_NAME, "gpubpf-wait");
             waiter->thread = static_cast<pid_t>(syscall(SYS_gettid));
             ++depth();
@@ -142,6 +149,7 @@ uint64_t ask(const std::shared_ptr<Waiter> &waiter, CUcontext context) {
                 if (!may) waiter->refused = number;
                 driver.cuCtxPopCurrent_v2(&popped);
             }
+            stay.reset();
             if (driver.cudasim_untimed) driver.cudasim_untimed(0);
             waiter->thread = 0;
             if (over) waiter->done = number;  // must come before `running` is cleared
@@ -171,7 +179,7 @@ bool nothing_from_before(Context &context) {
     }
     if (number && number != kFailed && waiter->refused >= number) number = 0;
     // A request whose thread has ended without a result: the context is broken.
-    number = number ? kFailed : ask(waiter, context.handle);
+    number = number ? kFailed : ask(waiter, context);
     std::lock_guard<std::mutex> hold(all->lock);
     all->proofs[&context] = number;
     return false;
@@ -231,7 +239,8 @@ bool wait_is_short(Context &context, uint32_t patience_ms) {
         Watching watching;
         Current current(context);
         const Clock::time_point begin = Clock::now(), until = begin + milliseconds(patience_ms);
-        for (useconds_t pause = 50; current.ok(); pause = std::min<useconds_t>(pause * 2, 1000)) {
+        for (useconds_t pause = 50; current.ok() && !context.dead;
+             pause = std::min<useconds_t>(pause * 2, 1000)) {
             // A moment in which nothing runs is better.
             const State state = state_of(context, &Busy::moves);
             quiet = state == State::Quiet ||
@@ -293,7 +302,7 @@ bool LaunchesHeld::nothing_runs(Context &context) {
     bool quiet = false;
     quietly([&] {
         Current current(context);
-        while (current.ok() && !quiet) {
+        while (current.ok() && !context.dead && !quiet) {
             const State state = state_of(context, &Busy::comes_to_its_end);
             quiet = state == State::Quiet && launches_held.load() == until_ && count(Clock::now()) < until_;
             if (quiet || count(Clock::now()) >= latest_) break;

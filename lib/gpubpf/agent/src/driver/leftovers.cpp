@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <pthread.h>
-#include <set>
 #include <string>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -35,19 +34,20 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr uint32_t kAtOnce = 1000;  // ms that the end of an attachment waits for a context's kernels
+constexpr uint32_t kInside = 100;   // ms that it waits for threads of the agent in a context without objects
 constexpr uint32_t kBusy = 20;      // ms to wait for other threads in the context, while launches are held
 constexpr milliseconds kLook{20}, kSeldom{500};  // between two looks at the leftovers
 constexpr milliseconds kProof{50};  // how long launches are held to find out whether anything runs
 constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until the next attempt
-// µs per step, and number of steps, that the end of a context or process waits for us
-constexpr useconds_t kStep = 1000, kSteps = 2000;
+// µs per step, and number of steps, that the end of the process waits for us
+constexpr useconds_t kStep = 1000, kSteps = 100;
 
 struct LeftoverList {
     std::mutex lock;                  // guards the members below; never held across a driver call
     std::condition_variable changed;  // a thread has finished waiting for a context, or an entry was removed
     std::vector<Leftovers> all;
-    std::multiset<CUcontext> inside;  // contexts that our threads are in
-    bool thread = false;              // the releasing thread exists
+    uint32_t inside = 0;  // how many of our threads are in a context
+    bool thread = false;  // the releasing thread exists
 };
 ProcessState<LeftoverList> leftovers;
 std::atomic<bool> any{false}, abandoned{false};
@@ -125,17 +125,17 @@ void take(CUcontext context) {
     leftovers->changed.notify_all();
 }
 
-// Enters a context, unless the program has ended it: then it has no leftovers. While the object exists,
-// leftovers_end_with() delays the end of the context.
+// Enters a context, unless the program has ended it: then it has no leftovers.
 class InContext {
   public:
-    explicit InContext(CUcontext context) : context_(context), leftovers_(&*leftovers) {
+    explicit InContext(CUcontext context) : stay_(context), leftovers_(&*leftovers) {
+        if (!stay_) return;
         {
             std::lock_guard<std::mutex> hold(leftovers_->lock);
             if (abandoned || std::none_of(leftovers_->all.begin(), leftovers_->all.end(),
                                           [&](const Leftovers &r) { return r.context == context; }))
                 return;
-            leftovers_->inside.insert(context);
+            ++leftovers_->inside;
         }
         entered_ = true;
         pushed_ = driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
@@ -145,15 +145,15 @@ class InContext {
         if (pushed_) driver.cuCtxPopCurrent_v2(&popped);
         if (!entered_) return;
         std::lock_guard<std::mutex> hold(leftovers_->lock);
-        leftovers_->inside.erase(leftovers_->inside.find(context_));
+        --leftovers_->inside;
     }
     InContext(const InContext &) = delete;
     InContext &operator=(const InContext &) = delete;
     explicit operator bool() const { return pushed_; }
 
   private:
+    Stay stay_;
     DriverScope scope_;
-    CUcontext context_;
     LeftoverList *leftovers_;
     bool entered_ = false, pushed_ = false;
 };
@@ -337,7 +337,7 @@ void start_thread() {
 
 }  // namespace
 
-bool is_primary(CUcontext context, CUdevice device) {
+CUcontext primary_of(CUdevice device) {
     using Retain = CUresult (*)(CUcontext *, CUdevice);
     using Release = CUresult (*)(CUdevice);
     auto retain = reinterpret_cast<Retain>(hooks[kHook_cuDevicePrimaryCtxRetain].original);
@@ -348,10 +348,12 @@ bool is_primary(CUcontext context, CUdevice device) {
     if (!retain || !release || !driver.cuDevicePrimaryCtxGetState ||
         driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active ||
         retain(&primary, device) != CUDA_SUCCESS)
-        return false;
+        return nullptr;
     release(device);
-    return primary == context;
+    return primary;
 }
+
+bool is_primary(CUcontext context, CUdevice device) { return primary_of(device) == context; }
 
 void release_driver_objects(uint64_t attachment) {
     const std::vector<Context *> contexts = registry().all_contexts();
@@ -365,7 +367,14 @@ void release_driver_objects(uint64_t attachment) {
             std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
             r = gather(*c, attachment);
         }
-        if (is_empty(r)) continue;
+        if (is_empty(r)) {
+            // A thread that waits for a kernel there: the hooks must see the end of the context.
+            if (!left_within(c->handle, kInside)) {
+                rest.push_back(std::move(r));
+                of_rest.push_back(c);
+            }
+            continue;
+        }
         const bool launched = wait_until_each_was_out(kAtOnce) && !copies_under_way(attachment);
         if (launched && waits_for_kernels(r) && !abandoned)
             when_idle(*c, kAtOnce, [&](LaunchesHeld &held) {
@@ -414,14 +423,7 @@ bool serves_leftovers(const char *name) {
 
 void leftovers_end_with(CUcontext context) {
     if (!has_leftovers()) return;
-    quietly([&] {
-        take(context);
-        auto inside = [&] {
-            std::lock_guard<std::mutex> hold(leftovers->lock);
-            return leftovers->inside.count(context) != 0;
-        };
-        for (useconds_t i = 0; i < kSteps && inside(); ++i) usleep(kStep);
-    });
+    quietly([&] { take(context); });
 }
 
 void leftovers_end_with_device(CUdevice device) {
@@ -460,9 +462,9 @@ void abandon_leftovers() {
     abandoned = true;
     auto inside = [] {
         std::lock_guard<std::mutex> hold(leftovers->lock);
-        return !leftovers->inside.empty();
+        return leftovers->inside != 0;
     };
-    for (useconds_t i = 0; i < kSteps / 20 && inside(); ++i) usleep(kStep);
+    for (useconds_t i = 0; i < kSteps && inside(); ++i) usleep(kStep);
 }
 
 }  // namespace gpubpf

@@ -12,7 +12,8 @@ namespace gpubpf {
 
 struct Context;
 
-// The objects in one context. Running copies may still use all of them.
+// The objects in one context. Running copies may still use all of them. There may be none, but a thread of the
+// agent that is still in the context.
 struct Leftovers {
     CUcontext context = nullptr;
     CUdevice device = 0;
@@ -40,7 +41,8 @@ bool serves_leftovers(const char *name);
 // Called in hooks before and after the driver's call: a context ends, and the remaining objects in it.
 void leftovers_end_with(CUcontext context);
 void leftovers_end_with_device(CUdevice device);  // the device's primary context, if it has ended
-// Whether this is the device's primary context. Takes no lock; asks the driver.
+// Returns the device's primary context, or null if it has none now. Takes no lock; asks the driver.
+CUcontext primary_of(CUdevice device);
 bool is_primary(CUcontext context, CUdevice device);
 // A capture began (+1) or ended (-1). While one is known, nobody may wait for a context.
 void leftovers_captured(int more);
