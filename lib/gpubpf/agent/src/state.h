@@ -223,8 +223,8 @@ struct Kernel : AttachmentObject {  // the application's, of one module or libra
     uint32_t slot_index = 0;
     std::atomic<bool> refused{false};
     std::atomic<bool> told_no_room{false};  // Message::NoRoom was sent
-    std::atomic<Copy *> copies{nullptr};  // one for each context
-    std::map<int, int> attributes;        // set by the application; guarded by Registry::lock
+    std::atomic<Copy *> copies{nullptr};    // one for each context
+    std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
 };
 

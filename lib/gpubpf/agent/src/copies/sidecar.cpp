@@ -541,8 +541,7 @@ void load_ahead(Module *ahead, Context *context) {
     for (const Layout &l : answer->kernels)
         for (const std::string &name : {l.name, l.limited}) {
             CUfunction f = nullptr;
-            if (!name.empty() && driver.cuFuncLoad &&
-                get_function(&f, sidecar, name.c_str()) == CUDA_SUCCESS)
+            if (!name.empty() && driver.cuFuncLoad && get_function(&f, sidecar, name.c_str()) == CUDA_SUCCESS)
                 driver.cuFuncLoad(f);
         }
     context->sidecars.push_back({ahead, sidecar, answer, std::vector<Copy *>(answer->kernels.size())});
