@@ -65,6 +65,9 @@ LACKS_HOLDING = "holding"  # a moment in which it holds back what may not end by
 LACKS_LOG = "log"  # the records of an operation
 LACKS_EXIT = "exit"  # a function of libc
 LACKS_CUPTI = "CUPTI"  # timestamps of CUPTI; no function stands there
+# Why a kernel that was loaded before the agent is not instrumented: it may be of several modules, which have different PTX for it. The
+# agent asks again when the module has launched another kernel.
+AMBIGUOUS = "ambiguous"
 # A reason: the tool gives other advice then.
 ALREADY_CHANGED = "another tool has changed its first instructions"
 
@@ -665,6 +668,7 @@ _TEXTS = {
     "LACKS_LOG": LACKS_LOG,
     "LACKS_EXIT": LACKS_EXIT,
     "LACKS_CUPTI": LACKS_CUPTI,
+    "AMBIGUOUS": AMBIGUOUS,
     "ALREADY_CHANGED": ALREADY_CHANGED,
     "VARIABLES_TABLE": TABLE,
 }

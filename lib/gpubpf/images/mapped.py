@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpubpf import cache
+from gpubpf.agent.definitions import AMBIGUOUS
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
@@ -39,7 +40,7 @@ from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.values import parameter_layout
 
 T = TypeVar("T")
-NOT_FOUND, AMBIGUOUS = "PTX not found", "ambiguous"
+NOT_FOUND = "PTX not found"
 MOST_FILES = 4096  # of one process
 # In bytes. Images of larger files are searched only if the file mentions the kernel outside of its images.
 LARGE = 64 << 20
@@ -175,9 +176,8 @@ class MappedImages:
         files = [file for file in self._refresh() if file.may_have(names[0])]
         candidates = list(self._candidates(files, found, names, target))
         candidates = candidates or list(self._candidates_anywhere(found, names, target))
-        usable = _without_duplicates(
-            [candidate.ptx for candidate in candidates if candidate.ptx is not None], found
-        )
+        different = _without_duplicates([c.ptx for c in candidates if c.ptx is not None])
+        usable = _alike(different, found)
         without = [candidate.reason for candidate in candidates if candidate.ptx is None]
         if not usable:
             reason = (without or [fatbin.SASS_ONLY])[0]
@@ -188,6 +188,10 @@ class MappedImages:
             return None, dict.fromkeys(names, AMBIGUOUS)
         there = set(_names(usable[0]))
         reasons = {name: f"not in the PTX for {usable[0].arch}" for name in names if name not in there}
+        if len(different) > 1:
+            # Only the launched kernels are known to be alike.
+            others = {name for image in different for name in _names(image)}
+            reasons |= dict.fromkeys(others - {kernel.name for kernel in found.kernels}, AMBIGUOUS)
         return fatbin.pack(usable[0]), reasons
 
     def _candidates(
@@ -646,15 +650,18 @@ def _threads(entry: module.Function) -> int | None:
     return math.prod(limit) if limit is not None else None
 
 
-def _without_duplicates(candidates: Sequence[FatbinImage], found: Found) -> list[FatbinImage]:
-    """Return the candidates without duplicates: those with the same PTX for the launched kernels count as one.
+def _without_duplicates(candidates: Iterable[FatbinImage]) -> list[FatbinImage]:
+    return list({(image.text, image.options): image for image in candidates}.values())
+
+
+def _alike(candidates: list[FatbinImage], found: Found) -> list[FatbinImage]:
+    """Return one candidate of those that have the same PTX for the launched kernels.
 
     Several files of a program may contain the same instance of a template.
     """
-    different = {(image.text, image.options): image for image in candidates}
-    if len(different) > 1:
-        different = {(_trimmed(image, found), image.options): image for image in different.values()}
-    return list(different.values())
+    if len(candidates) < 2:
+        return candidates
+    return list({(_trimmed(image, found), image.options): image for image in candidates}.values())
 
 
 def _trimmed(image: FatbinImage, found: Found) -> str:

@@ -246,7 +246,9 @@ class BackgroundWork:
             sidecar = self._sidecar(data or b"", target)
             refusals = {name: reason for name, reason in reasons.items() if self._measurement.matches(name)}
             entries = tuple(dict.fromkeys((*sidecar.entries, *reasons)))
-            return dataclasses.replace(sidecar, refusals={**refusals, **sidecar.refusals}, entries=entries)
+            kernels = tuple(kernel for kernel in sidecar.kernels if kernel.name not in reasons)
+            refusals = {**sidecar.refusals, **refusals}
+            return dataclasses.replace(sidecar, kernels=kernels, refusals=refusals, entries=entries)
 
         self._answer(process, found, make)
 

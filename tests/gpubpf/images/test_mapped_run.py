@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,10 @@ LIBRARY = r"""
 template <class T> __global__ void twice(T *p) { p[threadIdx.x] *= 2; }
 extern "C" __global__ void update(int *p, KIND by) { for (int i = 0; i < TURNS; i++) atomicAdd(p, (int)by + i); }
 extern "C" __global__ void same(int *p) { *p = TURNS; }
+extern "C" int SUFFIX(only)(int *p) {
+    twice<<<1, 32>>>(p);
+    return cudaDeviceSynchronize();
+}
 extern "C" int SUFFIX(go)(int *p) {
     update<<<1, 32>>>(p, (KIND)1);
     same<<<1, 1>>>(p);
@@ -62,6 +68,34 @@ int main(int argc, char **argv) {
     return 0;
 }
 """
+# Launches of both libraries only what they have in common, until there is a line; then all, and looks at the results.
+COMMON = r"""
+#include <cstdio>
+#include <dlfcn.h>
+#include <poll.h>
+int main(int, char **argv) {
+    int *p, value, n = 0;
+    if (cudaMalloc(&p, 4096)) return 1;
+    int (*only[2])(int *), (*go[2])(int *);
+    const char *names[2][2] = {{"first_only", "first_go"}, {"second_only", "second_go"}};
+    for (int k = 0; k < 2; k++) {
+        void *library = dlopen(argv[1 + k], RTLD_NOW);
+        if (!(only[k] = (int (*)(int *))dlsym(library, names[k][0]))) return 2;
+        if (!(go[k] = (int (*)(int *))dlsym(library, names[k][1]))) return 2;
+    }
+    for (struct pollfd in = {0, POLLIN, 0}; !poll(&in, 1, 2); n++) {
+        if (only[0](p) || only[1](p)) return 3;
+        if (!n) { puts("ready"); fflush(stdout); }
+    }
+    for (int i = 0; i < 500; i++)
+        for (int k = 0; k < 2; k++) {
+            if (go[k](p) || cudaMemcpy(&value, p, 4, cudaMemcpyDeviceToHost)) return 4;
+            if (value != 2 * (k ? 5 : 3)) return printf("%d of library %d\n", value, k), 5;
+            poll(nullptr, 0, 2);
+        }
+    return 0;
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +103,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("found")
     for name, kind, turns in (("first", "int", 3), ("second", "double", 5)):
         flags = ("-shared", "-Xcompiler", "-fPIC", f"-DKIND={kind}", f"-DTURNS={turns}")
-        gpubpf_cuda.build(LIBRARY.replace("SUFFIX(go)", f"{name}_go"), at / f"{name}.so", *flags)
+        gpubpf_cuda.build(re.sub(r"SUFFIX\((.*?)\)", rf"{name}_\1", LIBRARY), at / f"{name}.so", *flags)
+    gpubpf_cuda.build(COMMON, at / "common", "-ldl")
     return gpubpf_cuda.build(PROGRAM, at / "app", "-ldl")
 
 
@@ -164,9 +199,31 @@ def test_names_that_several_libraries_have(app: Path) -> None:
     assert summary["launches_seen"] == summary["launches_instrumented"] + sum(
         summary["not_instrumented"].values()
     )
-    assert set(summary["not_instrumented"]) <= {"before ready"}, records
+    assert set(summary["not_instrumented"]) <= {"before ready", "ambiguous"}, records
     # Told apart by the parameters of `update`, and then by the module, though both have the same names.
     assert found["update"][:2] == (32, 1) and found["same"][:2] == (1, 1)
+
+
+def test_libraries_that_differ_in_what_they_launch_later(app: Path) -> None:
+    """What both have in common is measured at once. Each gets copies of its own kernels: else its results would change."""
+    command = [sys.executable, ROOT / "tools" / "threadhist.py", "--json", "-d", "60", "-p"]
+    libraries = (app.parent / "first.so", app.parent / "second.so")
+    with (
+        launching(app.parent / "common", *libraries) as process,
+        subprocess.Popen([*command, str(process.pid)], stdout=subprocess.PIPE, text=True) as tool,
+    ):
+        assert tool.stdout is not None
+        while json.loads(tool.stdout.readline())["type"] != "attached":
+            pass
+        time.sleep(1)
+        out, _ = process.communicate("\n", timeout=60)
+        assert process.returncode == 0, out
+        records = [json.loads(line) for line in tool.stdout]
+    found, summary = kernels(records), records[-1]
+    assert set(summary["not_instrumented"]) <= {"before ready", "ambiguous"}, summary
+    assert {"same", "update"} <= set(found)
+    (same,) = (r for r in records if r["type"] == "kernel" and r["kernel"] == "same")
+    assert same["launches"] > 500, (same, summary)  # of both
 
 
 @pytest.mark.parametrize("option", ["--list", "--ptx"])

@@ -211,8 +211,12 @@ void answered(Connection &c, Reader &r, int image) {
     }
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
-        question->module->answer = answer;
-        question->module->request = id;
+        Module *module = question->module;
+        // A kernel that was ambiguous may not be so any more.
+        if (module->answer)
+            for (const Layout &l : answer->kernels) registry().kernel(module, l.name)->refused = false;
+        module->answer = answer;
+        module->request = id;
     }
     bool late;
     {
@@ -223,6 +227,7 @@ void answered(Connection &c, Reader &r, int image) {
         question->changed.notify_all();
     }
     if (late && answer) install_later(question->module, question->module->context);
+    if (answer) found_answered(question->module);
 }
 
 void handle(Connection &c, Frame &frame) {

@@ -19,7 +19,7 @@ uint32_t count(const Function &function, Reason reason) {
     return outcome_of(reason);
 }
 
-static Copy *copy_in(const Kernel &kernel, const Context *context) {
+Copy *copy_in(const Kernel &kernel, const Context *context) {
     for (Copy *c = kernel.copies.load(std::memory_order_acquire); c; c = c->next)
         if (c->context == context && !context->dead.load(std::memory_order_relaxed)) return c;
     return nullptr;

@@ -46,6 +46,8 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
            Swap &swap);
 
+Copy *copy_in(const Kernel &kernel, const Context *context);  // null: none
+
 // Counts launches of a copy that the driver accepted, in its instance and its kernel.
 void count_launch(CUfunction function, const Copy &copy, Instance &instance);
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <set>
 #include <unistd.h>
 
@@ -58,11 +59,13 @@ struct Unreported {  // a module that the tool has not been told about
     bool whole = false;
     std::vector<std::string> names;
     std::vector<KernelDescription> kernels;
+    size_t told = 0;  // how many of `kernels` the tool was told about, once it was
 };
 
 struct State {
-    std::mutex lock;  // guards the next member; never held across a driver call
+    std::mutex lock;  // guards the next members; never held across a driver call
     std::deque<Unreported> unreported;
+    std::map<const Module *, Unreported> reported;
     std::atomic<uint32_t> misses{0};
 };
 
@@ -216,6 +219,22 @@ Module *known_module(const Identity &who) {
     return it == r.modules.end() ? nullptr : it->second;
 }
 
+// Tells the tool about a module again if its answer was ambiguous, and more kernels were launched since.
+void tell_more(const Module *module) {
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        const Answer *answer = module->answer.get();
+        if (!answer || std::none_of(answer->refusals.begin(), answer->refusals.end(),
+                                    [](const auto &refusal) { return refusal.second == kAmbiguous; }))
+            return;
+    }
+    std::lock_guard<std::mutex> hold(state->lock);
+    const auto known = state->reported.find(module);
+    if (known == state->reported.end() || known->second.kernels.size() <= known->second.told) return;
+    state->unreported.push_back(std::move(known->second));
+    state->reported.erase(known);
+}
+
 const Function *ask_driver(void *handle, Context *context) {
     Current current(*context);
     if (!current.ok()) return nullptr;
@@ -251,9 +270,13 @@ const Function *ask_driver(void *handle, Context *context) {
     }
     {
         std::lock_guard<std::mutex> hold(state->lock);
-        for (Unreported &u : state->unreported)
-            if (u.module == module) u.kernels.push_back(std::move(kernel));
+        const auto known = state->reported.find(module);
+        if (known != state->reported.end()) known->second.kernels.push_back(std::move(kernel));
+        else
+            for (Unreported &u : state->unreported)
+                if (u.module == module) u.kernels.push_back(std::move(kernel));
     }
+    tell_more(module);
     r.record(module, is_of_context ? context : nullptr, handle, who.name.c_str());
     agent.wake_to_report();
     return r.functions.find(handle);
@@ -458,8 +481,21 @@ void report_preexisting() {
             u.module->asked = true;
             u.module->answer_cc = u.context->cc;
         }
-        agent.ask(Message::Found, u.module, u.context, w, -1, false);
+        Module *const module = u.module;
+        Context *const context = u.context;
+        u.told = u.kernels.size();
+        {
+            std::lock_guard<std::mutex> hold(state->lock);
+            state->reported[module] = std::move(u);
+        }
+        agent.ask(Message::Found, module, context, w, -1, false);
     }
+}
+
+void found_answered(const Module *module) {
+    if (!module->preexisting) return;
+    tell_more(module);
+    agent.wake_to_report();
 }
 
 const char *mismatch(CUfunction original, const Layout &layout) {

@@ -32,6 +32,8 @@ std::vector<uint32_t> meet_primary_contexts();
 
 // For the worker thread: tells the tool about new findings.
 void report_preexisting();
+// The tool has answered about a module. If the answer is ambiguous, what was launched since is told, too.
+void found_answered(const Module *module);
 
 // Compares a preexisting kernel with the one the tool took it for. Returns null, or the reason why they
 // differ. The context must be current.

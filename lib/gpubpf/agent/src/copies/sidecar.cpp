@@ -10,9 +10,10 @@
 #include <unistd.h>
 
 #include "agent.h"
-#include "copies/graph.h"
-#include "copies/link.h"
 #include "copies/deferred.h"
+#include "copies/graph.h"
+#include "copies/launch.h"
+#include "copies/link.h"
 #include "copies/preexisting.h"
 #include "copies/shared.h"
 #include "driver/current.h"
@@ -423,7 +424,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
     {
         std::lock_guard<std::mutex> hold(r.lock);
         for (Sidecar &s : context->sidecars) {
-            if (s.module == module) return;
+            if (s.module == module && s.answer == answer) return;
             if (s.module->gone && s.handle && s.answer->image == answer->image &&
                 s.copies.size() == kernels.size())
                 idle = &s;
@@ -453,6 +454,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         Kernel &k = *kernels[i];
         const Layout &layout = answer->kernels[i];
         Copy *made = idle->copies[i];
+        if (copy_in(k, context)) continue;  // of an earlier answer
         auto copy = std::make_unique<Copy>();
         if (failed) {
             refuse(k, result == CUDA_SUCCESS ? failed
