@@ -637,7 +637,7 @@ SUMMARY = {"type": "summary", "lost": 0, "launches_instrumented": 0, "not_instru
         (5, launches(), "", "launchlate, alone: no launch has a time of its own"),
         (5, launches(None, 10), "", "launchlate, alone: no launch has a time of its own"),
         (5, launches(9_000_000), "", "times on the host's clock are known to 9000000 ns only"),
-        (6, [kernel("first", 7_000_000, "device")], "", "a kernel of 2000 us has 7000.0 us by the device probe"),
+        (6, [kernel("first", 9_000_000, "device")], "", "a kernel of 2000 us has 9000.0 us by the device probe"),
         (6, [kernel("first", 1_989_000, "device"), kernel("alone", 2_000_000, "stamp")], "", "has 1989.0 us by the device"),
         (6, [kernel("first", 2_000_100, "device")], "", "a kernel of 2000 us has no time by timing events"),
         (6, [kernel("first", 2_000_100, "stamp")], "", "that the device probe must time has method stamp, not device"),

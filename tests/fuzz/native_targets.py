@@ -124,7 +124,7 @@ def device_image_seeds() -> Iterable[bytes]:
     packed = bytearray(seeds[0])
     struct.pack_into("<Q", packed, 8, (1 << 64) - 1)
     struct.pack_into("<Q", packed, 16 + 8, (1 << 64) - 200)
-    yield bytes(packed)
+    yield from (bytes(packed) + bytes(after) for after in range(0, 4096, 512))  # at several places of a page
     # A section of no type with contents anywhere.
     cubin = bytearray(overlapping_sections(b".cudasim.ptx", 1, b"text"))
     table = len(cubin) - 64

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, traceable
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -232,9 +232,10 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
 
 def _children(pid: int) -> set[int]:
     found: set[int] = set()
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= set(map(int, file.read_text().split()))
+    with contextlib.suppress(ptrace.ThreadEnded):
+        for tid in ptrace.threads_of(pid):
+            with contextlib.suppress(OSError):
+                found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
     return found
 
 

@@ -227,6 +227,12 @@ def test_a_process_that_becomes_another_program(built: Path, start: Callable[...
     )
 
 
+def test_a_process_that_is_gone_has_no_children() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert joining._children(gone.pid) == set()
+
+
 def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "spawn", built / "becomes", "fork")
     tool = Tool("-p", program.pid, "0.3")

@@ -124,9 +124,9 @@ bool find_in_triton_cache(const uint8_t *image, size_t size, std::string &text) 
 }  // namespace
 
 bool is_mapped(const uint8_t *address, uint64_t size) {
-    const auto begin = reinterpret_cast<uintptr_t>(address) & ~uintptr_t{4095};
-    const auto end = reinterpret_cast<uintptr_t>(address) + size;
-    return end >= begin && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
+    const auto first = reinterpret_cast<uintptr_t>(address), begin = first & ~uintptr_t{4095};
+    const uintptr_t end = first + size;
+    return end >= first && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
 }
 
 size_t cubin_size(const void *image, size_t limit) {

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls.rocprofiler import LIBRARY, OTHERS, installed, loadable
+from gpubpf.process import ptrace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -331,14 +332,12 @@ class Dispatches:
             process.threads.clear()
         unknown = set(np.unique(tids).tolist()) - process.threads.keys()
         if unknown:
-            for path in Path(f"/proc/{process.pid}/task").glob("*/status"):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    line = next(
-                        line
-                        for line in path.read_text("utf-8", "replace").split("\n")
-                        if line.startswith("NSpid:")
-                    )
-                    process.threads[int(line.split()[-1])] = int(path.parent.name)
+            with contextlib.suppress(ptrace.ThreadEnded):
+                for tid in ptrace.threads_of(process.pid):
+                    with contextlib.suppress(OSError, ValueError, IndexError):
+                        status = Path(f"/proc/{process.pid}/task/{tid}/status").read_text("utf-8", "replace")
+                        line = next(line for line in status.split("\n") if line.startswith("NSpid:"))
+                        process.threads[int(line.split()[-1])] = tid
             for tid in unknown:
                 process.threads.setdefault(tid, 0)
         return np.array([process.threads[int(tid)] for tid in tids], tids.dtype)
