@@ -32,6 +32,13 @@ def libraries() -> Path:
     return LIBRARIES
 
 
+@functools.cache
+def cuda_include() -> str | None:
+    """The directory of the CUDA headers that the build finds; None where there are none."""
+    command = ["make", "--silent", "-C", str(CUDASIM), "--eval", "where: ; @echo $(CUDA_INCLUDE)", "where"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
 def nvcc() -> str:
     """The compiler; skips the test where there is none."""
     found = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(sys.executable).parent))

@@ -132,7 +132,7 @@ def build_parser() -> cli.Parser:
         const="",
         metavar="LIBRARY",
         help="for work without a probe, insist on CUPTI activity records; by default they are used"
-        " for copies and memsets if only launchlate can use CUPTI (not tested on a GPU)",
+        " if only launchlate can use CUPTI (not tested on a GPU)",
     )
     shown.add_argument(
         "--no-cupti",

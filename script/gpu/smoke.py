@@ -231,7 +231,7 @@ def has_cupti(machine: Machine) -> bool:
 
 
 def without_cupti(done: Done) -> str:
-    """Return the notice in which a tool says that the times are not CUPTI's; "" if there is none."""
+    """Return the notice that the times are not from CUPTI, or ""."""
     found = re.search(r"CUPTI (?:provides no timestamps: |reported none of |requires )[^\n;]*", done.stderr)
     return found[0].strip() if found else ""
 

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from cudasim import generate
-from cudasim_device import CUDASIM, PROGRAMS, Driver, DriverError, libraries, nvcc, run, run_python
-
-
-def cuda_include() -> Path:
-    """The CUDA headers that the build finds."""
-    command = ["make", "--silent", "-C", str(CUDASIM), "--eval", "where: ; @echo $(CUDA_INCLUDE)", "where"]
-    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+from cudasim_device import (
+    CUDASIM,
+    PROGRAMS,
+    Driver,
+    DriverError,
+    cuda_include,
+    libraries,
+    nvcc,
+    run,
+    run_python,
+)
 
 
 def exported(name: str) -> set[str]:
@@ -29,8 +33,8 @@ def exported(name: str) -> set[str]:
 
 def test_everything_that_the_headers_declare_is_exported() -> None:
     driver, runtime = exported("libcuda.so.1"), exported("libcudart.so.13")
-    assert generate.driver_names(cuda_include())[0] <= driver
-    assert {f"{name}@@libcudart.so.13" for name in generate.runtime_names(cuda_include())} <= runtime
+    assert generate.driver_names(Path(cuda_include()))[0] <= driver
+    assert {f"{name}@@libcudart.so.13" for name in generate.runtime_names(Path(cuda_include()))} <= runtime
     for (
         name
     ) in "cuLaunchKernel cuLaunchKernel_ptsz cuMemcpyHtoD_v2_ptds cuCtxCreate_v2 cuGetProcAddress".split():

@@ -5,9 +5,6 @@ With clang, a target is a program of libFuzzer's. With g++, native/main.cpp repl
 
 from __future__ import annotations
 
-import functools
-import os
-import re
 import shutil
 import struct
 import subprocess
@@ -15,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudasim_device import cuda_include
 from fuzz.targets import INPUTS, Seeds, cubins, image_seeds, overlapping_sections
 from gpubpf import elf
 from gpubpf.agent import protocol
@@ -27,17 +25,6 @@ AGENT, DEVICE = ROOT / "lib/gpubpf/agent", ROOT / "lib/cudasim"
 # Each target is linked with few parts of the library: what those call elsewhere is not reached.
 _OPTIONS = ("-std=c++17", "-g1", "-pthread", "-no-pie", "-Wl,--unresolved-symbols=ignore-all")
 _CHECKS = ("-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
-
-
-@functools.cache
-def cuda_include() -> str | None:
-    """Return the directory of cuda.h; None where there is none."""
-    if "CUDA_INCLUDE" in os.environ or (nvcc := shutil.which("nvcc")) is None:
-        return os.environ.get("CUDA_INCLUDE")
-    command = [nvcc, "--dryrun", "-x", "cu", "/dev/null", "-E", "-o", "/dev/null"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    found = re.search(r'INCLUDES="-I([^"]*)"', said)
-    return found[1] if found is not None else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cudasim_device import cuda_include
 from fuzz import native_targets
 from fuzz.native_targets import NativeTarget
 
@@ -21,7 +22,7 @@ RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 @pytest.mark.parametrize("native", native_targets.TARGETS.values(), ids=native_targets.TARGETS.keys())
 def test_changed_inputs(native: NativeTarget, tmp_path: Path) -> None:
     """With the address and undefined-behaviour sanitizers."""
-    if shutil.which("g++") is None or native_targets.cuda_include() is None:
+    if shutil.which("g++") is None or cuda_include() is None:
         pytest.skip("needs g++ and the CUDA headers")
     files = [tmp_path / f"input-{number}" for number in range(len(native.inputs))]
     for file, data in zip(files, native.inputs, strict=True):

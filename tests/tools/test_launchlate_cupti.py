@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cudasim_device import cuda_include
 from gpubpf.session import tracing
 from gpubpf.session.device import Device
 
@@ -63,12 +64,6 @@ def failing(library: Path) -> Path:
     made = library.parent / "libcupti-fails.so"
     soname = "-Wl,-soname,libcupti-fails.so"
     return gcc(made, "-shared", "-fPIC", "-DFAILS", soname, SOURCES / "fakecupti.c")
-
-
-def cuda_include() -> str:
-    rule = "where: ; @echo $(CUDA_INCLUDE)"
-    command = ["make", "-s", "-C", ROOT / "lib" / "cudasim", "--eval", rule, "where"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def program(name: str, *arguments: str | Path) -> Path:

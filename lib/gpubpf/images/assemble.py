@@ -115,10 +115,7 @@ def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
 
 
 def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
-    """Return what each kernel of `ptx` would need on a GPU; None if there is no assembler, or if it rejects the PTX.
-
-    For the embedded device this is information only: it has no limit on registers.
-    """
+    """Return what each kernel of `ptx` would need on a GPU; None if there is no assembler, or if it rejects the PTX."""
     try:
         return _assemble(ptx, target, steering(options)[0])[1]
     except AssembleError:

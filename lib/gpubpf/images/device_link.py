@@ -4,7 +4,7 @@ nvlink makes machine code only. The PTX that it was made of remains beside it: e
 module. In a file, the parts are in the section ``__nv_relfatbin``. In a process, a wrapper of version 2 points to them.
 
     for images in modules(images_of_file("app")):   # with the parts that they were linked from
-        chosen = choose(images, (9, 0))             # the PTX of the parts, linked, or the reason why there is none
+        chosen = choose(images, (9, 0))             # the linked PTX of the parts, or why they cannot be linked
 
 A module that was not linked is what `fatbin` says.
 """
@@ -49,7 +49,7 @@ def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...
 
 
 def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
-    """Return the linked PTX of a module's parts for a device of compute capability `cc`, or the reason why there is none.
+    """Return the linked PTX of a module's parts for compute capability `cc`, or why they cannot be linked.
 
     Parts without suitable PTX are left out: only kernels that call them cannot be instrumented.
     """

@@ -85,7 +85,7 @@ class RegisterUse:
     spilled: int = 0
 
     def in_launches(self, instrumented: int, limited: int) -> tuple[int, int, int]:
-        """Return the registers before and after, and the bytes spilled, for launches of which some used the limited copy."""
+        """Return the registers before and after, and the bytes spilled. `limited` of the launches used the limited copy."""
         if not limited or not self.limited:
             return self.before, self.after, 0
         return self.before, self.limited if limited >= instrumented else self.after, self.spilled

@@ -434,7 +434,7 @@ def _welcome(
 
 
 def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:
-    """Put clock kernels into `made`, one after the other."""
+    """Assemble the clock kernels. Each is in `made` as soon as it is ready."""
     from gpubpf.images import assemble
 
     made.update(assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver))

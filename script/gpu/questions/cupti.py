@@ -176,9 +176,9 @@ def _need_cupti() -> None:
 def cupti_correlation() -> Answer:
     _need_cupti()
     ways: dict[str, Callable[[Cupti], None]] = {
-        "driver's call": _by_driver,
+        "at the driver's call": _by_driver,
         "around cudart's call": _by_runtime,
-        "driver's call in cudart's": lambda cupti: _by_runtime(cupti, inside=True),
+        "at the driver's call in cudart's": lambda cupti: _by_runtime(cupti, inside=True),
     }
     found: dict[str, Any] = {}
     for name, launch in ways.items():
@@ -190,10 +190,7 @@ def cupti_correlation() -> Answer:
     }
     answered = [row for row in rows.values() if row in ("yes", "no")]
     return {
-        "answer": "; ".join(
-            f"pushed at the {name}: {row}" if "around" not in name else f"pushed {name}: {row}"
-            for name, row in rows.items()
-        ),
+        "answer": "; ".join(f"pushed {name}: {row}" for name, row in rows.items()),
         "agrees": "no" not in answered if answered else None,
         "found": found,
     }

@@ -251,7 +251,7 @@ std::vector<const void *> prelinked_fatbins(const void *image) {
     return found;
 }
 
-// Collects the PTX that a program's device code was linked from. Returns a CUresult; 0 and no text if there is none.
+// Collects the PTX that a program's device code was linked from: no text if it has none. Returns a CUresult.
 int ptx_of_prelinked(const std::vector<const void *> &fatbins, unsigned cc, bool strict, ChosenPtx &chosen,
                      bool &above, bool &lto, std::string &problem) {
     for (const void *fatbin : fatbins) {
