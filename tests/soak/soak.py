@@ -31,6 +31,7 @@ TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "launchlate", "cudasnoop")
 WAYS_IN = ("command", "process", "machine")
 ENDS = "return exit _exit quick_exit abort kill running threads forks execs".split()
 STATUS = {"abort": 128 + signal.SIGABRT, "kill": 128 + signal.SIGKILL}  # of a program that ended so; else 0
+MEMORY = Path("/sys/fs/cgroup/memory/gpubpf-soak")  # limits the memory of a tool
 LIMIT = 120.0  # seconds; what takes longer hangs
 
 # What goes wrong. With a fault of the tool, its records may be missing; with one of the program, the agent may be refused.
@@ -42,8 +43,15 @@ OF_TOOL = (
     "full output",
     "few files of the tool",
     "full disk",
+    "little memory of the tool",  # the kernel kills it, or one of its children
 )
-OF_PROGRAM = ("stopped program", "few files of the program", "full /dev/shm", "little memory of the program")
+OF_PROGRAM = (
+    "stopped program",
+    "few files of the program",
+    "small files of the program",  # a write beyond the limit sends SIGXFSZ
+    "full /dev/shm",
+    "little memory of the program",
+)
 OF_BOTH = ("none", "none", "second tool", "clock steps")
 
 
@@ -75,6 +83,8 @@ def cycle_of(number: int, seed: int, alone: bool) -> Cycle:
     chance = random.Random(seed * 1_000_003 + number)
     faults = [f for f in OF_TOOL + OF_PROGRAM + OF_BOTH if alone or f != "clock steps"]
     way_in = chance.choice(WAYS_IN if alone else WAYS_IN[:2])
+    if way_in == "command":  # the program would have as little memory as the tool
+        faults.remove("little memory of the tool")
     return Cycle(
         number=number,
         tool=chance.choice(TOOLS),
@@ -138,6 +148,10 @@ class Scene:
             self.environment["XDG_CACHE_HOME"] = str(caches)
             mounts = f'mount -t tmpfs -o size=16k tmpfs "{caches}" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", mounts, "sh", *command]
+        if cycle.fault == "little memory of the tool":
+            MEMORY.mkdir(exist_ok=True)
+            (MEMORY / "memory.limit_in_bytes").write_text(str(int(cycle.moment * 60) << 20))
+            command = ["sh", "-c", f'echo $$ > "{MEMORY}/cgroup.procs" && exec "$@"', "sh", *command]
         with self.out.open("w") as out, self.err.open("w") as err:
             return self.start([*command, *arguments], stdout=out, stderr=err)
 
@@ -148,6 +162,8 @@ class Scene:
             command = [sys.executable, "-P", "-m", "cudasim", "--", *command]
         if fault == "few files of the program":
             return ["prlimit", f"--nofile={12 + int(self.cycle.moment * 20)}", *command]
+        if fault == "small files of the program":
+            return ["prlimit", f"--fsize={int(self.cycle.moment * 2**23)}", *command]
         if fault == "little memory of the program":
             return ["prlimit", "--memlock=65536", "--stack=1048576", *command]
         if fault == "full /dev/shm":

@@ -15,7 +15,7 @@ from gpubpf.calls.probes import CallProbes
 from gpubpf.calls.traced_processes import TracedProcesses
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.session import joining
+from gpubpf.process import traceable
 from gpubpf.show import cli
 
 
@@ -55,14 +55,14 @@ class AttachedProcesses:
                 self._out.record(type="watching", ts_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self.check_maps()
         for pid in self.waiting if self._args.pid else ():
-            self._note(f"pid {pid} ({joining.comm(pid)}) has not loaded {self.library} yet; waiting")
+            self._note(f"pid {pid} ({traceable.comm(pid)}) has not loaded {self.library} yet; waiting")
 
     def check_maps(self) -> None:
         """Announce the processes that have mapped a library since the last time."""
         for pid in tuple(self.waiting):
             with suppress(OSError):
                 if any(True for _ in libraries.mapped(pid, self._names)):
-                    self._announce(pid, joining.comm(pid))
+                    self._announce(pid, traceable.comm(pid))
 
     def check_calls(self) -> None:
         """Announce the processes that have made their first call since the last time."""

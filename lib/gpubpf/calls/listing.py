@@ -20,8 +20,7 @@ from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
 from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import address_space, users
-from gpubpf.session import joining
+from gpubpf.process import address_space, traceable, users
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _add_file(found: Listed, path: str, wanted_names: LibraryNames, wanted: Sequ
 
 def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Sequence[ApiFunction]) -> None:
     """Add the files that a process maps. Raise Error if its mappings cannot be read."""
-    comm = joining.comm(pid)
+    comm = traceable.comm(pid)
     try:
         mapped = {m.file: m for m in address_space.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):

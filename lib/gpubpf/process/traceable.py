@@ -17,6 +17,13 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
 
 
+def comm(pid: int) -> str:
+    """Return the name of a process; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    return ""
+
+
 class RefusedForNow(SessionError):
     """The kernel refused to trace a process, and may not refuse in a moment: another tool may trace one of its threads."""
 

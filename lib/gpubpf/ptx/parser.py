@@ -191,6 +191,8 @@ def _function_directive(lexer: Lexer) -> Directive:
         last = lexer.next()
     text = lexer.text[first.start : last.end]
     if first.text == ".pragma":
+        if token is None or token.text != ";":
+            raise PtxError(f"PTX line {first.line}: .pragma in the head of a function has no `;` at its end")
         text += ";"
     return Directive(first.text[1:], text, line=first.line)
 

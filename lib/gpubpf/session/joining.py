@@ -145,7 +145,7 @@ class Joining:
         if (found.kind, found.virtual) != (chosen.kind, chosen.virtual):
             raise Missed(
                 OTHER_DEVICE,
-                f"pid {pid} ({comm(pid)}) uses {found.name}, not {chosen.name}; trace it separately",
+                f"pid {pid} ({traceable.comm(pid)}) uses {found.name}, not {chosen.name}; trace it separately",
             )
 
     def _attach(self, pid: int, ended: int, starting: int | None) -> int:
@@ -162,6 +162,8 @@ class Joining:
             code = injection.wait(ATTACH_WAIT)
         finally:
             process.stood_ns += injection.stood_ns
+            if code == AttachStatus.FAILED:
+                self._server.wait_for_reason(process)
             if code:
                 self._server.remove(process)
         if code == AttachStatus.FAILED and process.hook_failure:
@@ -170,7 +172,7 @@ class Joining:
 
 
 def _refused(pid: int, code: int) -> Missed:
-    label = f"pid {pid} ({comm(pid)})"
+    label = f"pid {pid} ({traceable.comm(pid)})"
     if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
     if code == AttachStatus.IN_USE:
@@ -183,7 +185,7 @@ def _refused(pid: int, code: int) -> Missed:
 def _no_driver(pid: int) -> Missed:
     return Missed(
         NO_DRIVER,
-        f"pid {pid} ({comm(pid)}) has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool",
+        f"pid {pid} ({traceable.comm(pid)}) has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool",
     )
 
 
@@ -226,7 +228,7 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
             queue.append(child)
             if own := _drivers(child) - bases:
                 bases |= own
-                found[child] = comm(child)
+                found[child] = traceable.comm(child)
     return found
 
 
@@ -255,13 +257,6 @@ def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(EXIT_WAIT * 1000))
-
-
-def comm(pid: int) -> str:
-    """Return the name of a process; "" if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
-    return ""
 
 
 def all_failed(errors: Sequence[SessionError]) -> SessionError:

@@ -221,6 +221,11 @@ class Server:
         self.wake()
         return process
 
+    def wait_for_reason(self, process: TracedProcess) -> None:
+        """Wait until the agent has said why attaching failed, or has disconnected; at most a second. From any thread."""
+        with self._measurement.lock:
+            self._measurement.lock.wait_for(lambda: process.hook_failure or process.disconnected, 1)
+
     def remove(self, process: TracedProcess) -> None:
         """Forget an adopted process to which attaching failed. From any thread."""
         self._measurement.remove(process)
@@ -384,7 +389,8 @@ class Server:
         if failed and process.attached:
             process.hook_failure = process.hook_failure or _hook_failure(failed)
         elif failed:
-            self._measurement.note(f"{process.label} is not traced: cannot hook {'; '.join(failed[:3])}")
+            why = _of_all(failed) or f"cannot hook {'; '.join(failed[:3])}"
+            self._measurement.note(f"{process.label} is not traced: {why}")
         else:
             process.hooked = True
             if process.attached and capabilities:
@@ -393,8 +399,15 @@ class Server:
             self._on_hooked(process)
 
 
+def _of_all(failed: Sequence[str]) -> str:
+    """Return what concerns all functions that cannot be hooked; "" if each has a reason of its own."""
+    return next((line.removeprefix("all: ") for line in failed if line.startswith("all: ")), "")
+
+
 def _hook_failure(failed: Sequence[str]) -> str:
     """Return why a running process cannot be hooked, for its user. `failed`: lines of the agent, "function: reason"."""
+    if of_all := _of_all(failed):
+        return f"cannot be hooked: {of_all}"
     probed = [line.partition(":")[0] for line in failed if line.endswith(f": {ALREADY_CHANGED}")]
     if len(probed) < len(failed):
         return f"cannot be hooked at {'; '.join(failed[:3])}; start it with the tool instead"

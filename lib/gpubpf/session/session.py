@@ -27,7 +27,7 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, privileges
+from gpubpf.process import libc, privileges, traceable
 from gpubpf.session import joining, readout, reasons, summary
 from gpubpf.session.command import Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
@@ -194,7 +194,7 @@ class Session:
 
         The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
         time."""
-        comm = joining.comm(pid)
+        comm = traceable.comm(pid)
         missed = self._joining.join(pid, starting)
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason)
@@ -203,7 +203,7 @@ class Session:
     def _join_all(self, pids: Sequence[int]) -> None:
         """Attach to all of these processes concurrently. Raises SessionError if none can be traced."""
         pool = DaemonThreadPool(JOINS)
-        names = {pid: joining.comm(pid) for pid in pids}
+        names = {pid: traceable.comm(pid) for pid in pids}
         attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
         for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())

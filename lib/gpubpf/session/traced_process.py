@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag
 from gpubpf.errors import Error, SessionError
+from gpubpf.process import traceable
 from gpubpf.session.log_file import LogFile
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class TracedProcess:
     @property
     def label(self) -> str:
         """The process in messages: "pid 123 (name)"."""
-        return f"pid {self.pid} ({self.comm})"
+        return f"pid {self.pid} ({self.comm or traceable.comm(self.pid)})"
 
     @property
     def waiting(self) -> int:

@@ -23,6 +23,7 @@ import pytest
 from gpubpf import agent
 from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
+from gpubpf.process import traceable
 from gpubpf.session import device, joining, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.reasons import REACHED_LATE
@@ -344,7 +345,7 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
     def becomes(*arguments: Any) -> tuple[int, int]:
         other.end()
         until = time.monotonic() + 60
-        while joining.comm(other.pid) != "sleep" and time.monotonic() < until:
+        while traceable.comm(other.pid) != "sleep" and time.monotonic() < until:
             time.sleep(0.001)
         return loaded(*arguments)
 
@@ -368,6 +369,28 @@ def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Progra
     assert {r["pid"] for r in of(records, "kernel")} == {program.pid for program in programs}
     (summary,) = of(records, "summary")
     assert summary["launches_instrumented"] == 36 and summary["lost"] == 0
+
+
+@pytest.mark.parametrize("limit", [100, 1 << 16, 9 << 20, 20 << 20])
+def test_a_program_whose_files_must_be_small(
+    built: Path, start: Callable[..., Program], limit: int, tmp_path: Path
+) -> None:
+    """A write beyond RLIMIT_FSIZE sends SIGXFSZ. The program's own files stay small."""
+    warm = start(built / "becomes", "end")  # the embedded device translates its kernels, which takes files
+    warm.go()
+    warm.end()
+    limited = ["prlimit", f"--fsize={limit}"]
+    program = start(*limited, built / "becomes", "end")
+    said = "attached to" if limit > 8 << 20 else "it can make no files in memory"
+    tool = Tool("-p", program.pid)
+    tool.wait_for(said)
+    program.go()
+    program.end()
+    assert program.process.wait(60) == 0
+    tool.ended(0 if limit > 8 << 20 else 1)
+    tool = Tool("--device", "sim", "--", *limited, built / "becomes", "end", stdin=subprocess.DEVNULL)
+    tool.wait_for(said)
+    tool.ended()
 
 
 @pytest.mark.own_processes

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -108,6 +109,11 @@ std::string variable(const char *name) {
 }
 
 bool write_all(int file, std::string_view content) {
+    rlimit limit;  // beyond it, writing ends the process
+    const off_t at = lseek(file, 0, SEEK_CUR);
+    if (at < 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
+        limit.rlim_cur < static_cast<uint64_t>(at) + content.size())
+        return false;
     while (!content.empty()) {
         const ssize_t n = write(file, content.data(), content.size());
         if (n < 0 && errno == EINTR) continue;

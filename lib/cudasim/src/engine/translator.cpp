@@ -160,7 +160,8 @@ int run_translator(const std::vector<std::string> &arguments, const std::string 
         if (!is_excluded(*entry)) kept.emplace_back(*entry);
     kept.push_back("TMPDIR=" + temporary);
     kept.push_back("PYTHONPATH=" + path);
-    kept.push_back("PYTHONDONTWRITEBYTECODE=");
+    // A limit on the size of files would cut short what all users of these modules read.
+    kept.push_back("PYTHONDONTWRITEBYTECODE=1");
     std::vector<char *> environment;
     for (std::string &entry : kept) environment.push_back(entry.data());
     environment.push_back(nullptr);

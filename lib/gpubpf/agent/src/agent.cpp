@@ -557,14 +557,17 @@ std::string process_name() {
     return s;
 }
 
+constexpr char kNoFile[] =
+    "all: it can make no files in memory (ulimit -n limits their number, ulimit -f their size)\n";
+
 // Asks the tool to put the hooks in place while it keeps this process stopped. Returns why that failed, or
 // "".
 std::string install_running(Connection *c, std::string &left_out) {
     std::vector<Patch> patches;
     std::string failed = prepare(hooks, hook_count(), left_out, patches);
     if (!failed.empty() || patches.empty()) return failed;
-    int file = move_high(patch_file(patches));
-    if (file < 0) return "all: no memory for a list\n";
+    int file = patch_file(patches);
+    if (file < 0) return kNoFile;
     agent.send(Message::Patches, Writer(), file);
     close(file);
     std::unique_lock<std::mutex> hold(c->lock);
@@ -572,8 +575,8 @@ std::string install_running(Connection *c, std::string &left_out) {
     return c->patched ? "" : "all: the tool did not put them in\n";
 }
 
-// Opens what an attachment needs: socket, wake-up event and control block. On failure, closes everything and
-// returns false.
+// Opens what an attachment needs: socket, wake-up event and control block. On failure, tells the tool, closes
+// everything and returns false.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
     c.socket = connect_to_tool(name);
@@ -589,6 +592,9 @@ bool open_connection(Connection &c, const char *name) {
         agent.control = static_cast<Control *>(control);
         return true;
     }
+    Writer why;
+    why.text(kNoFile).text("").u32(0);
+    send_frame(c.socket, Message::Hooked, why.bytes, -1);
     for (int file : {c.socket, c.wake, agent.control_fd})
         if (file >= 0) close(file);
     return false;
@@ -615,11 +621,14 @@ bool wait_for_welcome(Connection &c) {
     return c.welcome && !c.gone;
 }
 
-void open_log() {
+// Returns why there is no log, or "".
+std::string open_log() {
+    if (!agent.config.log_records) return "";
     const int log = oplog.open(agent.config.log_records, virtual_clock());
-    if (log < 0) return;
+    if (log < 0) return kNoFile;
     agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
     close(log);
+    return "";
 }
 
 // Tells the tool which functions could not be hooked, and which GPUs the program uses already.
@@ -692,12 +701,12 @@ AttachStatus start(const char *name, How how) {
     }
     pthread_detach(service);
     if (!wait_for_welcome(*c)) return AttachStatus::Failed;
-    if (agent.config.log_records) open_log();
-    const std::string cupti = how == How::FirstInit ? cupti_wanted() : "";
+    std::string left_out, failed = open_log();
+    const std::string cupti = failed.empty() && how == How::FirstInit ? cupti_wanted() : "";
     const bool automatic = cupti.compare(0, sizeof kCuptiAutomatic - 1, kCuptiAutomatic) == 0;
     choose_hooks(agent.config.log_records != 0 || operation_program(), automatic);
-    std::string left_out, failed;
-    failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
+    if (failed.empty())
+        failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
     if (automatic) {
         if (is_in(kHook_dlopen) && is_in(kHook_dlmopen))
             start_cupti(cupti.substr(sizeof kCuptiAutomatic - 1), true);

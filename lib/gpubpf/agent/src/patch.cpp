@@ -15,6 +15,7 @@
 #include "instruction.h"
 #include "lifetime.h"
 #include "prologue.h"
+#include "wire.h"
 
 namespace gpubpf {
 
@@ -468,9 +469,9 @@ void barrier_in_all_threads() {
 }
 
 int patch_file(const std::vector<Patch> &patches) {
-    int fd = memfd_create("gpubpf-patches", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memory_file("gpubpf-patches", 0);
     const size_t size = patches.size() * sizeof(Patch);
-    if (fd >= 0 && (write(fd, patches.data(), size) != static_cast<ssize_t>(size) ||
+    if (fd >= 0 && (!write_all(fd, patches.data(), size, 0) ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
         close(fd);
         return -1;

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -136,7 +137,14 @@ int move_high(int fd) {
     return high;
 }
 
+// Whether a file may become this large. If not, the attempt would end the program (SIGXFSZ).
+static bool may_become(uint64_t size) {
+    rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && size <= limit.rlim_cur;
+}
+
 int memory_file(const char *name, uint64_t size) {
+    if (!may_become(size)) return -1;
     int fd = move_high(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) != 0) {
         close(fd);
@@ -169,7 +177,8 @@ static bool transfer_all(Call call, int fd, Byte *p, size_t size, uint64_t offse
 }
 
 bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
-    return transfer_all(pwrite, fd, static_cast<const char *>(data), size, offset);
+    return may_become(offset + size) &&
+           transfer_all(pwrite, fd, static_cast<const char *>(data), size, offset);
 }
 
 bool read_all(int fd, void *data, size_t size, uint64_t offset) {

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "wire.h"
+
 namespace gpubpf {
 
 namespace {
@@ -38,16 +40,6 @@ std::vector<char> read_file(const char *path) {
     if (file >= 0) close(file);
     bytes.resize(done);
     return bytes;
-}
-
-bool write_file(int file, const std::vector<char> &bytes) {
-    size_t done = 0;
-    while (done < bytes.size()) {
-        const ssize_t some = write(file, bytes.data() + done, bytes.size() - done);
-        if (some <= 0) return false;
-        done += static_cast<size_t>(some);
-    }
-    return true;
 }
 
 }  // namespace
@@ -86,13 +78,13 @@ void *load_private_copy(const std::string &path) {
     std::vector<char> bytes = read_file(path.c_str());
     if (!rename_library(bytes)) return nullptr;
     const char *slash = strrchr(path.c_str(), '/');
-    const int file = memfd_create(slash ? slash + 1 : path.c_str(), MFD_CLOEXEC);
+    const int file = memory_file(slash ? slash + 1 : path.c_str(), 0);
     if (file < 0) return nullptr;
     void *library = nullptr;
     // The loader takes a library that it knows by this path, so each path has more slashes than the last.
     static std::atomic<size_t> copies{0};
     const std::string name = "/proc/self/fd/" + std::string(++copies, '/') + std::to_string(file);
-    if (write_file(file, bytes)) library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (write_all(file, bytes.data(), bytes.size(), 0)) library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     close(file);
     return library;
 }
