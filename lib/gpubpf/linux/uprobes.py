@@ -382,6 +382,10 @@ class Uprobes:
         late = mapped[0].pid if mapped and self._thread is not None else None
         self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
         base = os.path.basename(_printable(path))
+        if late is not None and probed:
+            self._notice(
+                f"process {late} loaded {base} before it had probes; calls until then are not traced", path
+            )
         if missing and not group.optional:
             self._notice(f"{base} has no {_some_of(missing)}; such calls are not traced", path)
         reasons: dict[str, list[str]] = {}

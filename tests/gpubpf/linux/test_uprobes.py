@@ -242,6 +242,10 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
             [100, 101],
         )  # the sleep that gave time may be seen
         assert [p.path for p in host.uprobes.placed] == [str(library)]
+        told = (
+            f"process {calls.pid} loaded {library.name} before it had probes; calls until then are not traced"
+        )
+        assert told in notes
 
 
 def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) -> None:
