@@ -157,7 +157,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
-    cli.add_device(parser)
+    cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
     cli.add_output(parser)

@@ -143,7 +143,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_kernels(parser)
     cli.add_host_filters(parser)
-    cli.add_device(parser)
+    cli.add_device(parser, times=True)
     cli.add_looks(parser)
     cli.add_output(parser)
     return parser

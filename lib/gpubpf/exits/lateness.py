@@ -484,6 +484,8 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     least, most = float(means.min()), float(means.max())
     if not most:
         return ["the lanes of a warp exit together"]
+    if most <= report.clock_error:
+        return ["the lanes of a warp exit together, as far as the clock shows"]
     together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
     if len(together) == len(report.lanes):
         return [f"the lanes of a warp exit equally late: {duration(most)} after its first exit (mean)"]
@@ -553,12 +555,28 @@ def named(what: str, numbers: Sequence[int]) -> str:
 
 
 def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
-    """Return the rows of the table: numbers of lanes that do not differ, one of these lanes, and where it was latest."""
-    rows: dict[tuple[int, Distribution, str], list[LaneReport]] = {}
+    """Return the rows of the table: numbers of lanes that do not differ, one of these lanes, and where it was latest.
+
+    Lanes do not differ if their times are equal, or all within the clock's error of each other."""
+    rows: list[tuple[str, list[LaneReport]]] = []
     for lane in report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
-        rows.setdefault((lane.exits, lane.late, way), []).append(lane)
-    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for (*_, way), lanes in rows.items()]
+        for known, lanes in rows:
+            if (known, lanes[0].exits) == (way, lane.exits) and _same_times(
+                lanes[0], lane, report.clock_error
+            ):
+                lanes.append(lane)
+                break
+        else:
+            rows.append((way, [lane]))
+    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for way, lanes in rows]
+
+
+def _same_times(one: LaneReport, other: LaneReport, error: float) -> bool:
+    times = ("mean", "p50", "p99", "max")
+    return one.late == other.late or all(
+        abs(getattr(one.late, time) - getattr(other.late, time)) <= error / 2 for time in times
+    )
 
 
 def numbered(numbers: Sequence[int]) -> str:

@@ -37,7 +37,7 @@ print(name.value.decode(errors="replace"))
 """
 NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
 EMBEDDED = "libcuda.so.1 is the embedded device"  # an answer of `ask_driver`
-REAL_CLOCK = "embedded device, real clock: times mean nothing (set CUDASIM_CLOCK=virtual)"
+REAL_CLOCK = "embedded device, real clock: times mean nothing"
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,21 @@ def ask_driver() -> tuple[int, int] | str:
     return int(major), int(minor)
 
 
-def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.environ) -> Device:
-    """Return the device for "auto", "gpu" or "sim". Raises SessionError if it cannot be used, UsageError for an unknown clock."""
+def choose(
+    wanted: str | None = "auto",
+    environment: Mapping[str, str] = os.environ,
+    clock: str | None = None,
+    default_clock: str = "real",
+) -> Device:
+    """Return the device for "auto", "gpu" or "sim".
+
+    `clock`: of the embedded device, "real" or "virtual"; None: what CUDASIM_CLOCK says, else `default_clock`.
+    Raises SessionError if the device cannot be used, UsageError for an unknown clock, or for a clock of a GPU."""
     missing = ""
     if wanted != "sim":
         if isinstance(answer := ask_driver(), tuple):
+            if clock:
+                raise UsageError("--clock is for the embedded device; add --device sim, or leave it out")
             return Device("gpu")
         missing = answer
         if wanted == "gpu":
@@ -110,12 +120,13 @@ def choose(wanted: str | None = "auto", environment: Mapping[str, str] = os.envi
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
-    clock = environment.get("CUDASIM_CLOCK") or "real"
+    clock = clock or environment.get("CUDASIM_CLOCK") or default_clock
     if clock not in ("real", "virtual"):
         raise UsageError(f"CUDASIM_CLOCK is {clock!r}; unset it, or set it to real or virtual")
     virtual = clock == "virtual"
     notice = NOTICE + ("those of its virtual clock" if virtual else "mean nothing")
-    return Device("sim", {"LD_LIBRARY_PATH": path}, notice if wanted != "sim" else None)
+    changes = {"LD_LIBRARY_PATH": path, "CUDASIM_CLOCK": clock}
+    return Device("sim", changes, notice if wanted != "sim" else None)
 
 
 def cupti_libraries() -> list[str]:

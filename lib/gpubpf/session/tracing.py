@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.errors import Error, SessionError
+from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.session import device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
@@ -151,9 +151,18 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
 def device_of(args: argparse.Namespace) -> Device:
     """Return the device that a command line measures: the one that the processes of -p use, or else the one that --device names.
 
-    Raises SessionError when that device cannot be used, or when the processes of -p use different ones.
+    Raises SessionError when that device cannot be used, or when the processes of -p use different ones; UsageError for --clock
+    without a command.
     """
-    return _device_of_all(args.pid) if args.pid else device.choose(args.device)
+    clock = getattr(args, "clock", None)
+    if clock and not args.command:
+        raise UsageError(
+            "--clock chooses the clock of a COMMAND; start other programs with CUDASIM_CLOCK=virtual"
+        )
+    if args.pid:
+        return _device_of_all(args.pid)
+    measures_times = hasattr(args, "clock") and args.command
+    return device.choose(args.device, clock=clock, default_clock="virtual" if measures_times else "real")
 
 
 def virtual(args: argparse.Namespace) -> bool:

@@ -163,14 +163,22 @@ def add_call_views(made: Parser) -> None:
     )
 
 
-def add_device(made: Parser) -> None:
-    """Add where device programs run, and how much memory their maps have: --device, --map-memory."""
+def add_device(made: Parser, times: bool = False) -> None:
+    """Add where device programs run, and how much memory their maps have: --device, --map-memory.
+
+    `times`: the tool measures times, so add --clock."""
     group = made.add_argument_group("device")
     group.add_argument(
         "--device",
         choices=("auto", "gpu", "sim"),
         help="gpu, or sim: the embedded device (default auto: a GPU if there is one)",
     )
+    if times:
+        group.add_argument(
+            "--clock",
+            choices=("virtual", "real"),
+            help="of the embedded device: virtual counts instructions and repeats exactly (default); real measures this CPU",
+        )
     group.add_argument(
         "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
     )

@@ -11,7 +11,8 @@ import pytest
 
 import cudasim
 from gpubpf.errors import SessionError, UsageError
-from gpubpf.session import device
+from gpubpf.session import device, tracing
+from gpubpf.show import cli
 
 
 @pytest.fixture
@@ -29,9 +30,33 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_without_a_gpu_the_embedded_device_is_used_and_said(no_gpu: None, built: Path) -> None:
     chosen = device.choose("auto", {"LD_LIBRARY_PATH": "/mine"})
     assert chosen.kind == "sim" and chosen.notice and "cudasim" in chosen.notice
-    assert chosen.environment == {"LD_LIBRARY_PATH": f"{built}:/mine"}
+    assert chosen.environment == {"LD_LIBRARY_PATH": f"{built}:/mine", "CUDASIM_CLOCK": "real"}
     assert device.choose("sim", {}).notice is None  # it was asked for
-    assert device.choose("sim", {}).environment == {"LD_LIBRARY_PATH": str(built)}
+    assert device.choose("sim", {}).environment == {"LD_LIBRARY_PATH": str(built), "CUDASIM_CLOCK": "real"}
+
+
+def test_the_clock_of_the_embedded_device(
+    no_gpu: None, built: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--clock comes before the environment, and that before what suits the tool."""
+
+    def clock_of(*words: str) -> bool:
+        parser = cli.parser("launchlate", "text", "examples")
+        cli.add_targets(parser)
+        cli.add_device(parser, times=True)
+        args = cli.parse(parser, list(words))
+        return tracing.device_of(args).virtual
+
+    monkeypatch.delenv("CUDASIM_CLOCK", raising=False)
+    assert clock_of("--", "app") and not clock_of("--clock", "real", "--", "app") and not clock_of()
+    monkeypatch.setenv("CUDASIM_CLOCK", "real")
+    assert not clock_of("--", "app") and clock_of("--clock", "virtual", "--", "app")
+    assert device.choose("sim", {}, default_clock="virtual").virtual
+    with pytest.raises(UsageError, match="--clock chooses the clock of a COMMAND"):
+        clock_of("--clock", "virtual", "-p", str(os.getpid()))
+    monkeypatch.setattr(device, "ask_driver", lambda: (9, 0))
+    with pytest.raises(UsageError, match="--clock is for the embedded device"):
+        clock_of("--clock", "real", "--", "app")
 
 
 def test_an_unknown_clock_is_an_error(no_gpu: None, built: Path) -> None:
