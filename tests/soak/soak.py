@@ -387,7 +387,8 @@ def account(scene: Scene) -> Found:
     if matched == found.made or not scene.exact:
         return found
     reasons = [line for line in found.said if "attached to" not in line and "watching" not in line]
-    reasons += summary.get("processes", {}).get("missed", [])
+    if cycle.tool != "cudasnoop":
+        reasons += summary["processes"]["missed"]
     why = f"{matched} launches seen of {found.made}, without a word"
     demand(reasons or summary["lost"] or (cycle.fault in OF_TOOL and cycle.moment), why)
     found.explained = " ".join(reasons) or ("lost" if summary["lost"] else cycle.fault)

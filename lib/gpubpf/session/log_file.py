@@ -17,7 +17,8 @@ RECORD = RECORD_SIZE
 
 
 class LogFile:
-    """Maps the file of an operation log, and takes ownership of it. Raises SessionError if it is not a valid log.
+    """Maps the file of an operation log, and takes ownership of it. Raises SessionError if it is not a valid log, OSError without
+    resources.
 
     virtual: its times are from the embedded device's virtual clock. capacity: records that it has room for."""
 
@@ -50,5 +51,5 @@ def _map(file: int) -> tuple[mmap.mmap, int, bool]:
         raise wrong
     try:
         return mmap.mmap(file, HEADER + capacity * RECORD), capacity, clock == 1
-    except (OSError, ValueError):
+    except ValueError:
         raise wrong from None

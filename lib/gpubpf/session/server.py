@@ -29,7 +29,7 @@ from gpubpf.agent.definitions import (
     LACKS_OBSOLETE,
     Message,
 )
-from gpubpf.errors import TOO_MANY_FILES
+from gpubpf.errors import TOO_MANY_FILES, out_of_files
 from gpubpf.process import address_space
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
@@ -249,6 +249,9 @@ class Server:
         self._measurement.privileges.apply()
         try:
             data, files, flags, _ = socket.recv_fds(process.socket, 1 << 20, 8)
+        except OSError:
+            return False
+        try:
             if flags & socket.MSG_CTRUNC:  # the kernel dropped files that came with a message
                 self._measurement.note(f"{process.label} is no longer traced: {TOO_MANY_FILES}")
                 for received in files:
@@ -268,7 +271,9 @@ class Server:
                 for _, _, file in frames[done:]:
                     if file is not None:
                         os.close(file)
-        except OSError:
+        except OSError as error:
+            why = TOO_MANY_FILES if out_of_files(error) else error.strerror
+            self._measurement.note(f"{process.label} is no longer traced: {why}")
             return False
         except protocol.Malformed as error:
             self._malformed += 1

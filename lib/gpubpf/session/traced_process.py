@@ -318,7 +318,7 @@ class TracedProcess:
         self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file)
 
     def add_log(self, file: int, records: int) -> None:
-        """Open the operation log. Takes ownership of `file`, unless it raises Malformed."""
+        """Open the operation log. Takes ownership of `file`, unless it raises Malformed or OSError."""
         if self.log is not None or self.log_lost:
             raise protocol.Malformed("a second log")
         try:
