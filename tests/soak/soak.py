@@ -124,6 +124,7 @@ class Scene:
             "SOAK_LIVES": str(self.lives),
             "CUDASIM_HOSTILE": "1",
             "PYTHONPATH": str(ROOT / "lib"),
+            "PYTHONFAULTHANDLER": "1",  # for `stacks`
         }
 
     def start(self, command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
@@ -272,6 +273,23 @@ def disturb(scene: Scene, tool: subprocess.Popen[str]) -> None:
             time.sleep(0.2)
 
 
+def stacks(scene: Scene) -> str:
+    """Return where the threads of all processes are, and end the tool."""
+    told = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            told += [f"-- {pid}: {name}", Path(f"/proc/{pid}/wchan").read_text()]
+            if is_program(pid, scene.program) and shutil.which("gdb"):
+                command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all backtrace 16"]
+                found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+                told += [line for line in found.splitlines() if line.startswith(("#", "Thread"))]
+            elif "python" in Path(f"/proc/{pid}/exe").readlink().name:
+                os.kill(pid, signal.SIGABRT)
+    time.sleep(1)
+    return "\n  ".join([*told, scene.err.read_text()])
+
+
 def ended(process: subprocess.Popen[str], what: str) -> int:
     try:
         return process.wait(LIMIT)
@@ -406,6 +424,10 @@ def run(cycle: Cycle, program: Path, place: Path) -> Found:
             "the program does not end",
         )
         return account(scene)
+    except Defect as defect:
+        if str(defect).startswith("hangs"):
+            raise Defect(f"{defect}\n  {stacks(scene)}") from None
+        raise
     finally:
         live = [process.pid for process in scene.processes if process.poll() is None]
         own = [one for pid in live for one in (pid, *descendants(pid))]

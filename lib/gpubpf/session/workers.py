@@ -219,9 +219,9 @@ class BackgroundWork:
             self._cache.pop(key, None)
 
     def _make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
-        from gpubpf.images import fatbin, instrument
-
         def make(target: Target) -> Sidecar:
+            from gpubpf.images import fatbin, instrument  # may fail, too: a module is a file
+
             data = process.mapped.with_ptx(protocol.read_file(file, image.size))
             if image.linked > 1:
                 data = instrument.joined(data)
@@ -253,11 +253,11 @@ class BackgroundWork:
         self._answer(process, found, make)
 
     def _make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
-        from gpubpf.images.assemble import Target
-
         self.joined.wait()
         matches, device = self._measurement.matches, self._measurement.device.kind
         try:
+            from gpubpf.images.assemble import Target
+
             work = []
             for cc in capabilities:
                 target = Target(device, divmod(cc, 10), process.driver_cuda)
@@ -350,14 +350,14 @@ class BackgroundWork:
 
 def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
     """See `BackgroundWork.patch`."""
-    from gpubpf.attach import patching
-
     try:
+        from gpubpf.attach import patching
+
         patches = patching.read_patches(file)
         process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
-    except Error as error:
-        process.hook_failure = f"is not traced: {error}"
+    except (Error, OSError) as error:
+        process.hook_failure = f"is not traced: {TOO_MANY_FILES if out_of_files(error) else error}"
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
     finally:

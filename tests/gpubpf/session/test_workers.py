@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import os
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from gpubpf.agent import protocol
 from gpubpf.images import assemble
+from gpubpf.images.instrument import Sidecar
 from gpubpf.session import workers
 
 
@@ -42,4 +48,48 @@ def test_a_process_does_not_wait_until_all_clock_kernels_are_assembled(
     while background.clock_kernels(13) != {80: b"first", 90: b"second"}:
         assert time.monotonic() < until
     assert asked == [13]
+    background.close()
+
+
+@pytest.mark.parametrize("failing", ["gpubpf.images", "gpubpf.images.assemble"])
+def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """It would wait for ever: while an answer is pending, the tool says every second that it is working on it."""
+    importing = builtins.__import__
+
+    def without_files(name: str, *arguments: Any) -> Any:
+        if name == failing and threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EMFILE, "too many open files")
+        return importing(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without_files)
+    answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    notes: list[str] = []
+    measurement: Any = SimpleNamespace(
+        device=SimpleNamespace(kind="sim"),
+        privileges=SimpleNamespace(apply=lambda: None),
+        lock=threading.Condition(),
+        note=notes.append,
+    )
+    process: Any = SimpleNamespace(
+        label="pid 7 (app)",
+        pending_images=1,
+        driver_cuda=13,
+        comm="app",
+        mapped=SimpleNamespace(with_ptx=lambda data: data),
+        send=lambda answer, file: answers.put(answer),
+    )
+    builder = workers.SidecarBuilder(instrument=lambda data, target: Sidecar())
+    background = workers.BackgroundWork(measurement, builder, lambda name, data: None, lambda: None)
+    image = protocol.Image(request=5, compute_capability=90, gpu=0, size=0)
+    background.make_sidecar(process, image, os.open("/dev/null", os.O_RDONLY))
+    assert answers.get(timeout=60) == protocol.sidecar(5, 0, (), {}, ())
+    until = time.monotonic() + 60
+    while process.pending_images:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert notes == [
+        "pid 7 (app): a module is not instrumented: too many open files; raise the limit (ulimit -n)"
+    ]
     background.close()
