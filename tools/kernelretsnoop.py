@@ -153,7 +153,7 @@ def build_parser() -> cli.Parser:
         "--heatmap",
         type=cli.parse_picture,
         metavar="FILE",
-        help="draw exits by block and time (.svg or .png)",
+        help="draw exits by block and time (.svg, .png or .pdf)",
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.heatmap:
             from gpubpf.show import picture
 
-            picture.write(args.heatmap, [])  # reports a file that cannot be written now, not at the end
+            picture.check(args.heatmap)  # now, not at the end
         virtual = tracing.virtual(args)
         recorded = bool(args.each or args.heatmap or virtual)
         b = BPF(text=PROGRAM)

@@ -132,7 +132,7 @@ def build_parser() -> cli.Parser:
     cli.add_threads(parser)
     cli.add_coverage(parser)
     cli.add_accesses(parser)
-    cli.add_device(parser)
+    cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
     cli.add_output(parser)
@@ -143,6 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     with cli.errors(TOOL):
         args = cli.parse(build_parser(), argv)
+        args.measures_times = bool(args.heatmap)
         out = cli.open_results(args)
         if cli.records_accesses(args):
             from gpubpf.memory import access_trace

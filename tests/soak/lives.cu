@@ -55,8 +55,8 @@ class Worker {
         must(cudaMemcpyAsync(got, sums_, sizeof got, cudaMemcpyDeviceToHost, stream_), "copy");
         must(cudaStreamSynchronize(stream_), "wait");
         for (int i = 0; i < kThreads; ++i)
-            if (got[i] != static_cast<int>(static_cast<unsigned>(launches_) * (launches_ + 1u) / 2 +
-                                           static_cast<unsigned>(launches_) * i)) {
+            if (got[i] !=
+                static_cast<int>(launches_ * (launches_ + 1l) / 2 + static_cast<long>(launches_) * i)) {
                 dprintf(2, "lives: thread %d: %d after %d launches\n", i, got[i], launches_);
                 _exit(3);
             }
@@ -178,7 +178,8 @@ int main(int argc, char **argv) {
     if (way == "running") {  // the process ends while a kernel runs
         const long made = live(launches);
         int *stop = nullptr;
-        must(cudaHostAlloc(reinterpret_cast<void **>(&stop), sizeof *stop, cudaHostAllocMapped), "host memory");
+        must(cudaHostAlloc(reinterpret_cast<void **>(&stop), sizeof *stop, cudaHostAllocMapped),
+             "host memory");
         *stop = 0;
         soak_spin<<<1, 32>>>(stop);
         must(cudaGetLastError(), "launch");

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,13 +278,12 @@ def stacks(scene: Scene) -> str:
     """Return where the threads of all processes are, and end the tool."""
     told = []
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             told += [f"-- {pid}: {name}", Path(f"/proc/{pid}/wchan").read_text()]
-            if is_program(pid, scene.program) and shutil.which("gdb"):
-                command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all backtrace 16"]
-                found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-                told += [line for line in found.splitlines() if line.startswith(("#", "Thread"))]
+            if is_program(pid, scene.program) and shutil.which("eu-stack"):
+                command = ["eu-stack", "-p", str(pid)]
+                told.append(subprocess.run(command, capture_output=True, text=True, timeout=20).stdout)
             elif "python" in Path(f"/proc/{pid}/exe").readlink().name:
                 os.kill(pid, signal.SIGABRT)
     time.sleep(1)
@@ -331,17 +331,23 @@ def watch_machine(scene: Scene) -> None:
 def watch_process(scene: Scene) -> None:
     """A program that waits for its next line when the tool comes, so that the number of its launches is known."""
     cycle = scene.cycle
+    complaints = (scene.place / "complaints").open("w+")
     program = scene.start(
-        scene.target("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        scene.target("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints
     )
     assert program.stdin is not None and program.stdout is not None
 
     def say(line: str) -> str:
         assert program.stdin is not None and program.stdout is not None
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-        answer = program.stdout.readline()
-        demand(answer, f"the program ended: {program.poll()}")
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            program.stdin.write(line + "\n")
+            program.stdin.flush()
+            answer = program.stdout.readline()
+        if not answer:
+            status = ended(program, "the program")
+            complaints.seek(0)
+            raise Defect(f"the program ended with status {status} before {line!r}: {complaints.read()}")
         return answer
 
     demand(program.stdout.readline() == "ready\n", "the program did not begin")
@@ -406,7 +412,7 @@ def account(scene: Scene) -> Found:
         return found
     reasons = [line for line in found.said if "attached to" not in line and "watching" not in line]
     if cycle.tool != "cudasnoop":
-        reasons += summary["processes"]["missed"]
+        reasons += summary.get("processes", {}).get("missed", ())
     why = f"{matched} launches seen of {found.made}, without a word"
     demand(reasons or summary["lost"] or (cycle.fault in OF_TOOL and cycle.moment), why)
     found.explained = " ".join(reasons) or ("lost" if summary["lost"] else cycle.fault)
@@ -483,7 +489,9 @@ def main() -> int:
             began = time.monotonic()
             try:
                 found = run(cycle, program, place)
-            except Defect as defect:
+            except Exception as defect:
+                if not isinstance(defect, Defect):
+                    traceback.print_exc(file=sys.stdout)
                 figures["defects"] += 1
                 said = (place / "err").read_text() if (place / "err").exists() else ""
                 print(f"cycle {cycle}\n  {defect}\n  " + "\n  ".join(said.splitlines()[-8:]), flush=True)

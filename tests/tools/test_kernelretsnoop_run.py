@@ -299,7 +299,7 @@ def test_a_picture(app, tmp_path):
     done = run("--heatmap", tmp_path / "a.svg", "-o", tmp_path / "out", "--", app, "cooperative", "cube")
     assert done.returncode == 7
     picture = (tmp_path / "a.svg").read_text()
-    assert picture.startswith("<svg") and "ways::cube&lt;int&gt;(int*, long long): grid 2 x 3 x 2" in picture
+    assert "<svg" in picture and "ways::cube&lt;int&gt;(int*, long long): grid 2 x 3 x 2" in picture
     done = run("--heatmap", tmp_path / "no/a.svg", "--", app, "even")
     assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpubpf.memory.access_log import Accesses, AccessSink, SiteLabels
     from gpubpf.program import BPF
-    from gpubpf.show.picture import PanelSource
+    from gpubpf.show.picture import Source
 
 PROGRAM = r"""
 #include <gpubpf.h>
@@ -120,7 +120,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.list or args.ptx:
         return listing.show(b, args, out)
     if args.heatmap:
-        picture.write(args.heatmap, [])  # report an unwritable file now, not after the measurement
+        picture.check(args.heatmap)  # now, not after the measurement
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[AccessSink] = []
@@ -153,7 +153,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
                 break
         stack.close()  # complete the file now: the command may run on
         if args.heatmap:
-            picture.write(args.heatmap, heatmaps.panels())
+            picture.write(args.heatmap, heatmaps.sources())
         for file in filter(None, (args.parquet, args.heatmap)):
             cli.note(args.tool, f"wrote {file}")
         log.show_end(session, args, out)
@@ -223,7 +223,7 @@ class AddressHeatmaps:
         there = np.isin(accesses.space, [SPACES.index(space) for space in HEATMAP_SPACES])
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
-    def panels(self) -> list[PanelSource]:
+    def sources(self) -> list[Source]:
         """Return the heatmaps, with the names and borders of allocations."""
         from gpubpf.images import symbols
 

@@ -161,7 +161,7 @@ def device_of(args: argparse.Namespace) -> Device:
         )
     if args.pid:
         return _device_of_all(args.pid)
-    measures_times = hasattr(args, "clock") and args.command
+    measures_times = args.command and getattr(args, "measures_times", False)
     return device.choose(args.device, clock=clock, default_clock="virtual" if measures_times else "real")
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpubpf.show.picture import BLANK, BLUE, COLUMNS, FIRE, GAP, ORANGE, PURPLE, ROWS, Panel, colours
+from gpubpf.show.picture import Chart, Rows
 
+ROWS, COLUMNS = 256, 512  # the most of a chart; the number of columns must be even
 MOST_PAGES = 1024  # pages that are counted; beyond that they grow
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
 APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
-BANDS = 16  # allocations in a picture
-LEAST_BAND = 11  # rows of a band: the height of a line of text
+LEAST_COLUMNS, EVEN = 128, 4  # columns are made wider, down to so many, until half of the cells count so much
+BANDS = 16  # allocations in a chart
+LEAST_BAND = 11  # rows of a band
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
 
 
@@ -41,16 +43,20 @@ class BlockHeat:
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def panel(self) -> Panel:
-        counts = _used(self.counts)
-        each = f", {self.each} blocks per row" if self.each > 1 else ""
-        return Panel(
+    def chart(self) -> Chart:
+        width, counts = _smooth(self.width, _used(self.counts))
+        caption = f"A row stands for {self.each:,} blocks." if self.each > 1 else ""
+        rows = Rows("", 0, len(counts) * self.each, counts[:, :, None])
+        return Chart(
             self.title,
-            f"rows: blocks 0 (top) to {self.blocks - 1:,}{each}; time since the first exit",
-            pixels(self),
-            self.width * counts.shape[1],
-            int(counts.max(initial=0)),
-            (("exits", FIRE),),
+            width * counts.shape[1],
+            "time since the first exit of a launch",
+            "block",
+            lambda block: f"{block:,.0f}" if block == int(block) else "",
+            "exits",
+            ("exits",),
+            (rows,),
+            caption,
         )
 
 
@@ -180,44 +186,39 @@ class _NamedHeat:
     def total(self) -> int:
         return self.heat.total
 
-    def panel(self) -> Panel:
+    def chart(self) -> Chart:
         heat = self.heat
-        counts = _used(heat.counts)
+        width, counts = _smooth(heat.width, _used(heat.counts))
         bands = heat.bands(self.known)
         weights = [int(counts[places].sum()) for _, places in bands]
         chosen = sorted(sorted(range(len(bands)), key=lambda n: -weights[n])[:BANDS])
-        heights = _heights([bands[n][0].size for n in chosen])
-        parts: list[np.ndarray] = []
-        beside: list[tuple[int, str]] = []
-        row = most = 0
-        for n, high in zip(chosen, heights, strict=True):
+        rows: list[Rows] = []
+        for n, high in zip(chosen, _heights([bands[n][0].size for n in chosen]), strict=True):
             band, places = bands[n]
-            if parts:
-                parts.append(np.full((1, counts.shape[1], 2), -1))  # a gap
-                row += 1
             part = np.zeros((high, counts.shape[1], 2), np.int64)
             for place in places.tolist():
                 start = (int(heat.pages[place]) << heat.shift) - band.base
                 first = min(max(0, start) * high // band.size, high - 1)
                 end = min((start + (1 << heat.shift)) * high // band.size, high)
                 part[first : max(end, first + 1)] += counts[place]
-            most = max(most, int(part.sum(axis=2).max()))
-            beside.append((row, f"{band.base:#x} {size_text(band.size)} {band.name}"))
-            parts.append(part)
-            row += high
-        shown = np.concatenate(parts) if parts else np.zeros((LEAST_BAND, 1, 2), np.int64)
-        axes = "rows: addresses, from low to high; unused ones between allocations are left out"
+            label = f"{band.name}, {_short(band.size)} at {band.base:#x}"
+            rows.append(Rows(label, 0, band.size, part))
+        caption = ""
         if len(chosen) < len(bands):
             rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
-            axes += f", and so are {len(bands) - len(chosen):,} regions with {rest:.1%} of the accesses"
-        return Panel(
+            caption = (
+                f"{len(bands) - len(chosen):,} more regions, with {rest:.1%} of the accesses, are left out."
+            )
+        return Chart(
             heat.title,
-            f"{axes}; time since the first access",
-            _two_colours(_stretched(shown), most),
-            heat.width * counts.shape[1],
-            most,
-            (("reads", BLUE), ("writes", ORANGE), ("both", PURPLE)),
-            tuple(beside),
+            width * counts.shape[1],
+            "time since the first access",
+            "",
+            _short,
+            "accesses",
+            ("reads", "writes"),
+            tuple(rows),
+            caption,
         )
 
 
@@ -256,6 +257,11 @@ def size_text(size: int) -> str:
     return f"{size / 1024**power:.1f} {'KMGTP'[power - 1]}iB"
 
 
+def _short(size: float) -> str:
+    """Return ``4 KiB`` instead of ``4.0 KiB``."""
+    return size_text(int(size)).replace(".0 ", " ")
+
+
 def _halved(counts: np.ndarray) -> np.ndarray:
     """Return counts with columns of twice the width; the second half is empty."""
     half = counts[:, 0::2] + counts[:, 1::2]
@@ -268,36 +274,10 @@ def _used(counts: np.ndarray) -> np.ndarray:
     return counts[:, : int(columns[-1]) + 1 if len(columns) else 1]
 
 
-def _stretched(counts: np.ndarray) -> np.ndarray:
-    """Return the columns stretched to the full width."""
-    return counts[:, np.arange(COLUMNS) * counts.shape[1] // COLUMNS]
-
-
-def pixels(heat: BlockHeat) -> np.ndarray:
-    """Return uint8 [height, COLUMNS, 3]. Each row of blocks is as high as ROWS allows."""
-    across = _stretched(_used(heat.counts))
-    tall = max(1, min(32, ROWS // len(across)))  # rows stretch to 2 to 32 pixels
-    shown = colours(_level(across, int(across.max())), FIRE)
-    shown[across == 0] = BLANK
-    return np.repeat(shown, tall, axis=0)
-
-
-def _two_colours(counts: np.ndarray, most: int) -> np.ndarray:
-    """Return counts [rows, columns, 2] as colours, uint8 [rows, columns, 3].
-
-    The colour tells whether there are reads, writes or both. A negative count is a gap.
-    """
-    reads, writes = counts[..., 0] > 0, counts[..., 1] > 0
-    level = _level(counts.sum(axis=2), most)
-    shown = np.full((*level.shape, 3), BLANK, np.uint8)
-    for mask, stops in ((reads & ~writes, BLUE), (writes & ~reads, ORANGE), (reads & writes, PURPLE)):
-        shown[mask] = colours(level[mask], stops)
-    shown[counts[..., 0] < 0] = GAP
-    return shown
-
-
-def _level(counts: np.ndarray, most: int) -> np.ndarray:
-    """Return the logarithms of counts from 1 to `most`, scaled to 0 to 1."""
-    return (
-        np.log(np.maximum(counts, 1)) / max(np.log(max(most, 1)), 1e-9) if most > 1 else np.ones(counts.shape)
-    )
+def _smooth(width: int, counts: np.ndarray) -> tuple[int, np.ndarray]:
+    """Return fewer, wider columns where most cells count little: what comes at equal intervals would look like stripes."""
+    while counts.shape[1] >= 2 * LEAST_COLUMNS and np.median(counts[counts > 0]) < EVEN:
+        odd = counts.shape[1] % 2
+        counts = np.pad(counts, [(0, 0), (0, odd), *[(0, 0)] * (counts.ndim - 2)])
+        width, counts = 2 * width, counts[:, 0::2] + counts[:, 1::2]
+    return width, counts

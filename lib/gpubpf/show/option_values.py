@@ -111,8 +111,8 @@ def parse_file(text: str) -> str:
 
 def parse_picture(text: str) -> str:
     """Return the name of a picture's file, which says what it is to be."""
-    if not parse_file(text).lower().endswith((".svg", ".png")):
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg or .png")
+    if not parse_file(text).lower().endswith((".svg", ".png", ".pdf")):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg, .png or .pdf")
     return text
 
 

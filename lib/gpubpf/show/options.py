@@ -166,7 +166,7 @@ def add_call_views(made: Parser) -> None:
 def add_device(made: Parser, times: bool = False) -> None:
     """Add where device programs run, and how much memory their maps have: --device, --map-memory.
 
-    `times`: the tool measures times, so add --clock."""
+    `times`: the tool measures times, so add --clock. It may set `measures_times` to False where the user asked for none."""
     group = made.add_argument_group("device")
     group.add_argument(
         "--device",
@@ -174,6 +174,7 @@ def add_device(made: Parser, times: bool = False) -> None:
         help="gpu, or sim: the embedded device (default auto: a GPU if there is one)",
     )
     if times:
+        made.set_defaults(measures_times=True)
         group.add_argument(
             "--clock",
             choices=("virtual", "real"),
@@ -211,7 +212,7 @@ def add_accesses(made: Parser) -> None:
         "--heatmap",
         type=parse_picture,
         metavar="FILE",
-        help="draw accesses by address and time (.svg or .png)",
+        help="draw accesses by address and time (.svg, .png or .pdf)",
     )
     group.add_argument(
         "--site",

@@ -1,228 +1,220 @@
-"""Draw counts over time as SVG or PNG files. Rows go from top to bottom, time from left to right; darker means more."""
+"""Draw counts over time with Matplotlib, as SVG, PNG or PDF files: time from left to right, darker means more.
+
+    picture.write("app.svg", heats)     # a chart for each
+
+Matplotlib is loaded only here, as it takes a while.
+"""
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpubpf.errors import Error
-from gpubpf.show import table
-from gpubpf.show.table import duration
 
-PANELS = 16  # the most panels of a picture: those with the highest counts
-ROWS, COLUMNS = 256, 512  # the most of a panel; the number of columns must be even
-SCALE = 2  # pixels for each row and column
-MARGIN = 24  # pixels around a panel, and for each line of text
-BESIDE = 400  # pixels for the labels of rows, if a panel has any
-RAMP = 60  # colours in a legend
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
-# From few to many. Each gets steadily darker, so that a picture can be read without seeing colours.
-FIRE = ((255, 240, 190), (254, 190, 90), (230, 90, 40), (150, 20, 60), (40, 0, 40))
-BLUE = ((205, 225, 245), (130, 180, 230), (50, 120, 190), (15, 70, 140), (5, 30, 80))
-ORANGE = ((255, 225, 190), (250, 170, 90), (230, 105, 20), (165, 60, 5), (90, 25, 0))
-PURPLE = ((230, 215, 240), (190, 155, 215), (145, 90, 180), (100, 40, 130), (55, 5, 80))
-BLANK, GAP = (255, 255, 255), (225, 225, 225)
+CHARTS = 16  # the most charts of a picture: those with the highest counts
+FORMATS = (".svg", ".png", ".pdf")
+WIDE = 11.0  # inches
+HEAD = 1.3  # inches of a chart for its title, the axis of time, and the caption
+LABEL = 0.3  # inches between bands, for their labels
+PLAIN = 3.0  # inches of a chart with one band
+DOTS_PER_INCH = 120
+# From yellow to dark blue: as steady without colours, and for those who do not see all of them.
+SCALE = "cividis_r"
+FEW = 60  # columns; fewer are drawn as marks, because a column may be narrower than a pixel of a screen
+_FIGURE: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "gpubpf",  # the same picture is the same file
+    "font.size": 9,
+    "axes.titlesize": 9,
+}
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A part of a picture, ready to be drawn.
+class Rows:
+    """One band of a chart: counts (int64 [rows, columns, series]) of places from `first` (top) to `last`."""
 
-    image    uint8 [height, COLUMNS, 3]
-    span     the width in ns
-    most     the highest count
-    legend   what is counted, and its colours from few to `most`
-    beside   labels at the right of the image: row, text
+    label: str
+    first: float
+    last: float
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn of one kernel, or of one process's memory.
+
+    span      the width in ns, from `time`
+    time      what the axis of time says
+    places    what the axes of places say, and how they write a place
+    counted   what the scale says
+    series    names of the parts that are drawn side by side; one: no name is drawn
+    caption   what the chart leaves out; may be empty
     """
 
     title: str
-    axes: str
-    image: np.ndarray
     span: int
-    most: int
-    legend: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
-    beside: tuple[tuple[int, str], ...] = ()
+    time: str
+    places: str
+    place: Callable[[float], str]
+    counted: str
+    series: tuple[str, ...]
+    bands: tuple[Rows, ...]
+    caption: str = ""
+
+    @property
+    def height(self) -> float:
+        """In inches. Bands take space by the number of their rows."""
+        if len(self.bands) <= 1:
+            return HEAD + PLAIN
+        return HEAD + sum(LABEL + len(band.counts) / 50 for band in self.bands)
 
 
-class PanelSource(Protocol):
-    """The source of a panel."""
+class Source(Protocol):
+    """What a chart is made of."""
 
     @property
     def total(self) -> int:
         """The sum of all counts."""
 
-    def panel(self) -> Panel:
-        """Return the panel."""
+    def chart(self) -> Chart:
+        """Return the chart."""
 
 
-def write(path: str, heats: Sequence[PanelSource]) -> None:
-    """Write a picture with a panel for each of `heats`, but at most PANELS.
-
-    The name of the file must end in .svg or .png. Raises Error for other names, and when the file cannot be written.
-    """
-    heats = sorted(heats, key=lambda heat: -heat.total)[:PANELS]
-    kind = path.rsplit(".", 1)[-1].lower()
-    if kind not in ("svg", "png"):
-        raise Error(f"{path}: unknown picture format; choose a name that ends in .svg or .png")
+def check(path: str) -> None:
+    """Raise Error if no picture can be written there."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise Error(f"{path}: unknown picture format; choose a name that ends in {', '.join(FORMATS)}")
     try:
-        Path(path).write_bytes(svg(heats) if kind == "svg" else png_of(heats))
+        with open(path, "ab"):
+            pass
     except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror}; choose another file with --heatmap") from None
+        raise _unwritable(path, error) from None
 
 
-def colours(level: np.ndarray, stops: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Return the colours (uint8 […, 3]) of levels from 0 to 1."""
-    at, points = np.linspace(0, 1, len(stops)), np.array(stops, float)
-    return np.stack([np.interp(level, at, points[:, c]) for c in range(3)], axis=-1).astype(np.uint8)
+def write(path: str, heats: Sequence[Source]) -> None:
+    """Write a picture with a chart for each of `heats`, but at most CHARTS. Raises Error if the file cannot be written."""
+    import matplotlib
+
+    check(path)
+    charts = [heat.chart() for heat in sorted(heats, key=lambda heat: -heat.total)[:CHARTS]]
+    matplotlib.rcdefaults()  # a file `matplotlibrc` in the working directory says nothing
+    with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # for example: the font has no such letter
+        try:
+            _figure(charts).savefig(
+                path, dpi=DOTS_PER_INCH, metadata=None if path.lower().endswith(".png") else _undated(path)
+            )
+        except OSError as error:
+            raise _unwritable(path, error) from None
 
 
-def png(image: np.ndarray) -> bytes:
-    """Return uint8 [height, width, 3] as a PNG file (ISO/IEC 15948) with three chunks and no filter."""
+def _unwritable(path: str, error: OSError) -> Error:
+    return Error(f"cannot write {path}: {error.strerror}; choose another file with --heatmap")
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    height, width = image.shape[:2]
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, width * 3)], axis=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(lines.tobytes(), 6))
-        + chunk(b"IEND", b"")
+def _undated(path: str) -> dict[str, Any]:
+    return {"CreationDate" if path.lower().endswith(".pdf") else "Date": None}
+
+
+def _figure(charts: Sequence[Chart]) -> Any:
+    from matplotlib.figure import Figure
+
+    heights = [chart.height for chart in charts] or [1.0]
+    figure = Figure(figsize=(WIDE, sum(heights)), layout="constrained")
+    if not charts:
+        figure.text(0.02, 0.5, "nothing was recorded")
+        return figure
+    parts = figure.subfigures(len(charts), 1, height_ratios=heights, squeeze=False)
+    for part, chart in zip(parts[:, 0], charts, strict=True):
+        _draw(part, chart)
+    return figure
+
+
+def _draw(part: SubFigure, chart: Chart) -> None:
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator
+
+    most = max((int(band.counts.max(initial=0)) for band in chart.bands), default=0)
+    norm = LogNorm(1, max(most, 2))
+    part.suptitle(_legible(chart.title), x=0.01, ha="left", weight="bold", parse_math=False)
+    axes = part.subplots(
+        max(1, len(chart.bands)),
+        len(chart.series),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        gridspec_kw={"height_ratios": [len(band.counts) for band in chart.bands] or [1]},
+    )
+    drawn: Any = None
+    for row, band in zip(axes, chart.bands, strict=False):
+        for number, one in enumerate(row):
+            drawn = _band(one, band.counts[:, :, number], chart.span, band.first, band.last, norm)
+            one.yaxis.set_major_formatter(FuncFormatter(lambda value, _: chart.place(value)))
+            one.set_ylim(band.last, band.first)
+            if len(chart.bands) > 1:
+                one.set_yticks([band.first, band.last])
+        if band.label:
+            row[0].set_title(_legible(band.label), loc="left", pad=3, parse_math=False)
+    for number, name in enumerate(chart.series if len(chart.series) > 1 else ()):
+        above = {"xytext": (0, 18), "textcoords": "offset points", "ha": "center", "weight": "bold"}
+        axes[0][number].annotate(name, (0.5, 1), xycoords="axes fraction", **above)
+    unit, size = _unit(chart.span)
+    for one in axes[-1]:
+        one.set_xlim(0, max(chart.span, 1))
+        one.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g} {unit}"))
+        one.set_xlabel(chart.time)
+    if chart.places:
+        part.supylabel(chart.places, fontsize=9)
+    if drawn is not None:
+        scale = part.colorbar(
+            drawn, ax=axes, label=chart.counted, format=EngFormatter(sep=""), pad=0.01, aspect=25
+        )
+        scale.locator = LogLocator(10, subs=(1.0,) if most >= 100 else (1.0, 2.0, 5.0))
+        scale.minorticks_off()
+        scale.update_ticks()
+    if chart.caption:
+        part.supxlabel(chart.caption, x=0.01, ha="left", fontsize=9)
+
+
+def _band(one: Axes, counts: np.ndarray, span: int, first: float, last: float, norm: Any) -> Any:
+    """Draw counts [rows, columns]; return what a scale can be made of."""
+    rows, columns = counts.shape
+    if np.count_nonzero(counts.any(axis=0)) < FEW:
+        row, column = np.nonzero(counts)
+        order = np.argsort(counts[row, column])  # the darkest on top
+        row, column = row[order], column[order]
+        x = (column + 0.5) * span / columns
+        y = first + (row + 0.5) * (last - first) / rows
+        size = min(36.0, max(4.0, (72 * PLAIN / rows) ** 2))
+        return one.scatter(
+            x, y, size, counts[row, column], marker="s", cmap=SCALE, norm=norm, linewidths=0, rasterized=True
+        )
+    shown = np.ma.masked_equal(counts, 0)
+    return one.imshow(
+        shown,
+        SCALE,
+        norm,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, max(span, 1), last, first),
     )
 
 
-# --- layout ---
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A line of text. `x` is its start, middle or end, as `anchor` says; `y` is its baseline."""
-
-    x: int
-    y: int
-    text: str
-    anchor: str = "start"
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class _Image:
-    """An image. `x`, `y`: its upper left corner. `scale`: pixels of the picture for each of its pixels."""
-
-    x: int
-    y: int
-    pixels: np.ndarray
-    scale: int = SCALE
-
-
-def _laid_out(panels: Sequence[Panel]) -> tuple[int, int, list[_Text | _Image]]:
-    """Return width and height of the picture, and its parts."""
-    wide = SCALE * COLUMNS
-    right = BESIDE if any(panel.beside for panel in panels) else 0
-    parts: list[_Text | _Image] = []
-    y = MARGIN
-    for panel in panels:
-        parts += [_Text(MARGIN, y, panel.title, bold=True), _Text(MARGIN, y + 18, panel.axes)]
-        y += 26
-        parts.append(_Image(MARGIN, y, panel.image))
-        parts += [
-            _Text(MARGIN + wide + 8, y + SCALE * row + 14, table.fit(text, BESIDE // 8))
-            for row, text in panel.beside
-        ]
-        y += SCALE * len(panel.image) + 16
-        for quarter in range(5) if panel.span >= 100 else (0, 4):
-            anchor = "start" if quarter == 0 else "end" if quarter == 4 else "middle"
-            label = duration(panel.span * quarter / 4) if quarter else "0"
-            parts.append(_Text(MARGIN + wide * quarter // 4, y, label, anchor))
-        y += 20
-        x = MARGIN
-        for name, stops in panel.legend:
-            ramp = colours(np.linspace(0, 1, RAMP), stops)[None].repeat(5, axis=0)
-            label = f"{name}: 1 to {panel.most:,}"
-            parts += [_Image(x, y - 10, ramp), _Text(x + SCALE * RAMP + 8, y, label)]
-            x += SCALE * RAMP + 40 + 8 * len(label)
-        y += 2 * MARGIN
-    return wide + right + 2 * MARGIN, max(y, MARGIN), parts
-
-
-def svg(heats: Sequence[PanelSource]) -> bytes:
-    """Return the picture as SVG: texts as text, each panel as an image."""
-    width, height, parts = _laid_out([heat.panel() for heat in heats])
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
-    ]
-    for part in parts:
-        if isinstance(part, _Text):
-            weight = ' font-weight="bold"' if part.bold else ""
-            anchor = "" if part.anchor == "start" else f' text-anchor="{part.anchor}"'
-            lines.append(
-                f'<text x="{part.x}" y="{part.y}"{weight}{anchor}>{escape(_legible(part.text))}</text>'
-            )
-        else:
-            high, wide = (part.scale * extent for extent in part.pixels.shape[:2])
-            place = f'x="{part.x}" y="{part.y}" width="{wide}" height="{high}"'
-            data = base64.b64encode(png(part.pixels)).decode()
-            lines.append(
-                f'<image {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
-                f'href="data:image/png;base64,{data}"/>'
-            )
-            lines.append(f'<rect {place} fill="none" stroke="#888"/>')
-    return "\n".join([*lines, "</svg>", ""]).encode()
+def _unit(span: int) -> tuple[str, float]:
+    """Return the unit of the labels of an axis, and its length in ns."""
+    return next(((u, ns) for u, ns in (("s", 1e9), ("ms", 1e6), ("us", 1e3)) if span >= ns), ("ns", 1.0))
 
 
 def _legible(text: str) -> str:
-    """Return `text` without control characters: XML does not allow them, but names of processes may contain them."""
+    """Return `text` without control characters, which names of processes may contain and XML does not allow."""
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def png_of(heats: Sequence[PanelSource]) -> bytes:
-    """Return the picture as PNG, with text in the built-in font."""
-    width, height, parts = _laid_out([heat.panel() for heat in heats])
-    page = np.full((height, width, 3), 255, np.uint8)
-    for part in parts:
-        if isinstance(part, _Text):
-            _letter(page, part)
-            continue
-        image = part.pixels.repeat(part.scale, axis=0).repeat(part.scale, axis=1)
-        frame = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=136)
-        page[part.y - 1 : part.y - 1 + len(frame), part.x - 1 : part.x - 1 + frame.shape[1]] = frame
-    return png(page)
-
-
-# A font of letters 3 wide and 5 high: five octal digits, one for each row from the top; bit 4 is the left column.
-_LETTERS = dict(
-    zip(
-        "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;()-_<>+*/%&=~[]#'",
-        (
-            "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 "
-            "25755 65656 34443 65556 74647 74644 34553 55755 72227 11153 55655 44447 57755 65555 25552 65644 25563 65655 "
-            "34216 72222 55557 55552 55775 55255 55222 71247 "
-            "00002 00024 02020 02024 12221 42224 00700 00007 12421 42124 02720 05250 11244 51245 25353 07070 03600 "
-            "64446 31113 57575 22000"
-        ).split(),
-        strict=False,
-    )
-)
-
-
-def _letter(page: np.ndarray, part: _Text) -> None:
-    """Draw text in black letters, each 8 pixels wide; letters beyond the page are left out."""
-    text = part.text.upper()
-    back = {"start": 0, "middle": 4, "end": 8}[part.anchor] * len(text)
-    for at, char in enumerate(text[: max(0, (page.shape[1] - part.x + back) // 8)]):
-        for row, bits in enumerate(_LETTERS.get(char, "00000")):
-            for column in range(3):
-                if int(bits) >> (2 - column) & 1:
-                    y, x = part.y - 10 + 2 * row, part.x - back + 8 * at + 2 * column
-                    page[y : y + 2, x : x + 2] = 0

@@ -285,8 +285,8 @@ def test_garbage_does_no_harm(form: str, tmp_path: Path) -> None:
     assert found.unknown > 0 and found.delivered > 500
     assert len((tmp_path / "out").read_text().splitlines()) >= found.delivered
     assert pyarrow.parquet.read_metadata(tmp_path / "a.parquet").num_rows == found.delivered
-    for heat in heatmaps.panels():
-        heat.panel()
+    for heat in heatmaps.sources():
+        heat.chart()
 
 
 # --- Parquet ---

@@ -116,7 +116,7 @@ def test_only_results_go_to_standard_output_under_the_name_of_a_dash(capsys):
     with pytest.raises(argparse.ArgumentTypeError):
         option_values.parse_file("-")
     assert option_values.parse_picture("a.SVG") == "a.SVG"
-    with pytest.raises(argparse.ArgumentTypeError, match=r"^'a.txt' must end in .svg or .png$"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^'a.txt' must end in .svg, .png or .pdf$"):
         option_values.parse_picture("a.txt")
 
 

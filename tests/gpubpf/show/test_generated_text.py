@@ -79,12 +79,12 @@ def test_numbers_have_three_digits_and_a_unit(ns: int) -> None:
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *COMMS])
-def test_pictures_with_any_names_are_valid(name: str) -> None:
+def test_pictures_with_any_names_are_valid(name: str, tmp_path: Path) -> None:
     heat = BlockHeat(name, 3)
     heat.add(np.array([0, 1, 2]), np.array([0, 5, LARGEST >> 4]))
-    drawn = xml.etree.ElementTree.fromstring(picture.svg([heat]))
+    picture.write(str(tmp_path / "a.svg"), [heat])
+    drawn = xml.etree.ElementTree.parse(tmp_path / "a.svg")
     assert any(name[:1] in (text.text or "") or not name[:1].isprintable() for text in drawn.iter())
-    assert picture.png_of([heat]).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *COMMS])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import struct
+import subprocess
+import sys
 import xml.dom.minidom
-import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +14,6 @@ import pytest
 from gpubpf.errors import Error
 from gpubpf.show import heatmap, picture
 from gpubpf.show.heatmap import AddressHeat, Band, BlockHeat
-
-
-def chunks(data: bytes) -> dict[bytes, bytes]:
-    """Return the pixels of a PNG file; checks signature and checksums."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    found, at = {}, 8
-    while at < len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        body = data[at + 8 : at + 8 + size]
-        assert struct.unpack_from(">I", data, at + 8 + size)[0] == zlib.crc32(kind + body)
-        found[kind] = body
-        at += 12 + size
-    assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
-    return found
 
 
 def test_exits_are_counted_by_block_and_time() -> None:
@@ -39,49 +26,67 @@ def test_exits_are_counted_by_block_and_time() -> None:
     assert heat.counts[249, 31] == heat.counts[249, 312] == 1 and heat.counts[0, 0] == 2
 
 
-def test_the_picture_is_dark_where_threads_leave() -> None:
+def test_few_counts_are_drawn_in_wide_columns() -> None:
     heat = BlockHeat("k", 2)
-    heat.add(np.array([0, 1]), np.array([0, 9]))
-    image = heatmap.pixels(heat)
-    assert image.shape == (64, 512, 3)
-    assert image[0, 0].max() < 100 and image[0, -1].min() == 255
-    assert image[-1, 0].min() == 255 and image[-1, -1].max() < 100
+    heat.add(np.zeros(170, int), np.arange(0, 510, 3))
+    chart = heat.chart()
+    counts = chart.bands[0].counts[0, :, 0].tolist()
+    assert (chart.span, len(counts), sum(counts)) == (508, 254, 170) and counts[:6] == [1, 1, 0, 1, 1, 0]
+    dense = BlockHeat("k", 2)
+    dense.add(np.zeros(5120, int), np.arange(5120) // 10)
+    assert dense.chart().bands[0].counts.shape == (2, 512, 1)
 
 
-def test_a_png_is_one(tmp_path: Path) -> None:
-    heat = BlockHeat("scale(float*)", 3)
-    heat.add(np.arange(3), np.arange(3) * 100)
-    picture.write(str(tmp_path / "a.PNG"), [heat, heat])
-    found = chunks((tmp_path / "a.PNG").read_bytes())
-    width, height, depth, colours = struct.unpack_from(">IIBB", found[b"IHDR"])
-    assert (depth, colours) == (8, 2)
-    assert len(zlib.decompress(found[b"IDAT"])) == height * (1 + 3 * width)
+def written(path: Path, heats: list[Any]) -> set[str]:
+    """Write a picture in each format; return the texts of the SVG."""
+    for suffix in (".png", ".PDF", ".svg"):
+        picture.write(str(path.with_suffix(suffix)), heats)
+    assert path.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert path.with_suffix(".PDF").read_bytes()[:5] == b"%PDF-"
+    data = path.with_suffix(".svg").read_bytes()
+    picture.write(str(path.with_suffix(".svg")), heats)
+    assert path.with_suffix(".svg").read_bytes() == data  # no date, no random names
+    document = xml.dom.minidom.parseString(data)
+    return {node.firstChild.data for node in document.getElementsByTagName("text") if node.firstChild}
 
 
-def test_an_svg_is_one(tmp_path: Path) -> None:
-    heat = BlockHeat("scale<float>(char const&)", 1)
-    heat.add(np.array([0]), np.array([0]))
-    picture.write(str(tmp_path / "a.svg"), [heat])
-    document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
-    texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
-    assert (
-        texts[0] == "scale<float>(char const&)" and len(document.getElementsByTagName("image")) == 2
-    )  # and the legend
+def test_exits_are_drawn_with_axes(tmp_path: Path) -> None:
+    heat = BlockHeat("scale<float>($x^2$, \x1b)", 1000)
+    heat.add(np.arange(1000).repeat(100), np.arange(100_000))
+    texts = written(tmp_path / "a", [heat])
+    assert {
+        "scale<float>($x^2$, ?)",
+        "block",
+        "exits",
+        "0",
+        "200",
+        "80 us",
+        "A row stands for 4 blocks.",
+    } <= texts
+    assert "time since the first exit of a launch" in texts
+    few = BlockHeat("few", 64)
+    few.add(np.arange(64), np.full(64, 20_000))
+    assert "few" in written(tmp_path / "b", [few, heat, heat])
 
 
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
-    picture.write(str(tmp_path / "empty.png"), [])
-    picture.write(str(tmp_path / "empty.svg"), [])
+    assert written(tmp_path / "empty", []) == {"nothing was recorded"}
+    assert "k" in written(tmp_path / "none", [BlockHeat("k", 3), AddressHeat("app").drawn(())])
     with pytest.raises(Error, match="unknown picture format"):
-        picture.write("a.gif", [])
-    with pytest.raises(Error, match="cannot write"):
-        picture.write(str(tmp_path / "no" / "a.svg"), [])
+        picture.check("a.gif")
+    for call in (picture.check, lambda path: picture.write(path, [])):
+        with pytest.raises(Error, match=r"cannot write .*No such file.*; choose another file with --heatmap"):
+            call(str(tmp_path / "no" / "a.svg"))
 
 
-def test_every_letter_of_a_kernel_name_is_there() -> None:
-    for char in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:<>(),*&~[]{} ".replace("{", "").replace("}", ""):
-        assert char == " " or len(picture._LETTERS[char]) == 5
-    assert len(set(picture._LETTERS.values())) > 50
+def test_files_in_the_working_directory_say_nothing(tmp_path: Path) -> None:
+    """Matplotlib reads settings there; with some of them it starts TeX."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\nsavefig.facecolor: red\n")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from gpubpf.show import picture; picture.write('a.svg', [])"
+    lib = Path(picture.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, lib], cwd=tmp_path, check=True)
+    assert written(tmp_path / "b", []) == {"nothing was recorded"}
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 # --- accesses by address ---
@@ -165,19 +170,18 @@ def test_gaps_between_allocations_are_left_out() -> None:
         (0x7F0000000000, 1 << 20, "cuMemAlloc"),
         (0x7F0010000000, 4096, "variable table"),
     ]
-    panel = heat.drawn(KNOWN).panel()
-    rows = [row for row, _ in panel.beside]
-    assert [text for _, text in panel.beside] == [
-        "0x100000000 4.0 KiB unknown allocation",
-        "0x7f0000000000 1.0 MiB cuMemAlloc",
-        "0x7f0010000000 4.0 KiB variable table",
+    chart = heat.drawn(KNOWN).chart()
+    assert [band.label for band in chart.bands] == [
+        "unknown allocation, 4 KiB at 0x100000000",
+        "cuMemAlloc, 1 MiB at 0x7f0000000000",
+        "variable table, 4 KiB at 0x7f0010000000",
     ]
-    # The middle of the allocation, in the first column, is dark and blue; the variable's beginning is written: orange.
-    height = rows[2] - rows[1] - 1
-    blue, orange = panel.image[rows[1] + height // 2, 0].astype(int), panel.image[rows[2], -250].astype(int)
-    assert blue[2] > blue[0] and (panel.image[rows[1] + height // 4] == 255).all()
-    assert orange[0] > orange[2] and panel.image.shape[1] == 512
-    assert panel.most == 64 and panel.span == 10
+    assert [(band.first, band.last) for band in chart.bands] == [(0, 0x1020), (0, 1 << 20), (0, 4096)]
+    # The middle of the allocation is read in the first column, and the variable's beginning is written later.
+    read, wrote = chart.bands[1].counts, chart.bands[2].counts
+    assert read[len(read) // 2, 0].tolist() == [64, 0] and read.sum() == 64
+    assert wrote[0, 5].tolist() == [0, 8] and wrote.sum() == 8
+    assert chart.span == 10
 
 
 def test_many_places_and_large_pages() -> None:
@@ -185,9 +189,10 @@ def test_many_places_and_large_pages() -> None:
     known = [Band(0x1000000 * n, 4096, f"call {n}") for n in range(1, 41)]
     for n, band in enumerate(known):
         reads(heat, band.base, 8 * (n + 1), 0)
-    panel = heat.drawn(known).panel()
-    assert len(panel.beside) == heatmap.BANDS and "call 40" in panel.beside[-1][1]
-    assert "and so are 24 regions with" in panel.axes and len(panel.image) <= picture.ROWS
+    chart = heat.drawn(known).chart()
+    assert len(chart.bands) == heatmap.BANDS and "call 40" in chart.bands[-1].label
+    assert chart.caption.startswith("24 more regions, with ")
+    assert sum(len(band.counts) for band in chart.bands) <= heatmap.ROWS
     while heat.shift < 28:
         heat._coarsen()
     assert [band.name for band, _ in heat.bands(known)][:2] == ["call 1 and 14 more", "call 16 and 15 more"]
@@ -205,17 +210,13 @@ def test_what_lay_at_an_address_before_is_told() -> None:
     assert [(b.base, b.size, b.name) for b, _ in heat.bands(known)] == [(4096, 1512, "first, then 2 more")]
 
 
-def test_pictures_of_memory_can_be_read(tmp_path: Path) -> None:
+def test_memory_is_drawn_with_its_allocations(tmp_path: Path) -> None:
     heat = AddressHeat("app \x1b<&")
-    picture.write(str(tmp_path / "empty.svg"), [heat.drawn(())])
     reads(heat, 0x7F0000000000, 100, 0)
-    for name in ("a.svg", "a.png"):
-        picture.write(str(tmp_path / name), [heat.drawn(KNOWN), BlockHeat("k", 3)])
-    document = xml.dom.minidom.parseString((tmp_path / "a.svg").read_bytes())
-    texts = [node.firstChild.data for node in document.getElementsByTagName("text")]
-    assert "app ?<&" in texts and "0x7f0000000000 1.0 MiB cuMemAlloc" in texts
-    assert {f"{what}: 1 to 100" for what in ("reads", "writes", "both")} <= set(texts)
-    chunks((tmp_path / "a.png").read_bytes())
+    reads(heat, 0x7F0010000000, 100, 50, written=True)
+    texts = written(tmp_path / "a", [heat.drawn(KNOWN), BlockHeat("k", 3)])
+    assert {"app ?<&", "cuMemAlloc, 1 MiB at 0x7f0000000000", "reads", "writes", "accesses", "1 MiB"} <= texts
+    assert "time since the first access" in texts
 
 
 def test_sizes() -> None:
