@@ -5,6 +5,7 @@ With clang, a target is a program of libFuzzer's. With g++, native/main.cpp repl
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import struct
 import subprocess
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudasim_device import cuda_include
-from fuzz.targets import INPUTS, Seeds, cubins, image_seeds, overlapping_sections
+from fuzz.targets import INPUTS, Seeds, cubins, elf_seeds, image_seeds, overlapping_sections
 from gpubpf import elf
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Place, Unit
@@ -126,6 +127,38 @@ def device_image_seeds() -> Iterable[bytes]:
     yield bytes(large)
 
 
+def library_seeds() -> Iterable[bytes]:
+    """Libraries: two with section headers, a small one whose name begins with "lib", and that one without its end."""
+    yield from elf_seeds()
+    library = named_library(b"libcupti.so.12")
+    yield library
+    yield library[:-1]
+    for at in (32, 64 + 8, 64 + 32, 120 + 8, 120 + 16, 120 + 32, 176 + 8, 176 + 24, 176 + 40):
+        yield library[:at] + struct.pack("<q", -16) + library[at + 8 :]
+
+
+def named_library(name: bytes) -> bytes:
+    """Return a library that has nothing but a DT_SONAME."""
+    dynamic = struct.pack("<8q", 5, 0x1000 + 240, 10, len(name) + 2, 14, 1, 0, 0)
+    strings = b"\0" + name + b"\0"
+    size = 176 + len(dynamic) + len(strings)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0)
+    load = struct.pack("<IIQQQQQQ", elf.PT_LOAD, 4, 0, 0x1000, 0x1000, size, size, 4096)
+    dynamics = struct.pack("<IIQQQQQQ", 2, 4, 176, 0x1000 + 176, 0, len(dynamic), len(dynamic), 8)
+    return header + load + dynamics + dynamic + strings
+
+
+def cache_seeds() -> Iterable[bytes]:
+    """The file of the target's content, and files of another version, content, name and length."""
+    for name, content, mark in (
+        (b"module", b"content", b"gpubpf cache 1.\n"),
+        (b"module", b"content", b"gpubpf cache 0.\n"),
+        (b"other", b"another", b"gpubpf cache 1.\n"),
+    ):
+        made = content + hashlib.sha256(name + b"\0" + content).digest() + mark
+        yield from (made, made[1:], made[:-1], b"")
+
+
 def fatbin_of(kind: int, payload: bytes) -> bytes:
     """Return a fatbin of one image for sm_90."""
     image = struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(payload), 0, 0, 0, 8, 90, 0, 0, 0, 0, 0)
@@ -143,8 +176,14 @@ TARGETS = {
             "program_code", "the agent: code that it patches", AGENT, ("instruction.cpp", "prologue.cpp"), code_seeds,
         ),
         NativeTarget(
+            "agent_libraries", "the agent: libraries that it copies or searches", AGENT, ("wire.cpp",), library_seeds,
+        ),
+        NativeTarget(
             "device_images", "the embedded device: images", DEVICE, ("driver/cubin.cpp", "driver/fatbin.cpp"),
             device_image_seeds, ("-l:libzstd.a", "-l:liblz4.a"),
+        ),
+        NativeTarget(
+            "device_cache", "the embedded device: files of its cache", DEVICE, (), cache_seeds,
         ),
         NativeTarget(
             "launch_parameters", "the embedded device: parameters of launches", DEVICE, (),

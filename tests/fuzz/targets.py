@@ -665,3 +665,6 @@ def cached(data: bytes) -> None:
     """Read a result of the cache whose digest is right, but which another version may have made."""
     instrument._unpack(data)
     assemble._unpack(data)
+
+
+from fuzz import process_targets, report_targets  # noqa: E402, F401  add their targets

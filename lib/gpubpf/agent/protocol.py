@@ -2,7 +2,8 @@
 
 A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. The agent runs
 in the traced process, so what it sends is untrusted. The functions check every length, count and offset, and raise `Malformed`. They
-read the agent's files with `pread`. Map only files that `sealed` accepts, because the owner of any other could shrink it.
+read the agent's files, which `in_memory` accepts, with `pread`. Map only files that `sealed` accepts, because the owner of any other
+could shrink it.
 
 session/server.py decodes messages; session/workers.py and session/session.py encode them; the rest of session/ uses the types.
 """
@@ -10,6 +11,7 @@ session/server.py decodes messages; session/workers.py and session/session.py en
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import struct
 import sys
@@ -648,7 +650,7 @@ class Frames:
         while len(self._buffer) - at >= 8:
             kind, length = struct.unpack_from("<II", self._buffer, at)
             if length > FRAME_LIMIT:
-                self._files += [file for _, _, file in frames if file is not None]
+                self._keep(frames)
                 raise Malformed("a message that is too long")
             if len(self._buffer) - at - 8 < length:
                 break
@@ -658,14 +660,32 @@ class Frames:
             at += 8 + length
         del self._buffer[:at]
         if len(self._files) > 16:
+            self._keep(frames)
             raise Malformed("unexpected file descriptors")
         return frames
+
+    def _keep(self, frames: Iterable[tuple[int, bytes, int | None]]) -> None:
+        """Take back the files of frames that nobody gets, for `close`."""
+        self._files += [file for _, _, file in frames if file is not None]
 
     def close(self) -> None:
         """Close the files that belong to incomplete frames."""
         for file in self._files:
             os.close(file)
         self._files.clear()
+
+
+def in_memory(file: int) -> bool:
+    """Return whether a file is a memfd that can be read and written.
+
+    Reading it at any place neither fails nor waits, unlike pipes, devices, files that a program serves (FUSE), and huge pages, which
+    may run out."""
+    try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for files elsewhere
+        plain = os.fstatvfs(file).f_bsize == mmap.PAGESIZE
+        return plain and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    except OSError:
+        return False
 
 
 def sealed(file: int, size: int) -> bool:

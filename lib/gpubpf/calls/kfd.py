@@ -59,7 +59,7 @@ _TRIGGERS = {
 }
 _MOST = 4096  # bytes of an incomplete line; also the number of events that have begun but not ended
 # What follows the event's number. Events with a time have ns, the process, and then `@address(size)` or other details.
-_TIMED = re.compile(r"(\d+) -(\d+) (?:@([0-9a-f]+)\(([0-9a-f]+)\) ?)?(.*)")
+_TIMED = re.compile(r"(\d{1,20}) -(\d{1,10}) (?:@([0-9a-f]+)\(([0-9a-f]+)\) ?)?(.*)")
 _VMFAULT = re.compile(r"([0-9a-f]+):")
 
 
@@ -173,7 +173,7 @@ def _parse(line: str) -> _Line | None:
     words = match[5].split()
     # The trigger is the last word, except at the end of a migration, which needs none.
     names, trigger = _TRIGGERS.get(number, ()), words[-1] if words else ""
-    why = names[int(trigger)] if trigger.isdecimal() and int(trigger) < len(names) else ""
+    why = next((name for n, name in enumerate(names) if trigger == str(n)), "")
     return _Line(
         number, int(match[1]), int(match[2]), match[3] or "", why, trigger == "R" and number == RESTORED
     )

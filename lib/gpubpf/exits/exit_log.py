@@ -210,10 +210,9 @@ class ExitLog:
                     self.unknown += sum(map(len, self._pending.pop(key)))
                 continue
             shape = kernel.shape
-            blocks, threads = _mask(kernel.grid, self._ranges[0]), _mask(kernel.block_dim, self._ranges[1])
-            wanted = (shape.blocks if blocks is None else int(blocks.sum())) * (
-                shape.block_size if threads is None else int(threads.sum())
-            )
+            # The process may claim any grid, so there is no mask of its blocks.
+            blocks, threads = _count(kernel.grid, self._ranges[0]), _mask(kernel.block_dim, self._ranges[1])
+            wanted = blocks * (shape.block_size if threads is None else int(threads.sum()))
             if not final and sum(map(len, self._pending[key])) < wanted:
                 continue
             records = np.concatenate(self._pending.pop(key))
@@ -335,6 +334,15 @@ def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
     )
     chosen = (z[:, None, None] & y[:, None] & x).ravel()
     return None if chosen.all() else chosen
+
+
+def _count(extents: Index, ranges: Ranges) -> int:
+    """Return how many blocks of a grid are in the ranges."""
+    x, y, z = (
+        max(0, min(last, extent - 1) - max(first, 0) + 1)
+        for extent, (first, last) in zip(extents, ranges, strict=True)
+    )
+    return x * y * z
 
 
 # --- records as text ---

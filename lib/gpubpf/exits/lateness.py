@@ -333,14 +333,14 @@ class Exits:
         self,
         records: np.ndarray,
         clock: CycleLength,
-        blocks: np.ndarray | None = None,
+        blocks: int | None = None,
         threads: np.ndarray | None = None,
         error: float = 0.0,
     ) -> bool:
         """Add the records of one launch. Returns whether the launch is complete.
 
-        The masks tell which blocks, and which threads of a block, were chosen (None: all). Warps and blocks with missing threads do
-        not count.
+        blocks: how many were chosen. threads: a mask of the chosen threads of a block. None: all. Warps and blocks with missing
+        threads do not count.
         """
         shape = self.shape
         there = np.zeros((shape.warps, WARP), bool)
@@ -366,7 +366,7 @@ class Exits:
             of_block[1][complete],
             np.broadcast_to(some, (int(complete.sum()), shape.warps)),
         )
-        if int(complete.sum()) != (shape.blocks if blocks is None else int(blocks.sum())) or not len(numbers):
+        if int(complete.sum()) != (shape.blocks if blocks is None else blocks) or not len(numbers):
             return False
         number, place = np.unique(block, return_inverse=True)
         latest = np.zeros(len(number), np.int64)

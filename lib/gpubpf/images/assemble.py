@@ -261,12 +261,15 @@ class _CannotLoad(AssembleError):
 # --- ptxas --------------------------------------------------------------------------------------------------
 
 _ERROR = re.compile(r"^ptxas (?:\S.*?, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE)
-_ENTRY = re.compile(r"Compiling entry function '(.+)' for '")
+# ptxas reads what a program supplied, so its output is untrusted, too: no pattern may take long.
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '")
 _PROPERTIES = re.compile(r"Function properties for (.+)$")
-_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(
+    r"(\d{1,18}) bytes stack frame, (\d{1,18}) bytes spill stores, (\d{1,18}) bytes spill loads"
+)
+_USED = re.compile(r"Used (\d{1,18}) registers")
 _ADVISORY = re.compile(r"\((C75\d\d)\) (.*)")
-_AMOUNT = re.compile(r"(\d+) bytes (cumulative stack size|smem|cmem)")
+_AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
 
 
 @dataclass(frozen=True)

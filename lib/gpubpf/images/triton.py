@@ -53,8 +53,9 @@ class TritonCache:
             if abs(entry.size - len(cubin)) <= _SLACK and entry.size >= _SLACK:
                 same = min(entry.size, len(cubin))
                 data = self._read(entry, ".cubin")
-                if len(data) >= same and data[:same] == cubin[:same] and (ptx := self._ptx(entry, data)):
-                    return ptx
+                with contextlib.suppress(ImageError):
+                    if len(data) >= same and data[:same] == cubin[:same] and (ptx := self._ptx(entry, data)):
+                        return ptx
         return None
 
     def modules(self, names: Sequence[str]) -> Iterator[tuple[FatbinImage, FatbinImage]]:
@@ -63,9 +64,9 @@ class TritonCache:
             # Older versions append what they specialized a kernel for to the kernel's name, not to the file's.
             if any(name.startswith(entry.name) for name in names):
                 with contextlib.suppress(ImageError):
-                    (cubin,) = fatbin.images_of_bytes(self._read(entry, ".cubin"))
-                    if cubin.kind == "elf" and (ptx := self._ptx(entry, cubin.payload)):
-                        yield cubin, ptx
+                    for cubin in fatbin.images_of_bytes(self._read(entry, ".cubin"))[:1]:
+                        if cubin.kind == "elf" and (ptx := self._ptx(entry, cubin.payload)):
+                            yield cubin, ptx
 
     def _entries(self) -> list[_Entry]:
         found: list[_Entry] = []

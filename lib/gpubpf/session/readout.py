@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 
 REGISTERS_WAIT = 20.0  # seconds to wait for ptxas to count registers
+MOST_THREADS = 1024  # of a block; CUDA allows no more
 FILLING_FAST = 0.2  # a log or shard that was filled to this part since the last reading is read again soon
 
 
@@ -89,7 +90,10 @@ def _instances_of(
 def _size_is_valid(
     definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart
 ) -> bool:
-    """Return whether an array has as many units as its launch shape, and the size that follows from that."""
+    """Return whether an array has as many units as its launch shape, and the size that follows from that. The shape must be possible:
+    then its extents are in proportion to the array's memory, and tools may make arrays of them."""
+    if instance.by_shape and not (_volume(instance.grid) and 0 < _volume(instance.block_dim) <= MOST_THREADS):
+        return False
     if maps.SHAPED.get(definition.kind) == "site":
         try:
             protocol.sites_and_shards(array.capacity)

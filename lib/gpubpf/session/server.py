@@ -284,6 +284,8 @@ class Server:
 
     def _handle(self, process: TracedProcess, kind: int, payload: bytes, file: int | None) -> None:
         """Handle one message. The caller holds the lock. Takes ownership of `file`, unless it raises Malformed."""
+        if file is not None and not protocol.in_memory(file):
+            raise protocol.Malformed("a file that is not in memory")
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
@@ -340,7 +342,7 @@ class Server:
         elif kind == Message.PATCHES and file is not None and process.attached and not process.sent_patches:
             process.sent_patches = True
             self._background.patch(process, file)
-        elif kind == Message.HOOKED and not process.hooked:
+        elif kind == Message.HOOKED and not process.reported_hooks:
             self._hooked(process, payload)
         elif kind == Message.DRAINED:
             process.last_drain, _ = protocol.drained(payload)

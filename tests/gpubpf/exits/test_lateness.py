@@ -224,7 +224,7 @@ def test_chosen_threads_only() -> None:
     blocks, threads = np.array([False, True]), np.arange(64) < 10
     found = Exits(shape)
     made = records(shape, 7 * (np.arange(128) == 67), chosen=np.outer(blocks, threads).ravel())
-    assert found.take_records(made, CycleLength(), blocks, threads)
+    assert found.take_records(made, CycleLength(), int(blocks.sum()), threads)
     report = ExitReport.of(found, 1, CycleLength())
     assert [lane.number for lane in report.lanes] == list(range(10))
     assert report.lanes[3].late == Distribution(1, 7, 7, 7, 7)

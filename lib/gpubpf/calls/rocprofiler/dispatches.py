@@ -222,6 +222,7 @@ class Dispatches:
             # Reading a memfd never blocks. Only memfds have seals.
             if (
                 not fcntl.fcntl(files[0], _F_GET_SEALS) & _F_SEAL_SHRINK
+                or fcntl.fcntl(files[0], fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR
                 or os.fstat(files[0]).st_size != _SIZE
             ):
                 raise OSError("not its memory")

@@ -145,15 +145,23 @@ int image_of(const void *image, uint64_t &size, uint32_t &linked) {
     return image_file(begin, size);
 }
 
+// Copies the file: the tool accepts only files in memory, because reading those never waits.
 int image_of_file(const char *path, uint64_t &size, uint32_t &) {
-    int fd = move_high(open(path, O_RDONLY | O_CLOEXEC));
-    struct stat st;
-    if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_size <= 0 || uint64_t(st.st_size) > kImageLimit)) {
-        close(fd);
-        return -1;
+    const int file = move_high(open(path, O_RDONLY | O_CLOEXEC));
+    struct stat st{};
+    if (file >= 0 && fstat(file, &st) != 0) st.st_size = 0;
+    size = static_cast<uint64_t>(std::max<off_t>(st.st_size, 0));
+    int fd = size && size <= kImageLimit ? memory_file("gpubpf-image", 0) : -1;
+    bool good = fd >= 0;
+    std::vector<char> part(good ? std::min<uint64_t>(size, 1 << 20) : 0);
+    for (uint64_t at = 0; good && at < size; at += part.size()) {
+        const uint64_t bytes = std::min<uint64_t>(part.size(), size - at);
+        good = read_all(file, part.data(), bytes, at) && write_all(fd, part.data(), bytes, at);
     }
-    if (fd >= 0) size = static_cast<uint64_t>(st.st_size);
-    return fd;
+    if (file >= 0) close(file);
+    if (good || fd < 0) return fd;
+    close(fd);
+    return -1;
 }
 
 // --- what the tool answers ---

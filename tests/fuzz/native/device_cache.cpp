@@ -1,0 +1,26 @@
+// A file in the embedded device's cache: what is read is what was stored, or nothing.
+#ifdef __clang__  // some versions do not know the name "sha"
+#define __builtin_cpu_supports(feature) false
+#endif
+#include "engine/cache.cpp"
+
+static const std::string &folder() {
+    static char name[] = "/tmp/cudasim-fuzz-XXXXXX";
+    static const std::string made = mkdtemp(name);
+    static const bool set = setenv("CUDASIM_CACHE", name, 1) == 0 && atexit([] {
+                                std::error_code ignored;
+                                std::filesystem::remove_all(name, ignored);
+                            }) == 0;
+    if (!set) abort();
+    return made;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    const std::string path = folder() + "/module";
+    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (file < 0 || write(file, data, size) != static_cast<ssize_t>(size)) abort();
+    close(file);
+    const std::optional<std::string> found = cudasim::read_cached("module");
+    if (found && *found != "content") abort();
+    return 0;
+}
