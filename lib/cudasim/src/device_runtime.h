@@ -563,7 +563,18 @@ INL u64 frcp64(u64 a) { return u64_(1.0 / f64_(a)); }
 INL u32 fsqrt32(u32 a) { return u32_(__builtin_sqrtf(f32_(a))); }
 INL u64 fsqrt64(u64 a) { return u64_(__builtin_sqrt(f64_(a))); }
 INL u32 frsqrt32(u32 a) { return u32_((f32)(1.0 / __builtin_sqrt((f64)f32_(a)))); }
-INL u64 frsqrt64(u64 a) { return u64_(1.0 / __builtin_sqrt(f64_(a))); }
+INL u64 frsqrt64(u64 a) { return u64_((f64)(1.0L / __builtin_sqrtl(f64_(a)))); }
+/* div.approx (9.7.3.8): the reciprocal of a divisor above 2^126 is 0. */
+INL u32 fdiv_approx32(u32 a, u32 b) {
+    const u32 size = b & 0x7fffffffu;
+    if (size > 0x7e800000u && size < 0x7f800000u) return fmul32(a, b & 0x80000000u);
+    return fdiv32(a, b);
+}
+/* rcp.approx.ftz.f64, rsqrt.approx.ftz.f64 (9.7.3.14): the upper 32 bits of the operand and of the result. */
+INL u64 high64(u64 a) {
+    if (nan64(a)) return 0x7fffffff00000000ull;
+    return a & 0x7ff0000000000000ull ? a >> 32 << 32 : a & 1ull << 63;
+}
 
 /* ---- float → integer (9.7.9.22): saturates. NaN becomes 0, or 1 << (width - 1) if one of the types has 64 bits. */
 INL f64 round_i(f64 x, int mode) {
@@ -695,17 +706,23 @@ FN u16 fp8_to_f16(u32 x, int e5) {
 INL u32 bf16_to_f32(u16 h) { return (u32)h << 16; }
 INL u16 f32_to_bf16(u32 a) { return nan32(a) ? 0x7fff : (u16)((a + 0x7fff + (a >> 16 & 1)) >> 16); }
 INL u16 f64_to_bf16(f64 a) { return (u16)cs_narrow(a, 8, 7, CS_ROUND_NEAREST); }
-INL u32 f32_to_tf32(u32 a, int away) {
+/* `half` is added before the lower 13 bits are cut off. */
+INL u32 f32_to_tf32(u32 a, u32 half, int finite, int relu) {
+    const u32 sign = a & 0x80000000u, most = sign | 0x7f7fe000u;
     if (nan32(a)) return 0x7fffffffu;
-    if ((a & 0x7f800000u) == 0x7f800000u) return a;
-    return (away ? a + 0x1000 : a + 0xfff + (a >> 13 & 1)) & ~0x1fffu;
+    if (relu && sign) return 0;
+    const u32 r = (a & 0x7f800000u) == 0x7f800000u ? a : (a + half) & ~0x1fffu;
+    return finite && (r & 0x7fffffffu) >= 0x7f800000u ? most : r;
 }
 INL u16 hftz(u16 a) { return a & 0x7c00 ? a : a & 0x8000; }
+INL u16 bftz(u16 a) { return a & 0x7f80 ? a : a & 0x8000; }
 INL int hnan(u16 a) { return (a & 0x7fff) > 0x7c00; }
 INL int bnan(u16 a) { return (a & 0x7fff) > 0x7f80; }
 INL u16 hsat(u16 a) { return hnan(a) || a & 0x8000 ? 0 : a > 0x3c00 ? 0x3c00 : a; }
 INL u16 hrelu(u16 a) { return hnan(a) ? 0x7fff : a & 0x8000 ? 0 : a; }
 INL u16 brelu(u16 a) { return bnan(a) ? 0x7fff : a & 0x8000 ? 0 : a; }
+INL u16 hfinite(u16 a) { return (a & 0x7fff) == 0x7c00 ? a - 1 : a; }
+INL u16 bfinite(u16 a) { return (a & 0x7fff) == 0x7f80 ? a - 1 : a; }
 INL u16 bsat(u16 a) { return bnan(a) || a & 0x8000 ? 0 : a > 0x3f80 ? 0x3f80 : a; }
 /* clang-format off */
 #define HALF2(NAME, UP, DOWN) \

@@ -6,6 +6,7 @@ Each function takes the operand renderer and an instruction, and returns C state
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
 
@@ -23,6 +24,7 @@ INTEGER_ROUNDING = {
 }
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "u16x2": "u16", "s16x2": "s16"}
 _SUFFIX = {"f32": "32", "f64": "64"}
+_FLUSH = {"f32": "ftz", "f16": "hftz", "bf16": "bftz"}  # functions of .ftz
 
 
 def emits(*opcodes: str) -> Callable[[Emit], Emit]:
@@ -47,7 +49,7 @@ def width_bits(type_name: str) -> int:
 
 
 def float_result(v: Values, i: PtxInstruction, expression: str, type_name: str) -> str:
-    """Apply .ftz, .sat and .relu to a result."""
+    """Apply .ftz, .sat, .satfinite and .relu to a result."""
     if type_name == "f32":
         if "ftz" in i.modifiers:
             expression = f"ftz({expression})"
@@ -57,8 +59,10 @@ def float_result(v: Values, i: PtxInstruction, expression: str, type_name: str) 
         expression = f"sat64({expression})"
     elif type_name in ("f16", "bf16"):
         h = "h" if type_name == "f16" else "b"
-        if "ftz" in i.modifiers and h == "h":
-            expression = f"hftz({expression})"
+        if "ftz" in i.modifiers:
+            expression = f"{h}ftz({expression})"
+        if "satfinite" in i.modifiers:
+            expression = f"{h}finite({expression})"
         if "sat" in i.modifiers:
             expression = f"{h}sat({expression})"
         if "relu" in i.modifiers:
@@ -68,12 +72,14 @@ def float_result(v: Values, i: PtxInstruction, expression: str, type_name: str) 
 
 def float_source(v: Values, i: PtxInstruction, operand: Operand, type_name: str) -> str:
     text = v.src(operand, type_name)
-    if "ftz" in i.modifiers and not isinstance(operand, Immediate):
-        if type_name == "f32":
-            return f"ftz({text})"
-        if type_name == "f16":
-            return f"hftz({text})"
+    if "ftz" in i.modifiers and type_name in _FLUSH and not isinstance(operand, Immediate):
+        return f"{_FLUSH[type_name]}({text})"
     return text
+
+
+def packed_half(i: PtxInstruction, text: str, element: str) -> str:
+    """Apply .ftz to half of a packed source."""
+    return f"{_FLUSH[element]}({text})" if "ftz" in i.modifiers else text
 
 
 def halves(
@@ -84,23 +90,31 @@ def halves(
     texts = [v.src(o, type_name) for o in i.operands[1 : 1 + sources]]
     names = [f"x{k}" for k in range(sources)]
     declarations = "".join(f"const u32 {n} = {t}; " for n, t in zip(names, texts, strict=True))
-    ftz = "ftz" in i.modifiers and element == "f16"
     low, high = (
-        function([f"hftz({half}({n}))" if ftz else f"{half}({n})" for n in names])
-        for half in ("lo16", "hi16")
+        function([packed_half(i, f"{half}({n})", element) for n in names]) for half in ("lo16", "hi16")
     )
     return f"{{ {declarations}{v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
 
 
 def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str, sources: int) -> str:
     """Translate add, sub, mul or fma of any floating-point type."""
+    if "oob" in i.modifiers:
+        raise v.unsupported()
+    if "f32" in i.modifiers and type_name in ("f16", "bf16"):  # add.f32.f16: its last operand is an f32
+        up = f"{type_name}_to_f32"
+        texts = [f"{up}({v.src(o, type_name)})" for o in i.operands[1:sources]]
+        texts.append(v.src(i.operands[sources], "f32"))
+        type_name = "f32"
+    elif rounding(i) and type_name not in _SUFFIX:
+        raise v.unsupported()
+    else:
+        texts = [float_source(v, i, o, type_name) for o in i.operands[1 : 1 + sources]]
     if type_name in ("f16x2", "bf16x2"):
         element = PACKED[type_name]
         h = "h" if element == "f16" else "b"
         return halves(
             v, i, type_name, lambda x: float_result(v, i, f"{h}{operation}({', '.join(x)})", element), sources
         )
-    texts = [float_source(v, i, o, type_name) for o in i.operands[1 : 1 + sources]]
     if type_name in ("f16", "bf16"):
         expression = f"{'h' if type_name == 'f16' else 'b'}{operation}({', '.join(texts)})"
     else:
@@ -237,7 +251,7 @@ def mul24(v: Values, i: PtxInstruction) -> str:
 def div(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if t in ("f32", "f64"):
-        return float_operation(v, i, "div", t, 2)
+        return float_operation(v, i, "div_approx" if "approx" in i.modifiers else "div", t, 2)
     sign = "s" if t in SIGNED else "u"
     return v.dst(
         i.operands[0], t, f"div{sign}{width_bits(t)}({v.src(i.operands[1], t)}, {v.src(i.operands[2], t)})"
@@ -257,10 +271,8 @@ def rem(v: Values, i: PtxInstruction) -> str:
 def absolute(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     if t in ("f16x2", "bf16x2"):
-        x = v.src(i.operands[1], t)
-        return v.dst(
-            i.operands[0], "b32", f"{x} & 0x7fff7fffu" if i.opcode == "abs" else f"{x} ^ 0x80008000u"
-        )
+        change = "& 0x7fff" if i.opcode == "abs" else "^ 0x8000"
+        return halves(v, i, t, lambda x: f"({x[0]} {change})", 1)
     if is_float(t):
         x = float_source(v, i, i.operands[1], t)
         top = f"{1 << (width_bits(t) - 1):#x}" + ("ull" if t == "f64" else "u")
@@ -295,7 +307,7 @@ def minimum(v: Values, i: PtxInstruction) -> str:
     if t in ("f32", "f64"):
         texts = [float_source(v, i, o, t) for o in i.operands[1:]]
         suffix = _SUFFIX[t]
-        sizes = [f"(({text}) & 0x7fffffffu)" for text in texts] if xor else texts  # .xorsign comes with .abs
+        sizes = [f"(({text}) & 0x7fffffffu)" for text in texts] if "abs" in i.modifiers else texts
         expression = sizes[0]
         for text in sizes[1:]:
             expression = f"f{i.opcode}{suffix}({expression}, {text})"
@@ -489,7 +501,9 @@ def reciprocal(v: Values, i: PtxInstruction) -> str:
     x = float_source(v, i, i.operands[1], t)
     suffix = _SUFFIX[t]
     mode = rounding(i)
-    if mode is None or "approx" in i.modifiers:
+    if t == "f64" and {"approx", "ftz"} <= set(i.modifiers):  # of the upper 32 bits
+        expression = f"high64(f{i.opcode}64(high64({x})))"
+    elif mode is None or "approx" in i.modifiers:
         expression = f"f{i.opcode}{suffix}({x})"
     elif i.opcode == "sqrt":
         expression = f"u{suffix}_(api->round{suffix}(CS_F_SQRT, {mode}, f{suffix}_({x}), 0, 0))"
@@ -590,6 +604,17 @@ def combine(v: Values, i: PtxInstruction, test: str, c: str | None) -> str:
     raise v.unsupported("no boolean operator")
 
 
+def _packed_comparisons(
+    v: Values, i: PtxInstruction, operator: str, element: str, c: str | None
+) -> list[str]:
+    """Return the comparisons of the low and of the high halves of `a_` and `b_`, combined with `c_`."""
+    found = []
+    for half in ("lo16", "hi16"):
+        a, b = (packed_half(i, f"{half}({n})", element) for n in ("a_", "b_"))
+        found.append(combine(v, i, compare(v, i, operator, a, b, element), c and "c_"))
+    return found
+
+
 @emits("setp")
 def setp(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
@@ -601,8 +626,7 @@ def setp(v: Values, i: PtxInstruction) -> str:
         if not isinstance(destination, Pair):
             raise v.unsupported()
         a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
-        low = combine(v, i, compare(v, i, operator, "lo16(a_)", "lo16(b_)", element), c and "c_")
-        high = combine(v, i, compare(v, i, operator, "hi16(a_)", "hi16(b_)", element), c and "c_")
+        low, high = _packed_comparisons(v, i, operator, element, c)
         text = f"{{ const u32 a_ = {a}, b_ = {b}; const u8 c_ = {c or 0}; (void)c_; "
         return text + f"{v.dst(destination.first, 'pred', low)} {v.dst(destination.second, 'pred', high)} }}"
     a, b = (float_source(v, i, o, t) if is_float(t) else v.src(o, t) for o in i.operands[1:3])
@@ -624,8 +648,7 @@ def set_(v: Values, i: PtxInstruction) -> str:
         element = PACKED[t]
         a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
         one = {"f16x2": "0x3c00u", "bf16x2": "0x3f80u"}.get(dtype, "0xffffu")
-        low = combine(v, i, compare(v, i, operator, "lo16(a_)", "lo16(b_)", element), c and "c_")
-        high = combine(v, i, compare(v, i, operator, "hi16(a_)", "hi16(b_)", element), c and "c_")
+        low, high = _packed_comparisons(v, i, operator, element, c)
         text = f"{{ const u32 a_ = {a}, b_ = {b}; const u8 c_ = {c or 0}; (void)c_; "
         return text + v.dst(i.operands[0], "b32", f"pack16({low} ? {one} : 0u, {high} ? {one} : 0u)") + " }"
     a, b = (float_source(v, i, o, t) if is_float(t) else v.src(o, t) for o in i.operands[1:3])
@@ -731,9 +754,7 @@ def cvt(v: Values, i: PtxInstruction) -> str:
     if dtype in ("f16x2", "bf16x2") and stype == "f32":
         element = PACKED[dtype]
         high, low = (_narrow(v, i, v.src(o, "f32"), "f32", element) for o in i.operands[1:3])
-        if "relu" in m:
-            r = "hrelu" if element == "f16" else "brelu"
-            high, low = f"{r}({high})", f"{r}({low})"
+        high, low = (_converted(v, i, x, element) for x in (high, low))
         return v.dst(i.operands[0], "b32", f"pack16({low}, {high})")
     if {dtype, stype} & {"e4m3x2", "e5m2x2"}:
         return _cvt_fp8(v, i, dtype, stype)
@@ -780,21 +801,26 @@ def _int_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: st
     signed = stype in SIGNED
     value = f"({'s' if signed else 'u'}{w})({text})"
     mode = rounding(i)
-    if dtype == "f32":
-        if mode is None:
-            return float_result(v, i, f"u32_((f32)({value}))", "f32")
-        return f"u32_(api->convert32(CS_F_FROM_{'S' if signed else 'U'}64, {mode}, (s64)({value}), 0))"
-    if dtype == "f64":
-        if mode is None:
-            return f"u64_((f64)({value}))"
-        return f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, {mode}, (s64)({value})))"
+    if dtype in _SUFFIX:
+        bits = _SUFFIX[dtype]
+        zero = ", 0" if dtype == "f32" else ""
+        call = f"api->convert{bits}(CS_F_FROM_{'S' if signed else 'U'}64, {mode}, (s64)({value}){zero})"
+        text = f"u{bits}_({f'({dtype})({value})' if mode is None else call})"
+        return float_result(v, i, text, dtype)
     # an f64 rounds a 64-bit integer a second time, but no integer that large is near a halfway point of these types
     sticky = (
         f"u64_((f64)({value}))"
         if w < 64
         else f"u64_(api->convert64(CS_F_FROM_{'S' if signed else 'U'}64, CS_ROUND_ZERO, (s64)({value})))"
     )
-    return _narrow(v, i, sticky, "f64", dtype)
+    return _converted(v, i, _narrow(v, i, sticky, "f64", dtype), dtype)
+
+
+def _converted(v: Values, i: PtxInstruction, text: str, dtype: str) -> str:
+    """Apply .sat, .satfinite and .relu to a result of cvt; .ftz only to an f32 (PTX ISA 9.7.9.22)."""
+    if dtype != "f32":
+        i = replace(i, modifiers=tuple(m for m in i.modifiers if m != "ftz"))
+    return float_result(v, i, text, dtype)
 
 
 def _narrow(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
@@ -809,7 +835,9 @@ def _narrow(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> 
 def _float_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: str) -> str:
     mode = next((c for k, c in INTEGER_ROUNDING.items() if k in i.modifiers), None)
     if dtype == "tf32":
-        return f"f32_to_tf32({text}, {int('rna' in i.modifiers)})"
+        half = {"rna": "0x1000", "rz": "0"}.get(i.modifiers[0], f"0xfff + ({text} >> 13 & 1)")
+        finite, relu = (int(m in i.modifiers) for m in ("satfinite", "relu"))
+        return f"f32_to_tf32({text}, {half}, {finite}, {relu})"
     if mode is not None:  # round to an integral value
         if stype == "f32":
             text = f"u32_((f32)round_i(f32_({text}), {mode}))"
@@ -838,7 +866,7 @@ def _float_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: 
             result = f"u32_((f32)f64_({text}))"
         else:
             result = f"u32_(api->convert32(CS_F_FROM_F64, {direction}, 0, f64_({text})))"
-    return float_result(v, i, result, dtype)
+    return _converted(v, i, result, dtype)
 
 
 def _cvt_fp8(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:

@@ -1,0 +1,741 @@
+"""What PTX documents for each form of an arithmetic instruction: results, or how far those of an approximation may be off.
+
+Python's integers and fractions compute the results. The functions of approximations are those of doubles, which are far more
+precise than what PTX promises.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from engine_forms import COMPARISONS, Form
+from engine_instructions import bits
+from engine_values import (
+    FORMATS,
+    MODES,
+    Reference,
+    Value,
+    add,
+    clamped,
+    decoded,
+    div,
+    encoded,
+    extreme,
+    flushed,
+    fma,
+    integer,
+    is_negative,
+    is_subnormal,
+    mul,
+    negative,
+    of_values,
+    packed,
+    related,
+    signed,
+    sqrt,
+)
+
+M32 = 0xFFFFFFFF
+FLOAT_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+INTEGER_PAIRS = {"u16x2": "u16", "s16x2": "s16"}
+
+
+# ptxas accepts these forms, but the PTX ISA does not have them.
+UNDOCUMENTED = frozenset(
+    """
+    addc.u16 addc.s16 subc.u16 subc.s16 madc.lo.u16 madc.lo.s16 madc.hi.u16 madc.hi.s16 madc.hi.sat.s32
+    rcp.rn.ftz.f64 rcp.rz.ftz.f64 rcp.rm.ftz.f64 rcp.rp.ftz.f64
+    """.split()
+)
+
+
+# --- approximations (PTX ISA 9.7.3, 9.7.4) ---
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """`exact` computes a value from the operands; None is any result. `error` is the documented bound for a value."""
+
+    t: str
+    exact: Callable[..., Value | None]
+    error: Callable[[Fraction, Value], Fraction]
+    ftz: bool = False
+    low_bits_are_zero: bool = False
+
+    def allows(self, got: int, *patterns: int) -> bool:
+        f = FORMATS[self.t]
+        if self.ftz:
+            patterns = tuple(flushed(p, self.t) for p in patterns)
+        values = [decoded(p, self.t) for p in patterns]
+        exact = self.exact(*values)
+        if exact is None:
+            return True
+        if self.low_bits_are_zero and exact == exact and got & M32:
+            return False
+        if isinstance(exact, float):
+            wanted = encoded(exact, self.t)
+            return (got & ~f.sign > f.infinity) if math.isnan(exact) else got == wanted
+        made = decoded(got, self.t)
+        if made != made or is_negative(made) != (exact < 0):
+            return False
+        error = self.error(abs(exact), values[0])
+        smallest = Fraction(2) ** (f.least + f.precision - 1)
+        if self.ftz and is_subnormal(got, self.t):
+            return False
+        if self.ftz and abs(exact) - error < smallest and made == 0:
+            return True
+        if abs(exact) - error < smallest:
+            error += Fraction(2) ** f.least  # the results there have fewer bits
+        if isinstance(made, float) and made:
+            return encoded(abs(exact) + error, self.t) == f.infinity
+        return abs(Fraction(made) - exact) <= error
+
+
+def ulps(count: int, t: str) -> Callable[[Fraction, Value], Fraction]:
+    f = FORMATS[t]
+
+    def error(exact: Fraction, x: Value) -> Fraction:
+        exponent = math.floor(math.log2(exact)) if exact > Fraction(1, 2**1000) else -1000
+        return count * Fraction(2) ** max(exponent - f.precision + 1, f.least)
+
+    return error
+
+
+def relative(exponent: float) -> Callable[[Fraction, Value], Fraction]:
+    return lambda exact, x: exact * Fraction(2.0**exponent)
+
+
+def absolute(exponent: float) -> Callable[[Fraction, Value], Fraction]:
+    return lambda exact, x: Fraction(2.0**exponent)
+
+
+def _logarithm_error(exact: Fraction, x: Value) -> Fraction:
+    """The error of lg2 is absolute between 0.5 and 2, and relative elsewhere."""
+    return Fraction(2.0**-22) * (1 if 0.5 < x < 2 else exact)
+
+
+def _angle_error(exact: Fraction, x: Value) -> Fraction:
+    """Nothing is promised for sin and cos beyond 100 pi."""
+    return Fraction(2.0 ** (-20.5 if abs(x) <= 2 * math.pi else -14.7 if abs(x) <= 100 * math.pi else 2))
+
+
+def _exact(x: float) -> Value:
+    return Fraction(x) if x and math.isfinite(x) else x
+
+
+def sine(x: Value) -> Value:
+    return x if x == 0 else _exact(math.sin(x)) if math.isfinite(x) else math.nan
+
+
+def cosine(x: Value) -> Value:
+    return _exact(math.cos(x)) if math.isfinite(x) else math.nan
+
+
+def logarithm(x: Value) -> Value:
+    if x == 0:
+        return -math.inf
+    return _exact(math.log2(x) if x == math.inf or x > 0 else math.nan)
+
+
+def power(x: Value) -> Value:
+    return (
+        _exact(math.inf)
+        if x >= 1024
+        else 0.0
+        if x == -math.inf
+        else Fraction(math.exp2(max(x, -1000)))
+        if x == x
+        else math.nan
+    )
+
+
+def tangent(x: Value) -> Value:
+    return x if x == 0 else _exact(math.tanh(x))
+
+
+def reciprocal(x: Value) -> Value:
+    return div(Fraction(1), x, "rn")
+
+
+def root(x: Value) -> Value:
+    return sqrt(x, "rn")
+
+
+def reciprocal_root(x: Value) -> Value:
+    return div(Fraction(1), sqrt(x, "rn"), "rn")
+
+
+def high_half(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    """rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 use the upper 32 bits of their operand."""
+
+    def of(x: Value) -> Value:
+        return function(decoded(encoded(x, "f64") >> 32 << 32, "f64")) if x == x else math.nan
+
+    return of
+
+
+def fast_quotient(a: Value, b: Value) -> Value | None:
+    """div.approx of a divisor above 2**126 is 0, or NaN for an infinite dividend."""
+    if 2**126 < abs(b) < math.inf:
+        return mul(a, -0.0 if is_negative(b) else 0.0, "rn")
+    if 0 < abs(b) < Fraction(2) ** -126:
+        return None
+    return div(a, b, "rn")
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Value | None], Callable[[str], Callable[[Fraction, Value], Fraction]]]] = {
+    "sin.f32": (sine, lambda t: _angle_error),
+    "cos.f32": (cosine, lambda t: _angle_error),
+    "lg2.f32": (logarithm, lambda t: _logarithm_error),
+    "ex2.f32": (power, lambda t: ulps(2, t)),
+    "ex2.f16": (power, lambda t: relative(-9.9)),
+    "ex2.bf16": (power, lambda t: relative(-7)),
+    "tanh.f32": (tangent, lambda t: relative(-11)),
+    "tanh.f16": (tangent, lambda t: absolute(-10.987)),
+    "tanh.bf16": (tangent, lambda t: absolute(-8)),
+    "rcp.f32": (reciprocal, lambda t: ulps(1, t)),
+    "sqrt.f32": (root, lambda t: relative(-23)),
+    "rsqrt.f32": (reciprocal_root, lambda t: relative(-22.9)),
+    "rsqrt.f64": (reciprocal_root, lambda t: ulps(1, t)),
+    "div.approx.f32": (fast_quotient, lambda t: ulps(2, t)),
+    "div.full.f32": (lambda a, b: div(a, b, "rn"), lambda t: ulps(2, t)),
+}  # fmt: skip
+
+
+def approximation(form: Form) -> Approximation | None:
+    """Return what is documented for a form that approximates; None for other forms."""
+    if not {"approx", "full"} & set(form.modifiers):
+        return None
+    t = form.modifiers[-1]
+    t = FLOAT_PAIRS.get(t, t)
+    ftz = "ftz" in form.modifiers
+    name = f"{form.opcode}.{form.modifiers[0]}.{t}" if form.opcode == "div" else f"{form.opcode}.{t}"
+    if t == "f64" and ftz:
+        function = {"rcp": reciprocal, "rsqrt": reciprocal_root}[form.opcode]
+        return Approximation(t, high_half(function), relative(-19), True, True)
+    exact, error = FUNCTIONS[name]
+    return Approximation(t, exact, error(t), ftz)
+
+
+# --- exact results ---
+
+
+def wanted(form: Form, columns: Sequence[Sequence[int]]) -> list[int | None]:
+    """Return the results for operands in columns; None for those that are not compared."""
+    if form.opcode in ("set", "setp"):
+        return _compared(form, columns)
+    reference = EXACT[form.opcode](form, set(form.modifiers))
+    if form.operands[0] in (*FLOAT_PAIRS, *INTEGER_PAIRS) and form.opcode != "cvt":
+        reference = packed(reference)
+    return [reference(*patterns) for patterns in zip(*columns, strict=True)]
+
+
+def result_type(form: Form) -> str:
+    """Return the format of a result whose NaNs are all equal; "" if the result is compared bit by bit."""
+    if form.opcode in ("mov", "selp", "slct", "copysign", "abs", "neg"):
+        return ""
+    return form.operands[0] if form.operands[0] in (*FORMATS, *FLOAT_PAIRS) else ""
+
+
+def _type(form: Form) -> str:
+    """Return the type of an operation; of a packed one, that of an element."""
+    t = next(m for m in reversed(form.modifiers) if m[-1].isdigit())
+    return FLOAT_PAIRS.get(t) or INTEGER_PAIRS.get(t) or t
+
+
+def _mode(flags: set[str]) -> str:
+    return next((m for m in MODES if m in flags), "rn")
+
+
+Make = Callable[[Form, set[str]], Reference]
+EXACT: dict[str, Make] = {}
+
+
+def computes(*opcodes: str) -> Callable[[Make], Make]:
+    def register(make: Make) -> Make:
+        for opcode in opcodes:
+            EXACT[opcode] = make
+        return make
+
+    return register
+
+
+@computes(
+    "add", "sub", "addc", "subc", "mul", "mad", "madc", "fma", "div", "rem", "mul24", "mad24", "rcp", "sqrt"
+)
+def _arithmetic(form: Form, flags: set[str]) -> Reference:
+    t = _type(form)
+    if t in FORMATS:
+        return _float_arithmetic(form, flags, t)
+    w = bits(t)
+    double = "wide" in flags
+    shift = 0 if "hi" not in flags else 16 if form.opcode.endswith("24") else w
+
+    def product(a: int, b: int) -> int:
+        if form.opcode.endswith("24"):
+            a, b = (signed(x, 24) if t[0] == "s" else x & 0xFFFFFF for x in (a, b))
+        return a * b >> shift
+
+    def quotient(a: int, b: int) -> int:
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+    operations: dict[str, Callable[..., int]] = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "addc": lambda a, b, carry: a + b + carry,
+        "subc": lambda a, b, carry: a - b - (1 - carry),
+        "mul": product,
+        "mul24": product,
+        "mad": lambda a, b, c: product(a, b) + c,
+        "mad24": lambda a, b, c: product(a, b) + c,
+        "madc": lambda a, b, c, carry: product(a, b) + c + carry,
+        "div": quotient,
+        "rem": lambda a, b: a - quotient(a, b) * b,
+    }
+    operation = operations[form.opcode]
+
+    def reference(*patterns: int) -> int | None:
+        a, b = (integer(p, t) for p in patterns[:2])
+        rest = patterns[2:]
+        if "sat" in flags and rest:  # of mad
+            rest = (integer(rest[0], t),)
+        if form.opcode in ("div", "rem") and b == 0:
+            return None
+        x = operation(a, b, *rest)
+        return clamped(x, t) if "sat" in flags else x & (1 << w * (1 + double)) - 1
+
+    return reference
+
+
+def _float_arithmetic(form: Form, flags: set[str], t: str) -> Reference:
+    types = [m for m in form.modifiers if m in FORMATS]
+    operations: dict[str, Callable[..., Value]] = {
+        "add": add,
+        "sub": lambda a, b, m: add(a, negative(b), m),
+        "mul": mul,
+        "mad": fma,
+        "fma": fma,
+        "div": div,
+        "rcp": lambda a, m: div(Fraction(1), a, m),
+        "sqrt": sqrt,
+    }
+    mode = _mode(flags)
+    if len(types) < 2:
+        return of_values(operations[form.opcode], t, mode, sorted(flags))
+    single = of_values(operations[form.opcode], "f32", mode, sorted(flags))  # of f32 with a smaller type
+
+    def reference(*patterns: int) -> int | None:
+        widened = [encoded(decoded(p, t), "f32") for p in patterns[:-1]]
+        return single(*widened, patterns[-1])
+
+    return reference
+
+
+@computes("abs", "neg")
+def _sign(form: Form, flags: set[str]) -> Reference:
+    t = _type(form)
+    if t not in FORMATS:
+        mask = (1 << bits(t)) - 1
+        return lambda a: (abs(integer(a, t)) if form.opcode == "abs" else -a) & mask
+    sign = FORMATS[t].sign
+
+    def reference(a: int) -> int:
+        a = flushed(a, t) if "ftz" in flags else a
+        if a & ~sign > FORMATS[t].infinity:
+            return None  # any NaN
+        return a & ~sign if form.opcode == "abs" else a ^ sign
+
+    return reference
+
+
+@computes("min", "max")
+def _extreme(form: Form, flags: set[str]) -> Reference:
+    t = _type(form)
+    sign = 1 if form.opcode == "max" else -1
+    if t not in FORMATS:
+        pick = max if sign > 0 else min
+        least = [0] if "relu" in flags else []
+        return lambda *p: max([pick(integer(x, t) for x in p), *least]) & (1 << bits(t)) - 1
+    f = FORMATS[t]
+
+    def reference(*patterns: int) -> int | None:
+        if "abs" in flags and "xorsign" not in flags:
+            patterns = tuple(p & ~f.sign for p in patterns)
+        made = extreme(patterns, t, sign, sorted(flags))
+        if made is not None and "relu" in flags and made & ~f.sign <= f.infinity and made & f.sign:
+            return 0
+        return made
+
+    return reference
+
+
+@computes("sad")
+def _sad(form: Form, flags: set[str]) -> Reference:
+    t = _type(form)
+    return lambda a, b, c: abs(integer(a, t) - integer(b, t)) + c & (1 << bits(t)) - 1
+
+
+@computes("and", "or", "xor", "not", "cnot", "mov", "selp", "slct", "lop3")
+def _logic(form: Form, flags: set[str]) -> Reference:
+    t = form.operands[0]
+    mask = 1 if t == "pred" else (1 << bits(t.split("|")[0])) - 1
+
+    def looked_up(a: int, b: int, c: int, q: int = 0) -> int:
+        x = sum((0x6A >> (a >> k & 1) * 4 + (b >> k & 1) * 2 + (c >> k & 1) & 1) << k for k in range(32))
+        p = (x != 0) | q if "or" in flags else (x != 0) & q
+        return x ^ 0x5A5A5A5A * p
+
+    def selected(a: int, b: int, c: int) -> int:
+        if form.modifiers[-1] == "f32":
+            c = flushed(c, "f32") if "ftz" in flags else c
+            x = decoded(c, "f32")
+            return a if x >= 0 else b
+        return a if c < 1 << 31 else b
+
+    operations: dict[str, Reference] = {
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
+        "not": lambda a: ~a & mask,
+        "cnot": lambda a: int(a == 0),
+        "mov": lambda a: a,
+        "selp": lambda a, b, p: a if p else b,
+        "slct": selected,
+        "lop3": looked_up,
+    }
+    return operations[form.opcode]
+
+
+@computes("shl", "shr", "shf", "popc", "clz", "bfind", "brev", "bmsk", "szext", "fns", "bfe", "bfi", "prmt")
+def _bits(form: Form, flags: set[str]) -> Reference:
+    t = _type(form) if form.opcode != "prmt" else "b32"
+    w = bits(t)
+    mask = (1 << w) - 1
+    wrap = "wrap" in flags
+
+    def amount(n: int) -> int:
+        return n & 31 if wrap else min(n, 32)
+
+    def found(a: int) -> int:
+        x = integer(a, t)
+        place = (x if x >= 0 else ~x).bit_length() - 1
+        return M32 if place < 0 else w - 1 - place if "shiftamt" in flags else place
+
+    def extended(a: int, n: int) -> int:
+        n = amount(n)
+        return signed(a, n) & M32 if t[0] == "s" and n else a & (1 << n) - 1
+
+    def field(a: int, p: int, n: int) -> int:
+        p, n = p & 255, n & 255
+        sign = 0 if t[0] == "u" or n == 0 else a >> min(p + n - 1, w - 1) & 1
+        return sum((a >> p + at & 1 if at < n and p + at < w else sign) << at for at in range(w))
+
+    def inserted(a: int, b: int, p: int, n: int) -> int:
+        p, n = p & 255, n & 255
+        for at in range(min(n, w)):
+            if p + at < w:
+                b = b & ~(1 << p + at) | (a >> at & 1) << p + at
+        return b
+
+    def nth(a: int, base: int, offset: int) -> int | None:
+        offset = signed(offset, 32)
+        if base > 31:
+            return None
+        if offset == 0:
+            return base if a >> base & 1 else M32
+        places = range(base, 32) if offset > 0 else range(base, -1, -1)
+        set_ = [at for at in places if a >> at & 1]
+        return set_[abs(offset) - 1] if len(set_) >= abs(offset) else M32
+
+    def permuted(a: int, b: int, c: int) -> int:
+        s = c & 3
+        chosen = {
+            "f4e": [s, s + 1, s + 2, s + 3], "b4e": [s, (s - 1) % 8, (s - 2) % 8, (s - 3) % 8], "rc8": [s] * 4,
+            "ecl": [max(s, k) for k in range(4)], "ecr": [min(s, k) for k in range(4)],
+            "rc16": [0, 1, 0, 1] if s % 2 == 0 else [2, 3, 2, 3],
+        }.get(form.modifiers[-1], [c >> 4 * k & 15 for k in range(4)])  # fmt: skip
+        both, made = b << 32 | a, 0
+        for k, choice in enumerate(chosen):
+            byte = both >> 8 * (choice & 7) & 255
+            made |= (255 * (byte >> 7) if choice & 8 else byte) << 8 * k
+        return made
+
+    operations: dict[str, Reference] = {
+        "shl": lambda a, n: a << min(n, w) & mask,
+        "shr": lambda a, n: integer(a, t) >> min(n, w) & mask,
+        "shf": lambda a, b, n: ((b << 32 | a) << amount(n) >> 32 if "l" in flags else (b << 32 | a) >> amount(n)) & M32,
+        "popc": lambda a: a.bit_count(),
+        "clz": lambda a: w - a.bit_length(),
+        "bfind": found,
+        "brev": lambda a: int(f"{a:0{w}b}"[::-1], 2),
+        "bmsk": lambda a, b: ((1 << amount(b)) - 1) << amount(a) & M32,
+        "szext": extended,
+        "fns": nth,
+        "bfe": field,
+        "bfi": inserted,
+        "prmt": permuted,
+    }  # fmt: skip
+    return operations[form.opcode]
+
+
+@computes("dp4a", "dp2a", "vabsdiff2", "vabsdiff4")
+def _dot(form: Form, flags: set[str]) -> Reference:
+    def part(x: int, at: int, w: int, t: str) -> int:
+        return signed(x >> at, w) if t == "s32" else x >> at & (1 << w) - 1
+
+    ta, tb = (
+        (m for m in form.modifiers[:3] if m in ("u32", "s32"))
+        if "vabsdiff" not in form.opcode
+        else ("u32", "u32")
+    )
+    if form.opcode == "dp4a":
+        return lambda a, b, c: sum(part(a, 8 * k, 8, ta) * part(b, 8 * k, 8, tb) for k in range(4)) + c & M32
+    if form.opcode == "dp2a":
+        high = 16 * ("hi" in flags)
+        return lambda a, b, c: (
+            sum(part(a, 16 * k, 16, ta) * part(b, high + 8 * k, 8, tb) for k in range(2)) + c & M32
+        )
+    w = 32 // int(form.opcode[-1])
+
+    def differences(a: int, b: int, c: int) -> int:
+        parts = [abs(part(a, at, w, "u32") - part(b, at, w, "u32")) for at in range(0, 32, w)]
+        return sum(parts) + c & M32 if "add" in flags else sum(x << w * k for k, x in enumerate(parts))
+
+    return differences
+
+
+@computes("copysign", "testp")
+def _classes(form: Form, flags: set[str]) -> Reference:
+    f = FORMATS[form.modifiers[-1]]
+    if form.opcode == "copysign":
+        return lambda a, b: a & f.sign | b & ~f.sign
+    normal = 1 << f.precision - 1
+    tests: dict[str, Callable[[int], bool]] = {
+        "finite": lambda p: p < f.infinity,
+        "infinite": lambda p: p == f.infinity,
+        "number": lambda p: p <= f.infinity,
+        "notanumber": lambda p: p > f.infinity,
+        "normal": lambda p: normal <= p < f.infinity,
+        "subnormal": lambda p: 0 < p < normal,
+    }
+    test = tests[form.modifiers[0]]
+    return lambda p: int(test(p & ~f.sign))
+
+
+# --- cvt ---
+
+TF32 = "tf32"
+FORMATS_OF_8_BITS = {
+    "e4m3x2": (4, -9, 0x7E),
+    "e5m2x2": (3, -16, 0x7B),
+}  # precision, least exponent, largest finite
+WHOLE = {"rni": "rn", "rzi": "rz", "rpi": "rp", "rmi": "rm"}
+
+
+@computes("cvt")
+def _convert(form: Form, flags: set[str]) -> Reference:
+    if "pack" in flags:
+        return _pack(form.modifiers[2])
+    d, s = form.modifiers[-2:]
+    whole = next((mode for name, mode in WHOLE.items() if name in flags), None)
+    if "x2" in d:
+        return _convert_two(form, flags, d, s)
+    if s not in FORMATS:
+        return _from_integer(d, s, flags)
+    if d[0] in "us":
+        return _to_integer(d, s, whole or "rz", "ftz" in flags)
+
+    def reference(a: int) -> int | None:
+        x = decoded(flushed(a, s) if "ftz" in flags and s == "f32" else a, s)
+        if whole is not None and isinstance(x, Fraction):
+            rounded = MODES[whole](x)
+            x = Fraction(rounded) if rounded else -0.0 if x < 0 else 0.0
+        return _narrowed(x, d, flags)
+
+    return reference
+
+
+def _narrowed(x: Value, d: str, flags: set[str]) -> int | None:
+    """Round a value to a format, with what modifiers ask for."""
+    if d == TF32:
+        return _tf32(x, flags)
+    f = FORMATS[d]
+    made = encoded(x, d, _mode(flags))
+    nan = made & ~f.sign > f.infinity
+    if "ftz" in flags and d == "f32":
+        smallest = Fraction(2) ** (f.least + f.precision - 1)
+        if isinstance(x, Fraction) and abs(x) < smallest and made & ~f.sign and not is_subnormal(made, d):
+            return None  # whether it is flushed before it is rounded is not documented
+        made = flushed(made, d)
+    if "sat" in flags:
+        made = 0 if nan or made & f.sign else min(made, encoded(Fraction(1), d))
+    if "satfinite" in flags and made & ~f.sign == f.infinity:
+        made -= 1
+    if "relu" in flags and not nan and made & f.sign:
+        return None if made == f.sign else 0
+    return made
+
+
+def _tf32(x: Value, flags: set[str]) -> int | None:
+    """Round to 11 bits; the lower 13 bits of the result are not documented, and 0 here."""
+    if x != x:
+        return 0x7FFFFFFF
+    if "relu" in flags and is_negative(x):
+        return 0 if x else None
+    sign = 1 << 31 if is_negative(x) else 0
+    most = 0x7F7FE000
+    if isinstance(x, float):
+        return sign | ((most if "satfinite" in flags else 0x7F800000) if x else 0)
+    wide = encoded(abs(x), "f32")
+    unit = 1 << 13
+    down, rest = wide & -unit, wide & unit - 1
+    if "rna" in flags:
+        down += unit * (rest >= unit // 2)
+    elif "rz" not in flags:
+        down += unit * (rest > unit // 2 or (rest == unit // 2 and bool(down & unit)))
+    return sign | (most if "satfinite" in flags and down >= 0x7F800000 else down)
+
+
+def _from_integer(d: str, s: str, flags: set[str]) -> Reference:
+    w = bits(s)
+
+    def value(a: int) -> int:
+        a &= (1 << w) - 1
+        return signed(a, w) if s[0] == "s" else a
+
+    if d in FORMATS:
+        return lambda a: _narrowed(Fraction(value(a)) if value(a) else 0.0, d, flags)
+    # A register wider than the type gets the sign of a signed type.
+    register = max(bits(d), 16)
+
+    def reference(a: int) -> int:
+        x = clamped(value(a), d) if "sat" in flags else value(a) & (1 << bits(d)) - 1
+        return (signed(x, bits(d)) if d[0] == "s" else x) & (1 << register) - 1
+
+    return reference
+
+
+def _to_integer(d: str, s: str, mode: str, ftz: bool) -> Reference:
+    w = bits(d)
+
+    def reference(a: int) -> int:
+        x = decoded(flushed(a, s) if ftz and s == "f32" else a, s)
+        if x != x:
+            made = 1 << w - 1 if s == "f64" or w == 64 else 0
+        else:
+            made = clamped(
+                10**30 if x == math.inf else -(10**30) if x == -math.inf else MODES[mode](Fraction(x)), d
+            )
+        return (signed(made, w) if d[0] == "s" else made) & (1 << max(w, 16)) - 1
+
+    return reference
+
+
+def _small(x: Value, t: str, relu: bool) -> int | None:
+    """Return the 8-bit float nearest to a value, never an infinity."""
+    precision, least, most = FORMATS_OF_8_BITS[t]
+    if x != x:
+        return 0x7F
+    if relu and is_negative(x):
+        return 0 if x else None
+    sign = 128 if is_negative(x) else 0
+    if isinstance(x, float):
+        return sign | (most if x else 0)
+    exponent = math.floor(math.log2(abs(x))) if abs(x) > Fraction(1, 2**200) else -200
+    unit = max(exponent - precision + 1, least)
+    pattern = (unit - least << precision - 1) + round(abs(x) / Fraction(2) ** unit)
+    return sign | min(pattern, most)
+
+
+def _large(code: int, t: str) -> Value:
+    precision, least, _ = FORMATS_OF_8_BITS[t]
+    sign, code = (-1 if code & 128 else 1), code & 127
+    if code == 127 or (t == "e5m2x2" and code > 124):
+        return math.nan
+    if t == "e5m2x2" and code == 124:
+        return sign * math.inf
+    exponent, fraction = code >> precision - 1, code & (1 << precision - 1) - 1
+    number = fraction + (bool(exponent) << precision - 1)
+    return Fraction(sign * number) * Fraction(2) ** (least + max(exponent - 1, 0)) if number else sign * 0.0
+
+
+def _convert_two(form: Form, flags: set[str], d: str, s: str) -> Reference:
+    width = 16 if d in FLOAT_PAIRS else 8
+
+    def one(x: Value) -> int | None:
+        if d in FORMATS_OF_8_BITS:
+            return _small(x, d, "relu" in flags)
+        return _narrowed(x, FLOAT_PAIRS[d], flags)
+
+    def reference(*patterns: int) -> int | None:
+        if s == "f32":
+            values = [decoded(p, "f32") for p in patterns]
+        elif s in FLOAT_PAIRS:
+            values = [decoded(patterns[0] >> at & 0xFFFF, FLOAT_PAIRS[s]) for at in (16, 0)]
+        else:
+            values = [_large(patterns[0] >> at & 255, s) for at in (8, 0)]
+        high, low = (one(x) for x in values)
+        return None if high is None or low is None else high << width | low
+
+    return reference
+
+
+def _pack(kind: str) -> Reference:
+    w = int(kind[1:])
+
+    def clamp(x: int) -> int:
+        low, high = (-(1 << w - 1), (1 << w - 1) - 1) if kind[0] == "s" else (0, (1 << w) - 1)
+        return min(max(signed(x, 32), low), high) & (1 << w) - 1
+
+    return lambda a, b, c=0: (clamp(b) | clamp(a) << w | c << 2 * w) & M32
+
+
+# --- set, setp ---
+
+
+@functools.cache
+def _relation(operator: str, t: str, ftz: bool, a: int, b: int) -> int:
+    """Return the relation of two operands; of packed ones, a bit for each half."""
+    if t in FLOAT_PAIRS:
+        e = FLOAT_PAIRS[t]
+        return _relation(operator, e, ftz, a & 0xFFFF, b & 0xFFFF) | 2 * _relation(
+            operator, e, ftz, a >> 16, b >> 16
+        )
+    if t in FORMATS:
+        a, b = (flushed(p, t) if ftz else p for p in (a, b))
+        return related(operator, decoded(a, t), decoded(b, t))
+    return related(operator, integer(a, t), integer(b, t))
+
+
+ONES = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C00, "bf16x2": 0x3F80}
+
+
+def _compared(form: Form, columns: Sequence[Sequence[int]]) -> list[int | None]:
+    flags = form.modifiers
+    t = flags[-1]
+    operator = next(m for m in flags if m in COMPARISONS)
+    both = t in FLOAT_PAIRS
+    ftz, joint = "ftz" in flags, next((m for m in flags if m in ("and", "or", "xor")), "")
+    made: list[int | None] = []
+    for a, b, *rest in zip(*columns, strict=True):
+        x = _relation(operator, t, ftz, a, b)
+        if form.operands[0] == "pred|pred" and not both:
+            x |= 2 * (1 - x)
+        if joint:
+            c = 3 * rest[0]
+            x = x & c if joint == "and" else x | c if joint == "or" else x ^ c
+            x &= 3 if both or form.operands[0] == "pred|pred" else 1
+        if form.opcode == "set":
+            d = form.operands[0]
+            one = ONES.get(d, (1 << bits(d)) - 1)
+            if both:
+                one = ONES.get(d, 0xFFFF)
+                x = one * (x & 1) | one * (x >> 1) << 16
+            else:
+                x *= one
+        made.append(x)
+    return made
