@@ -7,10 +7,17 @@ import sys
 
 TOO_MANY_FILES = "too many open files; raise the limit (ulimit -n)"
 
+_FILES_OR_REPAIR = "raise the limit on open files (ulimit -n) if it is low, or run script/setup"
+
 
 def out_of_files(error: BaseException) -> bool:
     """Return whether the limit on open files, of the process or of the machine, caused an error."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error as the end of a notice."""
+    return TOO_MANY_FILES if out_of_files(error) else str(error)
 
 
 class Error(Exception):
@@ -23,7 +30,10 @@ class Error(Exception):
 
 
 def missing_package(error: ImportError) -> str:
-    """Return the line for the user about a Python package that this interpreter lacks."""
+    """Return the line for the user about a Python package that this interpreter lacks or cannot load."""
+    if not isinstance(error, ModuleNotFoundError):
+        said = str(error).strip().splitlines() or ["no reason given"]
+        return f"a Python package cannot be loaded: {said[-1].strip()}; {_FILES_OR_REPAIR}"
     package = (error.name or str(error)).split(".")[0]
     return (
         f"the Python package {package} is missing in {sys.executable}; run script/setup and use the commands that it installs,"

@@ -27,7 +27,7 @@ from gpubpf.ebpf.bytecode import HOST_POINTS, HOST_STUB, OPERATION_STUB, BpfFunc
 from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
-from gpubpf.errors import Error, SessionError, UsageError, VerifyError
+from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
 from gpubpf.linux import uprobes
 from gpubpf.lower import context
 from gpubpf.process import bpf_syscall
@@ -403,6 +403,8 @@ class HostProcess:
                         bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{stubs}", places[operation])
                     )
                 except OSError as error:
+                    if out_of_files(error):
+                        raise
                     raise SessionError(
                         f"the kernel refused a uprobe ({error.strerror}); launches of the process are not traced"
                     ) from None
@@ -475,6 +477,8 @@ def load(
             kind, encode(function.instructions, files), program.license, function.name, attach
         )
     except bpf_syscall.Rejected as error:
+        if out_of_files(error):
+            raise
         raise VerifyError(_rejection(program, function, error)) from None
 
 
@@ -503,6 +507,8 @@ def _create(definition: MapDefinition) -> int:
     except PermissionError:
         raise
     except OSError as error:
+        if out_of_files(error):
+            raise
         raise Error(
             f"the kernel cannot create map {definition.name} ({error.strerror}); make it smaller"
         ) from None

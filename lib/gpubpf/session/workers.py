@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL
-from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
+from gpubpf.errors import Error, in_words, missing_package, out_of_files
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -327,11 +327,12 @@ class BackgroundWork:
             answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             self._measurement.note_once(f"modules are not instrumented: {missing_package(error)}")
         except Exception as error:  # a bug, or out of memory or files
-            bug = f"internal error, {type(error).__name__}: {error}"
-            why = TOO_MANY_FILES if out_of_files(error) else bug
+            why = (
+                in_words(error) if out_of_files(error) else f"internal error, {type(error).__name__}: {error}"
+            )
             self._measurement.note(f"{process.label}: a module is not instrumented: {why}")
         finally:
             process.send(answer, sent)
@@ -357,7 +358,7 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
         process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
     except (Error, OSError) as error:
-        process.hook_failure = f"is not traced: {TOO_MANY_FILES if out_of_files(error) else error}"
+        process.hook_failure = f"is not traced: {in_words(error)}"
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
     finally:
@@ -425,7 +426,7 @@ def _welcome(
             if process.disconnected:
                 process.close_host()
     except (Error, OSError) as error:
-        measurement.note(f"{process.label}: host programs do not run at its launches: {error}")
+        measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
         config = dataclasses.replace(config, host=())
     finally:
         if stubs is not None:

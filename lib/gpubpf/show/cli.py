@@ -94,7 +94,7 @@ def errors(tool: str) -> Iterator[None]:
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         complain(tool, missing_package(error))
         raise SystemExit(1) from None
     except MemoryError:

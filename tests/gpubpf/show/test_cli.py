@@ -391,3 +391,14 @@ Output().write(b"0123456\\n" * 50000)
         time.sleep(0.1)
         written, _ = process.communicate(timeout=60)
     assert written == b"0123456\n" * 50000
+
+
+def test_a_package_that_cannot_be_loaded_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """NumPy explains at length what it does not know, for example that no more files can be opened."""
+    with pytest.raises(SystemExit) as ended, cli.errors("tool"):
+        raise ImportError("\n\nIMPORTANT: read this!\n\nOriginal error was: cannot import datetime\n")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "tool: a Python package cannot be loaded: Original error was: cannot import datetime;"
+        " raise the limit on open files (ulimit -n) if it is low, or run script/setup\n"
+    )

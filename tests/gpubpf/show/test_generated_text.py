@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import xml.etree.ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest

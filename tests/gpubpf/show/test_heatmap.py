@@ -43,10 +43,7 @@ def written(path: Path, heats: list[Any]) -> set[str]:
         picture.write(str(path.with_suffix(suffix)), heats)
     assert path.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert path.with_suffix(".PDF").read_bytes()[:5] == b"%PDF-"
-    data = path.with_suffix(".svg").read_bytes()
-    picture.write(str(path.with_suffix(".svg")), heats)
-    assert path.with_suffix(".svg").read_bytes() == data  # no date, no random names
-    document = xml.dom.minidom.parseString(data)
+    document = xml.dom.minidom.parseString(path.with_suffix(".svg").read_bytes())
     return {node.firstChild.data for node in document.getElementsByTagName("text") if node.firstChild}
 
 
