@@ -185,7 +185,7 @@ def exit_report(data: bytes) -> None:
             [lateness.kernel_record(report), *(lateness.lane_record(lane, str) for lane in report.lanes)]
         )
     for picture in log.pictures():
-        picture.panel()
+        picture.chart()
     list(log.loss_lines(log.losses(session)))
 
 
@@ -202,7 +202,8 @@ def access_report(data: bytes) -> None:
     log = AccessLog(timed, bool(options & 4), [printer, heatmaps], host_times=timed, owners=owners)
     heatmaps.add_allocations(session.logs())
     log.take(session, session.logs())
-    heatmaps.panels()
+    for heat in heatmaps.sources():
+        heat.chart()
     list(log.loss_lines(log.losses(session) | {"faults": []}))
 
 
