@@ -105,7 +105,7 @@ class Message(IntEnum):
     WELCOME = 16
     SIDECAR = 17  # + image
     DRAIN = 18
-    WORKING = 19  # the tool is working on an image; sent every second
+    WORKING = 19  # the tool is working on an image, or on WELCOME; sent every second
     SHARED = 20  # + file of a shared map; before WELCOME
     CONSUMED = 21  # how far the tool has read a ring in GPU memory
     PATCHED = 22  # the patches are applied

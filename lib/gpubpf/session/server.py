@@ -112,7 +112,7 @@ class Server:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing:
-                waiting = [p for p in served if p.pending_images]
+                waiting = [p for p in served if p.pending_images or p.waits_for_welcome]
                 if waiting and time.monotonic() >= last_working + WORKING_INTERVAL:
                     last_working = time.monotonic()
                     for process in waiting:

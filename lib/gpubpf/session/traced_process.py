@@ -120,6 +120,7 @@ class TracedProcess:
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block
     sent_stubs: bool = False  # STUBS has arrived
+    welcomed: bool = False  # WELCOME has been sent
     reported_hooks: bool = False  # HOOKED has arrived
     hooked: bool = False  # and the hooks are live
     disconnected: bool = False
@@ -248,8 +249,12 @@ class TracedProcess:
 
     # --- messages ---
 
+    @property
+    def waits_for_welcome(self) -> bool:
+        return self.sent_stubs and not self.welcomed
+
     def send_working(self) -> None:
-        """Tell the agent that the tool is working on its images, unless another thread is sending. Never waits."""
+        """Tell the agent that the tool is working on what it waits for, unless another thread is sending. Never waits."""
         if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.write(self.socket.fileno(), protocol.working())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
 AHEAD_KERNELS = 256  # of a running process that get copies before they are launched
 _AHEAD_REQUESTS = 1 << 31  # above the numbers that agents give to their own
-CLOCK_PATIENCE = 1.0  # seconds that WELCOME waits for clock kernels; the agent waits 5 s for WELCOME
+CLOCK_PATIENCE = 1.0  # seconds that WELCOME waits for clock kernels; the program waits meanwhile
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -432,6 +432,7 @@ def _welcome(
         if stubs is not None:
             os.close(stubs)
         process.send(protocol.welcome(config, process.number))
+        process.welcomed = True
 
 
 def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:

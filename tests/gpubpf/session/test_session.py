@@ -31,7 +31,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar
 from gpubpf.memory.allocations import Allocations
 from gpubpf.ptx.values import InjectedVariable, LaunchBlock
-from gpubpf.session import device, tracing
+from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
 
 HERE = Path(__file__).parents[1] / "agent"
@@ -725,6 +725,19 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
 
 
+def test_a_program_waits_for_a_tool_that_is_slow(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example because many processes start at once. The agent gives up 5 s after the tool's last message."""
+    prompt = workers._welcome
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(5.5)
+        prompt(*arguments)
+
+    monkeypatch.setattr(workers, "_welcome", slow)
+    found = measure([str(target), "plain", "2"])
+    assert counted(found) == (2, 2, 2) and found["said"] == []
+
+
 def test_mistakes_of_our_own_do_not_leave_the_program_waiting(target: Path) -> None:
     def broken(image: bytes, device: Any) -> fake_tool.Sidecar:
         raise KeyError("oops")
@@ -738,8 +751,9 @@ def test_a_missing_package_is_named_once(target: Path) -> None:
         raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard.backend")
 
     found = measure([str(target)], instrument=lacking)
-    (line,) = (line for line in found["said"] if "zstandard" in line)
-    assert found["status"] == 0
+    lines = [line for line in found["said"] if "zstandard" in line]
+    assert found["status"] == 0 and len(lines) == 1, found["said"]
+    (line,) = lines
     assert line.startswith("modules are not instrumented: the Python package zstandard is missing in ")
     assert line.endswith(" -m pip install zstandard")
 

@@ -612,10 +612,17 @@ void say_hello() {
     agent.send(Message::Stubs, Writer().u32(stubs >= 0), stubs);
 }
 
-// Waits for the tool's configuration. Returns false if none comes.
+// Waits for the tool's configuration. Returns false if none comes: the tool is silent, or takes too long. It
+// sends messages while it works.
 bool wait_for_welcome(Connection &c) {
+    constexpr auto kSilence = std::chrono::seconds(5), kLongest = std::chrono::seconds(30);
+    const auto until = std::chrono::steady_clock::now() + kLongest;
     std::unique_lock<std::mutex> hold(c.lock);
-    c.changed.wait_for(hold, std::chrono::seconds(5), [&] { return c.welcome || c.gone; });
+    for (uint32_t heard = agent.heard - 1; !c.welcome && !c.gone && heard != agent.heard;) {
+        if (std::chrono::steady_clock::now() >= until) break;
+        heard = agent.heard;
+        c.changed.wait_for(hold, kSilence, [&] { return c.welcome || c.gone; });
+    }
     close_stub_file();
     if (!c.welcome) shutdown(c.socket, SHUT_RDWR);
     return c.welcome && !c.gone;
