@@ -29,6 +29,7 @@ def built(name: str, place: Path, *libraries: str) -> Path:
             SOURCES / "instruction.cpp",
             SOURCES / "patch.cpp",
             SOURCES / "prologue.cpp",
+            SOURCES / "wire.cpp",
             *libraries,
         ],
         check=True,

@@ -44,7 +44,7 @@ def place() -> Iterator[Path]:
     """Programs for every user, and a folder to put a /dev."""
     warn = ["-O1", "-Wall", "-Wextra", "-Werror"]
     with open_directory() as place:
-        hooks = [AGENT / "src" / f"{name}.cpp" for name in ("instruction", "patch", "prologue")]
+        hooks = [AGENT / "src" / f"{name}.cpp" for name in ("instruction", "patch", "prologue", "wire")]
         include = f"-I{AGENT / 'lib' / 'build'}"  # definitions.h, which make generates
         for command in (
             ["g++", "-std=c++17", *warn, include, "-o", place / "hook_driver", HERE / "hook_driver.cpp", *hooks, "-ldl"],
