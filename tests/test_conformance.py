@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance import bpf, programs, ptx, run
+from conformance import bpf, build, programs, ptx, run
 from conformance.bpf_assembler import Unknown, assemble
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
 from gpubpf.ebpf import bytecode as b
@@ -95,6 +98,103 @@ def test_programs_are_executables_with_their_arguments(tmp_path: Path) -> None:
         (tmp_path / name).chmod(mode)
     (tmp_path / "app.args").write_text("-n 'two words'\n")
     assert list(programs.commands(tmp_path)) == [[str(tmp_path / "app"), "-n", "two words"]]
+
+
+def fake_compiler(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an `nvcc` into PATH that writes its arguments down and copies /bin/true, or fails with -Ifails."""
+    compiler, calls = place / "bin" / "nvcc", place / "calls"
+    compiler.parent.mkdir()
+    compiler.write_text(
+        "#!/bin/bash\n"
+        'if [ "$1" = --version ]; then echo 13; exit; fi\n'
+        f'echo "$*" >> {calls}\n'
+        'case "$*" in *-Ifails*) echo "a.cu(1): error: no such header" >&2; exit 2 ;; esac\n'
+        'while [ "$1" != -o ]; do shift; done; cp /bin/true "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    return calls
+
+
+def small_suite(place: Path) -> build.Suite:
+    """Return a list of two programs, whose checkout is `place`."""
+    (place / "src" / "good").mkdir(parents=True)
+    (place / "src" / "good" / "main.cu").write_text("#define N 1000\n")
+    (place / "src" / "good" / "input").write_text("")
+    (place / "src" / "bad").mkdir()
+    (place / "src" / "bad" / "main.cu").write_text("")
+    written = place / "list.toml"
+    written.write_text(
+        'url = "u"\ncommit = "c"\nwrong = "FAIL"\ndirectory = "src/*"\nflags = "-I$SUITE"\n[programs]\n'
+        'good = { args = "-n \'1 2\'", files = "in*", smaller = { "N 1000" = "N 10" }, modules = { "a.fatbin" = "main.cu" } }\n'
+        'bad = { flags = "-Ifails" }\n'
+    )
+    return build.suite(written)
+
+
+def test_programs_of_a_list_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, calls = small_suite(tmp_path), fake_compiler(tmp_path, monkeypatch)
+    good, bad = suite.programs
+    place = tmp_path / "built"
+    command = [str(place / "good" / "good"), "-n", "1 2"]
+    assert build.built(good, tmp_path, "1", place) == (command, "")
+    assert (place / "good" / "source" / "main.cu").read_text() == "#define N 10\n"
+    assert (place / "good" / "input").resolve() == tmp_path / "src" / "good" / "input"
+    first, second = calls.read_text().splitlines()
+    assert first.startswith("-cudart shared") and f"-I{tmp_path}" in first and first.endswith("main.cu")
+    assert second.endswith(f"-fatbin -o {place / 'good' / 'a.fatbin'} main.cu")
+    assert build.built(bad, tmp_path, "1", place)[1] == "error: no such header"
+    for version, times in (("1", 3), ("2", 5), (None, 7), (None, 9)):
+        build.built(good, tmp_path, version, place)
+        build.built(bad, tmp_path, "1", place)
+        assert len(calls.read_text().splitlines()) == times
+
+
+def test_sizes_that_the_sources_do_not_have_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = small_suite(tmp_path).programs[0]
+    fake_compiler(tmp_path, monkeypatch)
+    other = replace(good, smaller={"N 1000": "N 1", "M 7": "M 1"})
+    assert build.built(other, tmp_path, "1", tmp_path / "built")[1] == "the sources do not have: M 7"
+    other = replace(good, sources="*.cpp", smaller={})
+    assert build.built(other, tmp_path, "1", tmp_path / "built")[1] == "no *.cpp in src/good"
+
+
+def test_a_list_is_built_only_where_this_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = small_suite(tmp_path)
+    fake_compiler(tmp_path, monkeypatch)
+    found = list(programs.run_list(suite, tmp_path, tmp_path / "built", 1, build_only=True))
+    assert found == [
+        Outcome("good", "build", SAME),
+        Outcome("bad", "build", REFUSED, "error: no such header"),
+    ]
+    assert list(programs.run_list(suite, tmp_path, tmp_path / "built", 1, "b*", True)) == found[1:]
+
+
+@pytest.mark.parametrize("name", run.LISTS)
+def test_the_lists_can_be_read(name: str) -> None:
+    suite = run.LISTS[name]
+    assert len(suite.commit) == 40 and suite.programs
+    assert re.compile(suite.wrong)
+    for program in suite.programs:
+        assert "*" not in program.directory and program.sources
+
+
+def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho sum: 3\necho Test FAILED\n")
+    program.chmod(0o755)
+    (found,) = programs.outcomes("program", [str(program)], "FAIL")
+    assert found == Outcome("program", "plain", DIFFERENT, "says that its result is wrong: Test FAILED")
+
+
+def test_without_nvcc_a_list_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run.main(["polybench", "--from", str(tmp_path)]) == 0
+    assert "skipped polybench: nvcc is missing" in capsys.readouterr().err
 
 
 def test_a_suite_that_cannot_be_had_is_skipped_with_the_reason(

@@ -1,4 +1,4 @@
-"""CUDA programs that the user built: each plain and under each tool, with the same output and every launch seen."""
+"""CUDA programs, built by the user or from a list: each plain and under each tool, with the same output and every launch seen."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from conformance import build
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
 from conformance.tools import TOOLS, Watched, finished, under
 
 # Seconds for one program alone; under a tool, it may take five times as long.
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
+NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")
 # Numbers that programs print beside one of these words, or in a unit of time or speed, are measured and differ between runs.
@@ -35,29 +38,64 @@ def commands(directory: Path) -> Iterator[list[str]]:
 
 
 def run(directory: Path, jobs: int) -> Iterator[Outcome]:
-    """Run each program alone and under each tool."""
+    """Run each program below a directory alone and under each tool."""
+    found = list(commands(directory))
+    names = [str(Path(command[0]).relative_to(directory)) for command in found]
     with ProcessPoolExecutor(jobs) as processes:
-        for found in processes.map(partial(outcomes, directory), list(commands(directory))):
-            yield from found
+        for given in processes.map(outcomes, names, found):
+            yield from given
 
 
-def outcomes(directory: Path, command: list[str]) -> list[Outcome]:
-    """Run one program alone, count its launches from outside, and run it under each tool."""
-    name = str(Path(command[0]).relative_to(directory))
+def run_list(
+    suite: build.Suite, directory: Path, place: Path, jobs: int, only: str = "*", build_only: bool = False
+) -> Iterator[Outcome]:
+    """Build the programs of a list whose names match `only`, and run each alone and under each tool."""
+    work = partial(_listed, suite, directory, build.commit(directory), place, build_only)
+    with ProcessPoolExecutor(jobs) as processes:
+        for given in processes.map(work, [p for p in suite.programs if fnmatch(p.name, only)]):
+            yield from given
+
+
+def _listed(
+    suite: build.Suite,
+    directory: Path,
+    version: str | None,
+    place: Path,
+    build_only: bool,
+    program: build.Program,
+) -> list[Outcome]:
+    command, reason = build.built(program, directory, version, place)
+    if reason:
+        return [Outcome(program.name, "build", REFUSED, reason)]
+    return [
+        Outcome(program.name, "build", SAME),
+        *(() if build_only else outcomes(program.name, command, suite.wrong)),
+    ]
+
+
+def outcomes(name: str, command: Sequence[str], wrong: str = NOTHING) -> list[Outcome]:
+    """Run one program alone, count its launches from outside, and run it under each tool.
+
+    wrong: a pattern of what the program prints if its own check fails.
+    """
     place = Path(command[0]).parent
     simulated = [sys.executable, "-m", "cudasim.launcher", "--", *command]
     printed, said, status = finished(simulated, LIMIT, place)
     if status is None:
-        return [Outcome(name, "plain", REFUSED, f"takes longer than {LIMIT:.0f} s alone")]
+        return [Outcome(name, "plain", REFUSED, f"too slow: takes longer than {LIMIT:.0f} s alone")]
+    if line := next((line for line in (printed + said).splitlines() if re.search(wrong, line)), None):
+        return [Outcome(name, "plain", DIFFERENT, f"says that its result is wrong: {_last_line(line)}")]
     if status != 0:
-        return [Outcome(name, "plain", REFUSED, f"status {status}: {_last_line(said + printed)}")]
+        return [
+            Outcome(name, "plain", REFUSED, f"status {status}: {_last_line(said) or _last_line(printed)}")
+        ]
     again, _, _ = finished(simulated, LIMIT, place)
     if comparable(again) != comparable(printed):
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
     made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
     return [
         Outcome(name, "plain", SAME),
-        *(_watched(name, tool, under(tool, command, 5 * LIMIT, place), printed, made) for tool in TOOLS),
+        *(_watched(name, tool, _under(tool, command, place), printed, made) for tool in TOOLS),
     ]
 
 
@@ -81,6 +119,15 @@ def counted(watched: Watched) -> int | None:
     return sum(r["count"] - r["errors"] for r in calls if LAUNCH.match(r["api"]))
 
 
+def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
+    """Run a program under a tool, and up to twice again if another tool, of all processes, had hooked it."""
+    for _ in range(3):
+        watched = under(tool, command, 5 * LIMIT, place)
+        if "another tool" not in watched.said:
+            break
+    return watched
+
+
 def _watched(name: str, tool: str, watched: Watched, printed: str, made: int | None) -> Outcome:
     summary = watched.summary
     if watched.status is None:
@@ -90,7 +137,12 @@ def _watched(name: str, tool: str, watched: Watched, printed: str, made: int | N
     if comparable(watched.printed) != comparable(printed):
         return Outcome(name, tool, DIFFERENT, "prints something different")
     if made is not None and summary["launches_seen"] != made:
-        return Outcome(name, tool, DIFFERENT, f"{summary['launches_seen']} launches seen, {made} made")
+        reason = f"{summary['launches_seen']} launches seen, {made} made; {_notes(tool, watched)}"
+        return Outcome(name, tool, DIFFERENT, reason)
+    if summary["lost"] and "its CUDA context failed" in watched.said:
+        return Outcome(
+            name, tool, REFUSED, "its context fails; the tool says that it lost the launch's results"
+        )
     if summary["lost"]:
         return Outcome(name, tool, DIFFERENT, f"{summary['lost']} records lost")
     explained = sum(summary["not_instrumented"].values())
@@ -102,5 +154,12 @@ def _watched(name: str, tool: str, watched: Watched, printed: str, made: int | N
     return Outcome(name, tool, SAME)
 
 
+def _notes(tool: str, watched: Watched) -> str:
+    """Return what a tool said, without the names of attached processes."""
+    said = [line for line in watched.said.splitlines() if line.startswith(f"{tool}: ")]
+    return "; ".join(line for line in said if "attached to" not in line) or "no notes"
+
+
 def _last_line(text: str) -> str:
-    return (text.strip().split("\n") or [""])[-1][:160]
+    """Return the last line of a text, with names of files without their directories."""
+    return re.sub(r"/\S*/", "", text.strip().split("\n")[-1])[:160]

@@ -6,32 +6,39 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from conformance import bpf, programs, ptx
+from conformance import bpf, build, programs, ptx
 from conformance.outcome import DIFFERENT, Outcome, table
 
 EPILOG = """\
 suites:
   bpf        eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
   ptx        PTX kernels of ZLUDA's tests, plain and under each tool
+  polybench  CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
+  samples    the same for NVIDIA's cuda-samples
+  hecbench   the same for HeCBench
   programs   CUDA programs that you built: each executable in DIR, plain and under each tool
 
 examples:
   script/conformance bpf                            check out the suite and run it
   script/conformance ptx --from ~/ZLUDA             a checkout that is here already
-  script/conformance programs --from ~/polybench    each executable below this directory
+  script/conformance hecbench --only 'a*'           the programs of this suite whose name begins with a
+  script/conformance programs --from ~/built        each executable below this directory
 """
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
     "ptx": ptx.run,
     "programs": programs.run,
 }
+LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
 SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
+SOURCES |= {name: (suite.url, suite.commit) for name, suite in LISTS.items()}
 PATIENCE = 600  # seconds for a step of git
 
 
@@ -71,13 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", choices=RUN, metavar="SUITE", help=", ".join(RUN))
+    suites = [*RUN, *LISTS]
+    parser.add_argument("suite", choices=suites, metavar="SUITE", help=", ".join(suites))
     parser.add_argument("--from", dest="directory", type=Path, metavar="DIR", help="take the suite from DIR")
     parser.add_argument("--commit", metavar="C", help="check out this commit, not the one of the table")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="run N programs at once (default 2)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write each outcome to FILE, as JSON Lines"
     )
+    parser.add_argument(
+        "--only",
+        default="*",
+        metavar="NAME",
+        help="only programs of this name, which may have * (built suites)",
+    )
+    parser.add_argument("--build-only", action="store_true", help="build the programs, and run none")
     args = parser.parse_args(argv)
     directory = args.directory
     if directory is None:
@@ -92,9 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 0
+    if args.suite in LISTS and not shutil.which("nvcc"):
+        print(f"conformance: skipped {args.suite}: nvcc is missing", file=sys.stderr)
+        return 0
     outcomes = []
     with args.json.open("w") if args.json else contextlib.nullcontext() as file:
-        for outcome in RUN[args.suite](directory.resolve(), args.jobs):
+        for outcome in _outcomes(args, directory.resolve()):
             outcomes.append(outcome)
             if file:
                 print(json.dumps(asdict(outcome)), file=file, flush=True)
@@ -103,6 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(table(outcomes))
     return int(any(o.verdict == DIFFERENT for o in outcomes))
+
+
+def _outcomes(args: argparse.Namespace, directory: Path) -> Iterator[Outcome]:
+    if args.suite not in LISTS:
+        return RUN[args.suite](directory, args.jobs)
+    place = build.BUILT / args.suite
+    return programs.run_list(LISTS[args.suite], directory, place, args.jobs, args.only, args.build_only)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""Suites of CUDA programs in source form: the lists in `SUITE.toml`, and what nvcc makes of each program.
+
+A list begins with the suite's address and commit, and with defaults for its programs. `[programs]` has one line for each:
+
+    vectorAdd = { directory = "Samples/0_Introduction/vectorAdd", args = "-n 1000" }
+
+directory: the program's directory in the checkout, where nvcc runs. `*` stands for the program's name.
+sources: patterns of the files to compile, from this directory.
+flags: nvcc's options. The suite's own are in the list's `flags`; a program's are added. `$SUITE` is the checkout.
+modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
+files: patterns of other files that the program opens. It runs in a directory with links to these.
+smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
+args: the program's arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from conformance.tools import ROOT, finished
+from gpubpf.session.device import LIBRARIES
+
+LISTS = Path(__file__).parent
+BUILT = ROOT / "build" / "conformance"
+LIMIT = 600.0  # seconds for nvcc
+# The embedded device is NVIDIA's driver and runtime as shared libraries.
+DEVICE = ("-cudart", "shared", "-arch=sm_80")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One line of a list. The fields are those of the module's docstring."""
+
+    name: str
+    directory: str = "*"
+    sources: str = "*.cu"
+    flags: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    files: str = ""
+    smaller: Mapping[str, str] = field(default_factory=dict)
+    args: str = ""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A list of programs. wrong: a pattern that a program's output has if its own check failed."""
+
+    url: str
+    commit: str
+    wrong: str
+    programs: Sequence[Program]
+
+
+def suite(path: Path) -> Suite:
+    """Return the list in a file."""
+    given = tomllib.loads(path.read_text())
+    lines, about = given.pop("programs"), {key: given.pop(key) for key in ("url", "commit", "wrong")}
+    common = Program(name="", **given)
+    programs = []
+    for name, line in lines.items():
+        flags = f"{common.flags} {line.pop('flags', '')}"
+        program = replace(common, name=name, flags=flags, **line)
+        programs.append(replace(program, directory=program.directory.replace("*", name)))
+    return Suite(programs=programs, **about)
+
+
+def built(program: Program, checkout: Path, version: str | None, place: Path) -> tuple[list[str], str]:
+    """Build a program in `place`, unless it is there already. Return its command, and why nvcc failed or "".
+
+    version: the checkout's commit; without one, the program is built again.
+    """
+    place = place / program.name
+    key = hashlib.sha256(json.dumps([asdict(program), version, DEVICE, _compiler()]).encode()).hexdigest()
+    command = [str(place / program.name), *shlex.split(program.args)]
+    kept = place / "built.json"
+    if version and kept.exists() and (known := json.loads(kept.read_text()))["key"] == key:
+        return command, known["reason"]
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    reason = _build(program, checkout, place)
+    kept.write_text(json.dumps({"key": key, "reason": reason}))
+    return command, reason
+
+
+def commit(checkout: Path) -> str | None:
+    """Return the commit of a checkout; None if it is no checkout of git."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def _compiler() -> str:
+    return subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
+
+
+def _build(program: Program, checkout: Path, place: Path) -> str:
+    directory = checkout / program.directory
+    if program.smaller and (missing := _copy(directory, directory := place / "source", program.smaller)):
+        return f"the sources do not have: {missing}"
+    if not (sources := _matches(directory, program.sources)):
+        return f"no {program.sources} in {program.directory}"
+    flags = [flag.replace("$SUITE", str(checkout)) for flag in shlex.split(program.flags)]
+    steps = [["-o", str(place / program.name), *sources]]
+    steps += [["-fatbin", "-o", str(place / name), source] for name, source in program.modules.items()]
+    for step in steps:
+        # Programs of the driver API link with -lcuda, whose place has the name libcuda.so.1 only.
+        libraries = [f"-L{_stubs(place.parent)}", "-Xlinker", "--allow-shlib-undefined"]
+        said, errors, status = finished(["nvcc", *DEVICE, *libraries, *flags, *step], LIMIT, directory)
+        if status != 0:
+            return _error(errors + said) if status is not None else f"nvcc takes longer than {LIMIT:.0f} s"
+    for name in _matches(directory, program.files):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).symlink_to(checkout / program.directory / name)
+    return ""
+
+
+def _copy(directory: Path, copy: Path, words: Mapping[str, str]) -> str:
+    """Copy the files of a directory with other words in place of some. Return the words that no file has."""
+    missing = set(words)
+    shutil.copytree(directory, copy)
+    for path in copy.rglob("*"):
+        if path.suffix in (".cu", ".cuh", ".cpp", ".h"):
+            text = path.read_text(errors="surrogateescape")
+            missing -= {old for old in words if old in text}
+            for old, new in words.items():
+                text = text.replace(old, new)
+            path.write_text(text, errors="surrogateescape")
+    return ", ".join(sorted(missing))
+
+
+def _matches(directory: Path, patterns: str) -> list[str]:
+    return [
+        os.path.relpath(path, directory)
+        for pattern in shlex.split(patterns)
+        for path in sorted(directory.parent.glob(f"{directory.name}/{pattern}"))
+    ]
+
+
+def _stubs(place: Path) -> Path:
+    """Return a directory that has the embedded driver by the name that the linker looks for."""
+    link = place / ".libraries" / "libcuda.so"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(LIBRARIES / "libcuda.so.1")
+    return link.parent
+
+
+def _error(text: str) -> str:
+    """Return the first error of a compiler or linker, without its place."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = next((line for line in lines if "error" in line.lower() or "undefined" in line), "nvcc failed")
+    return line[line.lower().find("error") :][:160] if "error" in line.lower() else line[:160]
