@@ -431,6 +431,17 @@ CUresult cuCtxSynchronize(void) {
     return synchronize(context);
 }
 
+// There is no profiler to start or stop. cudaProfiler.h, which declares these, is not in every toolkit.
+extern "C" CUresult cuProfilerStart(void);
+extern "C" CUresult cuProfilerStop(void);
+
+CUresult cuProfilerStart(void) {
+    std::shared_ptr<Context> context;
+    return current_context(context);
+}
+
+CUresult cuProfilerStop(void) { return cuProfilerStart(); }
+
 CUresult cuCtxSynchronize_v2(CUcontext handle) {
     if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Context> context = tables().contexts.get(handle);
