@@ -97,6 +97,7 @@ def test_before_and_after_initialisation() -> None:
         cu = Driver(start=False)
         print(cu.status("cuMemAlloc_v2", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4)))
         print(cu.status("cuInit", 1), cu.number("cuDriverGetVersion"))
+        assert cu.status("cuProfilerStart") == 3
         cu.cuInit(0)
         print(cu.status("cuMemAlloc_v2", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4)))
         name = ctypes.create_string_buffer(100)
@@ -120,6 +121,7 @@ def test_launch_with_pointers_and_with_a_buffer() -> None:
         cu = Driver()
         put = cu.function(cu.module(HEADER + PUT), "put")
         where = cu.memory(8)
+        assert cu.status("cuProfilerStart") == cu.status("cuProfilerStop") == 0
         cu.launch(put, where, ctypes.c_int(41))
         assert cu.read(where) == [41]
         block = where.value.to_bytes(8, "little") + (43).to_bytes(4, "little")
