@@ -364,6 +364,7 @@ def prepare(device: str, seconds: float) -> Machine:
     if device == "sim":
         if not (SIMULATOR / "libcuda.so.1").exists() or not list(AGENT.glob("*.so")):
             raise Failure("the embedded device or the agent is not built; run script/setup")
+        environment.setdefault("CUDASIM_CLOCK", "real")  # as on a GPU, times are to be found, not known
         facts = {"gpu": SIM_NOTE, **facts}
     else:
         facts = {**gpu(), **facts}
