@@ -80,7 +80,7 @@ def reasons(rows: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
 def test_a_call_that_sleeps(built: Path, tmp_path: Path, where: str) -> None:
     watched = Watched(built, tmp_path, where, "sleep", "60")
     rows = watched.end()
-    assert reasons(rows) == {("blocked", "clock_nanosleep")}
+    assert reasons(rows) == {("blocked", "clock_nanosleep")}, watched.out.read_text()
     assert max(r["ns"] or 0 for r in rows) >= 60 * MS
     assert len(watched.slow) == (where == "call")
     for call in watched.slow:
