@@ -17,7 +17,9 @@ def out_of_files(error: BaseException) -> bool:
 
 def in_words(error: BaseException) -> str:
     """Return an error as the end of a notice."""
-    return TOO_MANY_FILES if out_of_files(error) else str(error)
+    if out_of_files(error):
+        return TOO_MANY_FILES
+    return str(getattr(error, "strerror", None) or error)
 
 
 class Error(Exception):

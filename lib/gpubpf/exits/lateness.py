@@ -413,6 +413,7 @@ class ExitReport:
     warp, block, grid, tail   spreads of the `complete` launches: those that were read with all their blocks
     lost          exits with unknown lateness
     clock_error   ns, of the largest of all these times
+    lane_error    ns, of the largest lateness of a lane: a warp reads one clock, so the GPU's timer adds nothing
     """
 
     shape: Shape
@@ -429,6 +430,7 @@ class ExitReport:
     alone: Counter[int]
     sm: dict[int, tuple[float, int]]
     clock_error: float
+    lane_error: float
 
     @property
     def exits(self) -> int:
@@ -466,6 +468,7 @@ class ExitReport:
             exits.alone,
             exits.sm,
             max(exits.error, largest * clock.error),
+            max((lane.late.max for lane in lanes), default=0.0) * clock.error,
         )
 
 
@@ -484,8 +487,6 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     least, most = float(means.min()), float(means.max())
     if not most:
         return ["the lanes of a warp exit together"]
-    if most <= report.clock_error:
-        return ["the lanes of a warp exit together, as far as the clock shows"]
     together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
     if len(together) == len(report.lanes):
         return [f"the lanes of a warp exit equally late: {duration(most)} after its first exit (mean)"]
@@ -557,13 +558,13 @@ def named(what: str, numbers: Sequence[int]) -> str:
 def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
     """Return the rows of the table: numbers of lanes that do not differ, one of these lanes, and where it was latest.
 
-    Lanes do not differ if their times are equal, or all within the clock's error of each other."""
+    Lanes do not differ if their times are equal, or within their clock's error of each other."""
     rows: list[tuple[str, list[LaneReport]]] = []
     for lane in report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
         for known, lanes in rows:
             if (known, lanes[0].exits) == (way, lane.exits) and _same_times(
-                lanes[0], lane, report.clock_error
+                lanes[0], lane, report.lane_error
             ):
                 lanes.append(lane)
                 break

@@ -29,7 +29,7 @@ from gpubpf.agent.definitions import (
     LACKS_OBSOLETE,
     Message,
 )
-from gpubpf.errors import TOO_MANY_FILES, out_of_files
+from gpubpf.errors import TOO_MANY_FILES, in_words
 from gpubpf.process import address_space
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
@@ -272,8 +272,7 @@ class Server:
                     if file is not None:
                         os.close(file)
         except OSError as error:
-            why = TOO_MANY_FILES if out_of_files(error) else error.strerror
-            self._measurement.note(f"{process.label} is no longer traced: {why}")
+            self._measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
             return False
         except protocol.Malformed as error:
             self._malformed += 1

@@ -275,7 +275,7 @@ def _used(counts: np.ndarray) -> np.ndarray:
 
 
 def _smooth(width: int, counts: np.ndarray) -> tuple[int, np.ndarray]:
-    """Return fewer, wider columns where most cells count little: what comes at equal intervals would look like stripes."""
+    """Return wider columns if most cells count little, because narrow ones show regular events as stripes."""
     while counts.shape[1] >= 2 * LEAST_COLUMNS and np.median(counts[counts > 0]) < EVEN:
         odd = counts.shape[1] % 2
         counts = np.pad(counts, [(0, 0), (0, odd), *[(0, 0)] * (counts.ndim - 2)])

@@ -133,6 +133,21 @@ def test_lane_31_is_late() -> None:
     ]
 
 
+def test_lanes_within_the_error_of_their_clock_share_a_row() -> None:
+    """The error of the GPU's timer says nothing about them: all lanes of a warp read the same clock."""
+    shape, lanes = Shape((1, 1, 1), (32, 1, 1)), np.arange(32)
+    found = Exits(shape)
+    found.take_records(records(shape, 1000 * (lanes >= 16) + lanes % 4), CycleLength(), error=5000.0)
+
+    def rows(clock: CycleLength) -> list[str]:
+        report = ExitReport.of(found, 1, clock)
+        assert report.clock_error == 5000 and said(report).startswith("lanes 16 to 31 exit 1.00 us after")
+        return [label for label, _, _ in exits.lane_rows(report, {0: "scale.cu:17"}.get)]
+
+    assert len(rows(CycleLength())) == 8
+    assert rows(CycleLength(1.0, 0.01)) == ["0,4..12", "1-3,5-7,9-11,...", "16-31"]  # some are never late
+
+
 def test_all_lanes_together() -> None:
     found = both(Shape((3, 1, 1), (64, 1, 1)), 5)
     assert said(found) == "the lanes of a warp exit together"

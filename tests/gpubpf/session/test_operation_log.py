@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
-from gpubpf.errors import SessionError
+from gpubpf.errors import TOO_MANY_FILES, SessionError, in_words
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import operation_log
 from gpubpf.session.device import choose
@@ -54,6 +55,18 @@ def test_records_come_once_and_in_order_over_the_end_of_the_ring() -> None:
         assert log.read()["id"].tolist() == list(range(1000 + position - count, 1000 + position))
         assert struct.unpack("<Q", os.pread(kept, 8, 192)) == (position,)
     os.close(kept)
+
+
+def test_a_log_for_which_there_are_no_files_left_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapping it takes a file descriptor. That there is none is not the program's fault."""
+
+    def none_left(*arguments: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("gpubpf.session.log_file.mmap.mmap", none_left)
+    with pytest.raises(OSError) as error:
+        LogFile(file_of(8))
+    assert in_words(error.value) == TOO_MANY_FILES and in_words(OSError(12, "no memory")) == "no memory"
 
 
 def test_what_is_not_complete_is_waited_for_until_the_end() -> None:
