@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CHARTS = 16  # the most charts of a picture: those with the highest counts
 FORMATS = (".svg", ".png", ".pdf")
+_UNDATED: dict[str, Any] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 WIDE = 11.0  # inches
 HEAD = 1.3  # inches of a chart for its title, the axis of time, and the caption
 LABEL = 0.3  # inches between bands, for their labels
@@ -111,19 +112,13 @@ def write(path: str, heats: Sequence[Source]) -> None:
     with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example: the font has no such letter
         try:
-            _figure(charts).savefig(
-                path, dpi=DOTS_PER_INCH, metadata=None if path.lower().endswith(".png") else _undated(path)
-            )
+            _figure(charts).savefig(path, dpi=DOTS_PER_INCH, metadata=_UNDATED[Path(path).suffix.lower()])
         except OSError as error:
             raise _unwritable(path, error) from None
 
 
 def _unwritable(path: str, error: OSError) -> Error:
     return Error(f"cannot write {path}: {error.strerror}; choose another file with --heatmap")
-
-
-def _undated(path: str) -> dict[str, Any]:
-    return {"CreationDate" if path.lower().endswith(".pdf") else "Date": None}
 
 
 def _figure(charts: Sequence[Chart]) -> Any:
