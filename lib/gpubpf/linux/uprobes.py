@@ -26,7 +26,7 @@ from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.helpers import number_of
-from gpubpf.errors import Error, UsageError
+from gpubpf.errors import Error, UsageError, in_words, out_of_files
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.process import bpf_syscall
@@ -401,7 +401,8 @@ class Uprobes:
     ) -> None:
         """Attach a group's programs to the offsets of `targets`, to returns before entries: no entry is seen without its return.
 
-        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`.
+        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. But not if it has no
+        room for any probe: each attempt takes tens of milliseconds, because the kernel waits until no CPU runs the probes of the last.
         """
         offsets, cookies = [t[1] for t in targets], [t[2] for t in targets]
         made: list[int] = []
@@ -415,8 +416,10 @@ class Uprobes:
         except OSError as error:
             for event in reversed(made):
                 os.close(event)
-            if len(targets) == 1:
-                refused[targets[0][0]] = f"the kernel refused the probe ({error.strerror})"
+            if len(targets) == 1 or out_of_files(error) or error.errno == errno.ENOMEM:
+                refused |= {
+                    name: f"the kernel refused the probe ({in_words(error)})" for name, _, _ in targets
+                }
                 return
         else:
             self._events += made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -246,6 +247,27 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
             f"process {calls.pid} loaded {library.name} before it had probes; calls until then are not traced"
         )
         assert told in notes
+
+
+def test_out_of_files_the_probes_are_not_tried_one_by_one(
+    built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a hundred functions this took a minute: the kernel takes back the probes of each attempt."""
+    method, tried = uprobes.best_method(), list[int]()
+    if method == "event":
+        pytest.skip("this kernel attaches probes one by one")
+    monkeypatch.setattr(uprobes, "best_method", lambda: method)
+
+    def none_left(*_: object) -> int:
+        tried.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(bpf_syscall, "link_uprobes", none_left)
+    with Calls(built, built / "libsnoop.so.2.1"), attached(notes) as host:
+        assert host.uprobes is not None
+        assert set(host.uprobes.placed[0].refused) >= {"snoop_first", "snoop_second", "snoop_fails"}
+    assert len(tried) <= 2
+    assert any("raise the limit (ulimit -n)" in note for note in notes)
 
 
 def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) -> None:
