@@ -12,6 +12,8 @@ from __future__ import annotations
 from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modules are loaded
 
 # isort: split
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -107,7 +109,8 @@ def errors(tool: str) -> Iterator[None]:
         complain(tool, TOO_MANY_FILES if out_of_files(error) else what)
         raise SystemExit(1) from None
     finally:
-        if quiet:
+        # At the end of the program, Ctrl-C still ends it quietly: Python waits for threads, where nobody would catch it.
+        if quiet and os.path.basename(sys.argv[0]).removesuffix(".py") != tool:
             interrupt.raises()
 
 

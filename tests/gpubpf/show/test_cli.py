@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -187,6 +188,21 @@ def test_errors_become_one_line_and_a_status(capsys, error, status, says):
     assert leaving.value.code == status
     message = capsys.readouterr().err
     assert says in message and message.count("\n") <= 1
+
+
+def test_an_interrupt_after_the_results_ends_the_tool_without_a_word():
+    code = f"""
+import signal, sys
+sys.path.insert(0, {str(Path(cli.__file__).parents[2])!r})
+from gpubpf.show import cli
+sys.argv[0] = "/usr/local/bin/" + sys.argv[1]
+with cli.errors("threadhist"):
+    pass
+signal.raise_signal(signal.SIGINT)
+"""
+    for name, quiet in (("threadhist", True), ("threadhist.py", True), ("other", False)):
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr == b"") == (-signal.SIGINT, quiet)
 
 
 def test_an_interrupt_before_anything_is_measured_ends_the_tool_without_a_word():
