@@ -92,6 +92,10 @@ def _item(lexer: Lexer) -> Iterator[Item]:
         yield _function(lexer, tuple(linkage))
     elif name in _SPACES:
         yield from _variables(lexer, tuple(linkage))
+    elif linkage:
+        raise PtxError(
+            f"PTX line {token.line}: .{linkage[-1]} before {token.text!r}, which is no function and no variable"
+        )
     elif name in _LINE_DIRECTIVES:
         lexer.next()
         yield Directive(name, f".{name} {lexer.rest_of_line()}", line=token.line)
