@@ -38,11 +38,26 @@ def sectors_least(width: int, addresses: Addresses) -> int:
     return count
 
 
-def pattern(width: int, addresses: Addresses) -> str | None:
-    """None of one lane alone, which tells nothing."""
+def pattern(width: int, addresses: Addresses, space: str = "global", row: int = LANES) -> str | None:
+    """None of one lane alone, which tells nothing. `row`: lanes in a row of the block, along x; lane 0 begins one."""
     taking = active(addresses)
     if len(taking) < 2:
         return None
+    if space == "local":
+        return "unit" if len({address for _, address in taking}) == 1 else "gather"
+    whole = pattern_of(width, taking)
+    there = dict(taking)
+    steps = [there[lane] - there[lane - 1] for lane in there if lane % row and lane - 1 in there]
+    if whole != "gather" or len(steps) < 7 * (len(there) - len(steps)) or len({*steps}) > 1:
+        return whole
+    stride, rest = divmod(steps[0], width)
+    if rest:
+        return whole
+    return {0: "broadcast", 1: "unit"}.get(stride, f"stride {stride}")
+
+
+def pattern_of(width: int, taking: list[tuple[int, int]]) -> str:
+    """The pattern of all lanes that take part, wherever they are in the block."""
     if len({address for _, address in taking}) == 1:
         return "broadcast"
     (first_lane, first), (second_lane, second) = taking[:2]
@@ -88,6 +103,9 @@ class Site:
     sectors: int = 0
     least: int = 0
     contention: int = 0
+    row: int = LANES
+    distinct: int = 0
+    gaps: int = 0
     patterns: set[str] = field(default_factory=set)
     ways: list[int] = field(default_factory=list)
 
@@ -100,18 +118,22 @@ class Site:
         self.accesses += lanes
         self.sectors += sectors(self.space, self.width, addresses)
         self.least += sectors_least(self.width, addresses)
-        self.contention = max(self.contention, contention(addresses))
-        if (found := pattern(self.width, addresses)) is not None:
+        self.contention = max(self.contention, 1 if self.space == "local" else contention(addresses))
+        self.distinct += len({address for _, address in active(addresses)})
+        first, last = active(addresses)[0][0], active(addresses)[-1][0]
+        self.gaps += last - first >= lanes
+        if (found := pattern(self.width, addresses, self.space, self.row)) is not None:
             self.patterns.add(found)
         if self.space == "shared":
             self.ways += bank_ways(self.width, addresses)
 
     def pattern(self) -> str:
         if not self.patterns:
-            return "broadcast"
+            return "unit" if self.space == "local" else "broadcast"
         return next(iter(self.patterns)) if len(self.patterns) == 1 else "mixed"
 
     def record(self) -> dict:
+        strides = [abs(int(name.split()[1])) for name in self.patterns if name.startswith("stride")]
         return {
             "op": self.kind,
             "space": self.space,
@@ -128,6 +150,11 @@ class Site:
             if self.ways
             else None,
             "contention_max": self.contention,
+            "gaps": self.gaps,
+            "strides": [min(strides), max(strides)] if strides else None,
+            "addresses_mean": self.distinct / self.requests
+            if self.kind == "atomic" and self.space != "local"
+            else None,
         }
 
 
@@ -137,9 +164,9 @@ def warps(threads: Sequence[int | None]) -> Iterable[Addresses]:
         yield threads[start : start + LANES]
 
 
-def site(kind: str, space: str, width: int, requests: Iterable[Addresses]) -> dict:
+def site(kind: str, space: str, width: int, requests: Iterable[Addresses], row: int = LANES) -> dict:
     """The record of a site with these requests."""
-    made = Site(kind, space, width)
+    made = Site(kind, space, width, row=row)
     for addresses in requests:
         made.add(addresses)
     return made.record()

@@ -45,27 +45,46 @@ PROGRAM = r"""
 #include <gpubpf.h>
 #include <gpubpf_traffic.h>                      /* sectors, patterns and bank conflicts of a request */
 #include <gpubpf_coverage.h>                     /* which bytes were touched */
+#include <gpubpf_updates.h>                      /* how often atomics update each address */
 
 GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* global and constant memory */
 GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-/* Add a request of these lanes, as if the others had a false predicate. The width of copies varies. */
-static inline int in_global(u32 lanes, struct gpu_access *ctx, int varies) {
+enum kind { PLAIN, COPIED, UPDATED };            /* the width of copies varies; atomics update */
+
+/* Add a request of these lanes, as if the others had a false predicate. */
+static inline int in_global(u32 lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
-    struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
+    u64 address = ctx->address;
+    u32 together = kind == UPDATED ? gpu_match(address) : 0;
+    struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
     struct gpu_traffic *cell = global_cells.lookup(&site);
-    return cell ? gpu_add_request(cell, &request) : 0;
+    if (!cell)
+        return 0;
+    gpu_add_request(cell, &request);
+    if (kind == UPDATED)
+        gpu_count_updates(cell, site, address, together);
+    return 0;
 }
 
 /* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
-static inline int in_covered(u32 lanes, struct gpu_access *ctx, int varies, int by_kernel) {
+static inline int in_covered(u32 lanes, struct gpu_access *ctx, int kind, int by_kernel) {
     int site = ctx->site;
-    u64 effect = ctx->effect, space = ctx->space;
+    u64 address = ctx->address, effect = ctx->effect, space = ctx->space;
+    u32 together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_traffic *cell = global_cells.lookup(&site);
-    struct gpu_request request = {ctx->address, ctx->width, lanes, varies};
-    return !cell ? 0 : space == GPU_GLOBAL ? gpu_add_covered(cell, &request, effect, by_kernel) : gpu_add_request(cell, &request);
+    struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
+    if (!cell)
+        return 0;
+    if (space == GPU_GLOBAL)
+        gpu_add_covered(cell, &request, effect, by_kernel);
+    else
+        gpu_add_request(cell, &request);
+    if (kind == UPDATED)
+        gpu_count_updates(cell, site, address, together);
+    return 0;
 }
 
 static inline int in_local(u32 lanes, struct gpu_access *ctx) {
@@ -75,21 +94,25 @@ static inline int in_local(u32 lanes, struct gpu_access *ctx) {
     return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-static inline int in_shared(u32 lanes, struct gpu_access *ctx) {
+static inline int in_shared(u32 lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
     struct gpu_shared_traffic *cell = shared_cells.lookup(&site);
-    struct gpu_request request = {ctx->address, ctx->width, lanes};
+    struct gpu_request request = {ctx->address, ctx->width, lanes, .updates = kind == UPDATED};
     return cell ? gpu_add_shared_request(cell, &request) : 0;
 }
 
-int on_global(struct gpu_access *ctx) { return in_global(ctx->active, ctx, 0); }
-int on_copied(struct gpu_access *ctx) { return in_global(ctx->active, ctx, 1); }
-int on_covered_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 0, 0); }
-int on_covered_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 1, 0); }
-int on_owned_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 0, 1); }
-int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, 1, 1); }
+int on_global(struct gpu_access *ctx) { return in_global(ctx->active, ctx, PLAIN); }
+int on_copied(struct gpu_access *ctx) { return in_global(ctx->active, ctx, COPIED); }
+int on_updated(struct gpu_access *ctx) { return in_global(ctx->active, ctx, UPDATED); }
+int on_covered_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, PLAIN, 0); }
+int on_covered_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, COPIED, 0); }
+int on_covered_updated(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, UPDATED, 0); }
+int on_owned_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, PLAIN, 1); }
+int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, COPIED, 1); }
+int on_owned_updated(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, UPDATED, 1); }
 int on_local(struct gpu_access *ctx) { return in_local(ctx->active, ctx); }
-int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx); }
+int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, PLAIN); }
+int on_shared_updated(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, UPDATED); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline u32 chosen(void) {
@@ -102,14 +125,18 @@ static inline u32 chosen(void) {
 
 #define CHOSEN(_in, _more...) ({ u32 lanes = chosen(); lanes ? _in(lanes, ctx, ##_more) : 0; })
 
-int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, 0); }
-int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, 1); }
-int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, 0, 0); }
-int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1, 0); }
-int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, 0, 1); }
-int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, 1, 1); }
+int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN); }
+int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED); }
+int on_chosen_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED); }
+int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 0); }
+int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 0); }
+int on_chosen_covered_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 0); }
+int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 1); }
+int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 1); }
+int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 1); }
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
-int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared); }
+int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
+int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
 
 /* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
@@ -182,13 +209,15 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
-    own = ("load", "store", "atomic")
-    b.attach_gpu_access(args.kernel, f"on_{which}{covers}global", kinds=own, spaces=("global", "const"))
+    moves = ("load", "store")
+    b.attach_gpu_access(args.kernel, f"on_{which}{covers}global", kinds=moves, spaces=("global", "const"))
+    b.attach_gpu_access(args.kernel, f"on_{which}{covers}updated", kinds=("atomic",), spaces=("global",))
     b.attach_gpu_access(args.kernel, f"on_{which}{covers}copied", kinds=("async",), spaces=("global",))
     if covers:
         b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
-    b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=own, spaces=("local",))
-    b.attach_gpu_access(args.kernel, f"on_{which}shared", kinds=(*own, "async"), spaces=("shared",))
+    b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",))
+    b.attach_gpu_access(args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",))
+    b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
 
 
 def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:
@@ -266,6 +295,7 @@ def show_csv(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
     for site in kernel.sites:
         record = kernel.place() | site.record(kernel.share([site]))
         del record["patterns"]
+        record["stride_min"], record["stride_max"] = record.pop("strides") or (None, None)
         banks = record.pop("bank_ways") or {"mean": None, "max": None}
         record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
         results.table(list(record), [list(record.values())])

@@ -313,11 +313,11 @@ def test_kernels_of_the_common_kinds_from_their_source(common, plain, tmp_path):
     agrees(
         stored,
         model.site(
-            "store", "global", 4, blocks16(lambda bx, by, x, y: 4 * ((16 * by + y) * 64 + 16 * bx + x))
+            "store", "global", 4, blocks16(lambda bx, by, x, y: 4 * ((16 * by + y) * 64 + 16 * bx + x)), 16
         ),
     )
     for record in of("matmul", "store", "shared"):
-        right = model.site("store", "shared", 4, 4 * blocks16(lambda bx, by, x, y: 4 * (16 * y + x)))
+        right = model.site("store", "shared", 4, 4 * blocks16(lambda bx, by, x, y: 4 * (16 * y + x)), 16)
         agrees(record, right)
 
     # stencil: the border of 64 x 64 takes no part
@@ -327,7 +327,7 @@ def test_kernels_of_the_common_kinds_from_their_source(common, plain, tmp_path):
         )
 
     (stored,) = of("stencil", "store", "global")
-    agrees(stored, model.site("store", "global", 4, blocks16(inside(lambda x, y: 64 * y + x))))
+    agrees(stored, model.site("store", "global", 4, blocks16(inside(lambda x, y: 64 * y + x)), 16))
     loads = sorted((r["sectors"], r["requests"]) for r in of("stencil", "load", "global"))
     right = [
         model.site("load", "global", 4, blocks16(inside(lambda x, y, d=d: 64 * y + x + d)))

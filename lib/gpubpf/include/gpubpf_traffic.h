@@ -28,12 +28,16 @@ enum gpu_pattern { GPU_UNIT, GPU_SHIFTED, GPU_BROADCAST, GPU_STRIDED, GPU_GATHER
  */
 struct gpu_traffic {
     u64 requests[2 * GPU_PART];     /* by all 32 lanes, or by one lane; from GPU_PART on: by other numbers of lanes, with widths
-                                       that vary, or in local memory at several offsets */
+                                       that vary, in local memory at several offsets, or with a pattern in each row of the block */
     u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
     u64 bytes;                      /* if the width varies */
     u64 steps, squares;             /* of STRIDED: sum of the distances in bytes from lane to lane, and of their squares */
+    u64 longest_max, shortest_max;  /* of STRIDED: the longest distance; ~ of the shortest */
+    u64 gaps;                       /* from GPU_PART on: requests with idle lanes between those that make them */
     u64 contention_max;             /* most lanes at one address, from GPU_PART on and of GATHER */
+    u64 addresses;                  /* distinct addresses of a request, from GPU_PART on and of STRIDED and GATHER, with `updates` */
+    u64 uncounted_max;              /* 1: gpubpf_updates.h had no room for some addresses */
 };
 struct gpu_shared_traffic {         /* of shared memory */
     struct gpu_traffic cell;
@@ -48,6 +52,7 @@ struct gpu_request {
     int varies;                     /* flag: the width may differ between lanes, and exceed 32 bytes (copies) */
     int local;                      /* flag: in local memory */
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
+    int updates;                    /* flag: count distinct addresses */
     u32 row, ahead;                 /* lanes in this lane's row, 0 if another lane has the same address; lanes before it */
 };
 
@@ -61,8 +66,11 @@ static inline void gpubpf_raise(u64 *most, u64 value) {
         gpu_max(most, value);
 }
 
-/* Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes. */
-static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, u32 active, u32 before) {
+/*
+ * Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes.
+ * `part`: whether the request is counted from GPU_PART on.
+ */
+static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, int part, u32 before) {
     u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
     u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
     u64 word = address >> shift;
@@ -78,7 +86,7 @@ static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 addres
     gpubpf_raise(&banked->ways_max, ways);
     if (!(before & phase_lanes)) {
         GPUBPF_COUNT(banked->ways, most);
-        if (active != GPUBPF_FULL)
+        if (part)
             GPUBPF_COUNT(banked->phases, 1);
     }
 }
@@ -122,6 +130,21 @@ static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *re
     return 0;
 }
 
+/*
+ * The step of lanes that are neighbours in a row of the block (x), if it is the same for all of them although rows are not at one step:
+ * the distance in bytes, of at most 31 bits, + 1 << 32; otherwise 0. Rows must have 8 lanes or more, on average.
+ */
+static inline u64 gpubpf_step_in_rows(u64 address, u64 width, u32 active) {
+    u64 x, y, z;
+    bpf_get_thread_idx(&x, &y, &z);
+    u32 lane = gpu_lane() & 31, left = gpu_ballot(x) & active & active << 1, second = gpu_log2(left & -left);
+    s64 away = address - gpu_shuffle(address, lane - 1), step = gpu_shuffle(away, second);
+    u32 same = gpu_ballot(away == step), neighbours = gpu_popcount(left);
+    int found = left && !(left & ~same) && neighbours >= 7 * (gpu_popcount(active) - neighbours) && step == (s32)step &&
+                !((u32)gpubpf_length(step) & (width - 1));
+    return found ? (u32)step | 1ull << 32 : 0;
+}
+
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
     u64 address = request->address, width = request->width;
     u32 active = request->active, lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
@@ -144,6 +167,10 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
                  !(one & (width - 1));
     step = step < 0 ? -(s64)one : one;
+    u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
+    if (in_rows)
+        step = (s32)in_rows;
+    int regular = linear || in_rows, part = varies || local || active != GPUBPF_FULL || in_rows;
     if (request->follow && linear && !varies && !step)
         request->row = !before;
     if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active)))) {
@@ -155,7 +182,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
             GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
         return 0;
     }
-    u32 pattern = lanes == 1 ? GPU_SINGLE : !linear ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
+    u32 pattern = lanes == 1 ? GPU_SINGLE : !regular ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
     u32 shift = gpu_log2(width | 4), asked = lanes * width;
     u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
     u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
@@ -163,26 +190,39 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     if (varies)
         for (int bit = asked = 0; bit < 5; bit++)
             asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
-    if (pattern == GPU_GATHER || pattern == GPU_BROADCAST)
-        gpubpf_raise(&cell->contention_max, pattern == GPU_GATHER ? gpu_popcount(gpu_match(address)) : lanes);
-    if (banked && active == GPUBPF_FULL && pattern == GPU_STRIDED && !(step & 3))
+    u32 addresses = linear && !step ? 1 : lanes;
+    if (!linear) {
+        u32 together = gpu_match(address);
+        gpubpf_raise(&cell->contention_max, gpu_popcount(together));
+        if (request->updates)
+            addresses = gpu_popcount(gpu_ballot(!(together & before)));
+    } else if (pattern == GPU_BROADCAST) {
+        gpubpf_raise(&cell->contention_max, lanes);
+    }
+    if (banked && !part && pattern == GPU_STRIDED && !(step & 3))
         gpubpf_add_strided(banked, one, shift, before);
     else if (banked)
-        gpubpf_add_ways(banked, address, shift, active, before);
+        gpubpf_add_ways(banked, address, shift, part, before);
     if (!gpu_first(active))
         return 0;                                /* the lowest lane adds for all */
-    u32 place = varies || local || active != GPUBPF_FULL ? GPU_PART + pattern : pattern;
+    u32 place = part ? GPU_PART + pattern : pattern;
     asm("" : "+r"(place));                       /* otherwise the compiler drops the mask below, which the verifier needs */
     GPUBPF_COUNT(cell->requests[place & 15], 1);
     GPUBPF_COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
     if (pattern == GPU_STRIDED) {
         GPUBPF_COUNT(cell->steps, step);
         GPUBPF_COUNT(cell->squares, step * step);
+        gpubpf_raise(&cell->longest_max, gpubpf_length(step));
+        gpubpf_raise(&cell->shortest_max, ~gpubpf_length(step));
     }
-    if (varies || local || active != GPUBPF_FULL) {
+    if (part) {
         GPUBPF_COUNT(cell->accesses, lanes);
         GPUBPF_COUNT(cell->least, (asked + 31) >> 5);
+        if (active & (active + (active & -active)))
+            GPUBPF_COUNT(cell->gaps, 1);
     }
+    if (request->updates)
+        GPUBPF_COUNT(cell->addresses, addresses);
     if (varies)
         GPUBPF_COUNT(cell->bytes, asked);
     return 0;

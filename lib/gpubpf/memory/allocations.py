@@ -70,6 +70,7 @@ class Allocation:
     last_epoch    None: it lasts to the end
     allocated_ns  when the call returned, on the log's clock
     freed_ns      when the freeing call returned, on the log's clock; None when it was not freed, or the call was not seen
+    copied        whether the program copied some of it to the host or elsewhere; None when unknown, because a graph may have done so
     """
 
     process: int
@@ -85,6 +86,7 @@ class Allocation:
     last_epoch: int | None
     allocated_ns: int
     freed_ns: int | None
+    copied: bool | None = False
 
     @property
     def freed(self) -> bool:
@@ -119,17 +121,25 @@ class Allocations:
         process.log = log
         if log.lost:
             self.incomplete.add(log.process)
-        records = log.records
-        records = records[(records["kind"] == operation_log.API) & (records["result"] == 0)]
-        records = records[np.isin(records["api"]["name"], _CALLS)]
-        if not len(records):
-            return
-        calls = [name.decode() for name in records["api"]["name"].tolist()]
-        columns = (records["api"][name].tolist() for name in ("address", "bytes", "epoch"))
-        about = (records[name].tolist() for name in ("return_ns", "context", "stack", "flags"))
-        for call, address, size, epoch, at, context, stack, flags in zip(
-            calls, *columns, *about, strict=True
+        records = log.records[log.records["result"] == 0]
+        graphs = records[records["kind"] == operation_log.GRAPH]
+        process.graphs_copy = process.graphs_copy or bool((graphs["graph"]["others"] > 0).any())
+        copies = np.isin(records["kind"], (operation_log.D2H, operation_log.D2D))
+        calls = (records["kind"] == operation_log.API) & np.isin(records["api"]["name"], _CALLS)
+        records = records[copies | calls]
+        columns = [records[name].tolist() for name in ("kind", "return_ns", "context", "stack", "flags")]
+        columns += [records["api"][name].tolist() for name in ("name", "address", "bytes", "epoch")]
+        sources: set[int] = set()  # since the last of the calls
+        for kind, at, context, stack, flags, name, address, size, epoch, source in zip(
+            *columns, records["copy"]["source"].tolist(), strict=True
         ):
+            if kind != operation_log.API:
+                if source not in sources:
+                    sources.add(source)
+                    process.copy(source)
+                continue
+            sources.clear()
+            call = name.decode()
             if call == _CONTEXT_DESTROY:
                 process.end_context(context, epoch, at)
             elif call in FREEING:
@@ -170,6 +180,7 @@ class _LoggedAllocation:
     allocated_ns: int
     last: int = _LAST_EPOCH
     freed_ns: int | None = None
+    copied: bool = False
 
     def as_allocation(self) -> Allocation:
         """Return the `Allocation` as known so far, with its stack and the name of a variable."""
@@ -184,6 +195,7 @@ class _LoggedAllocation:
         return Allocation(
             log.process, log.pid, log.comm, log.gpus.get(self.context, 0), self.base, self.end - self.base, call, kind, stack,
             self.first, None if self.last == _LAST_EPOCH else self.last, self.allocated_ns, self.freed_ns,
+            self.copied or (None if self.process.graphs_copy else False),
         )  # fmt: skip
 
 
@@ -196,6 +208,7 @@ class _LiveAllocations:
         self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
         self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
+        self.graphs_copy = False  # a graph ran nodes other than kernels, which may copy
 
     def begin(self, row: _LoggedAllocation) -> None:
         """Add an allocation. Earlier ones that overlap it have ended, whether or not their free has been logged."""
@@ -214,6 +227,13 @@ class _LiveAllocations:
         self._by_context.setdefault(row.context, {})[id(row)] = row
         if len(same) > _MOST_OVERLAPS:
             self._remove(same[0])
+
+    def copy(self, source: int) -> None:
+        """Note that the program copies from an address."""
+        place = bisect.bisect_right(self._bases, source)
+        for base in self._bases[max(place - 1, 0) : place]:
+            for row in self._by_base[base]:
+                row.copied = row.copied or source < row.end
 
     def end(self, base: int, size: int, epoch: int, at: int) -> None:
         """End the latest allocation at `base` that existed in `epoch`; with `size`, all that begin in [base, base + size)."""

@@ -41,6 +41,7 @@ def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
         "kind": allocation.kind,
         "call": allocation.call,
         "freed": allocation.freed,
+        "copied": allocation.copied,
         "stack": [symbols.frame_of(frame) for frame in allocation.stack],
     }
     return record | ({"within_bytes": granule} if granule > 1 else {})
@@ -201,9 +202,11 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
     known = [row for row in report.allocations if row.touched is not None and row.allocation.kind == "device"]
     # Kernels may have touched these before the attach.
     known = [row for row in known if row.allocation.call != BEFORE_ATTACH]
+    # The host reads what it copies back.
+    unread = [row for row in known if row.written and not row.read and row.allocation.copied is False]
     for what, some in (
         ("never touched by kernels", [row for row in known if not row.touched]),
-        ("written but never read by kernels", [row for row in known if row.written and not row.read]),
+        ("written, but neither read nor copied", unread),
     ):
         if some:
             total = sum(row.allocation.bytes for row in some)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.session import kernel_shapes
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     KernelKey = tuple[int, int, str]  # process, GPU, kernel
 
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
+UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
 LANES, SECTOR, BANKS = 32, 32, 128  # lanes of a warp; bytes of a sector; bytes of all banks of shared memory
 _MODULUS = 1 << 64
@@ -48,7 +50,11 @@ class SiteTraffic:
     least       the fewest sectors that could hold so many bytes
     patterns    requests by pattern, indexed by UNIT … SINGLE
     stride      elements from lane to lane of strided requests; None when they differ
+    steps       the shortest and the longest distance in bytes from lane to lane of strided requests
+    gaps        requests with idle lanes between those that take part
     contention  the most lanes of one request on one address
+    distinct    distinct addresses of each request; None when not counted, except for atomics
+    updates     how often each address was updated; None when not counted
     ways        bank ways of all phases, in shared memory
     phases      number of phases, in shared memory
     ways_max    the most bank ways of one phase
@@ -67,6 +73,10 @@ class SiteTraffic:
     ways: int = 0
     phases: int = 0
     ways_max: int = 0
+    steps: tuple[int, int] | None = None
+    gaps: int = 0
+    distinct: int | None = None
+    updates: Updates | None = None
 
     @property
     def ratio(self) -> float:
@@ -88,7 +98,7 @@ class SiteTraffic:
             found.append("mixed" if self.stride is None else f"stride {self.stride}")
         if len(found) > 1:
             return "mixed"
-        return found[0] if found else "broadcast"
+        return found[0] if found else "unit" if self.space == "local" else "broadcast"
 
     @property
     def requests_by_pattern(self) -> dict[str, int]:
@@ -105,10 +115,13 @@ class SiteTraffic:
 
     @property
     def wasted(self) -> int:
-        """Bytes moved beyond the fewest possible; in shared memory, bytes that could have moved during bank conflicts."""
-        if self.space == "shared":
-            return max(0, self.ways - self.phases) * BANKS
-        return max(0, self.sectors - self.least) * SECTOR
+        """Bytes moved beyond the fewest possible. Shared memory moves none: see `conflicts`."""
+        return 0 if self.space == "shared" else max(0, self.sectors - self.least) * SECTOR
+
+    @property
+    def conflicts(self) -> int:
+        """Turns that the banks of shared memory took beyond one for each phase."""
+        return max(0, self.ways - self.phases)
 
     @property
     def moved(self) -> int:
@@ -142,10 +155,15 @@ class SiteTraffic:
             "lanes_mean": round(self.accesses / self.requests, 6),
             "pattern": self.pattern,
             "patterns": self.requests_by_pattern,
+            "strides": None if self.steps is None else [step / max(self.width, 1) for step in self.steps],
+            "gaps": self.gaps,
             "bank_ways": banks,
             "contention_max": self.contention,
+            "addresses_mean": None if self.distinct is None else round(self.distinct / self.requests, 6),
+            "addresses": self.updates.addresses if self.updates else None,
+            "hot": self.updates.hottest if self.updates else None,
             "share": round(share, 6),
-            "wasted_bytes": self.wasted,
+            "wasted_bytes": None if self.space == "shared" else self.wasted,
         }
 
 
@@ -185,6 +203,10 @@ class KernelTraffic:
     @property
     def wasted(self) -> int:
         return sum(site.wasted for site in self.sites)
+
+    @property
+    def conflicts(self) -> int:
+        return sum(site.conflicts for site in self.sites)
 
     def share(self, sites: Iterable[SiteTraffic]) -> float:
         """Return the part of the kernel's traffic that these sites have, from 0 to 1.
@@ -242,6 +264,7 @@ class Traffic:
                 kept = parts.setdefault(key, {}).get(name)
                 parts[key][name] = found if kept is None else add_cells(kept, found)
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
+        updates = read_updates(session)
         kernels = []
         for key, cells in parts.items():
             instance = instances[key]
@@ -250,7 +273,9 @@ class Traffic:
             if since_last:
                 cells = {name: self._growth((key, name), values) for name, values in cells.items()}
             count = int(cells.pop("launches")["launches"][0])
-            sites, unknown = decode_cells(cells, session.sites(instance.mangled, instance.pid))
+            sites, unknown = decode_cells(
+                cells, session.sites(instance.mangled, instance.pid), updates.get(key)
+            )
             if sites or unknown:
                 used = instance.registers_before, instance.registers_after
                 kernels.append(
@@ -266,7 +291,9 @@ class Traffic:
                         instance.spilled,
                     )
                 )
-        return sorted(kernels, key=lambda kernel: (-kernel.wasted, -sum(kernel.moved.values())))
+        return sorted(
+            kernels, key=lambda kernel: (-kernel.wasted, -kernel.conflicts, -sum(kernel.moved.values()))
+        )
 
     def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
         """Return what was added to `found` since the last call; all of `found` when it does not continue the last values."""
@@ -319,11 +346,12 @@ def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def decode_cells(
-    parts: Mapping[str, Cells], sites: Mapping[int, Site]
+    parts: Mapping[str, Cells], sites: Mapping[int, Site], updates: Mapping[int, Updates] | None = None
 ) -> tuple[tuple[SiteTraffic, ...], int]:
     """Return the executed sites of one kernel, by number, and the number of requests at sites that `sites` lacks.
 
-    `parts`: cells by map name.
+    parts    cells by map name
+    updates  updates of addresses in global memory, by site
     """
     found, unknown = [], 0
     for name, cells in parts.items():
@@ -339,11 +367,16 @@ def decode_cells(
             if space == "global" and site.space in ("global", "const"):
                 space = site.space
             cell = {field: values[number].tolist() for field, values in cells.items()}
-            found.append(site_traffic(site, space, cell))
+            counted = (
+                updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None
+            )
+            found.append(site_traffic(site, space, cell, counted))
     return tuple(sorted(found, key=lambda row: (row.site.number, row.space))), unknown
 
 
-def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic:
+def site_traffic(
+    site: Site, space: str, cell: Mapping[str, Any], updates: Updates | None = None
+) -> SiteTraffic:
     """Return the traffic of one site. The values in `cell` are integers, or lists of integers."""
     width = site.width
     whole, part = cell["requests"][:PART], cell["requests"][PART:]
@@ -355,6 +388,18 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
+    contention = LANES if broadcast else max(1, cell["contention_max"])
+    if space == "local":  # Each thread has its own: lanes at the same offset are side by side.
+        patterns = (
+            patterns[BROADCAST],
+            0,
+            0,
+            0,
+            sum(patterns) - patterns[BROADCAST] - patterns[SINGLE],
+            patterns[SINGLE],
+        )
+        contention = 1
+    steps = _MODULUS - 1 - cell["shortest_max"], cell["longest_max"]
     ways = phases = ways_max = 0
     if space == "shared":
         full_phases = max(width, 4) // 4  # phases of a request of 32 lanes
@@ -377,10 +422,16 @@ def site_traffic(site: Site, space: str, cell: Mapping[str, Any]) -> SiteTraffic
         stride=common_stride(
             patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)
         ),
-        contention=LANES if broadcast else max(1, cell["contention_max"]),
+        contention=contention,
         ways=ways,
         phases=phases,
         ways_max=ways_max,
+        steps=steps if patterns[STRIDED] and steps[0] <= steps[1] else None,
+        gaps=cell["gaps"],
+        distinct=LANES * (unit + shifted) + broadcast + single + cell["addresses"]
+        if site.kind == "atomic" and space != "local"
+        else None,
+        updates=updates,
     )
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubpf import names
-from gpubpf.memory.traffic import LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.memory.traffic import BANKS, LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.memory.updates import Updates
 from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
@@ -21,6 +22,8 @@ HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANK
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
+_MANY_UPDATES = 32  # of one address, from which they are worth a sentence
+_FEW_ADDRESSES = 1024  # that fit into shared memory beside other data
 _CONSTANTS = (
     "loads constants from several addresses at once, which the GPU serves one by one: move data that differs by lane to"
     " global or shared memory"
@@ -43,11 +46,42 @@ class SiteGroup:
         return self.sum("wasted")
 
     @property
+    def ratio(self) -> float:
+        return self.sum("sectors") / max(self.sum("least"), 1)
+
+    @property
+    def shares_addresses(self) -> bool:
+        """Whether lanes update the same addresses: they wait for each other, but the ratio would look better than the best."""
+        return self.sites[0].site.kind == "atomic" and self.ratio < 1
+
+    @property
+    def lanes(self) -> float:
+        """Lanes that take part in a request, on average."""
+        return self.sum("accesses") / self.sum("requests")
+
+    @property
+    def idle(self) -> int:
+        """Idle lanes of all requests."""
+        return LANES * self.sum("requests") - self.sum("accesses")
+
+    @property
+    def updates(self) -> Updates | None:
+        """How often the hottest address was updated, at which of the copies that was; None when one was not counted."""
+        found = [site.updates for site in self.sites if site.updates is not None]
+        return max(found, key=lambda one: one.hottest) if len(found) == len(self.sites) else None
+
+    @property
+    def distinct(self) -> float | None:
+        """Distinct addresses of a request, on average; None when not counted."""
+        found = [site.distinct for site in self.sites if site.distinct is not None]
+        return sum(found) / self.sum("requests") if len(found) == len(self.sites) else None
+
+    @property
     def contention(self) -> int:
         return max(site.contention for site in self.sites)
 
     @property
-    def conflicts(self) -> str:
+    def bank_conflicts(self) -> str:
         """The bank conflicts in shared memory, in words."""
         most = max(site.ways_max for site in self.sites)
         return f"{'up to ' if self.sum('ways') < most * self.sum('phases') else ''}{most}-way bank conflicts"
@@ -68,9 +102,9 @@ class SiteGroup:
             "OP": f"{_OPS[first.site.kind]}.{first.space}",
             "REQUESTS": number(self.sum("requests")),
             "BYTES": size(self.sum("bytes")),
-            "RATIO": "" if shared else f"{self.sum('sectors') / max(self.sum('least'), 1):.2f}",
+            "RATIO": "" if shared or self.shares_addresses else f"{self.ratio:.2f}",
             "PATTERN": self.pattern,
-            "LANES": f"{self.sum('accesses') / self.sum('requests'):.1f}".removesuffix(".0"),
+            "LANES": f"{self.lanes:.1f}".removesuffix(".0"),
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
             "SHARE": f"({100 * share:.0f} %)" if mixed and shared else f"{100 * share:.0f} %",
         }
@@ -156,7 +190,14 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
         found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
     made = [SiteGroup(copies[0].where, tuple(copies)) for copies in found.values()]
-    return sorted(made, key=lambda row: (-row.wasted, -row.sum("moved"), row.sites[0].site.number))
+    return sorted(
+        made,
+        key=lambda row: (
+            -row.wasted - BANKS * row.sum("conflicts"),
+            -row.sum("moved"),
+            row.sites[0].site.number,
+        ),
+    )
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
@@ -174,7 +215,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if least := total["sectors_least"]:
         moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
         contiguous = f"contiguous lanes would move {size(SECTOR * least)} ({total['ratio']:.2f}x)"
-        yield f"{'global and local memory: ' if shared else ''}{moved}; {contiguous}"
+        why = "lanes share addresses" if total["ratio"] < 1 else contiguous
+        yield f"{'global and local memory: ' if shared else ''}{moved}; {why}"
     if len(rows) > 1 and device and device[0].wasted:
         whole = sum(row.wasted for row in device)
         yield f"{device[0].where} wastes the most: {100 * device[0].wasted / whole:.0f} % of {size(whole)}"
@@ -182,16 +224,41 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
         if len(rows) > 1:
-            yield f"{shared[0].where} costs the most in shared memory: {shared[0].conflicts}"
-    crowded = max(
-        (row for row in rows if row.sites[0].site.kind == "atomic"),
-        key=lambda row: row.contention,
-        default=None,
-    )
-    if crowded is not None and crowded.contention > 1:
-        yield f"{crowded.where}: up to {crowded.contention} lanes of a warp update the same address at once"
+            yield f"{shared[0].where} costs the most in shared memory: {shared[0].bank_conflicts}"
+    yield from _contention(rows)
+    yield from _idle_lanes(kernel, rows)
     if kernel.unknown:
         yield f"left out: {table.count(kernel.unknown, 'request')} at unknown sites"
+
+
+def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield a sentence about the place where the most atomic updates wait for others of the same address."""
+    atomics = [row for row in rows if row.sites[0].distinct is not None]
+    waiting = max(atomics, key=lambda row: row.sum("accesses") - row.sum("distinct"), default=None)
+    counted = [(row, row.updates) for row in atomics]
+    hot, most = max(counted, key=lambda pair: pair[1].hottest if pair[1] else 0, default=(None, None))
+    if waiting is not None and waiting.contention > 1:
+        together = f"{waiting.distinct:.1f} addresses for {waiting.lanes:.1f} lanes".replace(".0 ", " ")
+        at_once = f"up to {waiting.contention} lanes of a warp update the same address at once"
+        yield f"{waiting.where}: a request updates {together}; {at_once}"
+    if hot is not None and most is not None and most.hottest >= _MANY_UPDATES:
+        percent = 100 * most.hottest / most.total
+        share = f"{percent:.{1 if percent < 10 else 0}f} %"
+        updates = f"{most.total:,} updates of {table.count(most.addresses, 'address')}"
+        yield f"{hot.where}: {updates}, the hottest {most.hottest:,} times ({share})"
+
+
+def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield a sentence about the place where the most lanes are idle between others, if that is a quarter of all lanes."""
+    scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests")]
+    worst = max(scattered, key=lambda row: row.idle, default=None)
+    requests = sum(site.requests for site in kernel.sites)
+    if worst is not None and 4 * sum(row.idle for row in scattered) >= LANES * requests:
+        lanes = f"{worst.lanes:.1f}".removesuffix(".0")
+        yield (
+            f"{worst.where}: {lanes} of {LANES} lanes take part on average, with idle lanes between them; neighbouring"
+            " threads would need fewer warps"
+        )
 
 
 # --- advice ---
@@ -203,15 +270,17 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     begin = f"{first.where} {_DOES[first.site.kind]}"
     if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
         return f"{begin} one address from all lanes: reduce within the warp, then update from one lane"
+    if first.site.kind == "atomic" and (text := _update_advice(sites, begin)):
+        return text
     # Whether lanes have different addresses in every request of several lanes.
     apart = first.pattern not in ("broadcast", "mixed")
     if first.space == "const":
         return f"{first.where} {_CONSTANTS}" if apart else None
+    if first.space == "shared":
+        return _bank_advice(first, begin) if any(site.conflicts for site in sites) else None
     if not any(site.wasted for site in sites):
         return None
-    if first.space == "shared":
-        return _bank_advice(first, begin)
-    if first.space == "local" and not apart:
+    if first.space == "local" and first.pattern != "gather":
         return None
     if first.space == "local":
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
@@ -227,9 +296,27 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     return None
 
 
+def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
+    """Return the advice for atomics that update few addresses in global memory often; None when these are many, or not counted."""
+    counted = [site.updates for site in sites]
+    if sites[0].space == "shared" or not all(counted):
+        return None
+    most = max((one for one in counted if one), key=lambda one: one.total)
+    if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
+        return None
+    few = "one address" if most.addresses == 1 else f"only {most.addresses:,} addresses"
+    return f"{begin} {few} {most.total:,} times: add up in shared memory or registers, then update once for each block"
+
+
 def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
-    """Return the advice for bank conflicts; None when they do not come from one stride."""
-    if one.stride is None or not one.pattern.startswith("stride") or one.ways_max < 2:
+    """Return the advice for bank conflicts; None when they do not come from strides."""
+    if one.ways_max < 2 or one.requests_by_pattern.keys() - {"stride", "single"}:
+        return None
+    if one.stride is None and one.steps:
+        conflict = f"{begin} shared memory with up to {one.ways_max}-way bank conflicts"
+        apart = f"neighbouring lanes are {one.steps[0] // 4} to {one.steps[1] // 4} words apart"
+        return f"{conflict}: {apart}; let neighbouring lanes access neighbouring elements"
+    if one.stride is None:
         return None
     words = abs(one.stride) * one.width // 4
     conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"

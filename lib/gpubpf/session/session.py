@@ -571,6 +571,10 @@ class Session:
         """Return the launch counts of every kernel that a process looked up, most launches first."""
         return summary.kernels(self._measurement)
 
+    def kernel_names(self) -> dict[int, dict[int, str]]:
+        """Return the mangled names of kernels by their numbers, which `gpu_kernel()` gives, for each process by its number."""
+        return {process.number: dict(process.names) for process in self._measurement.all_processes()}
+
     def launches_by_comm(self) -> dict[str, dict[str, int]]:
         """Return launches by process name (comm), then by mangled kernel name."""
         return summary.launches_by_comm(self._measurement)

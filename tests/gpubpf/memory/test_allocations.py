@@ -32,6 +32,8 @@ def log_of(*rows: dict[str, Any], process: int = 1, lost: int = 0) -> ProcessLog
         records["api"]["name"][at] = row["call"]
         for name in ("address", "bytes", "epoch"):
             records["api"][name][at] = row.get(name, 0)
+        if "source" in row:
+            records["copy"]["source"][at] = row["source"]
     return ProcessLog(100 + process, "app", records, lost, False, {}, {0: 0, 1: 3}, STACKS, False, process)
 
 
@@ -68,6 +70,26 @@ def test_what_is_told_of_an_allocation() -> None:
         ("variable", "variable a::table", "a::table", 2),
         ("variable", "variable (unknown)", "(unknown)", None),
     ]
+
+
+def copy(source: int, kind: int = operation_log.D2H, **more: Any) -> dict[str, Any]:
+    return {"call": "", "kind": kind, "source": source} | more
+
+
+def test_what_the_program_copies_from() -> None:
+    rows = [
+        *(made("cuMemAlloc", base, 256) for base in (0x1000, 0x2000, 0x3000, 0x4000)),
+        *(copy(0x1000), copy(0x20FF, operation_log.D2D), copy(0x3100), copy(0x4000, operation_log.H2D)),
+        *(copy(0x4010, result=1), gone("cuMemFree", 0x1000), made("cuMemAlloc", 0x1000, 256, 1)),
+    ]
+    assert [one.copied for one in after(*rows).all()] == [True, True, False, False, False]
+    graph = log_of({"call": "", "kind": operation_log.GRAPH})
+    found = after(*rows)
+    found.add(graph)
+    assert [one.copied for one in found.all()] == [True, True, False, False, False]
+    graph.records["graph"]["others"] = 1  # which may be a copy
+    found.add(graph)
+    assert [one.copied for one in found.all()] == [True, True, None, None, None]
 
 
 def places(found: Allocations, addresses: Iterable[int], epoch: int) -> list[int]:

@@ -75,10 +75,14 @@ def test_variables_and_memory_of_the_host_only_where_they_were_touched():
 def test_findings():
     made = lines(report(row(100, 0, 0, 0), row(60, 0, 60, 60), row(5, 5, 0, 5), incomplete=True))
     assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
-    assert "written but never read by kernels: 1 allocation of device memory, 60 bytes" in made
+    assert "written, but neither read nor copied: 1 allocation of device memory, 60 bytes" in made
     assert any("some allocations are missing" in line for line in made)
+    for copied in (True, None):  # the host reads it, or may do so in a graph
+        (one,) = [row(60, 0, 60, 60)]
+        one = replace(one, allocation=replace(one.allocation, copied=copied))
+        assert not any("neither read" in line for line in lines(report(one)))
     many = lines(report(*[row(6964, 0, 6964, 6964)] * 20))  # one column too many for a line
-    assert "written but never read by kernels: 20 allocations of device memory, 139,280" in many
+    assert "written, but neither read nor copied: 20 allocations of device memory, 139,280" in many
 
 
 def test_no_finding_where_not_all_was_probed():

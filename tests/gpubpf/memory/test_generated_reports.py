@@ -26,7 +26,20 @@ LOOKS = (
     *(("--footprint", "--granule", "32", "-v"), ("--no-allocations",), ("--granule", "4096")),
 )
 MOST = 2**34  # requests
-SUMS = ("accesses", "least", "sectors", "bytes", "steps", "squares", "contention_max")
+SUMS = (
+    "accesses",
+    "least",
+    "sectors",
+    "bytes",
+    "steps",
+    "squares",
+    "longest_max",
+    "shortest_max",
+    "gaps",
+    "contention_max",
+    "addresses",
+    "uncounted_max",
+)
 ACCESS = np.dtype([("launch", "<u8"), ("site", "<u2"), ("how", "<u4"), ("address", "<u8"), ("thread", "<u4")])
 
 

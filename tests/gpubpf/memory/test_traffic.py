@@ -8,14 +8,29 @@ import random
 import numpy as np
 import pytest
 
-from gpubpf.memory import traffic, traffic_text
+from gpubpf.memory import traffic, traffic_text, updates
 from gpubpf.memory.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
+from gpubpf.memory.updates import Updates
 from gpubpf.ptx.values import Site
 from gpubpf.session.results import Instance
 from gpubpf.show import table
 
 CELL = [("requests", "<u8", (2 * PART,))] + [
-    (name, "<u8") for name in ("accesses", "least", "sectors", "bytes", "steps", "squares", "contention_max")
+    (name, "<u8")
+    for name in (
+        "accesses",
+        "least",
+        "sectors",
+        "bytes",
+        "steps",
+        "squares",
+        "longest_max",
+        "shortest_max",
+        "gaps",
+        "contention_max",
+        "addresses",
+        "uncounted_max",
+    )
 ]
 BANKED = [("cell", CELL), ("phases", "<u8"), ("ways", "<u8"), ("ways_max", "<u8")]
 
@@ -78,7 +93,8 @@ def test_local_memory_lies_by_lanes():
 def test_banks():
     one = found({STRIDED: 3, UNIT: 1, SINGLE: 1}, space="shared", ways=96, ways_max=32, steps=3 * 128)
     assert (one.phases, one.ways, one.ways_max) == (5, 98, 32)
-    assert one.wasted == 93 * 128 and one.moved == 98 * 128
+    assert one.conflicts == 93 and one.wasted == 0 and one.moved == 98 * 128
+    assert one.record(1)["wasted_bytes"] is None
     assert found({UNIT: 1}, space="shared", at=site(space="shared", width=16)).phases == 4
     assert found({UNIT: 1}).phases == 0
 
@@ -359,6 +375,97 @@ def test_advice_where_it_is_certain(one, said):
     text = traffic_text.advice([one])
     assert said in text if said else text is None
     assert text is None or text.startswith("app.cu:12 ")
+
+
+def test_lanes_have_local_memory_of_their_own():
+    same, apart = (
+        found({pattern: 5}, space="local", at=site(space="local")) for pattern in (BROADCAST, GATHER)
+    )
+    assert (same.pattern, same.contention, apart.pattern) == ("unit", 1, "gather")
+    assert same.requests_by_pattern == {"unit": 5}
+
+
+def test_strides_that_change_have_advice():
+    """As in the reduction with interleaved addresses: strides 2, 4 … 64."""
+    changing = {"steps": 4 * 126, "squares": 16 * 5460, "longest_max": 256, "shortest_max": 2**64 - 1 - 8}
+    one = found({PART + STRIDED: 6, SINGLE: 2}, space="shared", ways=24, phases=6, ways_max=8, **changing)
+    assert (one.pattern, one.record(1)["strides"]) == ("mixed", [2, 64])
+    text = traffic_text.advice([one])
+    assert (
+        text is not None and "up to 8-way bank conflicts: neighbouring lanes are 2 to 64 words apart" in text
+    )
+    damaged = found({STRIDED: 2}, space="shared", ways_max=2, ways=9, steps=4, longest_max=1, shortest_max=0)
+    assert traffic_text.advice([damaged]) is None and damaged.record(1)["strides"] is None
+
+
+def test_idle_lanes_between_others_are_said():
+    at = {"accesses": 54, "least": 10, "sectors": 20}
+    scattered = found({PART + GATHER: 10}, gaps=10, **at)
+    (text,) = (
+        line
+        for line in traffic_text.findings(kernel(scattered), traffic_text.group_sites([scattered]))
+        if "lanes take" in line
+    )
+    assert text.startswith("app.cu:12: 5.4 of 32 lanes take part on average, with idle lanes between them")
+    few = [found({PART + GATHER: 10}, gaps=10, **at), found({UNIT: 40}, at=site(1, line=13))]
+    side_by_side = [found({PART + UNIT: 10}, **at)]
+    for sites in (few, side_by_side):
+        assert not any(
+            "take part" in line
+            for line in traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites))
+        )
+
+
+def updated(count, hottest, total, **values):
+    """An atomic site whose updates were counted."""
+    counted = Updates(count, hottest, total)
+    at = site(kind="atomic")
+    return traffic.site_traffic(at, "global", cell({GATHER: total // 32}, sectors=8, **values), counted)
+
+
+def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
+    some, many = (
+        updated(32, 1000, 32000, addresses=4000, contention_max=8),
+        updated(256, 125, 32000, addresses=32000),
+    )
+    assert (some.record(1)["addresses"], some.record(1)["hot"], some.record(1)["addresses_mean"]) == (
+        32,
+        1000,
+        4,
+    )
+    assert (many.record(1)["addresses"], many.record(1)["hot"], many.record(1)["addresses_mean"]) == (
+        256,
+        125,
+        32,
+    )
+    text = "\n".join(traffic_text.findings(kernel(some), rows := traffic_text.group_sites([some])))
+    assert "a request updates 4 addresses for 32 lanes; up to 8 lanes of a warp update the same" in text
+    assert "32,000 updates of 32 addresses, the hottest 1,000 times (3.1 %)" in text
+    assert rows[0].cells(1)["RATIO"] == ""
+    assert "updates only 32 addresses 32,000 times: add up in shared memory" in str(
+        traffic_text.advice([some])
+    )
+    text = "\n".join(traffic_text.findings(kernel(many), traffic_text.group_sites([many])))
+    assert "at once" not in text and "of 256 addresses, the hottest 125 times (0.4 %)" in text
+    assert traffic_text.advice([updated(20_000, 40, 100_000)]) is None
+
+
+def test_updates_that_were_not_counted_are_unknown():
+    cells = traffic.sum_shards(array(1, 1))
+    cells["requests"][0, GATHER] = 4
+    counted = {0: Updates(3, 40, 128)}
+    for missing, said in ((0, (3, 40)), (1, (None, None))):
+        cells["uncounted_max"][0] = missing
+        (one,), _ = traffic.decode_cells({"global_cells": cells}, {0: site(kind="atomic")}, counted)
+        assert (one.record(1)["addresses"], one.record(1)["hot"]) == said
+
+
+def test_updates_are_read_by_kernel_and_site():
+    tags = np.array([0, 5, 7, 9, 11], np.uint64)
+    sites = np.array([0, 2 << 32 | 1, 1, 2 << 32 | 1, 2 << 32 | 2], np.uint64)
+    found = updates.decode_updates(tags, sites, np.array([99, 10, 3, 30, 1], np.uint64))
+    assert found == {(2, 1): Updates(2, 30, 40), (0, 1): Updates(1, 3, 3), (2, 2): Updates(1, 1, 1)}
+    assert updates.decode_updates(tags * 0, sites, tags) == {}
 
 
 def test_numbers_for_people():
