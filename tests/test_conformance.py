@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +231,36 @@ def test_the_table_counts_by_way_and_by_reason() -> None:
     lines = [" ".join(line.split()) for line in table(outcomes).splitlines()]
     assert lines[1] == "ptx 2 1 2 1"
     assert "2 ptx: too long" in lines and "d, ptx: r0 is 1" in lines
+
+
+def test_the_table_says_how_many_launches_were_instrumented_and_how_much_longer_it_took() -> None:
+    found = [
+        Outcome("a", "plain", SAME, seconds=2.0),
+        Outcome("a", "memtrace", SAME, seconds=5.0, launches=10, instrumented=10),
+        Outcome("b", "plain", SAME, seconds=1.0),
+        Outcome("b", "memtrace", SAME, seconds=9.0, launches=30, instrumented=30),
+        Outcome("c", "memtrace", REFUSED, "no PTX", 7.0, 10, 0),
+    ]
+    lines = table(found).splitlines()
+    assert "memtrace: 40 of 50 launches instrumented (80.0 %)" in lines
+    assert "memtrace: 5.8 times as long as alone (median), at most 9 (b)" in lines
+
+
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [Outcome("a", "plain", SAME), Outcome("b", "plain", SAME)]
+    file = tmp_path / "outcomes.jsonl"
+    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in before))
+    asked = []
+
+    def run_list(*given: object) -> list[Outcome]:
+        asked.append(given[-1])
+        return [Outcome("b", "plain", SAME), Outcome("c", "plain", REFUSED, "no")]
+
+    monkeypatch.setattr(programs, "run_list", run_list)
+    monkeypatch.setattr(run.shutil, "which", lambda _: "/bin/true")
+    assert run.main(["samples", "--from", str(tmp_path), "--json", str(file), "--resume"]) == 0
+    assert asked == [{"a"}]
+    assert [json.loads(line)["program"] for line in file.read_text().splitlines()] == ["a", "b", "c"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["plain", "2", "2", "1", "0"]

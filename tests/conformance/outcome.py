@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +16,16 @@ class Outcome:
 
     verdict: SAME: it gave what was expected. REFUSED: gpubpf or the device said beforehand that it cannot run it. DIFFERENT: all else.
     reason: why it was refused, in words that programs with the same cause share; or what was different.
+    seconds: how long it took. launches, instrumented: how many launches a tool matched, and instrumented. None where unknown.
     """
 
     program: str
     way: str
     verdict: str
     reason: str = ""
+    seconds: float | None = None
+    launches: int | None = None
+    instrumented: int | None = None
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
@@ -31,6 +36,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
         counts = Counter(o.verdict for o in outcomes if o.way == way)
         run = counts[SAME] + counts[DIFFERENT]
         lines.append(f"{way:16} {run:6} {counts[SAME]:6} {counts[REFUSED]:8} {counts[DIFFERENT]:10}")
+    lines += [*_launches(outcomes), *_times(outcomes)]
     refused = Counter((o.way, o.reason) for o in outcomes if o.verdict == REFUSED)
     if refused:
         lines += ["", "refused:"]
@@ -40,3 +46,33 @@ def table(outcomes: Iterable[Outcome]) -> str:
         lines += ["", "different:"]
         lines += [f"  {o.program}, {o.way}: {o.reason}" for o in different]
     return "\n".join(lines)
+
+
+def _launches(outcomes: list[Outcome]) -> list[str]:
+    """Return a line for each way that counts launches."""
+    lines = []
+    for way in dict.fromkeys(o.way for o in outcomes if o.launches is not None):
+        found = [o for o in outcomes if o.way == way and o.launches is not None]
+        launches, instrumented = sum(o.launches or 0 for o in found), sum(o.instrumented or 0 for o in found)
+        share = f"{100 * instrumented / launches:.1f} %" if launches else "none"
+        lines.append(f"{way}: {instrumented:,} of {launches:,} launches instrumented ({share})")
+    return ["", *lines] if lines else []
+
+
+def _times(outcomes: list[Outcome]) -> list[str]:
+    """Return a line for each way but `plain`: how many times longer programs took than alone. Most of it is the tool's start."""
+    alone = {o.program: o.seconds for o in outcomes if o.way == "plain" and o.seconds}
+    lines = []
+    for way in dict.fromkeys(o.way for o in outcomes if o.way != "plain"):
+        times = [
+            (o.seconds / alone[o.program], o.program)
+            for o in outcomes
+            if o.way == way and o.verdict == SAME and o.seconds and o.program in alone
+        ]
+        if times:
+            most, slowest = max(times)
+            median = statistics.median(ratio for ratio, _ in times)
+            lines.append(
+                f"{way}: {median:.1f} times as long as alone (median), at most {most:.0f} ({slowest})"
+            )
+    return ["", *lines] if lines else []

@@ -6,8 +6,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -47,12 +49,19 @@ def run(directory: Path, jobs: int) -> Iterator[Outcome]:
 
 
 def run_list(
-    suite: build.Suite, directory: Path, place: Path, jobs: int, only: str = "*", build_only: bool = False
+    suite: build.Suite,
+    directory: Path,
+    place: Path,
+    jobs: int,
+    only: str = "*",
+    build_only: bool = False,
+    done: Collection[str] = (),
 ) -> Iterator[Outcome]:
-    """Build the programs of a list whose names match `only`, and run each alone and under each tool."""
+    """Build the programs of a list whose names match `only`, but not those of `done`, and run each alone and under each tool."""
     work = partial(_listed, suite, directory, build.commit(directory), place, build_only)
+    wanted = [p for p in suite.programs if fnmatch(p.name, only) and p.name not in done]
     with ProcessPoolExecutor(jobs) as processes:
-        for given in processes.map(work, [p for p in suite.programs if fnmatch(p.name, only)]):
+        for given in processes.map(work, wanted):
             yield from given
 
 
@@ -80,6 +89,7 @@ def outcomes(name: str, command: Sequence[str], wrong: str = NOTHING) -> list[Ou
     """
     place = Path(command[0]).parent
     simulated = [sys.executable, "-m", "cudasim.launcher", "--", *command]
+    began = time.monotonic()
     printed, said, status = finished(simulated, LIMIT, place)
     if status is None:
         return [Outcome(name, "plain", REFUSED, f"too slow: takes longer than {LIMIT:.0f} s alone")]
@@ -89,13 +99,15 @@ def outcomes(name: str, command: Sequence[str], wrong: str = NOTHING) -> list[Ou
         return [
             Outcome(name, "plain", REFUSED, f"status {status}: {_last_line(said) or _last_line(printed)}")
         ]
+    first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
     again, _, _ = finished(simulated, LIMIT, place)
+    seconds = round(min(first, time.monotonic() - began), 2)
     if comparable(again) != comparable(printed):
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
     made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
     return [
-        Outcome(name, "plain", SAME),
-        *(_watched(name, tool, _under(tool, command, place), printed, made) for tool in TOOLS),
+        Outcome(name, "plain", SAME, seconds=seconds),
+        *(_timed(name, tool, _under(tool, command, place), printed, made) for tool in TOOLS),
     ]
 
 
@@ -126,6 +138,17 @@ def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
         if "another tool" not in watched.said:
             break
     return watched
+
+
+def _timed(name: str, tool: str, watched: Watched, printed: str, made: int | None) -> Outcome:
+    """Return the outcome of a program under a tool, with its time and launches."""
+    summary = watched.summary
+    return replace(
+        _watched(name, tool, watched, printed, made),
+        seconds=None if watched.status is None else round(watched.seconds, 2),
+        launches=summary.get("launches_matched"),
+        instrumented=summary.get("launches_instrumented"),
+    )
 
 
 def _watched(name: str, tool: str, watched: Watched, printed: str, made: int | None) -> Outcome:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -92,8 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="only programs of this name, which may have * (built suites)",
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where FILE of --json ends (built suites)"
+    )
     parser.add_argument("--build-only", action="store_true", help="build the programs, and run none")
     args = parser.parse_args(argv)
+    if args.resume and not args.json:
+        parser.error("--resume requires --json FILE")
     directory = args.directory
     if directory is None:
         if args.suite not in SOURCES:
@@ -110,9 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.suite in LISTS and not shutil.which("nvcc"):
         print(f"conformance: skipped {args.suite}: nvcc is missing", file=sys.stderr)
         return 0
-    outcomes = []
-    with args.json.open("w") if args.json else contextlib.nullcontext() as file:
-        for outcome in _outcomes(args, directory.resolve()):
+    outcomes = _earlier(args)
+    with args.json.open("a" if args.resume else "w") if args.json else contextlib.nullcontext() as file:
+        for outcome in _outcomes(args, directory.resolve(), {o.program for o in outcomes}):
             outcomes.append(outcome)
             if file:
                 print(json.dumps(asdict(outcome)), file=file, flush=True)
@@ -123,11 +128,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(o.verdict == DIFFERENT for o in outcomes))
 
 
-def _outcomes(args: argparse.Namespace, directory: Path) -> Iterator[Outcome]:
+def _earlier(args: argparse.Namespace) -> list[Outcome]:
+    """Return the outcomes in the file of an interrupted run, except those of the last program: some may be missing."""
+    if not args.resume or not args.json.exists():
+        return []
+    found = [Outcome(**json.loads(line)) for line in args.json.read_text().splitlines()]
+    kept = [o for o in found if o.program != found[-1].program]
+    args.json.write_text("".join(json.dumps(asdict(o)) + "\n" for o in kept))
+    return kept
+
+
+def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) -> Iterator[Outcome]:
     if args.suite not in LISTS:
         return RUN[args.suite](directory, args.jobs)
     place = build.BUILT / args.suite
-    return programs.run_list(LISTS[args.suite], directory, place, args.jobs, args.only, args.build_only)
+    suite = LISTS[args.suite]
+    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ Record = Mapping[str, Any]
 class Watched:
     """What a command printed under a tool, how it ended, and the tool's records.
 
-    said: the standard error of both. status: None after a timeout.
+    said: the standard error of both. status: None after a timeout. seconds: how long it took.
     """
 
     printed: str
     said: str
     status: int | None
     records: Sequence[Record]
+    seconds: float
 
     @property
     def summary(self) -> Record:
@@ -53,9 +55,11 @@ def under(tool: str, command: Sequence[str], limit: float, place: Path | None = 
         device = () if tool == "cudasnoop" else ("--device", "sim")
         options = [*device, "--json", "-o", str(output)]
         whole = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "--", *command]
+        began = time.monotonic()
         printed, said, status = finished(whole, limit, place)
+        seconds = time.monotonic() - began
         lines = output.read_text().splitlines() if output.exists() else []
-    return Watched(printed, said, status, [json.loads(line) for line in lines])
+    return Watched(printed, said, status, [json.loads(line) for line in lines], seconds)
 
 
 def finished(
