@@ -238,7 +238,10 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
     counted = [(row, row.updates) for row in atomics]
     hot, most = max(counted, key=lambda pair: pair[1].hottest if pair[1] else 0, default=(None, None))
     if waiting is not None and waiting.contention > 1:
-        together = f"{waiting.distinct:.1f} addresses for {waiting.lanes:.1f} lanes".replace(".0 ", " ")
+        addresses, lanes = (
+            f"{mean:.1f}".removesuffix(".0") for mean in (waiting.distinct or 0, waiting.lanes)
+        )
+        together = f"{addresses} address{'' if addresses == '1' else 'es'} for {lanes} lanes"
         at_once = f"up to {waiting.contention} lanes of a warp update the same address at once"
         yield f"{waiting.where}: a request updates {together}; {at_once}"
     if hot is not None and most is not None and most.hottest >= _MANY_UPDATES:
