@@ -5,32 +5,29 @@ Three of the examples are built so; all of them with GPUBPF_LOOKS=all.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import gpubpf_cuda
 import gpubpf_rdc
-from cudasim_device import ROOT, nvcc, run, run_python
+from cudasim_device import PROGRAMS, ROOT, nvcc, run, run_python
 from gpubpf_examples import NAMES
 
 EXAMPLES = NAMES if os.environ.get("GPUBPF_LOOKS") == "all" else ("cooperative", "language", "memory")
-LAUNCHING = r"""
-#include <cstdio>
-__global__ void child(int *out) { atomicAdd(out, 1); }
-__global__ void parent(int *out) { child<<<1, 32>>>(out); }
-__global__ void plain(int *out) { *out = 5; }
-int main() {
-    int *out, from = 0;
-    cudaMalloc(&out, sizeof *out);
-    plain<<<1, 1>>>(out);
-    child<<<1, 2>>>(out);
-    cudaMemcpy(&from, out, sizeof from, cudaMemcpyDeviceToHost);
-    parent<<<1, 1>>>(out);
-    printf("%d, %s\n", from, cudaGetErrorName(cudaGetLastError()));
-}
+NESTED = """\
+tree: right
+order: right
+sizes: right
+out of memory
+errors: right
+as many as the limit: right
+memory: right
+fault: cudaErrorIllegalAddress
 """
 
 
@@ -61,10 +58,28 @@ def test_an_example(name: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
 
 
-def test_a_kernel_that_launches_kernels_is_refused_alone(tmp_path: Path) -> None:
-    done = run([gpubpf_cuda.build(LAUNCHING, tmp_path / "app", "-rdc=true")])
-    assert (done.returncode, done.stdout) == (0, "7, cudaErrorNotSupported\n")
-    assert "kernel _Z6parentPi cannot run" in done.stderr and "dynamic parallelism" in done.stderr
+def test_kernels_that_launch_kernels(tmp_path: Path) -> None:
+    source = PROGRAMS / "nested.cu"
+    program = gpubpf_cuda.build(
+        source, tmp_path / "app", "-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"
+    )
+    for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
+        done = run([program], hostile, CUDASIM_CLOCK=clock)
+        assert (done.returncode, done.stdout) == (0, NESTED)
+        assert "kernel _Z5faultPi: illegal address 0x10" in done.stderr
+    tool = [
+        sys.executable,
+        str(ROOT / "tools/threadhist.py"),
+        "--device",
+        "sim",
+        "--json",
+        "-o",
+        str(tmp_path / "records"),
+    ]
+    done = subprocess.run([*tool, "--", str(program)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == NESTED, done.stderr
+    summary = json.loads((tmp_path / "records").read_text().splitlines()[-1])
+    assert summary["not_instrumented"] == {"launches kernels (dynamic parallelism)": 6}
 
 
 def test_a_part_without_ptx(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 12
+#define CS_ABI 13
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -70,6 +70,23 @@ enum {
     CS_F_FROM_F64
 };
 
+enum { /* functions of the device runtime (translate/device_runtime.py) */
+       CS_CALL_PARAMETER_BUFFER,
+       CS_CALL_LAUNCH,
+       CS_CALL_LAST_ERROR,
+       CS_CALL_PEEK_ERROR,
+       CS_CALL_ERROR_STRING,
+       CS_CALL_ERROR_NAME,
+       CS_CALL_DEVICE_COUNT,
+       CS_CALL_DEVICE,
+       CS_CALL_CREATE, /* of a stream or event: they need none, because grids run one after another */
+       CS_CALL_NOTHING,
+       CS_CALL_MALLOC,
+       CS_CALL_FREE,
+       CS_CALL_COPY,
+       CS_CALL_SET
+};
+
 struct cs_warp;
 struct cs_function;
 
@@ -100,6 +117,8 @@ struct cs_services { /* called by generated code; those marked * do not return a
     double (*round64)(uint32_t op, uint32_t mode, double a, double b, double c);
     float (*convert32)(uint32_t op, uint32_t mode, int64_t i, double d);
     double (*convert64)(uint32_t op, uint32_t mode, int64_t i);
+    uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
+                        const uint64_t *arguments); /* * the device runtime, for the current lane */
 };
 
 struct cs_warp {

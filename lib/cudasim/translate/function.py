@@ -17,7 +17,7 @@ from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
 
-from . import copies, matrix, memory  # noqa: F401 (copies: its instructions)
+from . import copies, device_runtime, matrix, memory  # noqa: F401 (copies: its instructions)
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
@@ -388,9 +388,12 @@ class FunctionCode:
             return
         target = self.functions.get(callee.name)
         if register is None and (target is None or not target.defined):
+            if (function := device_runtime.find(callee.name)) is not None:
+                self._append(statement, scope, self._runtime_call(function, returned, passed, scope))
+                return
             if KERNEL_LAUNCHES.match(callee.name):
                 raise Unsupported(
-                    f"PTX line {statement.line}: the kernel launches kernels (dynamic parallelism)"
+                    f"PTX line {statement.line}: the kernel launches kernels with {callee.name}, as compilers before CUDA 12 did"
                 )
             raise Unsupported(
                 f"PTX line {statement.line}: function {callee.name} is not defined in this module"
@@ -490,12 +493,7 @@ class FunctionCode:
         v.code.memory = True
 
         def argument(k: int, width: int) -> str:
-            o = passed[k]
-            if isinstance(o, Name) and self.names.register(scope, o.name) is None:
-                storage = self.names.storage(scope, o.name)
-                if storage is not None and storage.kind == "frame":
-                    return f"LD(u{width * 8}, R->{storage.name}[l])"
-            return v.src(o, f"b{width * 8}")
+            return self._passed(passed[k], scope, width)
 
         if name == "__assertfail":
             list_ = f"{argument(0, 8)}, {argument(1, 8)}, {argument(2, 4)}, {argument(3, 8)}"
@@ -503,6 +501,43 @@ class FunctionCode:
         calls = {"vprintf": ("vprintf", 2, 4), "malloc": ("allocate", 1, 8), "free": ("release", 1, 0)}
         service, count, width = calls[name]
         call = f"api->{service}(w, {', '.join(argument(k, 8) for k in range(count))})"
+        return self._returned(call, width, returned, scope)
+
+    def _runtime_call(
+        self,
+        function: device_runtime.Call,
+        returned: tuple[Operand, ...],
+        passed: tuple[Operand, ...],
+        scope: Scope,
+    ) -> str:
+        """Return the text of a call of the device runtime, lane by lane."""
+        v = self.values
+        v.code.alone = True
+        v.code.memory = True
+        if len(passed) != len(function.arguments):
+            raise v.unsupported("number of arguments")
+        arguments = []
+        for operand, size in zip(passed, function.arguments, strict=True):
+            if size == device_runtime.DIM3:
+                arguments += [self._passed(operand, scope, 4, at) for at in (0, 4, 8)]
+            else:
+                arguments.append(self._passed(operand, scope, size))
+        call = f"api->runtime(w, {function.number}, (const u64[]){{{', '.join(arguments) or '0'}}})"
+        return self._returned(call, function.result, returned, scope)
+
+    def _passed(self, operand: Operand, scope: Scope, width: int, offset: int = 0) -> str:
+        """Return the text of an argument of `width` bytes, or of that part of it which begins at `offset`."""
+        if isinstance(operand, Name) and self.names.register(scope, operand.name) is None:
+            storage = self.names.storage(scope, operand.name)
+            if storage is not None and storage.kind == "frame":
+                return f"LD(u{width * 8}, R->{storage.name}[l]{f' + {offset}' if offset else ''})"
+        if offset:
+            raise self.values.unsupported("an argument")
+        return self.values.src(operand, f"b{width * 8}")
+
+    def _returned(self, call: str, width: int, returned: tuple[Operand, ...], scope: Scope) -> str:
+        """Return the text that stores what a call of the system returns, `width` bytes."""
+        v = self.values
         if not returned or not width:
             return f"{v.line()} {call};"
         o = returned[0]

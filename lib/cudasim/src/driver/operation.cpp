@@ -42,6 +42,8 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
         std::lock_guard lock(context.limits_mutex);
         auto limit = context.limits.find(CU_LIMIT_STACK_SIZE);
         if (limit != context.limits.end()) description.stack_limit = static_cast<uint32_t>(limit->second);
+        limit = context.limits.find(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT);
+        if (limit != context.limits.end()) description.pending_limit = static_cast<uint32_t>(limit->second);
     }
     description.shuffle = config().hostile;
     description.seed = config().seed + description.grid_id * 0x9e3779b97f4a7c15u;

@@ -158,11 +158,12 @@ struct LaunchDescription {
     const void *parameters = nullptr;  // Kernel::parameter_bytes bytes, with the layout of Kernel::parameters
     uint32_t grid[3] = {1, 1, 1};
     uint32_t block[3] = {1, 1, 1};
-    uint32_t dynamic_shared = 0;  // bytes
-    uint64_t grid_id = 0;         // %gridid
-    uint32_t stack_limit = 1024;  // bytes per thread for recursion (cudaLimitStackSize)
-    bool cooperative = true;      // provides the grid barrier's workspace; without it, grid.sync() traps
-    bool shuffle = false;         // hostile mode: random order of blocks and warps, from `seed`
+    uint32_t dynamic_shared = 0;    // bytes
+    uint64_t grid_id = 0;           // %gridid
+    uint32_t stack_limit = 1024;    // bytes per thread for recursion (cudaLimitStackSize)
+    uint32_t pending_limit = 2048;  // launches by one grid (cudaLimitDevRuntimePendingLaunchCount)
+    bool cooperative = true;        // provides the grid barrier's workspace; without it, grid.sync() traps
+    bool shuffle = false;           // hostile mode: random order of blocks and warps, from `seed`
     uint64_t seed = 0;
     uint64_t start_ns = 0;  // virtual clock: the start of the grid
     // Virtual clock, if not null: gets the end of each thread of the grid, by its number.
@@ -185,7 +186,7 @@ struct Fault {
     explicit operator bool() const { return code != 0; }
 };
 
-// Runs a grid and returns when it has finished; its writes to memory are then visible to the caller. The caller has checked
+// Runs a grid, then the grids that it launches, and returns when all have finished; their writes to memory are then visible to the caller. The caller has checked
 // the limits (threads per block, shared memory, …). On the virtual clock, `duration_ns` gets the time from
 // LaunchDescription::start_ns to the end of the last thread, or to the fault. On the real clock it gets 0.
 Fault run(const LaunchDescription &launch, uint64_t *duration_ns = nullptr);

@@ -84,6 +84,7 @@ struct Warp {
     uint32_t depth[32] = {};
     uint64_t wake[32] = {};           // by lane that sleeps: its end, CLOCK_MONOTONIC in ns
     const struct Job *job = nullptr;  // the grid that it is prepared for
+    uint32_t last_error[32] = {};     // of the device runtime, by lane
     uint32_t index;                   // in the block
     uint32_t rotate_lane;
     bool rotate;
@@ -124,6 +125,15 @@ struct Block {
     ~Block();
 };
 
+// A grid that a kernel launches. It runs when the kernel's own grid has finished.
+struct NestedLaunch {
+    uint32_t kernel = 0;  // index into the image's kernels
+    uint32_t grid[3] = {}, block[3] = {};
+    uint32_t dynamic_shared = 0;
+    uint64_t stream = 0;
+    std::vector<uint8_t> parameters;
+};
+
 struct Job {  // what the blocks of a grid have in common
     const LaunchDescription *launch = nullptr;
     const cs_image *image = nullptr;
@@ -133,6 +143,9 @@ struct Job {  // what the blocks of a grid have in common
     uint32_t shared_size = 0, local_size = 0;
     bool shuffle = false;                              // blocks and warps in random order
     alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // of cooperative groups: its size, the grid barrier
+    std::mutex nested_mutex;                           // guards the members below
+    std::map<uint64_t, NestedLaunch> prepared;         // by the address of its parameters
+    std::vector<NestedLaunch> nested;                  // in the order of their launches
 };
 
 enum class Outcome { finished, yielded, failed };
@@ -172,6 +185,7 @@ extern const cs_services services;
 bool complete_collectives(cs_warp *w);
 bool check_barrier(Block &block, uint32_t number);
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
+uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
 
 struct Translation {

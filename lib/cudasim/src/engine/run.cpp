@@ -352,8 +352,10 @@ Statistics statistics() {
     return p.statistics;
 }
 
-Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
-    if (duration_ns) *duration_ns = 0;
+namespace {
+
+// Runs one grid. `nested` gets the grids that it launched.
+Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vector<NestedLaunch> &nested) {
     Pool &p = get_pool();
     install_signal_handlers();
     const auto &image = static_cast<const LoadedImage &>(*launch.image);
@@ -401,7 +403,48 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         const uint64_t end = g.fault.code ? g.fault_end : g.end;
         *duration_ns = end > launch.start_ns ? end - launch.start_ns : 0;
     }
+    for (const auto &[buffer, unused] : g.prepared)
+        if (launch.environment->release) launch.environment->release(launch.environment->self, buffer);
+    nested = std::move(g.nested);
     return g.fault;
+}
+
+constexpr uint64_t kTailLaunch = 3;  // cudaStreamTailLaunch
+
+// Adds grids that one grid launched to those that are to run, the last of which is next. Tail launches run after the others.
+void add_nested(std::vector<NestedLaunch> &todo, std::vector<NestedLaunch> &nested) {
+    for (const bool tail : {true, false})
+        for (auto it = nested.rbegin(); it != nested.rend(); ++it)
+            if ((it->stream == kTailLaunch) == tail) todo.push_back(std::move(*it));
+    nested.clear();
+}
+
+}  // namespace
+
+Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
+    uint64_t duration = 0, launched = 0;
+    std::vector<NestedLaunch> nested, todo;
+    Fault fault = run_grid(launch, &duration, nested);
+    for (add_nested(todo, nested); !todo.empty() && !fault && !fault.cancelled; add_nested(todo, nested)) {
+        const NestedLaunch next = std::move(todo.back());
+        todo.pop_back();
+        LaunchDescription child = launch;
+        child.kernel = next.kernel;
+        child.parameters = next.parameters.data();
+        memcpy(child.grid, next.grid, sizeof child.grid);
+        memcpy(child.block, next.block, sizeof child.block);
+        child.dynamic_shared = next.dynamic_shared;
+        child.grid_id = launch.grid_id | ++launched << 32;
+        child.cooperative = false;
+        child.seed = launch.seed + launched;
+        child.start_ns = launch.start_ns + duration;
+        child.ends = nullptr;
+        uint64_t more = 0;
+        fault = run_grid(child, &more, nested);
+        duration += more;
+    }
+    if (duration_ns) *duration_ns = duration;
+    return fault;
 }
 
 }  // namespace cudasim

@@ -1,0 +1,50 @@
+"""The functions of the device runtime (cuda_device_runtime_api.h): kernels that launch kernels, copy and allocate.
+
+Each has a number, which device_abi.h has too; the engine runs it (engine/device_runtime.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DIM3 = 12  # bytes of a dim3, which is passed as three arguments
+
+
+@dataclass(frozen=True)
+class Call:
+    """number: CS_CALL_… of device_abi.h. arguments: their sizes in bytes. result: its size in bytes."""
+
+    number: int
+    arguments: tuple[int, ...]
+    result: int = 4
+
+
+_CALLS = {
+    "GetParameterBufferV2": Call(0, (8, DIM3, DIM3, 4), 8),
+    "LaunchDeviceV2": Call(1, (8, 8)),
+    "GetLastError": Call(2, ()),
+    "PeekAtLastError": Call(3, ()),
+    "GetErrorString": Call(4, (4,), 8),
+    "GetErrorName": Call(5, (4,), 8),
+    "GetDeviceCount": Call(6, (8,)),
+    "GetDevice": Call(7, (8,)),
+    "StreamCreateWithFlags": Call(8, (8, 4)),
+    "StreamDestroy": Call(9, (8,)),
+    "StreamWaitEvent": Call(9, (8, 8, 4)),
+    "EventCreateWithFlags": Call(8, (8, 4)),
+    "EventRecord": Call(9, (8, 8)),
+    "EventRecordWithFlags": Call(9, (8, 8, 4)),
+    "EventDestroy": Call(9, (8,)),
+    "Malloc": Call(10, (8, 8)),
+    "Free": Call(11, (8,)),
+    "MemcpyAsync": Call(12, (8, 8, 8, 4, 8)),
+    "MemsetAsync": Call(13, (8, 4, 8, 8)),
+}
+_NAME = re.compile(r"(?:__cudaCDP2|cuda)(\w+?)(?:_ptsz)?")
+
+
+def find(name: str) -> Call | None:
+    """Return the function of the device runtime with a name in PTX; None if there is none, or the embedded device lacks it."""
+    match = _NAME.fullmatch(name)
+    return _CALLS.get(match[1]) if match else None
