@@ -22,6 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gpubpf.process import libc
+from gpubpf.show import table
+from gpubpf.show.kernel_names import fitted, shorten, told_apart
 
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
@@ -32,15 +34,6 @@ _FEW_REFERENCES = (
 _MEMORY, _SECONDS = 1 << 30, 2  # limits of the child: bytes, seconds for each name
 _LONGEST_FULL = 1 << 20  # bytes of a demangled name
 _MOST_FAILURES = 8  # a program with more names that exceed the limits is malicious
-
-# Longest first, as a compiler reads them (C++ standard, [over.oper]).
-_OPERATORS = (
-    *("<=>", "<<=", ">>=", "->*", "new[]", "delete[]", "()", "[]", "->", "<<", ">>", "<=", ">=", "==", "!="),
-    *("&&", "||", "++", "--", "+=", "-=", "*=", "/=", "%=", "^=", "&=", "|=", "new", "delete", "co_await"),
-    *("<", ">", "+", "-", "*", "/", "%", "^", "&", "|", "~", "!", "=", ","),
-)
-_ANONYMOUS = "(anonymous namespace)"
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
@@ -66,120 +59,27 @@ def demangle_all(mangled: Iterable[str]) -> list[KernelName]:
     return [demangle(name) for name in mangled]
 
 
-def labels(mangled: Iterable[str]) -> dict[str, str]:
-    """Return labels for kernels that are shown together, by mangled name: short names, or full names for equal short ones."""
+def labels(mangled: Iterable[str], width: int | None = None, full: bool = False) -> dict[str, str]:
+    """Return labels for kernels that are shown together, by mangled name. Different kernels have different labels.
+
+    A label is the short name, or the full one with `full` or for equal short names. `width`: of the longest label.
+    """
     found = {name.mangled: name for name in demangle_all(mangled)}
     shorts = Counter(name.short for name in found.values())
-    return {key: name.short if shorts[name.short] == 1 else name.full for key, name in found.items()}
+    texts = {
+        key: table.printable(name.full if full or shorts[name.short] > 1 else name.short)
+        for key, name in found.items()
+    }
+    texts = told_apart(texts)
+    if width is None:
+        return texts
+    shown = fitted(texts.values(), width)
+    return {key: shown[text] for key, text in texts.items()}
 
 
 def matches(patterns: Iterable[str], mangled: str) -> bool:
     """Return whether a pattern of ``--kernel`` matches: a glob of the kernel's short name, or its exact mangled name."""
     return any(pattern == mangled or fnmatchcase(demangle(mangled).short, pattern) for pattern in patterns)
-
-
-def shorten(full: str) -> str:
-    """Return a demangled name without return type, template arguments and parameter list."""
-    name = ""
-    position = 0
-    while position < len(full):
-        character = full[position]
-        if full.startswith(_ANONYMOUS, position):
-            name += _ANONYMOUS
-            position += len(_ANONYMOUS)
-        elif full.startswith("operator", position) and _is_operator(full, position, name):
-            text, position = _operator(full, position)
-            name += text
-        elif character == "<" and name:
-            position = _after_arguments(full, position)
-        elif character == "{":  # {lambda(int)#1}, {unnamed type#1}
-            end = _after_brackets(full, position)
-            name += full[position:end]
-            position = end
-        elif character == "[":  # [abi:cxx11], [clone .isra.0]
-            position = _after_brackets(full, position)
-        elif character == "(" and name in ("decltype", ""):
-            if full[position + 1 : position + 2] in ("*", "&"):
-                # The function returns a pointer: int (*name(…))(…).
-                position += 2
-            else:  # all of a decltype is the return type
-                position = _after_brackets(full, position)
-                name = ""
-        elif character == "(":
-            return name
-        elif character == " ":  # the text before was a part of the return type
-            rest = full[position + 1 :].lstrip()
-            if not rest or rest.startswith("["):
-                return name
-            if not (name == "decltype" and rest.startswith("(")):
-                name = ""
-            position += 1
-        else:
-            name += character
-            position += 1
-    return name or full
-
-
-def _is_operator(full: str, position: int, name: str) -> bool:
-    """Return whether "operator" at `position` is the keyword and not a part of an identifier."""
-    before = name[-1:]
-    after = full[position + 8 : position + 9]
-    return not (before.isalnum() or before in ("_", "$")) and not (after.isalnum() or after in ("_", "$"))
-
-
-def _operator(full: str, position: int) -> tuple[str, int]:
-    """Return the name of the operator function at `position`, and the position after it."""
-    position += len("operator")
-    spaced = full[position : position + 1] == " "
-    start = position + spaced
-    for symbol in _OPERATORS:
-        word = symbol[0].isalpha()
-        if full.startswith(symbol, start) and word == spaced:
-            return f"operator{' ' if word else ''}{symbol}", _skip_space(full, start + len(symbol))
-    # A literal operator or a conversion ends at its parameter list. Template arguments of the target type are left out.
-    text = ""
-    while start < len(full) and full[start] != "(":
-        if full[start] == "<":
-            start = _after_arguments(full, start)
-        else:
-            text += full[start]
-            start += 1
-    return f"operator {text}" if spaced else f"operator{text}", start
-
-
-def _skip_space(full: str, position: int) -> int:
-    """Return the position after a space before template arguments, which operators have: operator<< <int>."""
-    return position + full.startswith(" <", position)
-
-
-def _after_arguments(full: str, position: int) -> int:
-    """Return the end of the template arguments that begin at `position`. In parentheses, < and > may be comparisons."""
-    depth = 0
-    while position < len(full):
-        character = full[position]
-        if character in _CLOSING:
-            position = _after_brackets(full, position)
-            continue
-        if character == ">" and full[position - 1] == "-":  # ->
-            position += 1
-            continue
-        depth += {"<": 1, ">": -1}.get(character, 0)
-        position += 1
-        if depth == 0:
-            break
-    return position
-
-
-def _after_brackets(full: str, position: int) -> int:
-    """Return the position after the bracket that closes the one at `position`. Other kinds of brackets inside are balanced."""
-    opening = full[position]
-    depth = 0
-    while position < len(full):
-        depth += {opening: 1, _CLOSING[opening]: -1}.get(full[position], 0)
-        position += 1
-        if depth == 0:
-            break
-    return position
 
 
 def _may_explode(mangled: str) -> bool:

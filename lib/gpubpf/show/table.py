@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from gpubpf.show.kernel_names import fitted, without_middle
+
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
 LEAST = 8  # the shortest width that a name is cut to
@@ -46,8 +48,8 @@ def within(
 ) -> list[str]:
     """Return rows (by column name) as `lines` does, if possible no wider than a terminal.
 
-    If they are too wide, the columns in `drop` are left out one by one; then names in the columns of `cut` lose their middle.
-    `gap`: spaces between columns.
+    If they are too wide, the columns in `drop` are left out one by one; then names in the columns of `cut` are shortened.
+    Different names in the column KERNEL stay different. `gap`: spaces between columns.
     """
     if not rows:
         return []
@@ -64,6 +66,10 @@ def within(
             widths.pop(name, None)
         elif name in widths:
             widths[name] = max(widths[name] - surplus(), min(widths[name], max(len(name), LEAST)))
+    if "KERNEL" in widths:
+        kernels = fitted((row["KERNEL"] for row in cells), widths["KERNEL"])
+        cells = [row | {"KERNEL": kernels[row["KERNEL"]]} for row in cells]
+        widths["KERNEL"] = max(map(len, ("KERNEL", *kernels.values())))
     made = []
     for row in ({name: name for name in widths}, *cells):
         parts = (f"{fit(row[name], n):{'<' if name in left else '>'}{n}}" for name, n in widths.items())
@@ -107,11 +113,7 @@ def count(number: int, noun: str) -> str:
 
 def fit(text: str, width: int) -> str:
     """Return `text` with control characters escaped; if it is then longer than `width`, without its middle."""
-    text = printable(text)
-    if len(text) <= width:
-        return text
-    front = (width - 3) * 2 // 3
-    return f"{text[:front]}...{text[len(text) - (width - 3 - front) :]}"
+    return without_middle(printable(text), width)
 
 
 def fit_end(start: str, text: str) -> str:
