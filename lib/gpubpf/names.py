@@ -77,6 +77,33 @@ def labels(mangled: Iterable[str], width: int | None = None, full: bool = False)
     return {key: shown[text] for key, text in texts.items()}
 
 
+class Labels:
+    """Labels for kernels that come one by one. All so far have different ones; one may change when a similar kernel comes."""
+
+    def __init__(self, ascii: bool = False) -> None:
+        self._ascii = ascii  # escape other characters
+        self._labels: dict[str, str] = {}  # by mangled name
+        self._fitted: dict[int, dict[str, str]] = {}  # by width
+
+    def label(self, mangled: str, width: int | None = None) -> str:
+        """Return the label of a kernel in at most `width` columns."""
+        if mangled not in self._labels:
+            self._labels[mangled] = ""
+            self._labels = labels(self._labels)
+            if self._ascii:
+                for name, text in self._labels.items():
+                    self._labels[name] = text.encode("ascii", "backslashreplace").decode()
+            self._fitted.clear()
+        found = self._labels[mangled]
+        return found if width is None else self.cut(found, width)
+
+    def cut(self, label: str, width: int) -> str:
+        """Return a label in at most `width` columns."""
+        if width not in self._fitted:
+            self._fitted[width] = fitted(self._labels.values(), width)
+        return self._fitted[width].get(label) or table.fit(label, width)
+
+
 def matches(patterns: Iterable[str], mangled: str) -> bool:
     """Return whether a pattern of ``--kernel`` matches: a glob of the kernel's short name, or its exact mangled name."""
     return any(pattern == mangled or fnmatchcase(demangle(mangled).short, pattern) for pattern in patterns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -43,13 +43,14 @@ class CallColumns:
 
     `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls are of several processes.
     `clock_ns`: show the time of day; this is how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. `whole`:
-    never cut names, however long a line gets.
+    never cut names, however long a line gets. `cut` returns the name of a kernel in so many columns.
     """
 
     origin_ns: int
     several: bool
     clock_ns: int | None = None
     whole: bool = False
+    cut: Callable[[str, int], str] = table.fit
 
     @property
     def header(self) -> str:
@@ -92,25 +93,25 @@ def text_lines(group: CallGroup, columns: CallColumns) -> list[str]:
         for place, (text, kernel) in enumerate(zip(call_texts(group), kernels, strict=False)):
             if (too_long := len(made[place]) - 1 - table.WIDTH) > 0:
                 start = made[place][: -1 - len(text)]
-                made[place] = f"{start}{_shorter(text, api, kernel, too_long)}\n"
+                made[place] = f"{start}{_shorter(text, api, kernel, too_long, columns.cut)}\n"
     return made
 
 
-def _shorter(text: str, api: str, kernel: str, too_long: int) -> str:
+def _shorter(text: str, api: str, kernel: str, too_long: int, cut: Callable[[str, int], str]) -> str:
     """Cut the names in a text of `call_texts` in their middle, the kernel's first, to save `too_long`
     columns.
 
     Return the text unchanged if that does not suffice. An address is never cut.
     """
     rest = text[len(api) + len(kernel) + bool(kernel) :]
-    short = kernel if kernel.startswith("0x") else _cut(kernel, too_long, table.LEAST)
+    short = kernel if kernel.startswith("0x") else _cut(kernel, too_long, table.LEAST, cut)
     name = _cut(api, too_long - len(kernel) + len(short), LEAST_NAME)
     made = f"{name} {short}{rest}" if kernel else name + rest
     return made if len(text) - len(made) >= too_long else text
 
 
-def _cut(name: str, too_long: int, least: int) -> str:
-    return table.fit(name, max(len(name) - too_long, least)) if too_long > 0 else name
+def _cut(name: str, too_long: int, least: int, cut: Callable[[str, int], str] = table.fit) -> str:
+    return cut(name, max(len(name) - too_long, least)) if too_long > 0 else name
 
 
 def dispatch_line(record: Mapping[str, Any], columns: CallColumns) -> str:
@@ -123,7 +124,9 @@ def dispatch_line(record: Mapping[str, Any], columns: CallColumns) -> str:
     who = columns.who(record["pid"], record["comm"], record.get("tid", "-"))
     start = f"{when} {who} {us(record['exec_ns']):>7} {'-':>7}  "
     too_long = len(start) + len(text) - table.WIDTH
-    return start + (text if columns.whole or too_long <= 0 else _shorter(text, gpu, kernel, too_long))
+    return start + (
+        text if columns.whole or too_long <= 0 else _shorter(text, gpu, kernel, too_long, columns.cut)
+    )
 
 
 def call_texts(group: CallGroup) -> Iterable[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.calls import call_lines, delay_text, kfd, records
 from gpubpf.calls.delays import Cause, RecentSpans
 from gpubpf.calls.statistics import NameOrAddress
+from gpubpf.names import KernelName, Labels
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 
@@ -40,6 +41,7 @@ class CallOutput:
         self.owners, self._args, self.out = owners, args, out
         self.origin_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._clock_ns = time.time_ns() - self.origin_ns
+        self._labels = Labels()
         self._headed: bool | None = None  # whether the header that was printed has columns for processes
 
     @property
@@ -50,7 +52,13 @@ class CallOutput:
             self.owners.processes,
             self._clock_ns if self._args.timestamps else None,
             self._args.verbose,
+            self._labels.cut,
         )
+
+    def _label_of(self, pid: int, handle: int) -> NameOrAddress:
+        """Return the label of a kernel in text, which tells kernels of one name apart."""
+        name = self.name_of(pid, handle)
+        return self._labels.label(name.mangled) if isinstance(name, KernelName) else name
 
     def see_owners(self, events: Any) -> None:
         """Note whose calls these are, as lines name the process if there are several."""
@@ -65,7 +73,7 @@ class CallOutput:
 
     def texts(self, events: Any) -> list[str]:
         """Return a description of each event."""
-        groups = records.group_calls(events, self._api, self.name_of)
+        groups = records.group_calls(events, self._api, self._label_of)
         return records.in_call_order((group.positions, call_lines.call_texts(group)) for group in groups)
 
     def csv_header(self, columns: tuple[str, ...]) -> None:
@@ -76,20 +84,25 @@ class CallOutput:
     def print_calls(self, events: Any) -> None:
         """Print a line for each event."""
         if self._args.json:
-            self._write(events, call_lines.json_lines)
+            self._write(events, call_lines.json_lines, self.name_of)
         elif self._args.csv:
             self.csv_header(call_lines.CSV_CALLS)
-            self._write(events, call_lines.csv_lines)
+            self._write(events, call_lines.csv_lines, self.name_of)
         else:
             self.see_owners(events)
             columns = self.columns
             if columns.several != self._headed:
                 self._headed = columns.several
                 self.out.line(columns.header)
-            self._write(events, lambda group: call_lines.text_lines(group, columns))
+            self._write(events, lambda group: call_lines.text_lines(group, columns), self._label_of)
 
-    def _write(self, events: Any, lines: Callable[[records.CallGroup], Iterable[str]]) -> None:
-        for text in records.format_calls(events, self._api, self.name_of, lines):
+    def _write(
+        self,
+        events: Any,
+        lines: Callable[[records.CallGroup], Iterable[str]],
+        name_of: Callable[[int, int], NameOrAddress],
+    ) -> None:
+        for text in records.format_calls(events, self._api, name_of, lines):
             self.out.write(text)
 
     def print_dispatches(self, dispatches: Sequence[dict[str, Any]]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpubpf import names
 from gpubpf.calls import formatting
-from gpubpf.show import cli, table
+from gpubpf.show import cli, kernel_names, table
 from gpubpf.show.table import us
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Itera
         order = sorted(failed.items(), key=lambda item: -item[1][0])
         codes = {error for _, _, error in failed.values()}
         same = f" ({codes.pop()})" if len(codes) == 1 else ""
-        names = [
+        said_of = [
             f"{name} ({bad:,} of {all_:,}{'' if same else f', last {error}'})"
             for name, (bad, all_, error) in order[:4]
         ]
         more = f" and {table.count(len(order) - 4, 'other function')}" if len(order) > 4 else ""
         errors = sum(bad for bad, _, _ in failed.values())
-        yield from formatting.wrap(f"{table.count(errors, 'call')} failed{same}: {', '.join(names)}{more}")
+        yield from formatting.wrap(f"{table.count(errors, 'call')} failed{same}: {', '.join(said_of)}{more}")
 
 
 def function_table(
@@ -91,9 +92,10 @@ def kernel_table(
 ) -> Iterator[str]:
     """Yield the table of kernels, with the gaps before their launches."""
     shown = rows if everything else rows[:MOST_ROWS]
+    labels = names.labels(row.kernel.mangled for row in shown if row.kernel is not None)
     cells = [
         {
-            "KERNEL": row.name,
+            "KERNEL": labels[row.kernel.mangled] if row.kernel is not None else row.name,
             "LAUNCHES": formatting.exact(row.times.count),
             "TOTAL ms": formatting.ms(row.gaps.ns),
         }
@@ -149,6 +151,7 @@ def _table(
     if several:
         widths["COMM"] = max(5, min(widths["COMM"], 11))
     room = table.WIDTH - sum(widths.values())
+    fitted = kernel_names.fitted((cell[name] for cell in cells), room)
     titles = {key: key for key in cells[0]}
     end = table.WIDTH - sum(widths.get(key, 0) for key in ("OFF-CPU", "EXEC P50", "EXEC MAX"))
     yield f"{above:>{end}}"
@@ -156,7 +159,7 @@ def _table(
         line = ""
         for key, value in cell.items():
             if key == name:
-                line += f"{table.fit(value, room):<{room}}"
+                line += f"{fitted.get(value, value):<{room}}"
             elif key == "COMM":
                 line += f" {table.fit(value, widths[key] - 1):<{widths[key] - 1}}"
             elif key == "PID":

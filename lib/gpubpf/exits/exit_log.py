@@ -230,7 +230,7 @@ class ExitLog:
             if self._wants_heats:
                 time = records["time"]
                 if kernel in self.heats or len(self.heats) < MOST_HEATS:
-                    heat = self.heats.setdefault(kernel, BlockHeat(_heading(kernel), shape.blocks))
+                    heat = self.heats.setdefault(kernel, BlockHeat("", shape.blocks))
                     since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
@@ -261,16 +261,16 @@ class ExitLog:
     def pictures(self) -> list[BlockHeat]:
         """Return what --heatmap draws. With several processes or GPUs, the titles name them."""
         owners = OwnerColumns().see(self.heats)
+        labels = names.labels((kernel.mangled for kernel in self.heats), full=True)
         for kernel, heat in self.heats.items():
-            heat.title = (f"{owners.name(kernel)}: " if owners.several else "") + _heading(kernel)
+            owner = f"{owners.name(kernel)}: " if owners.several else ""
+            heat.title = owner + _heading(kernel, labels[kernel.mangled])
         return list(self.heats.values())
 
     def title(self, kernel: KernelShape, full: bool) -> str:
         """Return the heading of a report: the short name, or the full one with `full` or when two kernels share the short name."""
-        name = names.demangle(kernel.mangled)
-        others = {other.mangled for other in self._exits} - {kernel.mangled}
-        shared = any(other.short == name.short for other in names.demangle_all(list(others)))
-        return name.full if full else table.fit(name.full if shared else name.short, 56)
+        seen = {kernel.mangled, *(other.mangled for other in self._exits)}
+        return names.labels(sorted(seen), None if full else 56, full)[kernel.mangled]
 
     def summary(self, session: Session) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of the summary record, and the last lines of the text."""
@@ -319,9 +319,9 @@ def _kernel_of(instance: Any) -> KernelShape:
     )
 
 
-def _heading(kernel: KernelShape) -> str:
+def _heading(kernel: KernelShape, label: str) -> str:
     grid, block = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
-    return f"{names.demangle(kernel.mangled).full}: grid {grid}, block {block}"
+    return f"{label}: grid {grid}, block {block}"
 
 
 def _mask(extents: Index, ranges: Ranges) -> np.ndarray | None:
@@ -359,6 +359,7 @@ class ExitPrinter:
         self._owners = OwnerColumns() if owners is None else owners
         self._origin: int | None = None
         self._header: str | None = None
+        self._labels = names.Labels(ascii=True)
 
     def __call__(self, kernel: KernelShape, records: Any, times: Any) -> None:
         if not len(records):
@@ -373,7 +374,8 @@ class ExitPrinter:
         for begin in range(0, len(records), CHUNK):
             few = slice(begin, begin + CHUNK)
             if self._form == "text":
-                self._out.write(_text(kernel, records[few], times[few] - self._origin, self._owners))
+                since = times[few] - self._origin
+                self._out.write(_text(kernel, records[few], since, self._owners, self._labels))
             else:
                 self._out.write(_for_programs(self._form, kernel, records[few], times[few]))
 
@@ -391,7 +393,7 @@ def _text_header(owners: OwnerColumns) -> str:
     return f"{owners.header}{columns}\n"
 
 
-def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -> bytes:
+def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns, labels: names.Labels) -> bytes:
     """Return lines for people, of 80 columns. `since`: ns since the first exit."""
     thread = records["thread"].astype(np.int64)
     block, own = np.divmod(thread, kernel.shape.block_size)
@@ -414,8 +416,7 @@ def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns) -
     room = table.WIDTH - sum(abs(width) + 1 for _, width in columns)
 
     def text() -> bytes:
-        name = table.fit(names.demangle(kernel.mangled).short, room)
-        return bulk_text.aligned(columns, name.encode("ascii", "replace") + b"\n")
+        return bulk_text.aligned(columns, labels.label(kernel.mangled, room).encode() + b"\n")
 
     made = text()
     if (too_long := made.index(b"\n") - table.WIDTH) > 0:  # numbers are wider than their columns

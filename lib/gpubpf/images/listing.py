@@ -297,12 +297,13 @@ def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str
     launched = any(kernel.launches is not None for kernel in kernels)
     headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
     shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
+    alike = [k.name.mangled for k in kernels if shorts[k.source.file, k.name.short] > 1]
+    labels = names.labels(alike, None if verbose else 60, full=True)
     cells = []
     for kernel in kernels:
-        ambiguous = shorts[kernel.source.file, kernel.name.short] > 1
         name = kernel.name.full if verbose else kernel.name.short
         row = [
-            table.fit(kernel.name.full, 60) if ambiguous and not verbose else name,
+            labels.get(kernel.name.mangled, name),
             ",".join(kernel.ptx) or "-",
             ",".join(kernel.sass) or "-",
         ]

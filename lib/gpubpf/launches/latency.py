@@ -51,9 +51,16 @@ class LaunchView:
         self.ops, self.waits = columns.ops, columns.waits
         self.short = [name.short if name.short else "?" for name in names.demangle_all(columns.names)]
         self.full = [name.full for name in names.demangle_all(columns.names)]
-        labels = names.labels(columns.names)
-        self.labels = [labels.get(name, "") or "?" for name in columns.names]
+        self._shown: dict[int | None, list[str]] = {}
+        self.labels = self.shown(None)
         self._stacks: dict[tuple[int, int], list[str]] = {}
+
+    def shown(self, width: int | None) -> list[str]:
+        """Return the labels of kernels, by number, in at most `width` columns. Different kernels have different ones."""
+        if width not in self._shown:
+            labels = names.labels(self.columns.names, width)
+            self._shown[width] = [labels[name] or "?" for name in self.columns.names]
+        return self._shown[width]
 
     @cached_property
     def streams(self) -> list[str]:
@@ -91,6 +98,12 @@ class LaunchView:
         if self.waits.by_event[at]:
             return {"kind": "event", "name": self.name(before), "of": kind}
         return {"kind": kind, "name": self.name(before)}
+
+    def kernel_waited_for(self, at: int) -> str | None:
+        """Return the mangled name of the kernel that an operation waited for."""
+        before = int(self.waits.waited_for[at])
+        is_kernel = before >= 0 and self.ops.kind[before] == Kind.KERNEL
+        return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
     def common(self, at: int) -> dict[str, Any]:
         """Return the fields pid, comm and gpu."""

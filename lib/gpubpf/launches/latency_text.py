@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf import names
 from gpubpf.agent.definitions import Kind
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NONE
@@ -15,6 +16,7 @@ from gpubpf.launches.latency import SPLIT, LaunchView, known
 from gpubpf.launches.sums import ValueCounts
 from gpubpf.show import histogram as hist
 from gpubpf.show import table
+from gpubpf.show.kernel_names import fitted
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import us, with_unit
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
 STACKS = 10  # host stacks that are shown
 NAME = 40  # characters of a name in a sentence
+SHORT_NAME = 18  # characters of a name in a line with two of them
 MOST_WAITS = 12  # sentences about the waits of several processes
 MOST_THREADS = 10  # host threads in the table of slow launches
 
@@ -35,6 +38,31 @@ MOST_THREADS = 10  # host threads in the table of slow launches
 def title(name: str) -> str:
     """Return the name of a kernel or copy for a sentence."""
     return TITLES.get(name, table.fit(name, NAME))
+
+
+def title_of(view: LaunchView, at: int, width: int = NAME) -> str:
+    """Return the name of an operation for a sentence. Different kernels have different ones."""
+    if view.op(at) == "kernel":
+        return view.shown(width)[int(view.columns.name[at])]
+    return title(view.name(at))
+
+
+def kernel_labels(sums: LaunchSums) -> dict[str, str]:
+    """Return the labels of all kernels that were launched or waited for, by mangled name."""
+    launched = {group.mangled for group in sums.groups if group.mangled is not None}
+    waited = (dict(key).get("mangled") for group in sums.groups for key in group.waited)
+    found = names.labels(sorted(launched.union(name for name in waited if name is not None)))
+    return {mangled: label or "?" for mangled, label in found.items()}
+
+
+def group_titles(sums: LaunchSums, width: int) -> list[str]:
+    """Return the titles of all groups in at most `width` columns. Different kernels have different ones."""
+    labels, groups = kernel_labels(sums), sums.groups
+    titles = [
+        group.node + labels[group.mangled] if group.mangled is not None else group.title for group in groups
+    ]
+    shown = fitted(titles, width)
+    return [shown[text] for text in titles]
 
 
 def at_least(ns: int | None, error: int | None, text: Callable[[int | None], str] = us) -> str:
@@ -87,18 +115,18 @@ def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None 
     titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
     lines = [f"{'':23}{'latency, us':>24}{'parts, mean us':>25}"]
     lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
-    for group in sums.groups:
+    for group, name in zip(sums.groups, group_titles(sums, width), strict=True):
         place = f" {group.stream:<7}" if by_stream else ""
         cells = list(_group_cells(group).values())
-        lines.append(f"{table.fit(group.title, width):<{width}}{place}{len(group):>7}" + _cells(cells))
+        lines.append(f"{name:<{width}}{place}{len(group):>7}" + _cells(cells))
     return lines
 
 
 def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> list[str]:
     """Return the same for several processes or GPUs; their columns leave less room."""
     rows = []
-    for group in sums.groups:
-        row = owners.cells(group) | {"KERNEL": table.fit(group.title, 20)}
+    for group, name in zip(sums.groups, group_titles(sums, 20), strict=True):
+        row = owners.cells(group) | {"KERNEL": name}
         row |= {"STREAM": group.stream or "-"} if by_stream else {}
         rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))
     drop = (
@@ -134,20 +162,27 @@ def stream_name(label: str) -> str:
 
 def wait_lines(sums: LaunchSums, owners: OwnerColumns | None = None) -> Iterator[str]:
     """Yield what each kernel waited for most; of several processes only the longest waits."""
-    said = [(group, *waited) for group in sums.groups for waited in group.waited_for()[:2]]
+    said = [
+        (name, group, *waited)
+        for group, name in zip(sums.groups, group_titles(sums, NAME), strict=True)
+        for waited in group.waited_for()[:2]
+    ]
+    labels = kernel_labels(sums)
+    shown = fitted(labels.values(), NAME)
     most = len(said)
     if owners is not None and owners.processes:
         most = MOST_WAITS
         said.sort(key=lambda one: -one[-1])
-    for group, waited, count, total in said[:most]:
+    for name, group, waited, count, total in said[:most]:
         how = " through an event" if waited["kind"] == "event" else ""
         what = waited.get("of", waited["kind"])
-        behind = f"{title(waited['name'])}{' copies' if what == 'copy' else ''}"
+        before = shown[labels[waited["mangled"]]] if "mangled" in waited else title(waited["name"])
+        behind = f"{before}{' copies' if what == 'copy' else ''}"
         where = [stream_name(group.stream)] if group.stream else []
         if owners is not None and "kernel" in group.fields:
             where += [f"pid {group.pid}"] if owners.processes else []
             where += [f"GPU {group.gpu}"] if owners.gpus else []
-        who = table.fit(group.title, NAME) + (f" ({', '.join(where)})" if where else "")
+        who = name + (f" ({', '.join(where)})" if where else "")
         sentence = f"{who}: {count:,} of {len(group):,} waited behind {behind}{how}, {with_unit(total // count)} on average"
         yield from table.wrap(sentence, indent=2)
 
@@ -185,7 +220,7 @@ def launch_line(view: LaunchView, at: int, owners: OwnerColumns) -> str:
     cells += [us(known(getattr(waits, what)[at])) for what in parts]
     cells.append("runs" if view.columns.running[at] else us(known(waits.exec[at])))
     when = f"{(int(view.ops.call[at]) - view.columns.origin) / 1000:.1f}"
-    label = table.fit(view.labels[int(view.columns.name[at])], width)
+    label = view.shown(width)[int(view.columns.name[at])]
     owner = view.owner(at)
     who = (
         f"{owner.pid:>7} {table.fit(owner.comm, 8):<8}"
@@ -238,19 +273,17 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
         return "-" if ns is None else f"{(ns - origin) / 1000:.2f}"
 
     length = us(end - begin) if begin is not None and end is not None else "-"
-    text = {"kernel": view.labels[int(view.columns.name[at])] if op == "kernel" else ""}.get(op) or view.name(
-        at
-    )
-    if op in TITLES:
-        text = f"{TITLES[op]} {int(view.columns.bytes[at]):,} bytes"
-    if op == "kernel" and ops.node[at] >= 0:
-        text += f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})"
-    waited = view.waited_for(at)
-    if waited and view.waits.wait[at] > 0:
-        text += f", after {title(waited['name'])}"
-    if begin is None:
-        text += f", called T+{when(int(ops.call[at]))}"
-    return table.fit_end(f"{when(begin):>12} {when(end):>12} {length:>9}  ", text)
+    start = f"{when(begin):>12} {when(end):>12} {length:>9}  "
+    text = f"{TITLES[op]} {int(view.columns.bytes[at]):,} bytes" if op in TITLES else view.name(at)
+    node = f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})" if ops.node[at] >= 0 else ""
+    before = int(view.waits.waited_for[at]) if view.waits.wait[at] > 0 else -1
+    called = f", called T+{when(int(ops.call[at]))}" if begin is None else ""
+    for width in (NAME, SHORT_NAME):
+        text = title_of(view, at, width) + node if op == "kernel" else text
+        after = f", after {title_of(view, before, width)}" if before >= 0 else ""
+        if len(start + text + after + called) <= table.WIDTH:
+            break
+    return table.fit_end(start, text + after + called)
 
 
 def graph_hint(sums: LaunchSums) -> list[str]:
@@ -278,15 +311,16 @@ def slow_stories(
         stream = view.streams[int(view.ops.queue[at])]
         yield ""
         yield (
-            f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title(view.labels[int(columns.name[at])])}: "
+            f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title_of(view, at)}: "
             f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
         who = owners.name(view.owner(at)) if owners.several else table.fit(process.comm, table.COMM)
         yield from table.wrap(f"thread {int(columns.tid[at])} of {who}, {stream_name(stream)}", indent=2)
         parts = [f"{with_unit(known(waits.api[at]))} in the call"]
         if waits.wait[at] > 0:
-            waited = view.waited_for(at) or {"name": "earlier work"}
-            parts.append(f"{with_unit(int(waits.wait[at]))} behind {title(waited['name'])}")
+            before = int(waits.waited_for[at])
+            behind = title_of(view, before) if before >= 0 else "earlier work"
+            parts.append(f"{with_unit(int(waits.wait[at]))} behind {behind}")
         elif waits.wait[at] == NONE:
             parts.append("an unknown wait")
         if waits.overhead[at] != NONE:

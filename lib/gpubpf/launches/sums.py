@@ -98,7 +98,8 @@ class LaunchGroup:
 
     fields   the first fields of its record
     title    the kernel, with the graph and node
-    waited   by what the launches waited for: how often, and how long in total (ns)
+    node     the graph and node in the title
+    waited   by what the launches waited for: how often, and how long in total (ns). Kernels also have their mangled name
     """
 
     fields: dict[str, Any]
@@ -114,6 +115,7 @@ class LaunchGroup:
     unknown: int = 0
     methods: Counter[str] = field(default_factory=Counter)
     waited: dict[tuple[tuple[str, str], ...], list[int]] = field(default_factory=dict)
+    node: str = ""
 
     def __len__(self) -> int:
         return self.count
@@ -139,11 +141,18 @@ class LaunchGroup:
                 self.methods[name] += int((columns.method[at] == n).sum())
         for place in at[waits.waited_for[at] >= 0].tolist():
             key = tuple((view.waited_for(place) or {}).items())
+            if (mangled := view.kernel_waited_for(place)) is not None:
+                key += (("mangled", mangled),)
             if key not in self.waited and len(self.waited) >= MOST_WAITED:
                 key = (("kind", "api"), ("name", "other work"))
             entry = self.waited.setdefault(key, [0, 0])
             entry[0] += 1
             entry[1] += max(int(waits.wait[place]), 0)
+
+    @property
+    def mangled(self) -> str | None:
+        """The mangled name of the kernel; None for a graph."""
+        return self.fields.get("mangled")
 
     def waited_for(self) -> list[tuple[dict[str, str], int, int]]:
         """Return what the launches waited for, how often, and how long in total (ns); the longest wait first."""
@@ -264,7 +273,7 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
     columns, name = view.columns, int(view.columns.name[at])
     is_graph = view.ops.kind[at] == Kind.GRAPH
     fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(at)}
-    title = f"graph {int(view.ops.graph[at]) + 1}"
+    title, node = f"graph {int(view.ops.graph[at]) + 1}", ""
     graph = None
     if view.ops.graph[at] >= 0:
         graph = {"exec": f"0x{int(columns.exec[at]):x}"} | (
@@ -272,14 +281,14 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
         )
     if not is_graph:
         fields |= {"kernel": view.short[name], "demangled": view.full[name], "mangled": columns.names[name]}
-        title = view.labels[name]
         if "graph" in by and graph:
-            title = f"{int(view.ops.graph[at]) + 1}.{graph['node']} {title}"
+            node = f"{int(view.ops.graph[at]) + 1}.{graph['node']} "
+        title = node + view.labels[name]
     stream = view.streams[int(view.ops.queue[at])] if "queue" in by else None
     handle = f"0x{int(columns.stream[at]):x}"
     process = columns.processes[int(columns.process[at])]
     return LaunchGroup(
-        fields, title, process.number or process.pid, int(columns.gpu[at]), stream, handle, graph
+        fields, title, process.number or process.pid, int(columns.gpu[at]), stream, handle, graph, node=node
     )
 
 
@@ -308,9 +317,15 @@ def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) ->
         fields[f"{what}_ns"] = tally.distribution()
     fields |= {"clock_error_ns": group.clock_error, "unknown": group.unknown}
     fields["methods"] = {name: group.methods[name] for name in METHODS if name and group.methods[name]}
+    waits: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for waited, count, total in group.waited_for():
+        entry = waits.setdefault(tuple((k, v) for k, v in waited.items() if k != "mangled"), [0, 0])
+        entry[0] += count
+        entry[1] += total
     fields["waited_for"] = [
-        dict(waited) | {"count": count, "wait_ns": total} for waited, count, total in group.waited_for()
+        dict(waited) | {"count": count, "wait_ns": total} for waited, (count, total) in waits.items()
     ]
+    fields["waited_for"].sort(key=lambda one: -one["wait_ns"])
     return fields
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,8 @@ class AccessPrinter:
         self._owners = OwnerColumns() if owners is None else owners
         self._began = False
         self._header = ""
-        self._labels: dict[KernelShape, tuple[str, list[bytes]]] = {}  # kernel name; index of each thread
+        self._kernels = names.Labels(ascii=True)
+        self._threads: dict[KernelShape, list[bytes]] = {}  # index of each thread
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
@@ -102,12 +103,9 @@ class AccessPrinter:
         if header != self._header:  # print it again when columns were added
             self._out.write(header)
         self._header = header
-        if place not in self._labels:
-            name = names.demangle(place.mangled).short
-            name = name if len(name) <= -widths.get("KERNEL", -10) else name.rsplit("::", 1)[-1]
-            threads = [shape.thread_index(number).encode() for number in range(shape.block_size)]
-            self._labels[place] = name, threads
-        kernel, threads = self._labels[place]
+        if place not in self._threads:
+            self._threads[place] = [shape.thread_index(number).encode() for number in range(shape.block_size)]
+        threads = self._threads[place]
         for at in range(0, len(accesses), CHUNK):
             one = slice(at, at + CHUNK)
             block, own = quotient_and_remainder(accesses.thread[one], shape.block_size)
@@ -126,8 +124,11 @@ class AccessPrinter:
                 unknown = Words([b"?"], np.zeros(len(own), np.intp))
                 before.insert(0, (unknown if times is None else times[one], 16))
             named = {
-                "KERNEL": ((kernel,), np.zeros(len(own), np.intp)),
-                "WHERE": (where.texts, where.codes(accesses.site[one])),
+                "KERNEL": (
+                    lambda width: [self._kernels.label(place.mangled, width).encode()],
+                    np.zeros(len(own), np.intp),
+                ),
+                "WHERE": (lambda width: _cut(where.texts, width), where.codes(accesses.site[one])),
             }
             made = _lines(before, columns, named, widths)
             if (too_long := made.index(b"\n") + 1 - len(header)) > 0:  # numbers are wider than their columns
@@ -160,14 +161,13 @@ def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
 def _lines(
     before: Sequence[tuple[bulk_text.Column, int]],
     columns: dict[str, bulk_text.Column],
-    named: Mapping[str, tuple[Sequence[str], Array]],
+    named: Mapping[str, tuple[Callable[[int], Sequence[bytes]], Array]],
     widths: dict[str, int],
 ) -> bytes:
-    """Return lines: the columns `before`, and those in `widths`. `named`: columns whose texts are cut to their width."""
+    """Return lines: the columns `before`, and those in `widths`. `named`: columns whose texts depend on their width."""
     for name in named.keys() & widths.keys():
         texts, codes = named[name]
-        cut = _cut_beginning if name == "WHERE" else table.fit
-        columns[name] = Words([cut(text, -widths[name]).encode("ascii", "replace") for text in texts], codes)
+        columns[name] = Words(texts(-widths[name]), codes)
     return bulk_text.aligned([*before, *((columns[name], width) for name, width in widths.items())])
 
 
@@ -204,7 +204,8 @@ def _encoded(texts: Iterable[str]) -> Sequence[bytes]:
     return [text.encode() for text in texts]
 
 
-def _cut_beginning(text: str, width: int) -> str:
-    """Cut a label at its beginning: the end of the file name and the line number say more."""
-    text = text.replace("PTX line ", "PTX:")
-    return text if len(text) <= width else ".." + text[-(width - 2) :]
+def _cut(texts: Iterable[str], width: int) -> list[bytes]:
+    """Cut labels at their beginning: the end of the file name and the line number say more."""
+    texts = (text.replace("PTX line ", "PTX:") for text in texts)
+    cut = (text if len(text) <= width else ".." + text[-(width - 2) :] for text in texts)
+    return [text.encode("ascii", "replace") for text in cut]

@@ -238,12 +238,12 @@ def footprint_lines(
         return
     owners = (owners or OwnerColumns()).see(report.footprints)
     requested = requested_sectors(kernels)
-    labels = names.labels(one.mangled for one in report.footprints)
+    labels = names.labels((one.mangled for one in report.footprints), 34)
     rows = []
     for one in report.footprints:
         asked = requested.get((one.pid, one.gpu, one.mangled))
         times = reuse_of(one, asked)
-        row = owners.cells(one) | {"KERNEL": table.fit(labels[one.mangled] or "(unknown)", 34)}
+        row = owners.cells(one) | {"KERNEL": labels[one.mangled] or "(unknown)"}
         row |= {"BYTES": _number(one.bytes), "SECTORS": _number(one.sectors), "REQUESTED": _number(asked)}
         rows.append(row | {"REUSE": "?" if times is None else f"{times:.2f}"})
     yield f"footprint: memory that each kernel touched in all its launches, {SECTOR}-byte sectors"

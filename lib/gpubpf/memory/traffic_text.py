@@ -17,6 +17,7 @@ from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
+TITLE = 46  # characters of a kernel's name in a title
 MOST_ROWS = 24  # rows of a kernel's table; with -v all are shown
 HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
@@ -115,7 +116,9 @@ def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool
 
     Without `verbose`, several processes get sections only for the kernels that waste the most.
     """
-    labels = names.labels(kernel.mangled for kernel in kernels)
+    mangled = [kernel.mangled for kernel in kernels]
+    labels = names.labels(mangled)
+    titles = names.labels(mangled, None if verbose else TITLE, full=verbose)
     owners.see(kernels)
     shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
     if owners.several and len(kernels) > 1:
@@ -126,7 +129,7 @@ def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool
             yield f"details of the {len(shown)} kernels that waste the most; -v shows all"
         yield ""
     for kernel in shown:
-        yield from lines(kernel, kernel.demangled if verbose else labels[kernel.mangled], verbose, owners)
+        yield from lines(kernel, titles[kernel.mangled], verbose, owners)
 
 
 def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owners: OwnerColumns) -> list[str]:
@@ -152,7 +155,7 @@ def lines(
     owners = owners or OwnerColumns()
     rows = group_sites(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
-    yield f"{title if verbose else table.fit(title, 46)}: memory traffic"
+    yield f"{title if verbose else table.fit(title, TITLE)}: memory traffic"
     for sentence in (f"{owners.name(kernel)}, {_counts(kernel, rows)}", *findings(kernel, rows)):
         yield from table.wrap(sentence, indent=2)
     yield ""

@@ -182,7 +182,7 @@ def _named(text: str) -> _Name:
 
 @functools.lru_cache(maxsize=65536)
 def _parsed(full: str) -> _Name:
-    texts, arguments = [""], []
+    texts, arguments = [""], list[tuple[str, ...]]()
     start = position = 0  # start: of the name
     while position < len(full):
         character, name = full[position], texts[-1]

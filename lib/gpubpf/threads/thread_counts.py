@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 NO_THREAD = "no thread of this grid matches --block and --thread"
+TITLE = 46  # characters of a kernel's name in a title
 SCREEN = 32  # more threads than this are shown as a histogram
 
 
@@ -98,7 +99,9 @@ def lines(
 
     Several processes or GPUs first have a table of all kernels, and then sections of only the busiest. `what`: the unit of work.
     """
-    labels = names.labels(counts.instance.mangled for counts in kernels)
+    mangled = [counts.instance.mangled for counts in kernels]
+    labels = names.labels(mangled)
+    titles = names.labels(mangled, None if verbose else TITLE, full=verbose)
     owners.see(kernels)
     shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
     if owners.several and len(kernels) > 1:
@@ -109,7 +112,7 @@ def lines(
             yield f"details of the {len(shown)} with the most {what}; -v shows all"
         yield ""
     for counts in shown:
-        yield from _section(counts, labels[counts.instance.mangled], what, by, top, owners, verbose)
+        yield from _section(counts, titles[counts.instance.mangled], what, by, top, owners, verbose)
 
 
 def _overview(
@@ -138,13 +141,13 @@ def _mean(number: float) -> str:
 
 
 def _section(
-    counts: ThreadCounts, label: str, what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
+    counts: ThreadCounts, title: str, what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
     instance, shape = counts.instance, counts.shape
     threads, groups = counts.grouped("thread"), counts.grouped(by)
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
     selected = "selected " if counts.selected is not None else ""
-    yield f"{instance.demangled if verbose else table.fit(label, 46)}: {what} per {by}"
+    yield f"{title}: {what} per {by}"
     if counts.no_thread:
         yield from table.wrap(f"grid {grid}, block {block_dim}; {owners.name(instance)}", indent=2)
         yield from (f"  {NO_THREAD}", "")

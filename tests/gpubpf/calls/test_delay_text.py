@@ -9,6 +9,7 @@ import pytest
 
 from gpubpf.calls import delay_text, delays, statistics_text, summary_text
 from gpubpf.calls.statistics import CallStatistics, Durations
+from gpubpf.names import demangle
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -20,6 +21,13 @@ def test_names_with_escapes_and_long_ones_keep_tables_straight(several: bool) ->
     lines = list(statistics_text.kernel_table(rows, OwnerColumns(several)))[1:]
     assert "\\x1b[31m\\x07\\nred" in lines[2] and "\033" not in "".join(lines)
     assert len(set(map(len, lines))) == 1 and len(lines[0]) <= 80
+
+
+def test_the_table_of_kernels_tells_those_that_share_a_name_apart() -> None:
+    found = [demangle(f"_Z4gemmILi{n}EfEvPT0_{'i' * 60}") for n in (64, 128)]
+    rows = [CallStatistics(7, "app", name.short, name, times=Durations(3, 3000, 2000)) for name in found]
+    lines = list(statistics_text.kernel_table(rows, OwnerColumns()))[2:]
+    assert [line.split("  ")[0] for line in lines] == ["gemm<64, float>", "gemm<128, float>"]
 
 
 def summary(**changed: Any) -> dict[str, Any]:

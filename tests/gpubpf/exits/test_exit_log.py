@@ -194,6 +194,16 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
         assert len({len(line) for line in lines[1:]}) == 1 and len(lines[0]) <= 80
 
 
+def test_lines_tell_kernels_that_share_a_name_apart(tmp_path: Any) -> None:
+    out = cli.Output(str(tmp_path / "out"))
+    write = exit_log.ExitPrinter(out, "text")
+    for name in ("_Z4twinILi3EiEvPT0_", "_Z4twinILi4EiEvPT0_"):
+        records = ring(5, np.array([0]), np.array([7])).records
+        write(KernelShape(PID, "app", 0, name, (2, 1, 1), (64, 1, 1)), records, np.array([7]))
+    shown = [line.split(maxsplit=7)[7] for line in (tmp_path / "out").read_text().splitlines()[1:]]
+    assert shown == ["twin", "void twin<4, int>(int*)"]
+
+
 def test_names_of_exits() -> None:
     sites = {1: Site(1, "k", 40), 2: Site(2, "k", 50, "/home/me/scale.cu", 17)}
     source = site_names(sites)

@@ -283,6 +283,32 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     assert max(map(len, latency_text.histogram(sums))) <= 80
 
 
+def test_kernels_that_share_a_name_are_told_apart_everywhere() -> None:
+    log, device = two_kernels()
+    twins = {0: "_Z4gemmILi64EfLb1EEvPT0_", 1: "_Z4gemmILi128EfLb1EEvPT0_"}
+    launches = Launches(SLOTS)
+    launches.log(LoggedProcess(PID, "app", True, twins, number=PID), log.array())
+    launches.reading(process(), device.starts, device.ends, 10**12, True)
+    view = latency.LaunchView(launches.columns())
+    both, sums = np.arange(2), summed(view)
+    rows = latency_text.kernel_table(sums, False)[2:]
+    assert [row.split()[0] for row in rows] == ["gemm<128>", "gemm<64>"]
+    assert [row.split()[0] for row in latency_text.kernel_table(summed(view, "queue"), True)[2:]] == [
+        "gem...8>",
+        "gemm<64>",
+    ]
+    (waits,) = [" ".join(" ".join(latency_text.wait_lines(sums)).split())]
+    assert waits.startswith(
+        "void gemm<128, float, true>(float*): 1 of 1 waited behind void gemm<64, float, true>(float*),"
+    )
+    lines = [latency_text.launch_line(view, at, OwnerColumns()) for at in both.tolist()]
+    assert [line.split()[2] for line in lines] == ["gemm<64>", "gemm<128>"]
+    timeline = "\n".join(latency_text.timeline_lines(view, both))
+    assert "gemm<128>, after gemm<64>" in timeline
+    slow = " ".join("\n".join(latency_text.slow_stories(view, both, both, 1, OwnerColumns())).split())
+    assert "behind void gemm<64, float, true>(float*)" in slow
+
+
 def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
     launches = Launches(SLOTS)
     for pid, gpu in ((7, 0), (4194304, 1), (4194303, 0)):

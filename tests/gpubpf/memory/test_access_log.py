@@ -222,6 +222,18 @@ def test_a_wide_terminal_shows_whole_places(tmp_path: Path) -> None:
     assert max(map(len, lines[80])) <= 80 < max(map(len, lines[120])) <= 120
 
 
+def test_lines_tell_kernels_that_share_a_name_apart(tmp_path: Path) -> None:
+    found = AccessLog(False, False, [AccessPrinter(cli.Output(str(tmp_path / "out")), "text")])
+    for process, kernel in enumerate(
+        ("_Z4twinILi64EiEvPT0_", "_Z4twinILi128EiEvPT0_", "_Z4twinILi64EfEvPT0_")
+    ):
+        launches = dataclasses.replace(log(5, process=process), names={0: kernel})
+        found.take(session(ring(some(5, [0]), process)), [launches])
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line[7:17].rstrip() for line in lines[1:]] == ["twin", "twin<128>", "twin...at>"]
+
+
 @pytest.mark.parametrize("form", ["json", "csv", "text"])
 @pytest.mark.parametrize("timed", [False, True])
 def test_lines(form: str, timed: bool, tmp_path: Path) -> None:

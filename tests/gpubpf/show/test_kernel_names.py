@@ -42,7 +42,9 @@ def test_a_name_that_fits_stays_as_it_is() -> None:
 
 
 def test_a_return_type_that_depends_on_an_argument() -> None:
-    assert shown(["std::enable_if<((sizeof (int))>(2)), void>::type a::v1::gt<int>(int*)"], 12) == ["a::v1::gt"]
+    assert shown(["std::enable_if<((sizeof (int))>(2)), void>::type a::v1::gt<int>(int*)"], 12) == [
+        "a::v1::gt"
+    ]
 
 
 def test_lambda_functions_keep_where_they_are() -> None:
