@@ -196,12 +196,13 @@ def measure(
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.launches import latency, latency_text
     from gpubpf.launches.launches import Launches
+    from gpubpf.launches.overlap import Overlap
     from gpubpf.launches.sums import LaunchLosses, LaunchSums
     from gpubpf.show.owner_columns import OwnerColumns
 
     launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
     by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-    sums, losses = LaunchSums(by, bool(args.graphs)), LaunchLosses()
+    sums, losses, overlap = LaunchSums(by, bool(args.graphs)), LaunchLosses(), Overlap()
     owners = OwnerColumns(session.several)
 
     def look(last: bool) -> None:
@@ -217,6 +218,7 @@ def measure(
             latency.write_trace(view, trace, new)
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
+        overlap.add(view, new)
         launches.forget()
 
     def take() -> None:
@@ -239,7 +241,7 @@ def measure(
         cli.note(TOOL, f"{missing:,} times off the CPU of launching threads are unknown")
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
-    show_summary(session, losses.fields(launches.lost), args, results)
+    show_summary(session, losses.fields(launches.lost), overlap.records(), args, results)
 
 
 def show_each(
@@ -291,16 +293,21 @@ def show_sums(
 
 
 def show_summary(
-    session: Session, losses: dict[str, Any], args: argparse.Namespace, results: cli.ResultWriter
+    session: Session,
+    losses: dict[str, Any],
+    copy_overlap: list[dict[str, Any]],
+    args: argparse.Namespace,
+    results: cli.ResultWriter,
 ) -> None:
     """Print the summary. `losses` counts each lost launch; the session only knows an upper bound."""
-    from gpubpf.launches import latency_text
+    from gpubpf.launches import latency_text, overlap
 
     summary = session.summary()
     summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
-    lines = [*cli.summary_lines(summary | losses | {"lost": 0}), *latency_text.loss_lines(losses)]
+    lines = [*overlap.lines(copy_overlap), *cli.summary_lines(summary | losses | {"lost": 0})]
+    lines += latency_text.loss_lines(losses)
     lines += cli.host_program_lines(summary) if args.verbose else []
-    results.end(summary | losses, lines)
+    results.end(summary | losses | {"copy_overlap": copy_overlap}, lines)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,17 @@ int main(int, char **argv) {
         CHECK(cudaDeviceSynchronize());
         execl("/proc/self/exe", argv[0], "uneven", nullptr);
     }
+    if (!strcmp(mode, "overlap")) {  // 1 ms of a kernel beside 2 ms of a copy
+        const size_t bytes = 20000000;
+        cudaStream_t one, other;
+        void *from, *to;
+        CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+        CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+        CHECK(cudaMallocHost(&from, bytes));
+        CHECK(cudaMalloc(&to, bytes));
+        nap<<<1, 1, 0, one>>>(1000000);
+        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, other));
+    }
     if (!strcmp(mode, "fault")) {
         nap<<<1, 1>>>(10);
         dies<<<1, 1>>>((int *)8);
@@ -249,6 +260,37 @@ def test_whatever_a_launch_waits_for_is_found(app, seed):
     for launch in launches:
         assert launch["overhead_ns"] == 0, launch
         assert (launch["waited_for"] is None) == (launch["wait_ns"] == 0)
+
+
+def test_copies_beside_kernels(app):
+    _, records = trace([app, "overlap"], "-v")
+    (launch,), (overlap,) = of(records, "launch"), records[-1]["copy_overlap"]
+    counts = {"gpu": 0, "copies": 1, "copies_untimed": 0, "kernels_untimed": 0}
+    assert overlap == counts | {"copy_ns": 2_000_000, "overlap_ns": launch["exec_ns"]}
+    done = subprocess.run(
+        [*TOOL, "--", app, "overlap"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDASIM_CLOCK": "virtual"},
+    )
+    assert "\ncopies: 2.00 ms; kernels ran for 50 % of it (1.00 ms)\n" in done.stdout
+
+
+@pytest.mark.parametrize("clock", ["virtual", "real"])
+def test_the_overlap_of_several_streams_is_that_of_the_timeline(clock, tmp_path):
+    """4 streams with a copy each, and one more; 100 launches in each keep streams busy at the same time."""
+    program = gpubpf_cuda.build(REPOSITORY / "examples/streams.cu", tmp_path / "streams")
+    _, records = trace([str(program), "4", "100"], "--timeline", clock=clock)
+    times = {"h2d": [], "d2h": [], "kernel": []}
+    for op in of(records, "op"):
+        if op["op"] in times:
+            times[op["op"]].append((op["t_ns"], op["t_ns"] + op["dur_ns"]))
+    (overlap,) = records[-1]["copy_overlap"]
+    assert (overlap["copies"], overlap["copies_untimed"], overlap["kernels_untimed"]) == (5, 0, 0)
+    copies, kernels = (
+        {ns for begin, end in some for ns in range(begin, end)} for some in (times["d2h"], times["kernel"])
+    )
+    assert (overlap["copy_ns"], overlap["overlap_ns"]) == (len(copies), len(copies & kernels))
 
 
 def test_first_thread_to_last_thread(app):

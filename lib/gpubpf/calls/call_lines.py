@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.records import HEX, SHAPES, map_distinct
 from gpubpf.show import cli, table
-from gpubpf.show.table import us
+from gpubpf.show.table import us, with_unit
 
 if TYPE_CHECKING:
     from gpubpf.calls.records import CallGroup
@@ -119,7 +119,7 @@ def dispatch_line(record: Mapping[str, Any], columns: CallColumns) -> str:
     gpu, kernel = f"GPU {record['gpu']}:", cli.printable(record["kernel"])
     text = f"{gpu} {kernel}<<<{dimensions(record['grid'])}, {dimensions(record['block_dim'])}>>>"
     if "latency_ns" in record:
-        text += f" {us(record['latency_ns'])} us after its call"
+        text += f" {with_unit(record['latency_ns'])} after its call"
     when = columns.when(record["ts_ns"])
     who = columns.who(record["pid"], record["comm"], record.get("tid", "-"))
     start = f"{when} {who} {us(record['exec_ns']):>7} {'-':>7}  "

@@ -68,8 +68,9 @@ class CallOutput:
         self.owners.see(Owner(pid, self._comm(pid), 0) for pid in pids)
 
     def call_records(self, events: Any) -> list[dict[str, Any]]:
-        """Return the record "call" of each event."""
-        return records.call_records(events, self._api, self.name_of)
+        """Return the record "call" of each event. For text, kernels have their labels."""
+        name_of = self.name_of if self._args.json or self._args.csv else self._label_of
+        return records.call_records(events, self._api, name_of)
 
     def texts(self, events: Any) -> list[str]:
         """Return a description of each event."""

@@ -311,7 +311,7 @@ def slow_stories(
         stream = view.streams[int(view.ops.queue[at])]
         yield ""
         yield (
-            f"T+{(int(view.ops.call[at]) - columns.origin) / 1000:.1f} us  {title_of(view, at)}: "
+            f"T+{table.moment(int(view.ops.call[at]) - columns.origin)}  {title_of(view, at)}: "
             f"{at_least(int(waits.latency[at]), known(columns.start_error[at]), with_unit)}"
         )
         who = owners.name(view.owner(at)) if owners.several else table.fit(process.comm, table.COMM)

@@ -37,7 +37,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 def host_program_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return a line for each eBPF program in the Linux kernel: how often it ran, and how long a run took."""
     return [
-        f"host program {name}: {table.count(cost['runs'], 'run')} in the Linux kernel, {cost['mean_ns']:,} ns each"
+        f"host program {name}: {table.count(cost['runs'], 'run')} in the Linux kernel, {table.duration(cost['mean_ns'])} each"
         for name, cost in summary.get("host_programs", {}).items()
     ]
 

@@ -174,6 +174,14 @@ def duration(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def moment(ns: int) -> str:
+    """Return a point in time, exact to 0.1 us: ``605.0 us``, ``310.2833 ms``."""
+    for unit, size, digits in (("s", 10**9, 7), ("ms", 10**6, 4)):
+        if abs(ns) >= size:
+            return f"{ns / size:.{digits}f} {unit}"
+    return f"{ns / 1000:z.1f} us"
+
+
 def us(ns: int | None) -> str:
     """Return a time in us, from 1 s on in seconds: at most seven characters."""
     if ns is None:

@@ -1,0 +1,107 @@
+"""How long copies and kernels ran at once, against a count of nanoseconds."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf.agent.definitions import Kind
+from gpubpf.launches import overlap
+from gpubpf.launches.dependencies import NONE
+from gpubpf.launches.overlap import Overlap
+from gpubpf_text import seeds
+
+UNKNOWN = (NONE, NONE)
+
+
+def view(*operations: tuple[int, Kind, tuple[int, int]], process: int = 0) -> Any:
+    """Operations: GPU, kind, (start, end)."""
+    gpus, kinds, times = zip(*operations, strict=True)
+    spans = np.array(times, np.int64)
+    columns = SimpleNamespace(
+        process=np.full(len(gpus), process), gpu=np.array(gpus),
+        processes=[SimpleNamespace(pid=70 + n, number=n + 1) for n in range(process + 1)],
+    )  # fmt: skip
+    return SimpleNamespace(
+        columns=columns, ops=SimpleNamespace(kind=np.array(kinds), start=spans[:, 0], end=spans[:, 1])
+    )
+
+
+def of(*views: Any) -> list[dict[str, Any]]:
+    found = Overlap()
+    for one in views:
+        found.add(one, np.arange(len(one.ops.kind)))
+    return found.records()
+
+
+def said(*views: Any) -> str:
+    return "\n".join(overlap.lines(of(*views)))
+
+
+def test_a_copy_beside_a_kernel() -> None:
+    both = view((0, Kind.KERNEL, (1000, 5000)), (0, Kind.H2D, (4000, 8000)), (0, Kind.MEMSET, (0, 9000)))
+    assert of(both) == [
+        {
+            "gpu": 0,
+            "copies": 1,
+            "copies_untimed": 0,
+            "kernels_untimed": 0,
+            "copy_ns": 4000,
+            "overlap_ns": 1000,
+        }
+    ]
+    assert said(both) == "copies: 4.00 us; kernels ran for 25 % of it (1.00 us)"
+
+
+def test_what_is_not_known_is_null() -> None:
+    kernel, copy = (0, Kind.KERNEL, (0, 10)), (0, Kind.D2H, (5, 15))
+    ((no_copy,), (no_kernel,)) = (
+        of(view(kernel, (0, Kind.H2D, UNKNOWN))),
+        of(view(copy, (0, Kind.KERNEL, UNKNOWN))),
+    )
+    assert (no_copy["copy_ns"], no_copy["overlap_ns"], no_copy["copies_untimed"]) == (None, None, 1)
+    assert (no_kernel["copy_ns"], no_kernel["overlap_ns"], no_kernel["kernels_untimed"]) == (10, None, 1)
+    assert (
+        said(view(copy, (0, Kind.KERNEL, UNKNOWN)))
+        == "copies: overlap with kernels unknown; not timed: 1 kernel"
+    )
+    some = view(kernel, copy, (0, Kind.H2D, UNKNOWN), (0, Kind.H2D, UNKNOWN))
+    assert said(some) == "copies: 10 ns; kernels ran for 50 % of it (5 ns); not timed: 2 copies"
+    assert of(view(kernel)) == [] and of(view((0, Kind.H2H, (0, 10)))) == []
+    assert of(view(copy))[0]["overlap_ns"] == 0
+
+
+def test_each_gpu_and_process_has_its_own() -> None:
+    one = view((0, Kind.KERNEL, (0, 10)), (1, Kind.H2D, (0, 10)), (1, Kind.KERNEL, (8, 20)))
+    other = view((1, Kind.H2D, (100, 110)), (0, Kind.D2D, (5, 6)), process=1)
+    assert [(r["gpu"], r["copies"], r["copy_ns"], r["overlap_ns"]) for r in of(one, other)] == [
+        (0, 1, 1, 0),
+        (1, 2, 20, 2),
+    ]
+    assert said(one, other).splitlines()[1] == "copies on GPU 1: 20 ns; kernels ran for 10 % of it (2 ns)"
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_it_is_what_counting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    if in_order := rng.random() < 0.5:  # the older half is added up when there are many
+        monkeypatch.setattr(overlap, "MOST", 8)
+    parts, busy, at = [], {Kind.KERNEL: set[int](), Kind.H2D: set[int]()}, 0
+    for _ in range(rng.randrange(1, 8)):
+        part = []
+        for _ in range(rng.randrange(1, 20)):
+            start = at if in_order else rng.randrange(1000)
+            end = start + rng.choice((0, 1, 7, rng.randrange(100)))
+            at = end if rng.random() < 0.5 else start
+            kind = rng.choice((*busy,))
+            busy[kind] |= set(range(start, end))
+            part.append((0, kind, (start, end)))
+        parts.append(view(*part))
+        at = max(end for _, _, (_, end) in part)
+    copies, kernels = busy[Kind.H2D], busy[Kind.KERNEL]
+    for record in of(*parts):
+        assert (record["copy_ns"], record["overlap_ns"]) == (len(copies), len(copies & kernels))
