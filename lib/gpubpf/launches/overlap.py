@@ -110,8 +110,8 @@ def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         copied, both = record["copy_ns"], record["overlap_ns"]
         said = f"copies{where}: overlap with kernels unknown"
         if both is not None:
-            share = f"{100 * both / copied:.0f} %" if copied else "0 %"
-            said = f"copies{where}: {table.with_unit(copied)}; kernels ran for {share} of it ({table.with_unit(both)})"
+            share = f"kernels ran for {100 * both / max(copied, 1):.0f} % of it ({table.with_unit(both)})"
+            said = f"copies{where}: {table.with_unit(copied)}; {share if both else 'no kernel ran meanwhile'}"
         untimed = [
             f"{count:,} {one if count == 1 else many}"
             for one, many in (("copy", "copies"), ("kernel", "kernels"))

@@ -105,3 +105,7 @@ def test_it_is_what_counting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -
     copies, kernels = busy[Kind.H2D], busy[Kind.KERNEL]
     for record in of(*parts):
         assert (record["copy_ns"], record["overlap_ns"]) == (len(copies), len(copies & kernels))
+
+
+def test_a_copy_alone() -> None:
+    assert said(view((0, Kind.H2D, (0, 1500)))) == "copies: 1.50 us; no kernel ran meanwhile"
