@@ -150,6 +150,43 @@ def test_stray_store_names_address_thread_and_line(device: Device) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kernel", "where"), [("with_lines", "/home/me/a b.cu:8, PTX line 15"), ("without", " PTX line 22")]
+)
+def test_a_fault_names_the_source_line_of_its_function_only(kernel: str, where: str) -> None:
+    store = "  .reg .b64 %rd; ld.param.u64 %rd, [address];\n"
+    lines = Device(
+        HEAD
+        + """.file 1 "/home/me/other.cu"
+.file 2 "/home/me/a b.cu", 1700000000, 120
+.visible .entry with_lines(.param .u64 address) {
+  .reg .b32 %r;
+"""
+        + store
+        + """  .loc 1 3 0
+  mov.u32 %r, 1;
+  .loc\t2 7 5
+  .loc 2 8 9, function_name $L__info, inlined_at 2 20 3
+
+  /* no line */
+  st.global.u32 [%rd], %r;
+  .loc 2 9 1
+  ret;
+}
+.visible .entry without(.param .u64 address) {
+"""
+        + store
+        + """
+  st.global.u32 [%rd], 5;
+  ret;
+}
+"""
+    )
+    with pytest.raises(DeviceFault) as caught:
+        lines.launch(kernel, 1, 1, 0x1234560)
+    assert str(caught.value).endswith(where) and ("a b.cu" in str(caught.value)) == (kernel == "with_lines")
+
+
 def test_null_pointer(device: Device) -> None:
     with pytest.raises(DeviceFault) as caught:
         device.launch("load_generic", 1, 1, 0, 0)

@@ -160,6 +160,10 @@ def conversation_seeds() -> Iterable[bytes]:
         _step(Message.READY, frames[Message.READY]),
         _step(Message.REFUSED, frames[Message.NAME]),
         _step(Message.NO_ROOM, struct.pack("<IIQQ", 1, 32, 4, 2)),
+        _step(
+            Message.KERNEL_FAILED,
+            struct.pack("<4I5sI4s7IQ", 0, 700, 1, 5, b"name1", 4, b"a.cu", 8, *range(6), 64),
+        ),
         _step(Message.DRAINED, frames[Message.DRAINED]),
     ]
     place = [3, 0, 0, Place.HOST_RING, 1, 0, LEAST_CAPACITY, 16]

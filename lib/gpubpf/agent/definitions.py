@@ -26,7 +26,7 @@ from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STU
 from gpubpf.ptx.values import TABLE, LaunchBlock
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 11  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 12  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -101,6 +101,7 @@ class Message(IntEnum):
     FOUND = 14  # a module that was loaded before the agent; the tool answers with SIDECAR
     READY = 15  # the copies of a SIDECAR that answers FOUND, or of an AHEAD, are in each context that can have them
     NO_ROOM = 24  # a launch ran the original because no copy fits; once for each kernel
+    KERNEL_FAILED = 25  # a kernel ended with an error, so its context cannot be used; once for each context
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image

@@ -410,6 +410,38 @@ def no_room(payload: bytes) -> NoRoom:
     return NoRoom(slot, threads, needed, None if allowed == NO_RECORD else allowed)
 
 
+@dataclass(frozen=True)
+class KernelFault:
+    """A kernel ended with an error, and its context cannot be used any more.
+
+    gpu       ordinal
+    error     CUresult, such as 700
+    kernel    mangled name; None if only the error is known, as on a GPU. Then the fields below have no meaning
+    source    file and line, if the kernel has line information
+    block, thread   of the first thread that failed
+    address   of the access; None if it was not an access to memory
+    """
+
+    gpu: int
+    error: int
+    kernel: str | None = None
+    source: tuple[str, int] | None = None
+    block: tuple[int, int, int] = (0, 0, 0)
+    thread: tuple[int, int, int] = (0, 0, 0)
+    address: int | None = None
+
+
+def kernel_failed(payload: bytes) -> KernelFault:
+    """Decode KERNEL_FAILED."""
+    r = PayloadReader(payload)
+    gpu, error = r.u32(), r.u32()
+    if not r.u32():
+        return KernelFault(gpu, error)
+    kernel, file, line = r.text(), r.text(), r.u32()
+    source = (file, line) if file and line else None
+    return KernelFault(gpu, error, kernel, source, r.triple(), r.triple(), r.u64() or None)
+
+
 def snapshot(payload: bytes) -> Snapshot:
     """Decode SNAPSHOT. Checks that all maps lie in the file's `size` bytes, but not the file itself."""
     r = PayloadReader(payload)

@@ -6,8 +6,10 @@ further reasons, which `images` and `ptx` give where they refuse a kernel.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpubpf.agent.definitions import Reason
-from gpubpf.agent.protocol import REASON_NAMES, NoRoom
+from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
 
@@ -42,6 +44,59 @@ MISSED = (
     TOO_LATE,
     REACHED_LATE,
 )
+
+
+# Errors of kernels that end their context (CUresult, cuda.h).
+_FAULTS = {
+    214: "uncorrectable memory error",
+    700: "illegal address",
+    702: "launch timeout",
+    710: "assertion failed",
+    714: "hardware stack error",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "invalid address space",
+    718: "invalid program counter",
+    719: "launch failure",
+    721: "tensor memory leak",
+}
+
+
+def kernel_failed(label: str, fault: KernelFault) -> str:
+    """Return a notice about a kernel that ended with an error: which one, where and why, as far as that is known."""
+    from gpubpf import names
+
+    error = f"{_FAULTS.get(fault.error, 'error')} (CUDA error {fault.error})"
+    if fault.kernel is None:
+        return f"{label}: a kernel failed: {error}; the driver does not say which: run the program under compute-sanitizer"
+    where = f" at {_source(fault)}" if fault.source else ""
+    accessed = f", address {fault.address:#x}" if fault.address is not None else ""
+    block, thread = (f"({','.join(map(str, index))})" for index in (fault.block, fault.thread))
+    kernel = names.demangle(fault.kernel).full
+    return f"{label}: kernel {kernel} failed{where}: {error}{accessed}, block {block}, thread {thread}"
+
+
+def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
+    """Return an element of `device_faults` in the summary record. None stands for what is not known."""
+    from gpubpf import names
+
+    known = fault.kernel is not None
+    return {
+        "pid": pid,
+        "comm": comm,
+        "gpu": fault.gpu,
+        "error": fault.error,
+        "kernel": names.demangle(fault.kernel).short if fault.kernel is not None else None,
+        "source": _source(fault),
+        "block": fault.block if known else None,
+        "thread": fault.thread if known else None,
+        "address": f"{fault.address:#x}" if fault.address is not None else None,
+    }
+
+
+def _source(fault: KernelFault) -> str | None:
+    """Return file and line: ``scale.cu:17``."""
+    return f"{fault.source[0].rpartition('/')[2]}:{fault.source[1]}" if fault.source else None
 
 
 def no_room(mangled: str, lacking: NoRoom) -> str:

@@ -31,6 +31,7 @@ from gpubpf.agent.definitions import (
 )
 from gpubpf.errors import TOO_MANY_FILES, in_words
 from gpubpf.process import address_space
+from gpubpf.session import reasons
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Server:
             if not data:
                 return False
             frames = process.frames.feed(data, files)
-            done = 0
+            done, told = 0, len(process.faults)
             try:
                 for kind, payload, file in frames:
                     with self._measurement.lock:
@@ -271,6 +272,8 @@ class Server:
                 for _, _, file in frames[done:]:
                     if file is not None:
                         os.close(file)
+            for fault in process.faults[told:]:
+                self._measurement.note_once(reasons.kernel_failed(process.label, fault))
         except OSError as error:
             self._measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
             return False
@@ -318,6 +321,9 @@ class Server:
         elif kind == Message.NO_ROOM:
             lacking = protocol.no_room(payload)
             process.no_room[lacking.slot] = lacking
+        elif kind == Message.KERNEL_FAILED:
+            process.count_text(4096 + len(payload))
+            process.faults.append(protocol.kernel_failed(payload))
         elif kind == Message.SNAPSHOT and file is not None:
             process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
         elif kind == Message.STUBS and process.control is not None and not process.sent_stubs:

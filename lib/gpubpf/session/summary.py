@@ -14,7 +14,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import SLOTS, SnapshotFlag
 from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
-from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED
+from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
 from gpubpf.session.results import KernelCount
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         record["launches_unknown"] = unnamed  # by kernels without a known name
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
+    if faults := [
+        fault_record(process.pid, process.comm, fault)
+        for process in measurement.all_processes()
+        for fault in process.faults
+    ]:
+        record["device_faults"] = faults
     live = sum(process.hooked for process in measurement.all_processes())
     if measurement.several or live > 1 or measurement.missed:
         with measurement.lock:

@@ -130,6 +130,7 @@ class TracedProcess:
     refused: dict[int, str] = field(default_factory=dict)  # slot → the agent's reason not to instrument
     refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason
     no_room: dict[int, protocol.NoRoom] = field(default_factory=dict)  # by slot
+    faults: list[protocol.KernelFault] = field(default_factory=list)
     matched: set[str] = field(default_factory=set)  # kernels that the user asked for
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
     # Kernel → its sites in each module that has it.

@@ -65,6 +65,7 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.log,
         protocol.context,
         protocol.stack,
+        protocol.kernel_failed,
     ],
 )
 def test_damaged_messages_are_malformed_and_nothing_else(decode: object) -> None:
@@ -80,6 +81,13 @@ def test_damaged_messages_are_malformed_and_nothing_else(decode: object) -> None
         except Malformed:
             malformed += 1
     assert malformed > 100
+
+
+def test_a_failed_kernel() -> None:
+    assert protocol.kernel_failed(struct.pack("<3I", 1, 719, 0)) == protocol.KernelFault(1, 719)
+    known = struct.pack("<4I4sI6sI6IQ", 0, 700, 1, 4, b"_Z1f", 6, b"/a.cu\n", 8, 1, 2, 3, 4, 5, 6, 64)
+    fault = protocol.KernelFault(0, 700, "_Z1f", ("/a.cu\n", 8), (1, 2, 3), (4, 5, 6), 64)
+    assert protocol.kernel_failed(known) == fault
 
 
 def test_rings() -> None:

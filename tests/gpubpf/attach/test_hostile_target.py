@@ -226,7 +226,10 @@ def hello() -> bytes:
     return protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, len(name)) + name)
 
 
-KINDS = [kind for kind in Message if kind < Message.WELCOME or kind == Message.NO_ROOM]  # those of agents
+# Those of agents.
+KINDS = [
+    kind for kind in Message if kind < Message.WELCOME or kind in (Message.NO_ROOM, Message.KERNEL_FAILED)
+]
 
 
 def test_every_message_can_lie(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gpubpf.agent.protocol import KernelFault
 from gpubpf.images import fatbin, mapped
 from gpubpf.session import reasons
 
@@ -31,6 +32,19 @@ def test_every_reason_for_launches_is_in_the_man_pages() -> None:
     assert set.union(*explained) == {*reasons.NOT_COUNTED, mapped.NOT_FOUND, mapped.AMBIGUOUS}
     assert fatbin.SASS_ONLY in kernels
     assert _of_table("instrumentation.md", "explanation") <= set.union(*explained, kernels)
+
+
+def test_of_a_fault_only_what_is_known_is_said() -> None:
+    said = reasons.kernel_failed("pid 7 (app)", KernelFault(0, 700))
+    assert said == (
+        "pid 7 (app): a kernel failed: illegal address (CUDA error 700); the driver does not say which: "
+        "run the program under compute-sanitizer"
+    )
+    nothing = dict.fromkeys(("kernel", "source", "block", "thread", "address"))
+    assert reasons.fault_record(7, "app", KernelFault(0, 700)) == {
+        "pid": 7, "comm": "app", "gpu": 0, "error": 700, **nothing
+    }  # fmt: skip
+    assert "failed: error (CUDA error 999), block" in reasons.kernel_failed("", KernelFault(0, 999, "f"))
 
 
 def test_every_reason_for_processes_is_explained() -> None:

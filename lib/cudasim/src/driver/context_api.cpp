@@ -529,6 +529,35 @@ CUresult cuCtxResetPersistingL2Cache(void) {
     return current_context(context);
 }
 
+// ------------------------------------------------------------------------------------- for tools
+
+extern "C" {
+// The first fault of a context. The texts live as long as the context. file is empty and line 0 without line information.
+struct cudasim_fault_report {
+    int32_t error;  // CUresult
+    uint32_t line, block[3], thread[3];
+    uint64_t address;  // 0: not a memory access
+    const char *kernel, *file;
+};
+
+// For tools: says which kernel failed and where, which a GPU's driver does not. Returns NOT_FOUND without a fault.
+CUresult cudasim_fault(CUcontext handle, cudasim_fault_report *report) {
+    std::shared_ptr<Context> context = tables().contexts.get(handle);
+    if (!context || report == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    std::lock_guard lock(context->fault_mutex);
+    const Fault &fault = context->fault;
+    if (!fault) return CUDA_ERROR_NOT_FOUND;
+    *report = {fault.code,
+               fault.source_line,
+               {fault.block[0], fault.block[1], fault.block[2]},
+               {fault.thread[0], fault.thread[1], fault.thread[2]},
+               fault.access ? fault.address : 0,
+               fault.kernel.c_str(),
+               fault.file.c_str()};
+    return CUDA_SUCCESS;
+}
+}
+
 // ------------------------------------------------------------------------------------- earlier versions of entry points
 
 extern "C" {

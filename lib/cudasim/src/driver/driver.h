@@ -275,7 +275,9 @@ struct Context : std::enable_shared_from_this<Context> {
     bool primary = false;
     unsigned flags = 0;
     std::atomic<int> sticky_error{0};  // the first fault, which every later call returns
-    std::atomic<bool> cancel{false};   // running kernels stop, because the context is being destroyed
+    std::mutex fault_mutex;
+    Fault fault;                      // the first one; guarded by fault_mutex
+    std::atomic<bool> cancel{false};  // running kernels stop, because the context is being destroyed
     std::atomic<bool> destroyed{false};
     std::atomic<int> waiting{0};  // threads in cuCtxSynchronize
 

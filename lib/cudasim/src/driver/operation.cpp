@@ -11,13 +11,20 @@ namespace cudasim::driver {
 namespace {
 
 void report_fault(Context &context, const Fault &fault) {
-    int none = 0;
-    context.sticky_error.compare_exchange_strong(none, fault.code);
+    {
+        std::lock_guard lock(context.fault_mutex);
+        if (context.sticky_error == 0) context.fault = fault;
+        int none = 0;
+        context.sticky_error.compare_exchange_strong(none, fault.code);
+    }
+    std::string where;
+    if (fault.source_line != 0) where = " " + fault.file + ":" + std::to_string(fault.source_line);
+    if (fault.line != 0) where += " PTX line " + std::to_string(fault.line);
     if (fault.code == CUDA_ERROR_ILLEGAL_ADDRESS)
         log_line("kernel %s: illegal address 0x%llx block (%u,%u,%u) thread (%u,%u,%u)%s",
                  fault.kernel.c_str(), static_cast<unsigned long long>(fault.address), fault.block[0],
                  fault.block[1], fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2],
-                 fault.line != 0 ? (" PTX line " + std::to_string(fault.line)).c_str() : "");
+                 where.c_str());
     else log_line("%s", fault.message.c_str());
 }
 

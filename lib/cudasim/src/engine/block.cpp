@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "engine/internal.h"
 
@@ -321,6 +322,7 @@ Outcome run_slice(Block &block, Fault &fault) {
     }
     memcpy(fault.block, block.id, sizeof fault.block);
     fault.kernel = block.job->kernel->name;
+    std::tie(fault.file, fault.source_line) = block.job->launch->image->source_of(fault.line);
     describe(fault);
     return Outcome::failed;
 }

@@ -15,9 +15,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cudasim {
@@ -87,6 +89,9 @@ class Image {
     // Compiles and loads the code of a kernel of a large module, unless it is loaded already. Returns false and sets `error`
     // on failure.
     virtual bool prepare(uint32_t kernel, TranslateError &error) const = 0;
+    // Returns the place in the source of a line of the PTX text: "/home/me/app.cu" and its line. The line is 0 where the PTX has
+    // no line information (.loc).
+    std::pair<std::string, uint32_t> source_of(uint32_t ptx_line) const;
     // Writes a variable's initial value, relocated, to `destination` (size bytes). `addresses[i]` is the address of
     // variable i.
     void initialise(uint32_t variable, const uint64_t *addresses, void *destination) const;
@@ -98,6 +103,12 @@ class Image {
   protected:
     std::vector<Kernel> kernels_;
     std::vector<Variable> variables_;
+    struct SourceLine {
+        uint32_t ptx_line, file, line;  // from this line of the PTX on; line 0: unknown
+    };
+    std::vector<SourceLine> source_lines_;  // in the order of the PTX
+    std::map<uint32_t, std::string> source_files_;
+    void read_source_lines(std::string_view ptx);
 };
 
 // Translates PTX to machine code, or takes the code from the cache. Takes about 0.3 s if it is not cached. `ptx` need not end
@@ -181,7 +192,9 @@ struct Fault {
     char access = 0;           // 'r', 'w', 'a' (atomic), 0
     uint32_t access_size = 0;  // bytes
     uint32_t block[3] = {}, thread[3] = {};
-    uint32_t line = 0;    // in the PTX text; 0: unknown
+    uint32_t line = 0;  // in the PTX text; 0: unknown
+    std::string file;   // of the source; empty: unknown
+    uint32_t source_line = 0;
     std::string message;  // one line with all of this
     explicit operator bool() const { return code != 0; }
 };

@@ -114,9 +114,11 @@ void describe(Fault &fault) {
         text += part;
     }
     text += " in " + fault.kernel;
-    snprintf(part, sizeof part, ", block (%u,%u,%u) thread (%u,%u,%u), PTX line %u", fault.block[0],
-             fault.block[1], fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2], fault.line);
-    fault.message = text + part;
+    snprintf(part, sizeof part, ", block (%u,%u,%u) thread (%u,%u,%u)", fault.block[0], fault.block[1],
+             fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2]);
+    text += part;
+    if (fault.source_line) text += ", " + fault.file + ":" + std::to_string(fault.source_line);
+    fault.message = text + ", PTX line " + std::to_string(fault.line);
 }
 
 Buffer::~Buffer() {

@@ -1,6 +1,8 @@
 // Loads the shared objects that the translator makes.
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -62,6 +64,7 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     image->code_.assign(raw->nfunctions, nullptr);
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->raw = raw;
+    image->read_source_lines(ptx);
     if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, error)) return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
@@ -192,6 +195,37 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     }
     prepared_[index].store(true, std::memory_order_release);
     return true;
+}
+
+// Reads .file and .loc (PTX ISA 11.5). A function has no line information until its first .loc.
+void Image::read_source_lines(std::string_view ptx) {
+    if (ptx.find(".loc") == ptx.npos) return;
+    uint32_t number = 0;
+    for (size_t at = 0; at < ptx.size(); at++) {
+        const size_t end = std::min(ptx.find('\n', at), ptx.size());
+        number++;
+        const std::string text(ptx.substr(at, std::min<size_t>(end - at, 4096)));
+        unsigned file = 0, line = 0;
+        if (sscanf(text.c_str(), " .loc %u %u", &file, &line) == 2) {
+            source_lines_.push_back({number, file, line});
+        } else if (sscanf(text.c_str(), " .file %u", &file) == 1) {
+            const size_t first = text.find('"'), last = text.find('"', first + 1);
+            if (last != text.npos) source_files_[file] = text.substr(first + 1, last - first - 1);
+        } else if (text.find(".entry") != text.npos || text.find(".func") != text.npos) {
+            source_lines_.push_back({number, 0, 0});
+        }
+        at = end;
+    }
+}
+
+std::pair<std::string, uint32_t> Image::source_of(uint32_t ptx_line) const {
+    auto after = std::upper_bound(source_lines_.begin(), source_lines_.end(), ptx_line,
+                                  [](uint32_t line, const SourceLine &one) { return line < one.ptx_line; });
+    if (ptx_line == 0 || after == source_lines_.begin()) return {};
+    const SourceLine &found = *std::prev(after);
+    const auto file = source_files_.find(found.file);
+    if (found.line == 0 || file == source_files_.end()) return {};
+    return {file->second, found.line};
 }
 
 int Image::find_kernel(std::string_view name) const {

@@ -137,7 +137,8 @@ struct Context : AttachmentObject {
     CUdevice device = 0;
     uint32_t serial = 0, cc = 0, multiprocessors = 1;
     std::atomic<bool> dead{false},
-        broken{false};    // broken: a kernel faulted, so every call fails from then on
+        broken{false};                    // broken: a kernel faulted, so every call fails from then on
+    std::atomic<bool> told_fault{false};  // Message::KernelFailed was sent
     std::mutex busy;      // held while the agent loads, drains or destroys something in the context
     bool before = false;  // it existed before the attachment, or no hook saw how it was made
     std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, no load waits for a quiet moment

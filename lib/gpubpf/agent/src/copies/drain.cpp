@@ -18,6 +18,7 @@
 #include "copies/deferred.h"
 #include "copies/shared.h"
 #include "driver/current.h"
+#include "driver/fault.h"
 #include "driver/gpu_idle.h"
 #include "driver/waiting_call.h"
 #include "log/clock.h"
@@ -214,6 +215,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     const int fd = memory_file("gpubpf-maps", contents.size);
     const uint64_t taken_ns = now_ns();
     if (!(flags & kFailed) && !fill(fd, context, contents)) flags |= kFailed;
+    if (flags & kFailed) tell_fault(context);
     if (fd < 0) return;  // the tool counts these launches as lost
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 

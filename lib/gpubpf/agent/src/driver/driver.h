@@ -10,6 +10,14 @@
 
 namespace gpubpf {
 
+// Of the embedded device: the first fault of a context (cudasim/src/driver/context_api.cpp).
+struct cudasim_fault_report {
+    int32_t error;  // CUresult
+    uint32_t line, block[3], thread[3];
+    uint64_t address;  // 0: not a memory access
+    const char *kernel, *file;
+};
+
 // name, parameters. Names are those of the exported symbols.
 // clang-format off
 #define GPUBPF_DRIVER_FUNCTIONS(F)                                                                                        \
@@ -65,6 +73,7 @@ namespace gpubpf {
   F(cuMemGetAddressRange_v2, CUdeviceptr *, size_t *, CUdeviceptr)                                                        \
   F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
   F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
+  F(cudasim_fault, CUcontext, cudasim_fault_report *)                                                                     \
   F(cudasim_is_copy_of, CUfunction, CUfunction)                                                                           \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \
   F(cuLibraryGetGlobal, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                 \

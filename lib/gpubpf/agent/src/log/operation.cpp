@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "agent.h"
+#include "driver/fault.h"
 #include "driver/gpu_idle.h"
 #include "hooks.h"
 #include "log/clock.h"
@@ -265,28 +266,6 @@ void Operation::time(bool batch) noexcept {
 }
 
 void Operation::called() noexcept { record.call_ns = now_ns(); }
-
-namespace {
-
-// Whether the error leaves the context unusable and is returned by every later call (cuda.h, CUresult).
-bool is_sticky(CUresult result) {
-    switch (result) {
-        case CUDA_ERROR_ECC_UNCORRECTABLE:
-        case CUDA_ERROR_ILLEGAL_ADDRESS:
-        case CUDA_ERROR_LAUNCH_TIMEOUT:
-        case CUDA_ERROR_ASSERT:
-        case CUDA_ERROR_HARDWARE_STACK_ERROR:
-        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-        case CUDA_ERROR_MISALIGNED_ADDRESS:
-        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-        case CUDA_ERROR_INVALID_PC:
-        case CUDA_ERROR_LAUNCH_FAILED:
-        case CUDA_ERROR_TENSOR_MEMORY_LEAK: return true;
-        default: return false;
-    }
-}
-
-}  // namespace
 
 void Operation::returned(CUresult result) noexcept {
     if (recorded_) end_cupti(record, result != CUDA_SUCCESS);

@@ -1,0 +1,42 @@
+#include "driver/fault.h"
+
+#include "agent.h"
+#include "driver/driver.h"
+
+namespace gpubpf {
+
+bool is_sticky(CUresult result) {
+    switch (result) {
+        case CUDA_ERROR_ECC_UNCORRECTABLE:
+        case CUDA_ERROR_ILLEGAL_ADDRESS:
+        case CUDA_ERROR_LAUNCH_TIMEOUT:
+        case CUDA_ERROR_ASSERT:
+        case CUDA_ERROR_HARDWARE_STACK_ERROR:
+        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+        case CUDA_ERROR_MISALIGNED_ADDRESS:
+        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+        case CUDA_ERROR_INVALID_PC:
+        case CUDA_ERROR_LAUNCH_FAILED:
+        case CUDA_ERROR_TENSOR_MEMORY_LEAK: return true;
+        default: return false;
+    }
+}
+
+void tell_fault(Context &context) {
+    cudasim_fault_report report;
+    const bool known = driver.cudasim_fault && driver.cudasim_fault(context.handle, &report) == CUDA_SUCCESS;
+    const CUresult error = known ? static_cast<CUresult>(report.error) : driver.cuStreamQuery(context.stream);
+    if (!is_sticky(error) || context.told_fault.exchange(true)) return;
+    Writer w;
+    w.u32(static_cast<uint32_t>(context.device)).u32(static_cast<uint32_t>(error)).u32(known);
+    if (known)
+        w.text(report.kernel)
+            .text(report.file)
+            .u32(report.line)
+            .raw(report.block, sizeof report.block)
+            .raw(report.thread, sizeof report.thread)
+            .u64(report.address);
+    agent.send(Message::KernelFailed, w);
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,15 @@
+// Failed kernels: after such an error the context cannot be used.
+#pragma once
+
+#include "state.h"
+
+namespace gpubpf {
+
+// Whether the error leaves the context unusable and is returned by every later call (cuda.h, CUresult).
+bool is_sticky(CUresult result);
+
+// Tells the tool that a kernel failed in the context, if one did; once. A GPU's driver gives an error only. The embedded device
+// also knows the kernel and the place. Call it with a current context.
+void tell_fault(Context &context);
+
+}  // namespace gpubpf
