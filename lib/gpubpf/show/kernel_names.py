@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _NODE = re.compile(r"\d+\.\d+ ")  # the node of a graph, which launchlate puts in front of a name
 _TAG = re.compile(r" #[0-9a-f]+$")  # of `told_apart`
@@ -20,8 +20,7 @@ _ANONYMOUS = "(anonymous namespace)"
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-@dataclass(frozen=True)
-class _Name:
+class _Name(NamedTuple):
     """The parts of a demangled name.
 
     before      what is in front of the name: the return type
@@ -123,13 +122,13 @@ def _without_what_they_share(texts: Sequence[str], width: int) -> list[str]:
 def _drop_return_type(names: Sequence[_Name]) -> list[_Name]:
     kept = [_NODE.match(name.before) for name in names]
     return [
-        replace(name, before=node[0] if node else "") if name.after else name
+        name._replace(before=node[0] if node else "") if name.after else name
         for name, node in zip(names, kept, strict=True)
     ]
 
 
 def _drop_parameters(names: Sequence[_Name]) -> list[_Name]:
-    return [replace(name, after="") for name in names]
+    return [name._replace(after="") for name in names]
 
 
 def _drop_shared_arguments(names: Sequence[_Name]) -> list[_Name]:
@@ -144,7 +143,7 @@ def _drop_shared_arguments(names: Sequence[_Name]) -> list[_Name]:
             continue
         differ = [len(set(column)) > 1 for column in zip(*lists, strict=True)]
         kept.append(tuple(tuple(a for a, keep in zip(one, differ, strict=True) if keep) for one in lists))
-    return [replace(name, arguments=tuple(lists[n] for lists in kept)) for n, name in enumerate(names)]
+    return [name._replace(arguments=tuple(lists[n] for lists in kept)) for n, name in enumerate(names)]
 
 
 def _drop_namespaces(names: Sequence[_Name]) -> list[_Name]:
@@ -157,7 +156,7 @@ def _last_part(name: _Name) -> _Name:
     if at is None or "operator" in "".join(name.texts) or "{" in "".join(name.texts):
         return name
     first = name.texts[at].rpartition("::")[2]
-    return replace(name, texts=(first, *name.texts[at + 1 :]), arguments=name.arguments[at:])
+    return name._replace(texts=(first, *name.texts[at + 1 :]), arguments=name.arguments[at:])
 
 
 def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:
@@ -177,7 +176,7 @@ def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:
 def _named(text: str) -> _Name:
     """Return the parts of a label, which may end with a hash."""
     tag = _TAG.search(text)
-    return replace(_parsed(text[: tag.start()]), tag=tag[0]) if tag else _parsed(text)
+    return _parsed(text[: tag.start()])._replace(tag=tag[0]) if tag else _parsed(text)
 
 
 @functools.lru_cache(maxsize=65536)
