@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.threads.imbalance import Groups
     from gpubpf.threads.thread_counts import ThreadCounts
 
 TOOL = "threadhist"
@@ -79,6 +80,11 @@ def build_parser() -> cli.Parser:
         "--by", choices=by, default=by[0], help="one row for each of these (default thread)"
     )
     counting.add_argument("--top", type=cli.positive, metavar="N", help="show only the N with the most work")
+    counting.add_argument(
+        "--all-threads",
+        action="store_true",
+        help="with --json or --csv: every thread even of very large grids",
+    )
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_device(parser)
@@ -146,6 +152,16 @@ def report(
 # --- for programs ---
 
 
+def chosen_threads(kernel: str, threads: Groups, args: argparse.Namespace, results: cli.ResultWriter) -> Any:
+    """Return the places of the threads to write: all, the N of --top, or of a very large grid those with the most work."""
+    from gpubpf.threads import thread_counts
+
+    if args.top or args.all_threads or len(threads) <= thread_counts.MOST_RECORDS:
+        return threads.largest(args.top)
+    results.note_once(thread_counts.left_out(kernel, len(threads), args.by))
+    return threads.largest(thread_counts.MOST_RECORDS) if args.by == "thread" else ()
+
+
 def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.ResultWriter) -> None:
     """Write a record for each thread (and each group of --by), then one for the kernel and launch shape."""
     import json
@@ -157,10 +173,13 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
     threads = counts.grouped("thread")
     common = {"pid": instance.pid, "comm": instance.comm, "gpu": instance.gpu, "kernel": instance.kernel}
     common |= {"grid": shape.grid, "block_dim": shape.block_dim}
+    written = 0
     if args.by == "thread" or args.top is None:
+        order = chosen_threads(instance.kernel, threads, args, results)
+        written = len(order)
         start = json.dumps({"type": "thread", **common}, separators=(",", ":"))[:-1]
         texts = (start + ',"block":[', ",", ",", '],"thread":[', ",", ",", '],"runs":', ',"work":', "}\n")
-        write_threads(results.out, threads, threads.largest(args.top), texts)
+        write_threads(results.out, threads, order, texts)
     if args.by != "thread":
         groups = counts.grouped(args.by)
         names = ("threads", "runs", "work")
@@ -182,6 +201,7 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         launches=counts.launches,
         threads=shape.threads,
         selected=len(threads),
+        thread_records=written,
         runs=int(threads.runs.sum()),
         work=int(threads.work.sum()),
         imbalance=round(threads.imbalance, 6),
@@ -204,11 +224,11 @@ def show_csv(counts: list[ThreadCounts], args: argparse.Namespace, results: cli.
         instance, groups = kernel.instance, kernel.grouped(args.by)
         names = (instance.pid, instance.comm, instance.gpu, instance.kernel)
         start = results.cells(*names, kernel.shape.grid, kernel.shape.block_dim) + ","
-        order: Any = groups.largest(args.top)
         if args.by == "thread":
+            order = chosen_threads(instance.kernel, groups, args, results)
             write_threads(results.out, groups, order, (start, *",,,,,,,", "\n"))
             continue
-        for place in order:
+        for place in groups.largest(args.top):
             sums = (groups.threads[place], groups.runs[place], groups.work[place])
             results.out.write(start + cli.csv_cells((*groups.indices(place).values(), *sums)) + "\n")
 

@@ -158,6 +158,45 @@ def test_top_shows_the_busiest(show):
     assert len(re.findall(r"^ +\d+ +23 ", text, re.MULTILINE)) == 2
 
 
+def test_of_very_large_grids_only_some_threads_are_written(show, monkeypatch, capsys):
+    monkeypatch.setattr("gpubpf.threads.thread_counts.MOST_RECORDS", 4)
+    large = [
+        instance([5, 9, 1, 7, 7, 3, 2, 8], grid=(2, 1, 1)),
+        instance(FIVE[:4], mangled="_Z5otherv", kernel="other"),
+    ]
+
+    def written(*argv):
+        records = show(*argv, instances=large)
+        kernels = [record for record in records if record["type"] == "kernel"]
+        threads = [r for r in records if r["type"] == "thread" and r["kernel"] == "vectorAdd"]
+        assert len(threads) == next(k["thread_records"] for k in kernels if k["kernel"] == "vectorAdd")
+        assert {k["kernel"]: (k["threads"], k["thread_records"]) for k in kernels}["other"][0] == 4
+        return [record["work"] for record in threads], capsys.readouterr().err, records
+
+    works, notice, records = written("--json")
+    assert works == [9, 8, 7, 7]
+    assert notice == (
+        "threadhist: note: vectorAdd: wrote only the 4 of 8 threads with the most work; "
+        "add up all with --by warp or --by block, or write all with --all-threads\n"
+    )
+    kernel = next(r for r in records if r["type"] == "kernel" and r["kernel"] == "vectorAdd")
+    assert (kernel["work"], kernel["selected"]) == (42, 8)
+    assert sum(record["type"] == "thread" and record["kernel"] == "other" for record in records) == 4
+    assert written("--json", "--all-threads")[:2] == ([5, 9, 1, 7, 7, 3, 2, 8], "")
+    assert written("--json", "--top", "6")[:2] == ([9, 8, 7, 7, 5, 3], "")
+    works, notice, records = written("--json", "--by", "block")
+    assert (works, notice) == (
+        [],
+        "threadhist: note: vectorAdd: no records of its 8 threads; --all-threads writes them\n",
+    )
+    assert [r["work"] for r in records if r["type"] == "block" and r["kernel"] == "vectorAdd"] == [22, 20]
+    text = show("--csv", instances=large)
+    assert len(text.splitlines()) == 1 + 4 + 4 and "wrote only the 4 of 8" in capsys.readouterr().err
+    show("--csv", "--by", "block", instances=large)
+    show(instances=large)
+    assert not capsys.readouterr().err
+
+
 def test_json_has_every_thread_then_the_kernel_then_the_summary(show):
     records = show("--json", "--work", "stores", instances=[instance(FIVE)])
     assert [record["type"] for record in records] == ["thread"] * 5 + ["kernel", "summary"]

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gpubpf.show.notices import note
 from gpubpf.show.output import Output, csv_cells
 from gpubpf.show.summary_text import summary_lines
 
@@ -44,11 +45,18 @@ class ResultWriter:
         self._tool, self._timestamps, self._read_time = args.tool, args.timestamps, now
         self._now = 0
         self._headed = False
+        self._noted: set[str] = set()
 
     def head(self, text: str | None) -> None:
         """Begin the output, if it is text, with a line about all that follows; None: nothing."""
         if text and not self.json and not self.csv:
             self.out.line(text)
+
+    def note_once(self, text: str) -> None:
+        """Print a notice about the results, unless the same one was printed in an earlier interval."""
+        if text not in self._noted:
+            self._noted.add(text)
+            note(self._tool, text)
 
     def begin(self) -> None:
         """Begin the report of an interval. With -T a text report begins with the time of day."""

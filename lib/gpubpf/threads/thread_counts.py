@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 NO_THREAD = "no thread of this grid matches --block and --thread"
 TITLE = 46  # characters of a kernel's name in a title
+MOST_RECORDS = (
+    1 << 20
+)  # threads of a kernel and launch shape that --json and --csv write without --all-threads
 SCREEN = 32  # more threads than this are shown as a histogram
 
 
@@ -193,6 +196,16 @@ def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[
 
 
 # --- for programs ---
+
+
+def left_out(kernel: str, threads: int, by: By) -> str:
+    """Return a notice about a grid with more than `MOST_RECORDS` threads."""
+    if by != "thread":
+        return f"{kernel}: no records of its {threads:,} threads; --all-threads writes them"
+    return (
+        f"{kernel}: wrote only the {MOST_RECORDS:,} of {threads:,} threads with the most work; "
+        "add up all with --by warp or --by block, or write all with --all-threads"
+    )
 
 
 def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
