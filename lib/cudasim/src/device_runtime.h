@@ -752,4 +752,6 @@ INL u16 lo16(u32 a) { return (u16)a; }
 INL u16 hi16(u32 a) { return (u16)(a >> 16); }
 INL u32 pack16(u32 lo, u32 hi) { return (lo & 0xffff) | hi << 16; }
 
+#include "device_matrix.h"
+
 #endif

@@ -17,7 +17,7 @@ from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
 
-from . import copies, device_runtime, matrix, memory  # noqa: F401 (copies: its instructions)
+from . import copies, device_runtime, matrix, memory, tensor  # noqa: F401 (copies: its instructions)
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
@@ -667,6 +667,22 @@ class FunctionCode:
         self._current.codes.append(v.code)
         self._resume(after)
 
+    def _tensor(self, i: PtxInstruction, scope: Scope) -> None:
+        """Translate mma and wmma: all lanes arrive, then load, multiply or store."""
+        after = self._guard(i, scope)
+        v = self.values
+        head = v.code
+        head.text = "w->cm[l] = ~0u;"
+        resume = Block()
+        block = self._end("collective", resume)
+        block.detail, block.head, block.line, block.members = "CS_OP_SYNC", head, i.line, "~0u"
+        self._start(resume)
+        v.begin(i, scope)
+        moves = i.opcode == "wmma" and i.modifiers[0] in ("load", "store")
+        v.code.text = tensor.transfer(v, i) if moves else tensor.multiply(v, i)
+        self._current.codes.append(v.code)
+        self._resume(after)
+
     def _barrier(self, i: PtxInstruction, scope: Scope) -> None:
         """Translate bar and barrier (PTX ISA 9.7.13.1–3)."""
         after = self._guard(i, scope)
@@ -1134,4 +1150,5 @@ _CONTROL = {
     "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",
     "activemask": "_warp", "elect": "_warp", "nanosleep": "_sleep",
     "ldmatrix": "_matrix", "stmatrix": "_matrix", "movmatrix": "_matrix",
+    "mma": "_tensor", "wmma": "_tensor",
 }  # fmt: skip

@@ -24,7 +24,7 @@ from gpubpf.ptx.module import (
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 # Instructions that take an address of any space; modifiers that name a space, or another form of the instruction.
-_GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"})
+_GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
 MOST_VECTORS = 4096  # in one declaration
 _BAD = re.compile(r"[^A-Za-z0-9_]")

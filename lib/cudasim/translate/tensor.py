@@ -1,0 +1,220 @@
+"""Translate mma and wmma to C (PTX ISA 9.7.14). All lanes of the warp take part.
+
+A lane's part of a matrix is its fragment. With g = lane / 4 and t = lane % 4, the fragments of mma are (9.7.14.5):
+
+A, M×K      row g of 8 rows; registers 0, 2, … and 1, 3, … of rows g and g + 8 of 16. A register of e elements has columns t·e and up,
+            the next one of that row 4·e columns later.
+B, K×N      column g; register r has rows t·e + 4·e·r and up.
+C, D, M×N   row g (or g, g, g + 8, g + 8, …), columns 2·t and 2·t + 1.
+
+mma.m8n8k4 of f16 differs (device_matrix.h). PTX leaves wmma's fragments open. Here they are those of mma, one tile of 16×K, K×8 or
+16×8 after the other, whatever the layout in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpubpf.ptx.module import Immediate, Name, Operand, PtxInstruction, Vector
+
+from .arithmetic import rounding
+from .memory import space_of
+from .values import Values, c_type, constant, immediate_bits, size_of
+
+# Bits of an element. Those of fewer than 32 bits share a register.
+_BITS = {
+    "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
+    "f32": 32, "s32": 32,
+}  # fmt: skip
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_SAME = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4", "e4m3": "fp8", "e5m2": "fp8"}
+_FLOAT_SUMS = {("f32", "f32")}
+_HALF_SUMS = {(d, c) for d in ("f16", "f32") for c in ("f16", "f32")}
+# The types of D and C by the type of A and B.
+_SUMS = {
+    "f16": _HALF_SUMS, "bf16": _FLOAT_SUMS, "tf32": _FLOAT_SUMS, "fp8": {("f16", "f16"), ("f32", "f32")},
+    "f64": {("f64", "f64")}, "int8": {("s32", "s32")}, "int4": {("s32", "s32")}, "b1": {("s32", "s32")},
+}  # fmt: skip
+_SHAPES = {
+    "mma": {
+        "f16": {(8, 8, 4), (16, 8, 8), (16, 8, 16)},
+        "bf16": {(16, 8, 8), (16, 8, 16)},
+        "tf32": {(16, 8, 4), (16, 8, 8)},
+        "fp8": {(16, 8, 16), (16, 8, 32)},
+        "f64": {(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)},
+        "int8": {(8, 8, 16), (16, 8, 16), (16, 8, 32)},
+        "int4": {(8, 8, 32), (16, 8, 32), (16, 8, 64)},
+        "b1": {(8, 8, 128), (16, 8, 128), (16, 8, 256)},
+    },
+    "wmma": {
+        **{t: {(16, 16, 16), (32, 8, 16), (8, 32, 16)} for t in ("f16", "bf16", "int8")},
+        "tf32": {(16, 16, 8)},
+        "f64": {(8, 8, 4)},
+        "int4": {(8, 8, 32)},
+        "b1": {(8, 8, 128)},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One operand of a multiplication: `which` of A, B and C (or D), its shape, and the type of its elements."""
+
+    which: str
+    m: int
+    n: int
+    k: int
+    type: str
+
+    @property
+    def per_register(self) -> int:
+        return max(1, 32 // _BITS[self.type])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns."""
+        return {"a": (self.m, self.k), "b": (self.k, self.n)}.get(self.which, (self.m, self.n))
+
+    @property
+    def registers(self) -> int:
+        rows, columns = self.shape
+        return max(1, rows * columns // 32 // self.per_register)
+
+    @property
+    def group(self) -> str:
+        return _SAME.get(self.type, self.type)
+
+    def place(self) -> tuple[str, str]:
+        """Return the row and the column of element e_ of register r_ of lane l, as C."""
+        e = self.per_register
+        if self.which == "c":
+            element = f"r_ * {e} + e_"
+            return f"cs_row({self.m}, l, {element})", f"cs_column({self.m}, l, {element})"
+        halves = 2 if self.which == "a" and self.m > 8 else 1
+        across, along = (f"cs_{x}({self.k}, {e}, {halves}, l, r_)" for x in ("across", "along"))
+        return (across, f"({along} + e_)") if self.which == "a" else (f"({along} + e_)", across)
+
+
+def _shape(v: Values, i: PtxInstruction) -> tuple[int, int, int]:
+    found = next(filter(None, map(_SHAPE.fullmatch, i.modifiers)), None)
+    if found is None:
+        raise v.unsupported()
+    m, n, k = map(int, found.groups())
+    return m, n, k
+
+
+def _registers(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count:
+        raise v.unsupported(f"{len(items)} registers for {count}")
+    return items
+
+
+# --- wmma.load, wmma.store
+
+
+def transfer(v: Values, i: PtxInstruction) -> str:
+    """Return C in which a lane loads or stores its fragment, element by element or 32 bits at a time."""
+    m = i.modifiers
+    loads = m[0] == "load"
+    which, t = m[1], m[-1]
+    matrix = Matrix("c" if which == "d" else which, *_shape(v, i), t)
+    rows, columns = matrix.shape
+    groups = [matrix.group] if matrix.which in "ab" else [g for g, sums in _SUMS.items() if (t, t) in sums]
+    if not any((matrix.m, matrix.n, matrix.k) in _SHAPES["wmma"].get(g, ()) for g in groups):
+        raise v.unsupported()
+    destination, address, *rest = i.operands if loads else (i.operands[1], i.operands[0], *i.operands[2:])
+    # PTX gives A and B of f16 eight registers for every shape. The others repeat the first.
+    distinct = matrix.registers
+    count = 8 if matrix.which in "ab" and t == "f16" else distinct
+    items = _registers(v, destination, count)
+    row_major = "row" in m
+    bits, e = _BITS[t], matrix.per_register
+    # whether the elements of a register are neighbours in memory
+    together = e == 1 or (row_major == (matrix.which != "b") and matrix.which != "c")
+    if bits < 8 and not together:
+        raise v.unsupported()
+    stride = v.src(rest[0], "u32") if rest else f"{columns if row_major else rows}u"
+    text = f"{{ {v.line()} const u64 p_ = {v.address(address)}, s_ = {stride}; "
+    v.forget_base()
+    outer, inner = matrix.place() if row_major else matrix.place()[::-1]
+    width = max(4, bits // 8) if together else bits // 8
+    offset = f"({outer} * s_ + {inner}) * {bits} / 8"
+    pointer = v.pointer(space_of(i), f"p_ + {offset}", width, "r" if loads else "w")
+    each = f"for (u32 r_ = 0; r_ < {distinct}; r_++) for (u32 e_ = 0; e_ < {1 if together else e}; e_++)"
+    kind, t = c_type(width), "b64" if bits == 64 else "b32"
+    x = f"{c_type(size_of(t))} x_[{distinct}]"
+    if loads:
+        text += f"{x} = {{0}}; {each} x_[r_] |= ({c_type(size_of(t))})LD({kind}, {pointer}) << e_ * {bits}; "
+        return text + " ".join(v.dst(o, t, f"x_[{k % distinct}]") for k, o in enumerate(items)) + " }"
+    values = ", ".join(v.src(o, t) for o in items)
+    return f"{text}const {x} = {{{values}}}; {each} ST({kind}, {pointer}, x_[r_] >> e_ * {bits}); }}"
+
+
+# --- mma, wmma.mma
+
+
+def multiply(v: Values, i: PtxInstruction) -> str:
+    """Return C in which a lane takes its part of D. The multiplication precedes it, once for the warp (`v.code.before`)."""
+    m = i.modifiers
+    family = _SHAPES[i.opcode]
+    shape = _shape(v, i)
+    types = [x for x in m if x in _BITS]
+    if len(types) == 2 and i.opcode == "wmma":
+        types[1:1] = ["f16", "f16"]
+    d_type, a_type, b_type, c_type_ = types
+    a, b = Matrix("a", *shape, a_type), Matrix("b", *shape, b_type)
+    c, d = Matrix("c", *shape, c_type_), Matrix("c", *shape, d_type)
+    if (
+        not {"sync", "aligned"} <= set(m)
+        or shape not in family.get(a.group, ())
+        or a.group != b.group
+        or (d_type, c_type_) not in _SUMS[a.group]
+        or any(x.startswith(("sp", "kind", "block_scale")) for x in m)
+    ):
+        raise v.unsupported()
+    v.code.alone = True
+    quads = a_type == "f16" and shape == (8, 8, 4)
+    distinct = {"a": 2, "b": 2, "c": 8 // c.per_register, "d": 8 // d.per_register}
+    if not quads:
+        distinct = {"a": a.registers, "b": b.registers, "c": c.registers, "d": d.registers}
+    repeated = i.opcode == "wmma" and a_type == "f16"
+    given = []
+    for name, operand in zip("abc", i.operands[1:4], strict=True):
+        items = _registers(v, operand, 8 if repeated and name != "c" else distinct[name])
+        kind = "f64" if a_type == "f64" else c_type_ if name == "c" and c_type_ == "f32" else "b32"
+        given.append(f"(const void *const[]){{{', '.join(_lanes(v, o, kind) for o in items)}}}")
+    results = _registers(v, i.operands[0], distinct["d"])
+    sizes = ", ".join(map(str, shape))
+    if quads:
+        call = (
+            f"cs_mma_quads(d_, {', '.join(given)}, {_layout(m)}, CS_{d_type.upper()}, CS_{c_type_.upper()})"
+        )
+    elif a_type == "f64":
+        call = f"cs_mma_f64(w, d_, {', '.join(given)}, {sizes}, {rounding(i) or 'CS_ROUND_NEAREST'})"
+    elif a_type == "b1":
+        operation = next(x for x in m if x in ("xor", "and"))
+        call = f"cs_mma_b1(d_, {', '.join(given)}, {sizes}, {int(operation == 'and')})"
+    else:
+        kinds = ", ".join(f"CS_{x.upper()}" for x in types)
+        call = f"cs_mma(d_, {', '.join(given)}, {sizes}, {kinds}, {int('satfinite' in m)})"
+    t = "b64" if a_type == "f64" else "b32"
+    v.code.before = f"{c_type(size_of(t))} d_[{distinct['d']}][32]; {call};"
+    return " ".join(v.dst(o, t, f"d_[{k}][l]") for k, o in enumerate(results))
+
+
+def _layout(m: tuple[str, ...]) -> str:
+    a, b = (x for x in m if x in ("row", "col"))
+    return f"{int(a == 'col')}, {int(b == 'col')}"
+
+
+def _lanes(v: Values, operand: Operand, t: str) -> str:
+    """Return a pointer to the 32 lanes' values of a source operand."""
+    width = size_of(t)
+    if isinstance(operand, Immediate):
+        return f"(const {c_type(width)}[32]){{[0 ... 31] = {constant(immediate_bits(operand, t), width)}}}"
+    found = v.names.register(v.scope, operand.name) if isinstance(operand, Name) else None
+    if found is None or found.width != width or (isinstance(operand, Name) and operand.offset):
+        raise v.unsupported(f"operand {operand}")
+    return f"R->{v.read(found)}"
