@@ -1,7 +1,7 @@
 """Read from a PTX instruction which memory it accesses, and whether probes can see that.
 
     accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
-    unprobed(instruction)       # wmma.load.a.sync… → "wmma.load"
+    unprobed(instruction)       # tex.2d.v4.f32… → "tex"
 
 The instructions are those of PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. Copies
 (cp.async, cp.async.bulk, cp.reduce.async.bulk) are two accesses, source and destination. Parameters do not count as memory, nor does
@@ -18,6 +18,22 @@ from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the lanes access a matrix in memory: row by row, lane 0 at the access's address (wmma).
+
+    per_row  lanes that share a row, side by side
+    first    the row of lane 0
+    stride   from row to row in elements: a register or number
+    bits     of an element
+    """
+
+    per_row: int
+    first: int
+    stride: Operand
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """One memory access of each lane that executes an instruction with a true predicate.
 
@@ -28,6 +44,7 @@ class Access:
     size     a register or number with the bytes; for the source of a cp.async the bytes read, the rest being zeros
     unless   a predicate: if it is true, nothing is accessed (cp.async's ignore-src)
     lanes    only lanes with a lower number have an address (ldmatrix, stmatrix)
+    rows     how a lane's address follows from the one written, if it differs between lanes
     reads, writes   an atomic does both
     """
 
@@ -38,11 +55,16 @@ class Access:
     size: Operand | None = None
     unless: Name | Not | None = None
     lanes: int = 32
+    rows: Rows | None = None
     reads: bool = True
     writes: bool = False
 
 
 _TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_ELEMENT_BITS = {
+    "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
+}  # fmt: skip
 _SPACE_NAMES = {
     "global": "global",
     "local": "local",
@@ -60,8 +82,7 @@ _NO_DATA = frozenset(
 # Instructions that cannot be probed, by the name under which they are reported.
 _UNPROBED = (
     "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
-    "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async "
-    "wmma.load wmma.store".split()
+    "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async".split()
 )
 
 
@@ -122,6 +143,8 @@ def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> t
         return _copy(instruction, addresses, is_predicate)
     if opcode in ("ldmatrix", "stmatrix"):
         return _matrix(instruction, addresses[0])
+    if opcode == "wmma":
+        return _wmma(instruction, addresses[0])
     if opcode == "multimem":
         opcode = {"ld_reduce": "ld", "st": "st", "red": "red"}.get(modifiers[0] if modifiers else "", "")
     reads = opcode in ("ld", "ldu", "atom", "red")
@@ -174,6 +197,40 @@ def _matrix(instruction: PtxInstruction, address: Address) -> tuple[Access, ...]
     kind = "load" if loads else "store"
     return (
         Access(kind, _space(instruction.modifiers), 16, address, lanes=lanes, reads=loads, writes=not loads),
+    )
+
+
+def _wmma(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] | None:
+    """Return the accesses of wmma.load or wmma.store: the rows (or columns) in memory, in pieces of up to 16 bytes for each lane.
+
+    PTX does not say which lane accesses which elements. A matrix of 1024 bytes takes two accesses.
+    """
+    modifiers = instruction.modifiers
+    shape = next(filter(None, map(_SHAPE.fullmatch, modifiers)), None)
+    bits = _ELEMENT_BITS.get(modifiers[-1]) if modifiers else None
+    if modifiers[:1] not in (("load",), ("store",)) or shape is None or bits is None:
+        return None
+    m, n, k = map(int, shape.groups())
+    height, width = {"a": (m, k), "b": (k, n)}.get(modifiers[1], (m, n))
+    rows, length = (height, width) if "row" in modifiers else (width, height)
+    piece = min(16, length * bits // 8)
+    per_row = length * bits // 8 // piece
+    lanes = rows * per_row
+    loads = modifiers[0] == "load"
+    stride = instruction.operands[2] if len(instruction.operands) > 2 else Immediate(str(length))
+    kind = "load" if loads else "store"
+    return tuple(
+        Access(
+            kind,
+            _space(modifiers),
+            piece,
+            address,
+            lanes=min(32, lanes),
+            rows=Rows(per_row, first // per_row, stride, bits),
+            reads=loads,
+            writes=not loads,
+        )
+        for first in range(0, lanes, 32)
     )
 
 

@@ -32,7 +32,7 @@ from .module import (
     type_size,
 )
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe import AT, BYTES, wants
+from .probe import AT, BYTES, in_rows, wants
 from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
@@ -296,6 +296,8 @@ class Body:
             site = self._site("access", instruction.line, self.sources[index], opcode_of(instruction), access)
             size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
             where = self._to_64_bits(index, access.address, AT)
+            if access.rows is not None:
+                where += in_rows(access.rows, access.width)
             found.append(text(self.filler.access(placements, access, site, guards, where, size)))
         return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, WRITES
 from gpubpf.errors import Error
 
-from .access import Access
+from .access import Access, Rows
 from .emit import marked, text
 from .module import Function, Variable
 from .values import LAUNCH, LaunchBlock, Placement, map_of
@@ -216,6 +216,27 @@ _LOCATED = (
     f"selp.b64 %gpubpf_0space, {SPACES.index('shared')}, {SPACES.index('global')}, %gpubpf_0shared;",
     f"selp.b64 %gpubpf_0space, {SPACES.index('local')}, %gpubpf_0space, %gpubpf_0local;",
 )
+
+
+def in_rows(rows: Rows, width: int) -> list[str]:
+    """Return instructions that add to AT what a lane's address of a matrix is beyond that of lane 0. A lane has `width` bytes."""
+    row, along, step = "%gpubpf_0row", "%gpubpf_0along", "%gpubpf_0step"
+    bytes_ = f"shl.b64 {step}, {step}, {(rows.bits // 8).bit_length() - 1};"
+    if rows.bits < 8:
+        bytes_ = f"shr.u64 {step}, {step}, {(8 // rows.bits).bit_length() - 1};"
+    return [
+        f".reg .b32 {row}, {along};",
+        f".reg .b64 {step};",
+        f"mov.u32 {row}, %laneid;",
+        f"and.b32 {along}, {row}, {rows.per_row - 1};",
+        f"mul.wide.u32 {step}, {along}, {width};",
+        f"add.s64 {AT}, {AT}, {step};",
+        f"shr.u32 {row}, {row}, {rows.per_row.bit_length() - 1};",
+        f"add.u32 {row}, {row}, {rows.first};",
+        f"mul.wide.u32 {step}, {row}, {rows.stride};",
+        bytes_,
+        f"add.s64 {AT}, {AT}, {step};",
+    ]
 
 
 def effect(access: Access) -> int:

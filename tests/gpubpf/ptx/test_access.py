@@ -80,8 +80,14 @@ red.global.add.noftz.f16x2 [%rd1], %r1; = atomic global 4 [%rd1]
 ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r1]; = load shared 16 [%r1] /8
 ldmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 {%r1, %r2}, [%r1]; = load shared 16 [%r1] /16
 ldmatrix.sync.aligned.m8n8.x4.b16 {%r1, %r2, %r3, %r4}, [%rd1]; = load generic 16 [%rd1]
-wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1], %r9; = - wmma.load
-wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r1], {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}; = - wmma.store
+wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1], %r9;
+    = load global 16 [%rd1] 2 in a row, %r9 x 16 bits
+wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r1], {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8};
+    = store shared 16 [%r1] 4 in a row, 16 x 32 bits, store shared 16 [%r1] 4 in a row, 16 x 32 bits from row 8
+wmma.load.b.sync.aligned.row.m32n8k16.s8 {%r1}, [%rd1], 32; = load generic 8 [%rd1] /16 1 in a row, 32 x 8 bits
+wmma.load.a.sync.aligned.col.m32n8k16.shared.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%r1];
+    = load shared 16 [%r1] 4 in a row, 32 x 16 bits, load shared 16 [%r1] 4 in a row, 32 x 16 bits from row 8
+wmma.load.b.sync.aligned.col.m8n8k32.global.u4 {%r1}, [%rd1], %r9; = load global 16 [%rd1] /8 1 in a row, %r9 x 4 bits
 tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [picture, {%r1}]; = - tex
 tld4.r.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [picture, {%f1, %f2}]; = - tld4
 txq.width.b32 %r1, [picture]; =
@@ -96,6 +102,7 @@ bar.sync 0; =
 membar.gl; =
 """,
     "sm_80": """
+wmma.load.c.sync.aligned.col.m8n8k4.global.f64 {%fd1, %fd2}, [%rd1+64], 8; = load global 16 [%rd1+64] 4 in a row, 8 x 64 bits
 ld.global.L2::cache_hint.v2.f32 {%f1, %f2}, [%rd1], %rd9; = load global 8 [%rd1]
 ld.global.nc.L2::256B.L2::cache_hint.f32 %f1, [%rd1], %rd9; = load global 4 [%rd1]
 st.global.L2::cache_hint.u32 [%rd1], %r1, %rd9; = store global 4 [%rd1]
@@ -265,6 +272,10 @@ def written_out(access: Access) -> str:
         text += f" unless {access.unless}"
     if access.lanes != 32:
         text += f" /{access.lanes}"
+    if access.rows is not None:
+        rows = access.rows
+        text += f" {rows.per_row} in a row, {rows.stride} x {rows.bits} bits"
+        text += f" from row {rows.first}" if rows.first else ""
     if access.kind == "async" and access.writes:
         text += " both" if access.reads else " written"
     return text

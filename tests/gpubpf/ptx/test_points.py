@@ -299,6 +299,49 @@ def test_copies_and_matrices_are_accesses_of_some_lanes(form: str) -> None:
     assert {r[6] for r in seen[4]} == {0xFFFF} and {r[3] for r in seen[4]} == {16}
 
 
+WMMA = f"""{HEAD}
+.shared .align 32 .b8 tile[2048];
+.visible .entry k(.param .u64 p, .param .u32 stride) {{
+    .reg .b32 %r<20>; .reg .b64 %rd<3>; .reg .f32 %f<9>;
+    ld.param.u64 %rd1, [p];
+    ld.param.u32 %r9, [stride];
+    wmma.load.a.sync.aligned.row.m16n16k16.f16 {{%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}}, [%rd1+32], %r9;
+    wmma.load.b.sync.aligned.row.m32n8k16.global.s8 {{%r10}}, [%rd1], 16;
+    wmma.load.c.sync.aligned.row.m16n16k16.shared.f32 {{%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}}, [tile+64];
+    wmma.store.d.sync.aligned.col.m16n16k16.global.f32 [%rd1], {{%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}}, %r9;
+    ret;
+}}"""
+
+
+def test_a_matrix_is_rows_of_up_to_16_bytes_in_each_lane() -> None:
+    """Together, the lanes access each byte of the matrix once."""
+    run = Run(WMMA, [Placement(log("access", "log", "site", "address", "width"), "access")])
+    data = Array(np.zeros(4096, np.uint8))
+    run("k", 32, data, np.uint32(24))
+    sites = run.sites("k")
+    assert [(s.kind, s.space, s.width) for _, s in sorted(sites.items())] == [
+        ("load", "generic", 16),
+        ("load", "global", 8),
+        ("load", "shared", 16),
+        ("load", "shared", 16),
+        ("store", "global", 16),
+        ("store", "global", 16),
+    ]
+
+    def touched(begin: int, rows: int, length: int, step: int) -> list[int]:
+        return [begin + step * row + byte for row in range(rows) for byte in range(length)]
+
+    expected = [
+        (touched(data.address + 32, 16, 32, 48), [0]),
+        (touched(data.address, 16, 8, 16), [1]),
+        (touched(64, 16, 64, 64), [2, 3]),
+        (touched(data.address, 16, 64, 96), [4, 5]),
+    ]
+    for bytes_, numbers in expected:
+        found = [r for r in run.records(4) if r[1] in numbers]
+        assert sorted(r[2] + k for r in found for k in range(r[3])) == sorted(bytes_)
+
+
 # --- functions ----------------------------------------------------------------------------------------
 
 FUNCTIONS = f"""{HEAD}
