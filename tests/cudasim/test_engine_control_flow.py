@@ -178,3 +178,46 @@ def test_lanes_of_a_warp_in_two_functions_at_once() -> None:
     device.launch("both", 1, 32, out, begun)
     expected = np.arange(1, 32, 2, dtype=np.uint64) + np.uint64(0x0123456789ABCDEF)
     assert (out.host[1::2] == expected).all()
+
+
+ARGUMENTS = """.version 8.0
+.target sm_80
+.address_size 64
+.func (.reg .pred odd, .reg .v2 .u32 both) split(.reg .v2 .u32 given, .reg .pred add, .reg .u32 more) {
+    .reg .pred %p<2>; .reg .u32 %r<4>;
+    mov.v2.u32 both, given;
+    @!add bra NOT;
+    add.u32 both.x, given.x, more;
+NOT:
+    and.b32 %r1, both.x, 1;
+    setp.ne.u32 odd, %r1, 0;
+    ret;
+}
+.visible .entry k(.param .u64 out) {
+    .reg .pred %p<4>; .reg .u32 %r<9>; .reg .u64 %rd<4>; .reg .v2 .u32 %v, %w;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %rd1, %r1, 16, %rd1;
+    mov.u32 %v.x, %r1;
+    mul.lo.u32 %v.y, %r1, 3;
+    setp.gt.u32 %p1, %r1, 20;
+    mov.u32 %r3, 5;
+    @%p1 bra LATE;
+    call (%p2, %w), split, (%v, %p1, %r3);
+    bra DONE;
+LATE:
+    call (%p2, %w), split, (%v, %p1, %r3);
+DONE:
+    selp.u32 %r4, 1, 0, %p2;
+    st.global.v4.u32 [%rd1], {%w.x, %w.y, %r4, %r4};
+    ret;
+}
+"""
+
+
+def test_predicates_and_vectors_as_arguments_and_results() -> None:
+    out = Array(np.zeros((32, 4), np.uint32))
+    Device(ARGUMENTS).launch("k", 1, 32, out)
+    lanes = np.arange(32)
+    first = lanes + 5 * (lanes > 20)
+    assert (out.host == np.c_[first, 3 * lanes, first & 1, first & 1]).all()

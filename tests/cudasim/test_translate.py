@@ -176,20 +176,6 @@ def test_a_module_with_32_bit_addresses_is_refused() -> None:
         translate(HEAD.replace("address_size 64", "address_size 32") + ".visible .entry k() { ret; }")
 
 
-@pytest.mark.parametrize(
-    ("function", "call"),
-    [
-        (".func (.reg .pred r) f(.reg .u32 a) { setp.eq.u32 r, a, 0; ret; }", "call (%p1), f, (3);"),
-        (".func f(.reg .pred a) { ret; }", "call f, (%p1);"),
-    ],
-)
-def test_a_function_with_a_predicate_as_parameter_is_refused(function: str, call: str) -> None:
-    """ptxas: In ABI compilation, returning predicate ... values from device functions is not supported."""
-    text = kernel(call).replace(HEAD, HEAD + function + "\n")
-    program = TranslatedModule(parse(text))
-    assert "predicate" in program.refused["k"]
-
-
 @pytest.mark.parametrize("form", ["ld %r1, [%rd1];", "st [%rd1], %r1;", "atom %r1, [%rd1], 1;"])
 def test_an_access_without_a_type_is_refused_with_its_kernel_alone(form: str) -> None:
     head = ".version 8.0\n.target sm_80\n.address_size 64\n"

@@ -9,7 +9,7 @@ enum { CS_F16, CS_BF16, CS_TF32, CS_F32, CS_E4M3, CS_E5M2, CS_S8, CS_U8, CS_S4, 
 typedef f64 cs_columns __attribute__((vector_size(64))); /* a row of eight columns */
 
 /* Writes the elements of a register, `step` apart, and returns their number. */
-INL u32 cs_unpack(f64 *to, u32 step, u32 x, u32 type) {
+FN __attribute__((noinline)) u32 cs_unpack(f64 *to, u32 step, u32 x, u32 type) {
     switch (type) {
         case CS_F16:
             to[0] = f32_(f16_to_f32((u16)x));

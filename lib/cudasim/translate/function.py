@@ -15,7 +15,7 @@ from typing import Any
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
-from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable
+from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
 
 from . import copies, device_runtime, matrix, memory, tensor  # noqa: F401 (copies: its instructions)
 from .arithmetic import TABLE
@@ -133,13 +133,15 @@ class FunctionCode:
         offsets = slots([p.size for p in formals])
         self.args_size = max(self.args_size, offsets[-1])
         for p, offset in zip(formals, offsets, strict=False):
-            where: Storage | Register
-            if p.space == "reg":
-                self.names.declare(self.names.root, p)
-                where = self.names.root.registers[p.name]
-            else:
-                where = self.names.declare_parameter(self.names.root, p)
-            out.append((where, offset, p.size))
+            if p.space != "reg":
+                out.append((self.names.declare_parameter(self.names.root, p), offset, p.size))
+                continue
+            self.names.declare(self.names.root, p)
+            elements = [f"{p.name}.{e}" for e in "xyzw"[: p.vector]] if p.vector > 1 else [p.name]
+            for k, element in enumerate(elements):
+                register = self.names.root.registers[element]
+                width = max(1, register.width)
+                out.append((register, offset + k * width, width))
 
     def _find_address_taken(self) -> None:
         """Put parameters whose address mov takes into local memory (PTX ISA 9.7.9.4)."""
@@ -398,10 +400,6 @@ class FunctionCode:
             raise Unsupported(
                 f"PTX line {statement.line}: function {callee.name} is not defined in this module"
             )
-        if target is not None and any(p.type == "pred" for p in (*target.parameters, *target.returns)):
-            raise Unsupported(
-                f"PTX line {statement.line}: {callee.name} is given or returns a predicate, which no call can pass"
-            )
         after = self._guard(statement, scope)
         v = self.values
         v.elapsed = v.cost = 0
@@ -423,8 +421,11 @@ class FunctionCode:
                     f"__builtin_memcpy({where}, w->params + {storage.index}, {min(size, storage.size)});"
                 )
             else:
-                t = f"b{size * 8}"
-                parts.append(f"ST({c_type(size)}, {where}, {v.src(o, t)});")
+                items = o.items if isinstance(o, Vector) else (o,)
+                width = size // len(items)
+                for k, item in enumerate(items):
+                    t = self._argument_type(item, scope, width)
+                    parts.append(f"ST({c_type(width)}, {where} + {k * width}, {v.src(item, t)});")
         parts.append("w->retpc[l] = @NEXT@;")
         resume = Block()
         if register is not None:
@@ -449,10 +450,16 @@ class FunctionCode:
         self.args_size = max(self.args_size, offsets[-1])
         for o, size, offset in zip(returned, sizes, offsets, strict=False):
             where = f"w->args + (u64)l * @ARGS@ + {offset}"
-            assert isinstance(o, Name)
-            if self.names.register(scope, o.name) is not None:
-                texts.append(v.dst(o, f"b{size * 8}", f"LD({c_type(size)}, {where})"))
+            if isinstance(o, Vector) or (
+                isinstance(o, Name) and self.names.register(scope, o.name) is not None
+            ):
+                items = o.items if isinstance(o, Vector) else (o,)
+                width = size // len(items)
+                for k, item in enumerate(items):
+                    t = self._argument_type(item, scope, width)
+                    texts.append(v.dst(item, t, f"LD({c_type(width)}, {where} + {k * width})"))
                 continue
+            assert isinstance(o, Name)
             storage = self.names.storage(scope, o.name)
             if storage is None or storage.kind != "frame":
                 if o.name == "_":
@@ -476,6 +483,8 @@ class FunctionCode:
     def _argument_size(self, o: Operand, scope: Scope, formal: list[int] | None, k: int) -> int:
         if formal is not None and k < len(formal):
             return formal[k]
+        if isinstance(o, Vector):
+            return sum(self._argument_size(item, scope, None, 0) for item in o.items)
         if isinstance(o, Name):
             register = self.names.register(scope, o.name)
             if register is not None:
@@ -484,6 +493,11 @@ class FunctionCode:
             if storage is not None and storage.kind in ("frame", "kernel"):
                 return storage.size
         return 8
+
+    def _argument_type(self, o: Operand, scope: Scope, width: int) -> str:
+        """Return the type of an argument or result of `width` bytes."""
+        found = self.names.register(scope, o.name) if isinstance(o, Name) else None
+        return "pred" if found is not None and not found.width else f"b{width * 8}"
 
     def _system_call(
         self, name: str, returned: tuple[Operand, ...], passed: tuple[Operand, ...], scope: Scope
@@ -1031,7 +1045,11 @@ class FunctionCode:
             inner.append("R->ret[l] = w->retpc[l];")
             for where, offset, size in self.arguments:
                 source = f"w->args + (u64)l * @ARGS@ + {offset}"
-                if isinstance(where, Register):
+                if isinstance(where, Register) and not where.width:
+                    self._fields[where.name] = 0
+                    bit = f"(u32)LD(u8, {source}) << l"
+                    inner.append(f"R->{where.name} = (R->{where.name} & ~(1u << l)) | {bit};")
+                elif isinstance(where, Register):
                     self._fields[where.name] = where.width
                     inner.append(f"R->{where.name}[l] = LD({c_type(where.width)}, {source});")
                 elif where.name in self.values.local_parameters:
@@ -1092,7 +1110,8 @@ class FunctionCode:
                 to = f"w->args + (u64)l * @ARGS@ + {offset}"
                 if isinstance(result, Register):
                     self._fields[result.name] = result.width
-                    lines.append(f"ST({c_type(result.width)}, {to}, R->{result.name}[l]);")
+                    value = f"R->{result.name}[l]" if result.width else f"R->{result.name} >> l & 1"
+                    lines.append(f"ST({c_type(result.width)}, {to}, {value});")
                 else:
                     lines.append(f"__builtin_memcpy({to}, R->{result.name}[l], {size});")
             lines.append("END")

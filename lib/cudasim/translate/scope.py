@@ -11,6 +11,7 @@ from gpubpf.ptx.module import (
     Address,
     Close,
     Function,
+    Group,
     Label,
     Name,
     Open,
@@ -213,6 +214,8 @@ class Names:
 
     def vector(self, scope: Scope, operand: Operand) -> Operand:
         """Return the vector of a vector register's elements instead of the register; any other operand as it is."""
+        if isinstance(operand, Group):
+            return Group(tuple(self.vector(scope, item) for item in operand.items))
         at: Scope | None = scope
         while at is not None and isinstance(operand, Name) and not operand.offset:
             if operand.name in at.vectors:
