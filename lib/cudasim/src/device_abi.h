@@ -87,6 +87,31 @@ enum { /* functions of the device runtime (translate/device_runtime.py) */
        CS_CALL_SET
 };
 
+enum { CS_TEX, CS_TEX_LEVEL, CS_TEX_GRAD, CS_TEX_GATHER };
+enum { CS_1D = 1, CS_2D, CS_3D, CS_CUBE };
+enum { CS_SURFACE_TRAP, CS_SURFACE_CLAMP, CS_SURFACE_ZERO };
+enum { CS_QUERY_WIDTH, CS_QUERY_HEIGHT, CS_QUERY_DEPTH, CS_QUERY_LAYERS, CS_QUERY_LEVELS };
+
+struct cs_texture_fetch { /* tex and tld4 of one lane. Floats are bit patterns. */
+    uint64_t handle;
+    uint32_t operation, geometry, layered;
+    uint32_t integer; /* whether the coordinates are .s32 and count texels */
+    uint32_t at[3], layer;
+    uint32_t level;        /* CS_TEX_LEVEL */
+    uint32_t dx[3], dy[3]; /* CS_TEX_GRAD */
+    int32_t offset[3];     /* in texels */
+    uint32_t component;    /* CS_TEX_GATHER */
+    uint32_t result[4];
+};
+
+struct cs_surface_access { /* suld and sust of one lane */
+    uint64_t handle;
+    uint32_t geometry, layered, outside; /* outside: CS_SURFACE_* */
+    int32_t at[3];                       /* the first in bytes; in texels for surface_put */
+    uint32_t layer;
+    uint32_t size; /* bytes */
+};
+
 struct cs_warp;
 struct cs_function;
 
@@ -117,6 +142,12 @@ struct cs_services { /* called by generated code; those marked * do not return a
     double (*round64)(uint32_t op, uint32_t mode, double a, double b, double c);
     float (*convert32)(uint32_t op, uint32_t mode, int64_t i, double d);
     double (*convert64)(uint32_t op, uint32_t mode, int64_t i);
+    void (*texture_fetch)(struct cs_warp *w, struct cs_texture_fetch *fetch); /* * */
+    void *(*surface)(struct cs_warp *w,
+                     const struct cs_surface_access *access); /* * host address of the bytes */
+    void (*surface_put)(struct cs_warp *w, const struct cs_surface_access *access, const uint32_t *values,
+                        uint32_t count); /* * sust.p */
+    uint32_t (*texture_query)(struct cs_warp *w, uint64_t handle, uint32_t what, uint32_t level); /* * */
     uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
                         const uint64_t *arguments); /* * the device runtime, for the current lane */
 };

@@ -17,7 +17,7 @@ from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
 
-from . import copies, device_runtime, matrix, memory, tensor  # noqa: F401 (copies: its instructions)
+from . import copies, device_runtime, matrix, memory, tensor, texture  # noqa: F401 (copies, texture: their instructions)
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of

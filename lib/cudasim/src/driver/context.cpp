@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <condition_variable>
 
+#include "driver/array.h"
 #include "per_thread.h"
 
 namespace cudasim::driver {
@@ -150,6 +151,7 @@ std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary
     environment.constant_size = Memory::kConstantBytes;
     environment.host_range = host_range;
     environment.print = print;
+    environment.texture = find_texture;
     environment.allocate = heap_allocate;
     environment.release = heap_release;
     environment.multiprocessors = kMultiprocessors;

@@ -32,10 +32,12 @@
 
 namespace cudasim::driver {
 
+struct Array;
 struct Context;
-struct Stream;
 struct Graph;
 struct GraphNode;
+struct MipmappedArray;
+struct Stream;
 
 // ---------------------------------------------------------------------------------------------------- handles
 
@@ -112,7 +114,8 @@ struct Copy {  // three-dimensional; rows of `width` bytes
     size_t width = 0, height = 1, depth = 1;
     size_t source_pitch = 0, source_slice = 0, destination_pitch = 0, destination_slice = 0;
     size_t bytes() const { return width * height * depth; }
-    CUDA_MEMCPY3D described{};  // as the application passed it
+    CUDA_MEMCPY3D described{};                    // as the application passed it
+    std::shared_ptr<Array> from_array, to_array;  // keep the memory of arrays
 };
 
 struct Memset {
@@ -369,6 +372,8 @@ struct Tables {
     Handles<GraphExec> execs;
     Handles<MemoryPool> pools;
     Handles<UserReferences> user_objects;
+    Handles<Array> arrays;
+    Handles<MipmappedArray> mipmapped_arrays;
 };
 Tables &tables();
 

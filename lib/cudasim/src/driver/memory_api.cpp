@@ -1,5 +1,5 @@
 // The API of memory: allocations, host memory, memory pools, pointer attributes, and the checks of copies.
-#include "driver/driver.h"
+#include "driver/array.h"
 
 #include <string.h>
 
@@ -146,6 +146,25 @@ size_t attribute_size(CUpointer_attribute attribute) {
     }
 }
 
+// The same as describe_end() for an array, whose texels have no address that an application knows.
+CUresult describe_array(CUarray handle, size_t x, size_t y, size_t z, size_t lod,
+                        const CUDA_MEMCPY3D &described, uint64_t &start, size_t &pitch, size_t &slice,
+                        std::shared_ptr<Array> &array) {
+    array = tables().arrays.get(handle);
+    if (!array) return CUDA_ERROR_INVALID_HANDLE;
+    const TextureLevel &level = array->level;
+    auto inside = [](size_t begin, size_t count, size_t size) {
+        return begin <= size && count <= size - begin;
+    };
+    if (lod != 0 || !inside(x, described.WidthInBytes, level.pitch) ||
+        !inside(y, described.Height, level.height) || !inside(z, described.Depth, level.depth))
+        return CUDA_ERROR_INVALID_VALUE;
+    pitch = level.pitch;
+    slice = level.slice;
+    start = level.base + z * slice + y * pitch + x;
+    return CUDA_SUCCESS;
+}
+
 // Computes the start and the pitches of one end of a copy, and checks its range. A host end may be any memory of the
 // process.
 CUresult describe_end(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t rows,
@@ -156,7 +175,7 @@ CUresult describe_end(CUmemorytype type, const void *host, CUdeviceptr device, s
         case CU_MEMORYTYPE_HOST: base = reinterpret_cast<uint64_t>(host); break;
         case CU_MEMORYTYPE_DEVICE:
         case CU_MEMORYTYPE_UNIFIED: base = device; break;
-        default: return CUDA_ERROR_NOT_SUPPORTED;  // arrays
+        default: return CUDA_ERROR_INVALID_VALUE;
     }
     out_pitch = pitch != 0 ? pitch : described.WidthInBytes + x;
     if (out_pitch < described.WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
@@ -178,16 +197,24 @@ CUresult check_range(uint64_t address, size_t bytes) {
 }
 
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy) {
-    if (CUresult status =
-            describe_end(described.srcMemoryType, described.srcHost, described.srcDevice, described.srcPitch,
-                         described.srcHeight, described.srcXInBytes, described.srcY, described.srcZ,
-                         described, copy.source, copy.source_pitch, copy.source_slice))
-        return status;
-    if (CUresult status =
-            describe_end(described.dstMemoryType, described.dstHost, described.dstDevice, described.dstPitch,
-                         described.dstHeight, described.dstXInBytes, described.dstY, described.dstZ,
-                         described, copy.destination, copy.destination_pitch, copy.destination_slice))
-        return status;
+    CUresult status =
+        described.srcMemoryType == CU_MEMORYTYPE_ARRAY
+            ? describe_array(described.srcArray, described.srcXInBytes, described.srcY, described.srcZ,
+                             described.srcLOD, described, copy.source, copy.source_pitch, copy.source_slice,
+                             copy.from_array)
+            : describe_end(described.srcMemoryType, described.srcHost, described.srcDevice,
+                           described.srcPitch, described.srcHeight, described.srcXInBytes, described.srcY,
+                           described.srcZ, described, copy.source, copy.source_pitch, copy.source_slice);
+    if (status != CUDA_SUCCESS) return status;
+    status = described.dstMemoryType == CU_MEMORYTYPE_ARRAY
+                 ? describe_array(described.dstArray, described.dstXInBytes, described.dstY, described.dstZ,
+                                  described.dstLOD, described, copy.destination, copy.destination_pitch,
+                                  copy.destination_slice, copy.to_array)
+                 : describe_end(described.dstMemoryType, described.dstHost, described.dstDevice,
+                                described.dstPitch, described.dstHeight, described.dstXInBytes,
+                                described.dstY, described.dstZ, described, copy.destination,
+                                copy.destination_pitch, copy.destination_slice);
+    if (status != CUDA_SUCCESS) return status;
     copy.width = described.WidthInBytes;
     copy.height = described.Height;
     copy.depth = described.Depth;

@@ -146,6 +146,7 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY3D_PEER &peer) {
     described.srcMemoryType = peer.srcMemoryType;
     described.srcHost = peer.srcHost;
     described.srcDevice = peer.srcDevice;
+    described.srcArray = peer.srcArray;
     described.srcPitch = peer.srcPitch;
     described.srcHeight = peer.srcHeight;
     described.dstXInBytes = peer.dstXInBytes;
@@ -154,12 +155,43 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY3D_PEER &peer) {
     described.dstMemoryType = peer.dstMemoryType;
     described.dstHost = peer.dstHost;
     described.dstDevice = peer.dstDevice;
+    described.dstArray = peer.dstArray;
     described.dstPitch = peer.dstPitch;
     described.dstHeight = peer.dstHeight;
     described.WidthInBytes = peer.WidthInBytes;
     described.Height = peer.Height;
     described.Depth = peer.Depth;
     return described;
+}
+
+// One end of a copy of consecutive bytes, of which at most one row of an array.
+struct RowEnd {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    CUarray array;
+    size_t offset;
+};
+
+RowEnd array_end(CUarray array, size_t offset) { return {CU_MEMORYTYPE_ARRAY, nullptr, 0, array, offset}; }
+RowEnd host_end(const void *host) { return {CU_MEMORYTYPE_HOST, host, 0, nullptr, 0}; }
+RowEnd device_end(CUdeviceptr device) { return {CU_MEMORYTYPE_DEVICE, nullptr, device, nullptr, 0}; }
+
+CUresult copy_row(CUstream handle, const RowEnd &destination, const RowEnd &source, size_t bytes, bool wait) {
+    CUDA_MEMCPY3D described{};
+    described.srcMemoryType = source.type;
+    described.srcHost = source.host;
+    described.srcDevice = source.device;
+    described.srcArray = source.array;
+    described.srcXInBytes = source.offset;
+    described.dstMemoryType = destination.type;
+    described.dstHost = const_cast<void *>(destination.host);
+    described.dstDevice = destination.device;
+    described.dstArray = destination.array;
+    described.dstXInBytes = destination.offset;
+    described.WidthInBytes = bytes;
+    described.Height = described.Depth = 1;
+    return copy_described(handle, described, wait);
 }
 
 CUresult submit_memset(CUstream handle, uint64_t address, unsigned value, unsigned element, size_t width,
@@ -321,6 +353,37 @@ CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *described) {
 
 CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *described, CUstream stream) {
     return described == nullptr ? CUDA_ERROR_INVALID_VALUE : copy_described(stream, as_3d(*described), false);
+}
+
+CUresult cuMemcpyHtoA(CUarray destination, size_t offset, const void *source, size_t bytes) {
+    return copy_row(nullptr, array_end(destination, offset), host_end(source), bytes, true);
+}
+
+CUresult cuMemcpyAtoH(void *destination, CUarray source, size_t offset, size_t bytes) {
+    return copy_row(nullptr, host_end(destination), array_end(source, offset), bytes, true);
+}
+
+CUresult cuMemcpyDtoA(CUarray destination, size_t offset, CUdeviceptr source, size_t bytes) {
+    return copy_row(nullptr, array_end(destination, offset), device_end(source), bytes, true);
+}
+
+CUresult cuMemcpyAtoD(CUdeviceptr destination, CUarray source, size_t offset, size_t bytes) {
+    return copy_row(nullptr, device_end(destination), array_end(source, offset), bytes, true);
+}
+
+CUresult cuMemcpyAtoA(CUarray destination, size_t destination_offset, CUarray source, size_t source_offset,
+                      size_t bytes) {
+    return copy_row(nullptr, array_end(destination, destination_offset), array_end(source, source_offset),
+                    bytes, true);
+}
+
+CUresult cuMemcpyHtoAAsync(CUarray destination, size_t offset, const void *source, size_t bytes,
+                           CUstream stream) {
+    return copy_row(stream, array_end(destination, offset), host_end(source), bytes, false);
+}
+
+CUresult cuMemcpyAtoHAsync(void *destination, CUarray source, size_t offset, size_t bytes, CUstream stream) {
+    return copy_row(stream, host_end(destination), array_end(source, offset), bytes, false);
 }
 
 // ---------------------------------------------------------------------------------------------------- memsets

@@ -187,6 +187,10 @@ bool check_barrier(Block &block, uint32_t number);
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
 uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
+void texture_fetch(cs_warp *w, cs_texture_fetch *fetch);
+void *surface(cs_warp *w, const cs_surface_access *access);
+void surface_put(cs_warp *w, const cs_surface_access *access, const uint32_t *values, uint32_t count);
+uint32_t texture_query(cs_warp *w, uint64_t handle, uint32_t what, uint32_t level);
 
 struct Translation {
     std::string object;              // a shared object

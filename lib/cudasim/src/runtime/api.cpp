@@ -30,41 +30,6 @@ cudaError_t function_attribute(const void *host, CUfunction_attribute which, int
 
 }  // namespace
 
-namespace cudasim::runtime {
-
-cudaError_t describe_copy(const cudaMemcpy3DParms &parameters, CUDA_MEMCPY3D &described) {
-    if (parameters.srcArray != nullptr || parameters.dstArray != nullptr) return cudaErrorNotSupported;
-    described = {};
-    auto kind = parameters.kind;
-    auto memory_type = [&](cudaMemcpyKind kind_with_host) {
-        if (kind == cudaMemcpyDefault) return CU_MEMORYTYPE_UNIFIED;
-        return kind == kind_with_host || kind == cudaMemcpyHostToHost ? CU_MEMORYTYPE_HOST
-                                                                      : CU_MEMORYTYPE_DEVICE;
-    };
-    described.srcXInBytes = parameters.srcPos.x;
-    described.srcY = parameters.srcPos.y;
-    described.srcZ = parameters.srcPos.z;
-    described.srcMemoryType = memory_type(cudaMemcpyHostToDevice);
-    described.srcHost = parameters.srcPtr.ptr;
-    described.srcDevice = device_pointer(parameters.srcPtr.ptr);
-    described.srcPitch = parameters.srcPtr.pitch;
-    described.srcHeight = parameters.srcPtr.ysize;
-    described.dstXInBytes = parameters.dstPos.x;
-    described.dstY = parameters.dstPos.y;
-    described.dstZ = parameters.dstPos.z;
-    described.dstMemoryType = memory_type(cudaMemcpyDeviceToHost);
-    described.dstHost = parameters.dstPtr.ptr;
-    described.dstDevice = device_pointer(parameters.dstPtr.ptr);
-    described.dstPitch = parameters.dstPtr.pitch;
-    described.dstHeight = parameters.dstPtr.ysize;
-    described.WidthInBytes = parameters.extent.width;
-    described.Height = parameters.extent.height;
-    described.Depth = parameters.extent.depth;
-    return cudaSuccess;
-}
-
-}  // namespace cudasim::runtime
-
 extern "C" {
 
 // ---------------------------------------------------------------------------------------------------- versions, devices
@@ -115,6 +80,41 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->minor = get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     properties->textureAlignment = get(CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT);
     properties->texturePitchAlignment = get(CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT);
+    properties->maxTexture1D = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH);
+    properties->maxTexture1DMipmap = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH);
+    properties->maxTexture2D[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH);
+    properties->maxTexture2D[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT);
+    properties->maxTexture2DMipmap[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH);
+    properties->maxTexture2DMipmap[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT);
+    properties->maxTexture2DLinear[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH);
+    properties->maxTexture2DLinear[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT);
+    properties->maxTexture2DLinear[2] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH);
+    properties->maxTexture2DGather[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH);
+    properties->maxTexture2DGather[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT);
+    for (int d = 0; d < 3; d++) {
+        properties->maxTexture3D[d] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH);
+        properties->maxTexture3DAlt[d] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE);
+        properties->maxSurface3D[d] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH);
+    }
+    properties->maxTextureCubemap = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH);
+    properties->maxTexture1DLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH);
+    properties->maxTexture1DLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS);
+    properties->maxTexture2DLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH);
+    properties->maxTexture2DLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT);
+    properties->maxTexture2DLayered[2] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS);
+    properties->maxTextureCubemapLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH);
+    properties->maxTextureCubemapLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS);
+    properties->maxSurface1D = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH);
+    properties->maxSurface2D[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH);
+    properties->maxSurface2D[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT);
+    properties->maxSurface1DLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH);
+    properties->maxSurface1DLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS);
+    properties->maxSurface2DLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH);
+    properties->maxSurface2DLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT);
+    properties->maxSurface2DLayered[2] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS);
+    properties->maxSurfaceCubemap = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH);
+    properties->maxSurfaceCubemapLayered[0] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH);
+    properties->maxSurfaceCubemapLayered[1] = get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS);
     properties->multiProcessorCount = get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     properties->integrated = get(CU_DEVICE_ATTRIBUTE_INTEGRATED);
     properties->canMapHostMemory = get(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);

@@ -321,22 +321,7 @@ cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, struct cudaMemcpy
     if (parameters == nullptr) return record_error(cudaErrorInvalidValue);
     CUDA_MEMCPY3D found;
     if (CUresult status = cu().GraphMemcpyNodeGetParams(node, &found)) return record_error(status);
-    bool from_host = found.srcMemoryType == CU_MEMORYTYPE_HOST,
-         to_host = found.dstMemoryType == CU_MEMORYTYPE_HOST;
-    *parameters = {};
-    parameters->srcPos = {found.srcXInBytes, found.srcY, found.srcZ};
-    parameters->dstPos = {found.dstXInBytes, found.dstY, found.dstZ};
-    parameters->srcPtr = {
-        from_host ? const_cast<void *>(found.srcHost) : reinterpret_cast<void *>(found.srcDevice),
-        found.srcPitch, found.WidthInBytes, found.srcHeight};
-    parameters->dstPtr = {to_host ? found.dstHost : reinterpret_cast<void *>(found.dstDevice), found.dstPitch,
-                          found.WidthInBytes, found.dstHeight};
-    parameters->extent = {found.WidthInBytes, found.Height, found.Depth};
-    if (found.srcMemoryType == CU_MEMORYTYPE_UNIFIED || found.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
-        parameters->kind = cudaMemcpyDefault;
-    else if (from_host) parameters->kind = to_host ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
-    else parameters->kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
-    return cudaSuccess;
+    return record_error(describe_parameters(found, *parameters));
 }
 
 cudaError_t cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, const void *symbol, const void *from,

@@ -71,7 +71,13 @@ namespace cudasim::runtime {
     X(GraphEventWaitNodeSetEvent, 12030) X(GraphExecEventWaitNodeSetEvent, 12030) X(GraphAddMemAllocNode, 12030)     \
     X(GraphMemAllocNodeGetParams, 12030) X(GraphAddMemFreeNode, 12030) X(GraphMemFreeNodeGetParams, 12030)           \
     X(DeviceGraphMemTrim, 12030) X(UserObjectCreate, 12030) X(UserObjectRetain, 12030) X(UserObjectRelease, 12030)   \
-    X(GraphRetainUserObject, 12030) X(GraphReleaseUserObject, 12030)
+    X(GraphRetainUserObject, 12030) X(GraphReleaseUserObject, 12030)                                                 \
+    X(Array3DCreate, 12030) X(Array3DGetDescriptor, 12030) X(ArrayDestroy, 12030)                                    \
+    X(ArrayGetMemoryRequirements, 12030) X(MipmappedArrayCreate, 12030) X(MipmappedArrayGetLevel, 12030)             \
+    X(MipmappedArrayDestroy, 12030) X(TexObjectCreate, 12030) X(TexObjectDestroy, 12030)                             \
+    X(TexObjectGetResourceDesc, 12030) X(TexObjectGetTextureDesc, 12030) X(TexObjectGetResourceViewDesc, 12030)      \
+    X(SurfObjectCreate, 12030) X(SurfObjectDestroy, 12030) X(SurfObjectGetResourceDesc, 12030)                       \
+    X(DeviceGetTexture1DLinearMaxWidth, 12030)
 // clang-format on
 
 struct Driver {
@@ -137,5 +143,9 @@ inline CUmemLocation driver_location(const cudaMemLocation &location) {
 }
 
 cudaError_t describe_copy(const cudaMemcpy3DParms &parameters, CUDA_MEMCPY3D &described);
+// Describes a copy as cudaMemcpy3D's parameters.
+cudaError_t describe_parameters(const CUDA_MEMCPY3D &described, cudaMemcpy3DParms &parameters);
+// Finds the size of an array, and the bytes of its elements. Null is an error.
+cudaError_t find_array(cudaArray_const_t array, CUDA_ARRAY3D_DESCRIPTOR &described, size_t &element);
 
 }  // namespace cudasim::runtime

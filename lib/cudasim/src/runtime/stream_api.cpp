@@ -57,6 +57,76 @@ cudaMemcpy3DParms pitched_copy(void *to, size_t to_pitch, const void *from, size
     return parameters;
 }
 
+// A copy between an array and memory, or between arrays, of rows of `width` bytes. A null array: the memory.
+struct ArrayEnd {
+    cudaArray_const_t array = nullptr;
+    size_t x = 0, y = 0;  // in an array: bytes, rows
+    const void *memory = nullptr;
+    size_t pitch = 0;
+};
+
+void describe_end(const ArrayEnd &end, bool host, bool any, CUmemorytype &type, CUarray &array, size_t &x,
+                  size_t &y) {
+    type = end.array != nullptr ? CU_MEMORYTYPE_ARRAY
+           : any                ? CU_MEMORYTYPE_UNIFIED
+           : host               ? CU_MEMORYTYPE_HOST
+                                : CU_MEMORYTYPE_DEVICE;
+    array = reinterpret_cast<CUarray>(const_cast<cudaArray_t>(end.array));
+    x = end.x;
+    y = end.y;
+}
+
+cudaError_t copy_array(const ArrayEnd &to, const ArrayEnd &from, size_t width, size_t height,
+                       cudaMemcpyKind kind, bool async, cudaStream_t stream) {
+    ENSURE_CONTEXT();
+    CUDA_MEMCPY3D flat{};
+    const bool any = kind == cudaMemcpyDefault;
+    describe_end(from, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost, any,
+                 flat.srcMemoryType, flat.srcArray, flat.srcXInBytes, flat.srcY);
+    describe_end(to, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost, any, flat.dstMemoryType,
+                 flat.dstArray, flat.dstXInBytes, flat.dstY);
+    flat.srcHost = from.memory;
+    flat.srcDevice = device_pointer(from.memory);
+    flat.srcPitch = from.pitch;
+    flat.dstHost = const_cast<void *>(to.memory);
+    flat.dstDevice = device_pointer(to.memory);
+    flat.dstPitch = to.pitch;
+    flat.WidthInBytes = width;
+    flat.Height = height;
+    flat.Depth = 1;
+    return record_error(async ? cu().Memcpy3DAsync(&flat, stream) : cu().Memcpy3D(&flat));
+}
+
+// Copies `bytes` consecutive bytes of an array's rows, which may begin and end within a row, to or from memory.
+cudaError_t copy_rows(const ArrayEnd &array, bool to_array, const void *memory, size_t bytes,
+                      cudaMemcpyKind kind, bool async, cudaStream_t stream) {
+    ENSURE_CONTEXT();
+    CUDA_ARRAY3D_DESCRIPTOR described;
+    size_t element = 0;
+    if (cudaError_t error = find_array(array.array, described, element)) return record_error(error);
+    const size_t row = described.Width * element;
+    if (array.x >= row && bytes != 0) return record_error(cudaErrorInvalidValue);
+    ArrayEnd at = array;
+    while (bytes != 0) {
+        const size_t width = at.x == 0 && bytes >= row ? row : std::min(bytes, row - at.x);
+        const size_t height = width == row ? bytes / row : 1;
+        ArrayEnd other;
+        other.memory = memory;
+        other.pitch = width;
+        if (cudaError_t error = to_array ? copy_array(at, other, width, height, kind, async, stream)
+                                         : copy_array(other, at, width, height, kind, async, stream))
+            return error;
+        memory = static_cast<const char *>(memory) + width * height;
+        bytes -= width * height;
+        at.x = 0;
+        at.y += height;
+    }
+    return cudaSuccess;
+}
+
+ArrayEnd in_array(cudaArray_const_t array, size_t x, size_t y) { return {array, x, y, nullptr, 0}; }
+ArrayEnd in_memory(const void *memory, size_t pitch) { return {nullptr, 0, 0, memory, pitch}; }
+
 cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                    cudaStream_t stream, bool cooperative) {
     ENSURE_CONTEXT();
@@ -202,6 +272,59 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     if (width > to_pitch || width > from_pitch) return record_error(cudaErrorInvalidPitchValue);
     cudaMemcpy3DParms parameters = pitched_copy(to, to_pitch, from, from_pitch, width, height, kind);
     return cudaMemcpy3DAsync(&parameters, stream);
+}
+
+cudaError_t cudaMemcpy2DToArray(cudaArray_t to, size_t x, size_t y, const void *from, size_t pitch,
+                                size_t width, size_t height, enum cudaMemcpyKind kind) {
+    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    return copy_array(in_array(to, x, y), in_memory(from, pitch), width, height, kind, false, nullptr);
+}
+
+cudaError_t cudaMemcpy2DToArrayAsync(cudaArray_t to, size_t x, size_t y, const void *from, size_t pitch,
+                                     size_t width, size_t height, enum cudaMemcpyKind kind,
+                                     cudaStream_t stream) {
+    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    return copy_array(in_array(to, x, y), in_memory(from, pitch), width, height, kind, true, stream);
+}
+
+cudaError_t cudaMemcpy2DFromArray(void *to, size_t pitch, cudaArray_const_t from, size_t x, size_t y,
+                                  size_t width, size_t height, enum cudaMemcpyKind kind) {
+    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    return copy_array(in_memory(to, pitch), in_array(from, x, y), width, height, kind, false, nullptr);
+}
+
+cudaError_t cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, cudaArray_const_t from, size_t x, size_t y,
+                                       size_t width, size_t height, enum cudaMemcpyKind kind,
+                                       cudaStream_t stream) {
+    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    return copy_array(in_memory(to, pitch), in_array(from, x, y), width, height, kind, true, stream);
+}
+
+cudaError_t cudaMemcpy2DArrayToArray(cudaArray_t to, size_t to_x, size_t to_y, cudaArray_const_t from,
+                                     size_t from_x, size_t from_y, size_t width, size_t height,
+                                     enum cudaMemcpyKind kind) {
+    return copy_array(in_array(to, to_x, to_y), in_array(from, from_x, from_y), width, height, kind, false,
+                      nullptr);
+}
+
+cudaError_t cudaMemcpyToArray(cudaArray_t to, size_t x, size_t y, const void *from, size_t bytes,
+                              enum cudaMemcpyKind kind) {
+    return copy_rows(in_array(to, x, y), true, from, bytes, kind, false, nullptr);
+}
+
+cudaError_t cudaMemcpyToArrayAsync(cudaArray_t to, size_t x, size_t y, const void *from, size_t bytes,
+                                   enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy_rows(in_array(to, x, y), true, from, bytes, kind, true, stream);
+}
+
+cudaError_t cudaMemcpyFromArray(void *to, cudaArray_const_t from, size_t x, size_t y, size_t bytes,
+                                enum cudaMemcpyKind kind) {
+    return copy_rows(in_array(from, x, y), false, to, bytes, kind, false, nullptr);
+}
+
+cudaError_t cudaMemcpyFromArrayAsync(void *to, cudaArray_const_t from, size_t x, size_t y, size_t bytes,
+                                     enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy_rows(in_array(from, x, y), false, to, bytes, kind, true, stream);
 }
 
 static cudaMemcpy3DParms as_3d(const cudaMemcpy3DPeerParms &peer) {

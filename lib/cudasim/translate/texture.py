@@ -1,0 +1,190 @@
+"""Translate texture and surface instructions to C (PTX ISA 9.7.10, 9.7.11). The engine samples and finds addresses.
+
+A texture or surface is named by a 64-bit handle in a register (as in code of nvcc), or by a variable that holds the handle.
+"""
+
+from __future__ import annotations
+
+from gpubpf.ptx.module import Address, Operand, Pair, PtxInstruction, Vector
+
+from .arithmetic import emits
+from .values import Values, c_type, size_of
+
+# geometry → its number in the ABI, whether it has layers, the coordinates besides the layer
+_GEOMETRIES = {
+    "1d": ("CS_1D", False, 1),
+    "2d": ("CS_2D", False, 2),
+    "3d": ("CS_3D", False, 3),
+    "a1d": ("CS_1D", True, 1),
+    "a2d": ("CS_2D", True, 2),
+    "cube": ("CS_CUBE", False, 3),
+    "acube": ("CS_CUBE", True, 3),
+}
+_COMPONENTS = {"r": 0, "g": 1, "b": 2, "a": 3}
+_QUERIES = {
+    "width": "CS_QUERY_WIDTH",
+    "height": "CS_QUERY_HEIGHT",
+    "depth": "CS_QUERY_DEPTH",
+    "array_size": "CS_QUERY_LAYERS",
+    "num_mipmap_levels": "CS_QUERY_LEVELS",
+}
+_OUTSIDE = {"trap": "CS_SURFACE_TRAP", "clamp": "CS_SURFACE_CLAMP", "zero": "CS_SURFACE_ZERO"}
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def _handle(v: Values, operand: Operand) -> str:
+    """Return the handle of `[%rd1, …]` or `[variable, …]`."""
+    if not isinstance(operand, Address) or operand.base is None or operand.offset:
+        raise v.unsupported()
+    found = v.names.register(v.scope, operand.base)
+    if found is not None:
+        return f"(u64){v.read(found)}"
+    storage = v.names.storage(v.scope, operand.base)
+    if storage is None or storage.kind != "global":
+        raise v.unsupported("a texture or surface reference that is not a variable")
+    return f"*(const u64 *)({v.address_of(operand.base)})"
+
+
+def _geometry(v: Values, i: PtxInstruction) -> tuple[str, bool, int]:
+    found = [_GEOMETRIES[m] for m in i.modifiers if m in _GEOMETRIES]
+    if len(found) != 1:
+        raise v.unsupported()
+    return found[0]
+
+
+def _coordinates(v: Values, operand: Operand, layered: bool, count: int, t: str) -> list[str]:
+    """Return designated initialisers of the layer and the coordinates."""
+    if not isinstance(operand, Address) or len(operand.coordinates) != 1:
+        raise v.unsupported("a separate sampler")
+    items = list(_items(operand.coordinates[0]))
+    fields = [f".layer = {v.src(items.pop(0), 'u32')}"] if layered else []
+    fields.append(f".at = {{{_list(v, items, count, t)}}}")
+    return fields
+
+
+def _list(v: Values, items: list[Operand] | tuple[Operand, ...], count: int, t: str) -> str:
+    cast = "(s32)" if t == "s32" else ""
+    return ", ".join(cast + v.src(items[k], t) for k in range(count))
+
+
+@emits("tex", "tld4")
+def tex(v: Values, i: PtxInstruction) -> str:
+    m = list(i.modifiers)
+    gather = i.opcode == "tld4"
+    coordinate_type = m.pop()
+    result_type = m.pop()
+    if coordinate_type not in ("s32", "f32") or result_type not in ("s32", "u32", "f32", "f16", "f16x2"):
+        raise v.unsupported()
+    operation = "level" if "level" in m else "grad" if "grad" in m else ""
+    known = {*_GEOMETRIES, "v4", "v2", "base", "level", "grad", *(_COMPONENTS if gather else ())}
+    if not known.issuperset(m) or (gather and "cube" in "".join(m)):
+        raise v.unsupported()
+    geometry, layered, count = _geometry(v, i)
+    destination, place, *rest = i.operands
+    present = None
+    if isinstance(destination, Pair):
+        destination, present = destination.first, destination.second
+    fields = [f".handle = {_handle(v, place)}", f".geometry = {geometry}", f".layered = {int(layered)}"]
+    fields += _coordinates(v, place, layered, count, "f32" if coordinate_type == "f32" else "u32")
+    if coordinate_type == "s32":
+        fields.append(".integer = 1")
+    if gather:
+        fields.append(".operation = CS_TEX_GATHER")
+        fields.append(f".component = {next(_COMPONENTS[x] for x in m if x in _COMPONENTS)}")
+    elif operation == "level":
+        kind = "f32" if coordinate_type == "f32" else "s32"
+        level = v.src(rest.pop(0), kind)
+        level = level if kind == "f32" else f"u32_((f32)(s32){level})"
+        fields += [".operation = CS_TEX_LEVEL", f".level = {level}"]
+    elif operation == "grad":
+        dx, dy = (_list(v, _items(rest.pop(0)), count, "f32") for _ in range(2))
+        fields += [".operation = CS_TEX_GRAD", f".dx = {{{dx}}}", f".dy = {{{dy}}}"]
+    if rest:
+        offsets = rest.pop(0)
+        if rest or not isinstance(offsets, Vector):
+            raise v.unsupported("comparing depths")
+        fields.append(f".offset = {{{_list(v, offsets.items, count, 's32')}}}")
+    v.code.memory = True
+    text = f"{{ {v.line()} struct cs_texture_fetch f_ = {{{', '.join(fields)}}}; api->texture_fetch(w, &f_); "
+    items = _items(destination)
+    for k, item in enumerate(items):
+        if result_type == "f16x2":
+            value = f"pack16(f32_to_f16(f_.result[{2 * k}]), f32_to_f16(f_.result[{2 * k + 1}]))"
+            text += v.dst(item, "b32", value)
+        elif result_type == "f16":
+            text += v.dst(item, "b16", f"f32_to_f16(f_.result[{k}])")
+        else:
+            text += v.dst(item, "b32", f"f_.result[{k}]")
+        text += " "
+    if present is not None:  # whether the memory of a sparse texture is there
+        text += v.dst(present, "pred", "1") + " "
+    return text + "}"
+
+
+def _surface(v: Values, i: PtxInstruction, place: Operand, size: int) -> str:
+    """Return the initialiser of a surface access."""
+    geometry, layered, count = _geometry(v, i)
+    if geometry == "CS_CUBE":
+        raise v.unsupported()
+    outside = next((_OUTSIDE[x] for x in i.modifiers if x in _OUTSIDE), "CS_SURFACE_TRAP")
+    fields = [f".handle = {_handle(v, place)}", f".geometry = {geometry}", f".layered = {int(layered)}"]
+    fields += [f".outside = {outside}", f".size = {size}"]
+    fields += _coordinates(v, place, layered, count, "s32")
+    v.code.memory = True
+    return f"{v.line()} const struct cs_surface_access s_ = {{{', '.join(fields)}}};"
+
+
+def _surface_type(v: Values, i: PtxInstruction) -> str:
+    for m in i.modifiers:
+        if m in ("b8", "b16", "b32", "b64"):
+            return m
+    raise v.unsupported()
+
+
+@emits("suld")
+def suld(v: Values, i: PtxInstruction) -> str:
+    if i.modifiers[0] != "b":
+        raise v.unsupported()
+    t = _surface_type(v, i)
+    width = size_of(t)
+    destination, place = i.operands
+    items = _items(destination)
+    text = f"{{ {_surface(v, i, place, width * len(items))} "
+    text += "const u8 *p_ = (const u8 *)api->surface(w, &s_); "
+    text += " ".join(
+        f"const {c_type(width)} x{k}_ = LD({c_type(width)}, p_ + {k * width});" for k in range(len(items))
+    )
+    return text + " " + " ".join(v.dst(o, t, f"x{k}_") for k, o in enumerate(items)) + " }"
+
+
+@emits("sust")
+def sust(v: Values, i: PtxInstruction) -> str:
+    t = _surface_type(v, i)
+    width = size_of(t)
+    place, source = i.operands
+    items = _items(source)
+    text = f"{{ {_surface(v, i, place, width * len(items))} "
+    if i.modifiers[0] == "p":
+        if t != "b32":
+            raise v.unsupported()
+        values = ", ".join(v.src(o, t) for o in items)
+        return f"{text}const u32 x_[] = {{{values}}}; api->surface_put(w, &s_, x_, {len(items)}); }}"
+    if i.modifiers[0] != "b":
+        raise v.unsupported()
+    text += "u8 *p_ = (u8 *)api->surface(w, &s_); "
+    stores = (f"ST({c_type(width)}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
+    return text + " ".join(stores) + " }"
+
+
+@emits("txq", "suq")
+def query(v: Values, i: PtxInstruction) -> str:
+    what = next((_QUERIES[m] for m in i.modifiers if m in _QUERIES), None)
+    if what is None:
+        raise v.unsupported()
+    level = v.src(i.operands[2], "u32") if "level" in i.modifiers else "0"
+    v.code.memory = True
+    call = f"api->texture_query(w, {_handle(v, i.operands[1])}, {what}, {level})"
+    return f"{v.line()} {v.dst(i.operands[0], 'b32', call)}"
