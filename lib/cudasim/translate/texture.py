@@ -83,10 +83,8 @@ def tex(v: Values, i: PtxInstruction) -> str:
     if not known.issuperset(m) or (gather and "cube" in "".join(m)):
         raise v.unsupported()
     geometry, layered, count = _geometry(v, i)
-    destination, place, *rest = i.operands
-    present = None
-    if isinstance(destination, Pair):
-        destination, present = destination.first, destination.second
+    first, place, *rest = i.operands
+    destination, present = (first.first, first.second) if isinstance(first, Pair) else (first, None)
     fields = [f".handle = {_handle(v, place)}", f".geometry = {geometry}", f".layered = {int(layered)}"]
     fields += _coordinates(v, place, layered, count, "f32" if coordinate_type == "f32" else "u32")
     if coordinate_type == "s32":
