@@ -30,6 +30,14 @@ def test_program_on_the_virtual_clock(name: str, hostile: bool) -> None:
 
 
 @HOSTILE
+def test_virtual_memory_management(hostile: bool) -> None:
+    done = run([program("virtual", "-lcuda")], hostile)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "virtual ok\n", "")
+    done = run([program("virtual", "-lcuda"), "fault"], hostile)
+    assert (done.returncode, done.stdout) == (0, "sync: cudaErrorIllegalAddress\n")
+
+
+@HOSTILE
 def test_two_devices_and_code_that_comes_and_goes(hostile: bool) -> None:
     plugin = program("plugin", "-shared", "-Xcompiler", "-fPIC")
     done = run([program("devices"), plugin], hostile, CUDASIM_DEVICES="2")

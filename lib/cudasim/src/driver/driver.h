@@ -37,6 +37,7 @@ struct Context;
 struct Graph;
 struct GraphNode;
 struct MipmappedArray;
+struct PhysicalMemory;
 struct Stream;
 
 // ---------------------------------------------------------------------------------------------------- handles
@@ -374,6 +375,7 @@ struct Tables {
     Handles<UserReferences> user_objects;
     Handles<Array> arrays;
     Handles<MipmappedArray> mipmapped_arrays;
+    Handles<PhysicalMemory> physical;
 };
 Tables &tables();
 

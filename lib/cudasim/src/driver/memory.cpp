@@ -1,6 +1,8 @@
 #include "driver/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,8 +109,9 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
 bool Memory::release(uint64_t base, uint64_t id) {
     std::unique_lock lock(mutex_);
     auto found = allocations_.find(base);
-    if (found == allocations_.end() || found->second.kind == MemoryKind::registered) return false;
+    if (found == allocations_.end()) return false;
     const Allocation &allocation = found->second;
+    if (allocation.kind == MemoryKind::registered || allocation.kind == MemoryKind::mapped) return false;
     if (id != 0 && allocation.id != id) return false;
     mmap(reinterpret_cast<void *>(allocation.mapping), allocation.mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -159,7 +162,127 @@ std::optional<Allocation> Memory::find(uint64_t address) const {
 
 bool Memory::covers(uint64_t address, size_t size) const {
     std::optional<Allocation> found = find(address);
-    return found && size <= found->size - (address - found->base);
+    while (found && found->mapped_to_device) {
+        const size_t rest = found->size - (address - found->base);
+        if (size <= rest) return true;
+        if (found->kind != MemoryKind::mapped) return false;
+        address += rest;
+        size -= rest;
+        found = find(address);
+        if (found && found->kind != MemoryKind::mapped) return false;
+    }
+    return false;
+}
+
+uint64_t Memory::reserve(size_t size, size_t alignment) {
+    if (size == 0 || size > reserved_ || alignment > reserved_) return 0;
+    std::unique_lock lock(mutex_);
+    Reservation reservation;
+    reservation.size = size;
+    reservation.taken_size = size + alignment;
+    reservation.taken = free_.take(reservation.taken_size);
+    if (reservation.taken == 0) return 0;
+    const uint64_t base = (reservation.taken + alignment - 1) / alignment * alignment;
+    reservations_[base] = reservation;
+    return base;
+}
+
+bool Memory::unreserve(uint64_t base, size_t size) {
+    std::unique_lock lock(mutex_);
+    auto found = reservations_.find(base);
+    if (found == reservations_.end() || found->second.size != size) return false;
+    auto mapping = allocations_.lower_bound(base);
+    if (mapping != allocations_.end() && mapping->first < base + size) return false;
+    free_.add(found->second.taken, found->second.taken_size);
+    reservations_.erase(found);
+    return true;
+}
+
+int Memory::create_file(size_t size, int device) {
+    rlimit limit{};  // a file beyond it would end the process by SIGXFSZ
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || size > limit.rlim_cur) return -1;
+    std::unique_lock lock(mutex_);
+    if (size > total_ || used_[device] + size > total_) return -1;
+    const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return -1;
+    if (ftruncate(file, static_cast<off_t>(size)) != 0 || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+        close(file);
+        return -1;
+    }
+    if (config().hostile) {
+        const size_t bytes = std::min(size, kMaxGarbage);
+        void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (at != MAP_FAILED) {
+            fill_garbage(at, bytes, next_id_);
+            munmap(at, bytes);
+        }
+    }
+    used_[device] += size;
+    return file;
+}
+
+void Memory::close_file(int file, size_t size, int device) {
+    std::unique_lock lock(mutex_);
+    close(file);
+    used_[device] -= std::min(used_[device], size);
+}
+
+bool Memory::map(uint64_t base, size_t size, int file, size_t offset, int device) {
+    std::unique_lock lock(mutex_);
+    auto reservation = reservations_.upper_bound(base);
+    if (reservation == reservations_.begin()) return false;
+    --reservation;
+    const uint64_t before = base - reservation->first;
+    if (before >= reservation->second.size || size > reservation->second.size - before) return false;
+    auto next = allocations_.lower_bound(base);
+    if (next != allocations_.end() && next->first < base + size) return false;
+    if (next != allocations_.begin()) {
+        const Allocation &previous = std::prev(next)->second;
+        if (previous.base + previous.size > base) return false;
+    }
+    if (mmap(reinterpret_cast<void *>(base), size, PROT_NONE, MAP_SHARED | MAP_FIXED, file,
+             static_cast<off_t>(offset)) == MAP_FAILED)
+        return false;
+    Allocation allocation;
+    allocation.base = allocation.mapping = base;
+    allocation.size = allocation.mapped = size;
+    allocation.kind = MemoryKind::mapped;
+    allocation.device = device;
+    allocation.id = next_id_++;
+    allocation.mapped_to_device = false;
+    allocations_[base] = allocation;
+    return true;
+}
+
+std::vector<Allocation> Memory::mappings(uint64_t base, size_t size) const {
+    std::shared_lock lock(mutex_);
+    std::vector<Allocation> found;
+    uint64_t at = base;
+    for (auto next = allocations_.find(base); next != allocations_.end() && at < base + size; ++next) {
+        if (next->first != at || next->second.kind != MemoryKind::mapped) return {};
+        found.push_back(next->second);
+        at += next->second.size;
+    }
+    return at == base + size ? found : std::vector<Allocation>();
+}
+
+bool Memory::unmap(const Allocation &mapping) {
+    std::unique_lock lock(mutex_);
+    auto found = allocations_.find(mapping.base);
+    if (found == allocations_.end() || found->second.id != mapping.id) return false;
+    mmap(reinterpret_cast<void *>(mapping.base), mapping.size, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    allocations_.erase(found);
+    return true;
+}
+
+void Memory::set_access(uint64_t base, bool accessible) {
+    std::unique_lock lock(mutex_);
+    auto found = allocations_.find(base);
+    if (found == allocations_.end() || found->second.kind != MemoryKind::mapped) return;
+    mprotect(reinterpret_cast<void *>(base), found->second.size,
+             accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
+    found->second.mapped_to_device = accessible;
 }
 
 bool Memory::touches(uint64_t address, size_t size) const {

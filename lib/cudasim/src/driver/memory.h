@@ -14,7 +14,7 @@
 
 namespace cudasim {
 
-enum class MemoryKind { device, pinned, managed, registered };
+enum class MemoryKind { device, pinned, managed, registered, mapped };  // mapped: by cuMemMap
 
 struct Allocation {
     uint64_t base = 0;  // the address that the application gets
@@ -28,7 +28,7 @@ struct Allocation {
     uint64_t mapping = 0;          // first mapped page
     size_t mapped = 0;             // bytes mapped, whole pages
     size_t guard = 0;              // bytes of the guard page after it, which is never mapped
-    bool mapped_to_device = true;  // whether kernels may access it
+    bool mapped_to_device = true;  // whether kernels and copies may access it
 };
 
 class Memory {
@@ -54,9 +54,22 @@ class Memory {
     bool add_registered(uint64_t base, size_t size, int device, const void *owner, unsigned flags);
     bool remove_registered(uint64_t base);
 
+    // Virtual memory management. A reservation is a range of addresses without memory. `file` is physical memory, which can
+    // be mapped anywhere in reservations, several times. All sizes are whole pages.
+    uint64_t reserve(size_t size, size_t alignment);  // 0: the region is exhausted
+    bool unreserve(uint64_t base, size_t size);       // false if anything is mapped there
+    int create_file(size_t size, int device);         // -1: the device's memory is exhausted
+    void close_file(int file, size_t size, int device);
+    // Maps part of a file, without access. Returns false if the addresses are not reserved, or mapped already.
+    bool map(uint64_t base, size_t size, int file, size_t offset, int device);
+    // Returns the mappings that fill [base, base + size) exactly; nothing if they do not.
+    std::vector<Allocation> mappings(uint64_t base, size_t size) const;
+    bool unmap(const Allocation &mapping);
+    void set_access(uint64_t base, bool accessible);  // of a mapping
+
     // Finds the allocation that contains `address`.
     std::optional<Allocation> find(uint64_t address) const;
-    // Returns whether [address, address + size) lies in one allocation.
+    // Returns whether [address, address + size) lies in one allocation, or in mappings without gaps, and may be accessed.
     bool covers(uint64_t address, size_t size) const;
     // Returns whether any byte of [address, address + size) lies in the region or in registered memory.
     bool touches(uint64_t address, size_t size) const;
@@ -79,7 +92,13 @@ class Memory {
     uint64_t next_id_ = 1;
     FreeList free_, free_constant_;               // whole pages
     std::map<uint64_t, Allocation> allocations_;  // by base
-    std::map<int, size_t> used_;                  // device → bytes
+    struct Reservation {
+        size_t size = 0;
+        uint64_t taken = 0;  // the range of the free list that it is in
+        size_t taken_size = 0;
+    };
+    std::map<uint64_t, Reservation> reservations_;  // by base
+    std::map<int, size_t> used_;                    // device → bytes
 };
 
 }  // namespace cudasim

@@ -71,7 +71,8 @@ CUresult release(uint64_t address, bool pinned) {
     if (CUresult status = check_initialized()) return status;
     std::optional<Allocation> found = Memory::instance().find(address);
     if (!found || found->base != address) return CUDA_ERROR_INVALID_VALUE;
-    if ((found->kind == MemoryKind::pinned) != pinned || found->kind == MemoryKind::registered)
+    if ((found->kind == MemoryKind::pinned) != pinned || found->kind == MemoryKind::registered ||
+        found->kind == MemoryKind::mapped)
         return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Context> context = tables().contexts.get(found->owner);
     if (context) {
@@ -105,7 +106,8 @@ CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdevicept
             break;
         case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: set(address); break;
         case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-            if (found->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
+            if (found->kind == MemoryKind::device || found->kind == MemoryKind::mapped)
+                return CUDA_ERROR_INVALID_VALUE;
             set(address);
             break;
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: set(static_cast<int>(0)); break;
@@ -352,7 +354,8 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr *address, void *pointer, unsigned
     if (CUresult status = current_context(context)) return status;
     if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     std::optional<Allocation> found = Memory::instance().find(reinterpret_cast<uint64_t>(pointer));
-    if (!found || found->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
+    if (!found || found->kind == MemoryKind::device || found->kind == MemoryKind::mapped)
+        return CUDA_ERROR_INVALID_VALUE;
     *address = reinterpret_cast<uint64_t>(pointer);
     return CUDA_SUCCESS;
 }

@@ -32,7 +32,7 @@ bool pageable(uint64_t address, size_t bytes) { return !Memory::instance().touch
 
 bool on_device(uint64_t address) {
     std::optional<Allocation> found = Memory::instance().find(address);
-    return found && found->kind == MemoryKind::device;
+    return found && (found->kind == MemoryKind::device || found->kind == MemoryKind::mapped);
 }
 
 // Where one end of a copy is, as the call states it.
