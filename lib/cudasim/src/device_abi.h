@@ -70,7 +70,7 @@ enum {
     CS_F_FROM_F64
 };
 
-enum { /* functions of the device runtime (translate/device_runtime.py) */
+enum { /* functions of the device runtime (translate/dynamic_parallelism.py) */
        CS_CALL_PARAMETER_BUFFER,
        CS_CALL_LAUNCH,
        CS_CALL_LAST_ERROR,

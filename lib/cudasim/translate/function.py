@@ -17,7 +17,7 @@ from gpubpf.errors import PtxError
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
 
-from . import copies, device_runtime, matrix, memory, tensor, texture  # noqa: F401 (copies, texture: their instructions)
+from . import copies, dynamic_parallelism, matrix, memory, tensor, texture  # noqa: F401 (copies, texture: their instructions)
 from .arithmetic import TABLE
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
@@ -390,7 +390,7 @@ class FunctionCode:
             return
         target = self.functions.get(callee.name)
         if register is None and (target is None or not target.defined):
-            if (function := device_runtime.find(callee.name)) is not None:
+            if (function := dynamic_parallelism.find(callee.name)) is not None:
                 self._append(statement, scope, self._runtime_call(function, returned, passed, scope))
                 return
             if KERNEL_LAUNCHES.match(callee.name):
@@ -519,7 +519,7 @@ class FunctionCode:
 
     def _runtime_call(
         self,
-        function: device_runtime.Call,
+        function: dynamic_parallelism.Call,
         returned: tuple[Operand, ...],
         passed: tuple[Operand, ...],
         scope: Scope,
@@ -532,7 +532,7 @@ class FunctionCode:
             raise v.unsupported("number of arguments")
         arguments = []
         for operand, size in zip(passed, function.arguments, strict=True):
-            if size == device_runtime.DIM3:
+            if size == dynamic_parallelism.DIM3:
                 arguments += [self._passed(operand, scope, 4, at) for at in (0, 4, 8)]
             else:
                 arguments.append(self._passed(operand, scope, size))

@@ -1,6 +1,6 @@
 """The functions of the device runtime (cuda_device_runtime_api.h): kernels that launch kernels, copy and allocate.
 
-Each has a number, which device_abi.h has too; the engine runs it (engine/device_runtime.cpp).
+Each has a number, which device_abi.h has too; the engine runs it (engine/dynamic_parallelism.cpp).
 """
 
 from __future__ import annotations
