@@ -30,7 +30,7 @@ def library() -> ctypes.CDLL:
 
 
 def _library() -> ctypes.CDLL:
-    sources = [*sorted((SOURCES / "engine").glob("*.cpp")), HARNESS]
+    sources = [*sorted((SOURCES / "engine").glob("*.cpp")), SOURCES / "error_text.cpp", HARNESS]
     headers = [*(SOURCES / "engine").glob("*.h"), SOURCES / "device_abi.h"]
     extra = os.environ.get("CUDASIM_TEST_CXXFLAGS", "").split()
     objects, compiling = [], []
