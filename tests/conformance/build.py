@@ -111,7 +111,8 @@ def _build(program: Program, checkout: Path, place: Path) -> str:
         return f"no {program.sources} in {program.directory}"
     flags = [flag.replace("$SUITE", str(checkout)) for flag in shlex.split(program.flags)]
     steps = [["-o", str(place / program.name), *sources]]
-    steps += [["-fatbin", "-o", str(place / name), source] for name, source in program.modules.items()]
+    for name, source in program.modules.items():
+        steps.append(["-ptx" if name.endswith(".ptx") else "-fatbin", "-o", str(place / name), source])
     for step in steps:
         # Programs of the driver API link with -lcuda, whose place has the name libcuda.so.1 only.
         libraries = [f"-L{_stubs(place.parent)}", "-Xlinker", "--allow-shlib-undefined"]

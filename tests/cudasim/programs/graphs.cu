@@ -29,6 +29,12 @@ static int value_of(int *where) {
     return value;
 }
 
+static unsigned long long graph_memory(cudaGraphMemAttributeType which) {
+    unsigned long long bytes = 1;
+    CHECK(cudaDeviceGetGraphMemAttribute(0, which, &bytes));
+    return bytes;
+}
+
 static cudaKernelNodeParams kernel(void *function, void **arguments) {
     cudaKernelNodeParams made = {};
     made.func = function;
@@ -255,6 +261,7 @@ static void events_and_memory() {
     memory.bytesize = 4096;
     CHECK(cudaGraphAddMemAllocNode(&allocating, graph, &recording, 1, &memory));
     REQUIRE(memory.dptr != nullptr);
+    REQUIRE(graph_memory(cudaGraphMemAttrUsedMemCurrent) == 4096);
     int *inside = static_cast<int *>(memory.dptr);
     void *to_seven[] = {&inside, &seven};
     cudaKernelNodeParams parameters = kernel((void *)set, to_seven);
@@ -296,7 +303,13 @@ static void events_and_memory() {
     for (int i = 0; i < 3; i++) CHECK(cudaGraphLaunch(exec, first));
     CHECK(cudaStreamSynchronize(first));
     REQUIRE(value_of(cell) == 21);
+    REQUIRE(graph_memory(cudaGraphMemAttrReservedMemCurrent) == 1000);
     CHECK(cudaGraphExecDestroy(exec));
+    REQUIRE(graph_memory(cudaGraphMemAttrReservedMemCurrent) == 0);
+    REQUIRE(graph_memory(cudaGraphMemAttrUsedMemHigh) == 4096);
+    unsigned long long zero = 0;
+    CHECK(cudaDeviceSetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &zero));
+    REQUIRE(graph_memory(cudaGraphMemAttrUsedMemHigh) == 0);
 }
 
 static void captures() {

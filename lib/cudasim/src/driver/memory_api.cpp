@@ -8,10 +8,11 @@
 namespace cudasim::driver {
 namespace {
 
-// Allocations of graph allocation nodes.
+// Allocations of graph allocation nodes. They exist as long as the graphs, so what is reserved is in use.
 struct GraphMemory {
     std::mutex mutex;
     std::set<uint64_t> addresses;
+    std::map<int, uint64_t> used, used_high, reserved_high;  // bytes, by device
 };
 
 GraphMemory &graph_memory() {
@@ -32,18 +33,24 @@ CUresult allocate_for_graph(const std::shared_ptr<Context> &context, size_t byte
         Memory::instance().allocate(bytes, MemoryKind::device, context->device, context->handle);
     if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard lock(graph_memory().mutex);
-    graph_memory().addresses.insert(address);
+    GraphMemory &all = graph_memory();
+    all.addresses.insert(address);
+    const uint64_t used = all.used[context->device] += bytes;
+    for (auto *high : {&all.used_high, &all.reserved_high})
+        (*high)[context->device] = std::max((*high)[context->device], used);
     operation.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
     operation.allocation.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     operation.allocation.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {context->device}};
     operation.allocation.bytesize = bytes;
     operation.allocation.dptr = address;
     uint64_t id = Memory::instance().find(address)->id;
-    operation.keep_alive = std::shared_ptr<void>(nullptr, [address, id](void *) {
-        std::lock_guard lock(graph_memory().mutex);
-        graph_memory().addresses.erase(address);
-        Memory::instance().release(address, id);
-    });
+    operation.keep_alive =
+        std::shared_ptr<void>(nullptr, [address, id, bytes, device = context->device](void *) {
+            std::lock_guard lock(graph_memory().mutex);
+            graph_memory().addresses.erase(address);
+            graph_memory().used[device] -= bytes;
+            Memory::instance().release(address, id);
+        });
     return CUDA_SUCCESS;
 }
 
@@ -544,6 +551,42 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmem
     if (flags == nullptr || !tables().pools.get(handle)) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
+    if (CUresult status = check_initialized()) return status;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    GraphMemory &all = graph_memory();
+    std::lock_guard lock(all.mutex);
+    uint64_t bytes = 0;
+    switch (attribute) {
+        case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: bytes = all.used[device]; break;
+        case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH: bytes = all.used_high[device]; break;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH: bytes = all.reserved_high[device]; break;
+        default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    memcpy(value, &bytes, sizeof bytes);
+    return CUDA_SUCCESS;
+}
+
+// A high watermark can only be reset to zero; it then is what is in use.
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
+    if (CUresult status = check_initialized()) return status;
+    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    uint64_t bytes = 1;
+    if (value != nullptr) memcpy(&bytes, value, sizeof bytes);
+    if (bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+    GraphMemory &all = graph_memory();
+    std::lock_guard lock(all.mutex);
+    switch (attribute) {
+        case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH: all.used_high[device] = all.used[device]; return CUDA_SUCCESS;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+            all.reserved_high[device] = all.used[device];
+            return CUDA_SUCCESS;
+        default: return CUDA_ERROR_INVALID_VALUE;
+    }
 }
 
 extern "C" {

@@ -528,6 +528,20 @@ cudaError_t cudaGraphMemFreeNodeGetParams(cudaGraphNode_t node, void *pointer) {
     return record_error(cu().GraphMemFreeNodeGetParams(node, static_cast<CUdeviceptr *>(pointer)));
 }
 
+cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute,
+                                           void *value) {
+    ENSURE_CONTEXT();
+    return record_error(
+        cu().DeviceGetGraphMemAttribute(device, static_cast<CUgraphMem_attribute>(attribute), value));
+}
+
+cudaError_t cudaDeviceSetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attribute,
+                                           void *value) {
+    ENSURE_CONTEXT();
+    return record_error(
+        cu().DeviceSetGraphMemAttribute(device, static_cast<CUgraphMem_attribute>(attribute), value));
+}
+
 cudaError_t cudaDeviceGraphMemTrim(int device) {
     ENSURE_CONTEXT();
     return record_error(cu().DeviceGraphMemTrim(device));

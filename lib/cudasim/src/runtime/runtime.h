@@ -77,7 +77,8 @@ namespace cudasim::runtime {
     X(MipmappedArrayDestroy, 12030) X(TexObjectCreate, 12030) X(TexObjectDestroy, 12030)                             \
     X(TexObjectGetResourceDesc, 12030) X(TexObjectGetTextureDesc, 12030) X(TexObjectGetResourceViewDesc, 12030)      \
     X(SurfObjectCreate, 12030) X(SurfObjectDestroy, 12030) X(SurfObjectGetResourceDesc, 12030)                       \
-    X(DeviceGetTexture1DLinearMaxWidth, 12030)
+    X(DeviceGetTexture1DLinearMaxWidth, 12030) X(DeviceGetGraphMemAttribute, 12030)                                  \
+    X(DeviceSetGraphMemAttribute, 12030)
 // clang-format on
 
 struct Driver {
