@@ -330,6 +330,13 @@ static void objects() {
     described.readMode = cudaReadModeNormalizedFloat;
     FAILS(cudaCreateTextureObject(&texture, &resource, &described, nullptr), cudaErrorInvalidNormSetting);
     FAILS(cudaMalloc3DArray(&array, &whole, make_cudaExtent(4, 3, 6), cudaArrayCubemap), cudaErrorInvalidValue);
+    CHECK(cudaMalloc3DArray(&array, &kFloat, make_cudaExtent(4, 4, 6), cudaArrayCubemap));
+    resource.res.array.array = array;
+    described = {};
+    described.seamlessCubemap = 1;
+    CHECK(cudaCreateTextureObject(&texture, &resource, &described, nullptr));
+    described.filterMode = cudaFilterModeLinear;
+    FAILS(cudaCreateTextureObject(&texture, &resource, &described, nullptr), cudaErrorNotSupported);
 }
 
 int main(int count, char **arguments) {

@@ -139,8 +139,12 @@ CUresult describe_resource(Texture &texture, const CUDA_RESOURCE_DESC &resource)
 
 CUresult describe_sampling(Texture &texture, const CUDA_TEXTURE_DESC &described) {
     constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
-                               CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION;
-    if ((described.flags & ~known) != 0) return CUDA_ERROR_NOT_SUPPORTED;  // such as seamless cubemaps
+                               CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
+    if ((described.flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+    // A filter that reads across the edges of a cubemap is not supported.
+    if (texture.cube && (described.flags & CU_TRSF_SEAMLESS_CUBEMAP) != 0 &&
+        described.filterMode == CU_TR_FILTER_MODE_LINEAR)
+        return CUDA_ERROR_NOT_SUPPORTED;
     const bool small = bytes_of(texture.type) < 4 && texture.type != TexelType::f16;
     texture.as_float = small && (described.flags & CU_TRSF_READ_AS_INTEGER) == 0;
     texture.normalized = (described.flags & CU_TRSF_NORMALIZED_COORDINATES) != 0;

@@ -351,6 +351,7 @@ cudaError_t cudaGetTextureObjectTextureDesc(struct cudaTextureDesc *texturing, c
     texturing->mipmapLevelBias = sampling.mipmapLevelBias;
     texturing->minMipmapLevelClamp = sampling.minMipmapLevelClamp;
     texturing->maxMipmapLevelClamp = sampling.maxMipmapLevelClamp;
+    texturing->seamlessCubemap = (sampling.flags & CU_TRSF_SEAMLESS_CUBEMAP) != 0;
     texturing->disableTrilinearOptimization = (sampling.flags & CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION) != 0;
     return cudaSuccess;
 }
