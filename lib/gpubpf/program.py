@@ -14,7 +14,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
-from gpubpf.show import notices
+from gpubpf.show import notices, progress
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -443,7 +443,8 @@ class BPF:
         from gpubpf.ptx import inject, parser
 
         placements = dict.fromkeys(kernels, self._placements())
-        injected = inject.inject(parser.parse(image.text), placements)
+        with progress.work("instrumenting kernels", len(placements)) as task:
+            injected = inject.inject(parser.parse(image.text), placements, each=task.step)
         return injected.text, injected.refusals
 
     def _placements(self) -> list[Any]:

@@ -29,6 +29,7 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, LaunchBlock, Placement, Site
+from gpubpf.show import progress
 
 _STAGE = "sidecar"
 _CAREFUL = "-Ofc=min"
@@ -206,7 +207,8 @@ def _instrument(
 ) -> Sidecar:
     """Return the sidecar of a module. before: registers of its kernels, as far as they are known."""
     try:
-        parsed = parser.parse(text)
+        with progress.work("reading PTX"):
+            parsed = parser.parse(text)
         entries = tuple(parsed.entries)
     except PtxError as error:
         return _refuse(_entries_of([chosen]), attachments, str(error))
@@ -218,14 +220,16 @@ def _instrument(
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    injected = inject(parsed, kernels)
+    with progress.work("instrumenting kernels", len(kernels)) as task:
+        injected = inject(parsed, kernels, each=task.step)
     refusals = dict(injected.refusals)
     image = b""
     options = chosen.options
     made, limited = injected.text, frozenset[str]()
     while injected.kernels:
         try:
-            image, options, needs = _assembled(parsed, injected, target, chosen.options)
+            with progress.work("assembling kernels", len(injected.kernels)):
+                image, options, needs = _assembled(parsed, injected, target, chosen.options)
             made = injected.text
             if limits := _limits(parsed, injected, target, options, needs, before or {}):
                 made, image, limited = _with_limits(injected, target, options, limits, image)
@@ -356,11 +360,13 @@ def _rejected(
 ) -> dict[str, str]:
     """Assemble each kernel of a module alone; return those that the assembler rejects, with its message."""
     found = {}
-    for name in injected.kernels:
-        try:
-            _assembled(parsed, inject(parsed, {name: kernels[name]}), target, options)
-        except AssembleError as error:
-            found[name] = str(error)
+    with progress.work("assembling kernels one by one", len(injected.kernels)) as task:
+        for name in injected.kernels:
+            try:
+                _assembled(parsed, inject(parsed, {name: kernels[name]}), target, options)
+            except AssembleError as error:
+                found[name] = str(error)
+            task.step()
     return found
 
 

@@ -25,7 +25,7 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import Placement
-from gpubpf.show import cli, table
+from gpubpf.show import cli, progress, table
 
 if TYPE_CHECKING:
     import argparse
@@ -98,8 +98,9 @@ def listed(
     found: list[ListedFileKernel] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
-        for images in device_link.modules(source.images):
-            _add_module(kernels, images, target, check)
+        with progress.work(f"listing the kernels of {source.file}"):
+            for images in device_link.modules(source.images):
+                _add_module(kernels, images, target, check)
         for mangled in source.launches or ():
             if mangled not in kernels:
                 kernels[mangled] = _Kernel(reasons=["image not seen"])
@@ -177,7 +178,9 @@ def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
     """Return the files that a user named, with their images. Raises ImageError for a file without any."""
     sources = []
     for file in files:
-        if not (images := fatbin.images_of_file(file)):
+        with progress.work(f"reading {file}"):
+            images = fatbin.images_of_file(file)
+        if not images:
             raise fatbin.no_code(file)
         sources.append(ImageFile(file, images))
     return sources

@@ -27,7 +27,7 @@ function, `body` rewrites it, `sidecar` collects the functions and renders the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpubpf.errors import PtxError
 
@@ -40,12 +40,15 @@ from .values import Injected, InjectedKernel, Placement, Refusal, launch_block
 
 
 def inject(
-    module: Module, kernels: Mapping[str, Sequence[Placement]], minimum_version: tuple[int, int] = (6, 3)
+    module: Module,
+    kernels: Mapping[str, Sequence[Placement]],
+    minimum_version: tuple[int, int] = (6, 3),
+    each: Callable[[str], object] = lambda name: None,
 ) -> Injected:
     """Instrument the kernels of `module` that `kernels` names (mangled).
 
     All kernels share one launch block layout. `.version` becomes at least `minimum_version`, the PTX ISA version of the fragments.
-    A kernel that cannot be instrumented raises nothing: its reason is in `refusals`.
+    A kernel that cannot be instrumented raises nothing: its reason is in `refusals`. `each` is called for each kernel that is done.
     """
     graph = CallGraph(module)
     block = launch_block(p.fragment for placements in kernels.values() for p in placements)
@@ -59,7 +62,7 @@ def inject(
             refusals[name] = str(error)
     while True:
         sidecar = SidecarModule(InjectionPlan(module, graph, block, accepted))
-        done, failed = _add_kernels(sidecar)
+        done, failed = _add_kernels(sidecar, each)
         if not failed:
             made, variables = sidecar.finish(minimum_version)
             return Injected(render(made), done, variables, refusals, made)
@@ -67,7 +70,9 @@ def inject(
         accepted = {name: placements for name, placements in accepted.items() if name not in failed}
 
 
-def _add_kernels(sidecar: SidecarModule) -> tuple[dict[str, InjectedKernel], dict[str, str]]:
+def _add_kernels(
+    sidecar: SidecarModule, each: Callable[[str], object]
+) -> tuple[dict[str, InjectedKernel], dict[str, str]]:
     """Add all planned kernels to the sidecar.
 
     Return them by name, and the reasons of those that failed. If any failed, the sidecar must be thrown away.
@@ -85,6 +90,7 @@ def _add_kernels(sidecar: SidecarModule) -> tuple[dict[str, InjectedKernel], dic
         try:
             if name not in failed:
                 done[name] = sidecar.add_kernel(name)
+                each(name)
         except (Refusal, PtxError) as error:
             failed[name] = str(error)
     return done, failed

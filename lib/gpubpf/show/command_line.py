@@ -36,6 +36,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from gpubpf import __version__
+from gpubpf.show import progress
 from gpubpf.show.notices import complain
 from gpubpf.show.option_values import EVERYTHING, positive, seconds
 
@@ -108,6 +109,7 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     own, command = split_command(sys.argv[1:] if argv is None else argv)
     args = parse_own(made, own)
     args.tool = made.prog
+    progress.enable(made.prog)
     args.command = command
     args.alone = argv is None
     words = args.__dict__.pop("positional", [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gpubpf.show import progress
 from gpubpf.show.table import printable
 
 
@@ -17,7 +18,8 @@ def complain(tool: str, text: str) -> None:
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(printable(f"{tool}: {text}") + "\n")
-        sys.stderr.flush()
+        with progress.hidden():
+            sys.stderr.write(printable(f"{tool}: {text}") + "\n")
+            sys.stderr.flush()
     except (OSError, ValueError):
         pass

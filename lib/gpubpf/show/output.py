@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpubpf.errors import Error
+from gpubpf.show import progress
 from gpubpf.show.table import WIDTH, printable
 
 BATCH = 4096  # lines or records of one write
@@ -52,17 +53,11 @@ class Output:
         raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
         view = memoryview(raw)
         try:
-            if self._file is None and sys.stdout is None:
-                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            if self._file is None:
-                sys.stdout.flush()
-                target = getattr(sys.stdout, "buffer", None)
-                if target is None:  # a test or a caller has replaced sys.stdout
-                    sys.stdout.write(raw.decode())
-                else:  # unbuffered: CPython 3.11 loses the rest of the buffer when a signal interrupts the write
-                    _write_all(getattr(target, "raw", target), view)
-            else:
+            if self._file is not None:
                 _write_all(self._file, view)
+            else:
+                with progress.hidden():  # both may be the same terminal
+                    _write_stdout(view)
         except BrokenPipeError:
             self.closed = True
             if self._file is None:
@@ -127,6 +122,18 @@ def _batches(texts: Iterable[str]) -> Iterator[str]:
     rest = iter(texts)
     while batch := "".join(islice(rest, BATCH)):
         yield batch
+
+
+def _write_stdout(view: memoryview) -> None:
+    """Write all of `view` to standard output. Raises OSError."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    sys.stdout.flush()
+    target = getattr(sys.stdout, "buffer", None)
+    if target is None:  # a test or a caller has replaced sys.stdout
+        sys.stdout.write(bytes(view).decode())
+    else:  # unbuffered: CPython 3.11 loses the rest of the buffer when a signal interrupts the write
+        _write_all(getattr(target, "raw", target), view)
 
 
 def _write_all(file: Any, view: memoryview) -> None:
