@@ -301,12 +301,13 @@ def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str
     headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
     shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
     alike = [k.name.mangled for k in kernels if shorts[k.source.file, k.name.short] > 1]
-    labels = names.labels(alike, None if verbose else 60, full=True)
+    labels = names.labels(alike, 60, full=True)
     cells = []
     for kernel in kernels:
-        name = kernel.name.full if verbose else kernel.name.short
+        ambiguous = shorts[kernel.source.file, kernel.name.short] > 1
+        name = labels[kernel.name.mangled] if ambiguous else kernel.name.short
         row = [
-            labels.get(kernel.name.mangled, name),
+            kernel.name.full if verbose else name,
             ",".join(kernel.ptx) or "-",
             ",".join(kernel.sass) or "-",
         ]
