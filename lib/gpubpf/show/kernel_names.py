@@ -59,7 +59,7 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
         return shown
     alike: dict[str, list[str]] = {}
     for text in shown:
-        alike.setdefault(shorten(_TAG.sub("", text)), []).append(text)
+        alike.setdefault("".join(_named(text).texts), []).append(text)
     for some in alike.values():
         shown |= zip(some, _without_what_they_share(some, width), strict=True)
     labels = {text: without_middle(label, width) for text, label in shown.items()}
@@ -172,34 +172,34 @@ def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:
     return [f"{label[:head]}...{part}" for label, part in zip(labels, parts, strict=True)]
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=16384)
 def _named(text: str) -> _Name:
     """Return the parts of a label, which may end with a hash."""
     tag = _TAG.search(text)
     return _parsed(text[: tag.start()])._replace(tag=tag[0]) if tag else _parsed(text)
 
 
-@functools.lru_cache(maxsize=65536)
 def _parsed(full: str) -> _Name:
-    texts, arguments = [""], list[tuple[str, ...]]()
+    texts, arguments, name = list[str](), list[tuple[str, ...]](), ""
     start = position = 0  # start: of the name
     while position < len(full):
-        character, name = full[position], texts[-1]
+        character = full[position]
         fresh = not arguments and name in ("decltype", "")
         if full.startswith(_ANONYMOUS, position):
-            texts[-1] += _ANONYMOUS
+            name += _ANONYMOUS
             position += len(_ANONYMOUS)
         elif full.startswith("operator", position) and _is_operator(full, position, name):
             text, position = _operator(full, position)
-            texts[-1] += text
+            name += text
         elif character == "<" and (name or arguments):
             end = _after_arguments(full, position)
             arguments.append(_split(full[position + 1 : end - full.startswith(">", end - 1)]))
-            texts.append("")
+            texts.append(name)
+            name = ""
             position = end
         elif character == "{":  # {lambda(int)#1}, {unnamed type#1}
             end = _after_brackets(full, position)
-            texts[-1] += full[position:end]
+            name += full[position:end]
             position = end
         elif character == "[":  # [abi:cxx11], [clone .isra.0]
             position = _after_brackets(full, position)
@@ -209,7 +209,7 @@ def _parsed(full: str) -> _Name:
                 start = position = position + 2
             else:  # all of a decltype is the return type
                 start = position = _after_brackets(full, position)
-                texts = [""]
+                name = ""
         elif character == "(":
             break
         elif character == " ":  # the text before was a part of the return type
@@ -217,12 +217,12 @@ def _parsed(full: str) -> _Name:
             if not rest or rest.startswith("["):
                 break
             if not (not arguments and name == "decltype" and rest.startswith("(")):
-                texts, arguments, start = [""], [], position + 1
+                texts, arguments, name, start = [], [], "", position + 1
             position += 1
         else:
-            texts[-1] += character
+            name += character
             position += 1
-    return _Name(full[:start], tuple(texts), tuple(arguments), full[position:])
+    return _Name(full[:start], (*texts, name), tuple(arguments), full[position:])
 
 
 def _split(arguments: str) -> tuple[str, ...]:
