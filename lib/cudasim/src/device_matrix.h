@@ -5,6 +5,7 @@
 #ifndef CUDASIM_DEVICE_MATRIX_H
 #define CUDASIM_DEVICE_MATRIX_H
 
+enum { CS_FINITE = 1, CS_NEGATED = 2, CS_FROM_ZERO = 4 }; /* .satfinite; A × B is negated; C is ignored */
 enum { CS_F16, CS_BF16, CS_TF32, CS_F32, CS_E4M3, CS_E5M2, CS_S8, CS_U8, CS_S4, CS_U4, CS_S32 };
 typedef f64 cs_columns __attribute__((vector_size(64))); /* a row of eight columns */
 
@@ -72,14 +73,14 @@ INL u32 cs_along(u32 k, u32 e, u32 halves, u32 l, u32 r) {
 
 FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, const void *const *rb,
                                          const void *const *rc, u32 m, u32 n, u32 k, u32 td, u32 ta, u32 tb,
-                                         u32 tc, int finite) {
-    f64 a[32 * 64] __attribute__((aligned(64))), b[32 * 64] __attribute__((aligned(64)));
-    f64 sums[32 * 32] __attribute__((aligned(64)));
+                                         u32 tc, u32 flags) {
+    f64 a[16 * 64], b[32 * 256] __attribute__((aligned(64))), sums[16 * 256] __attribute__((aligned(64)));
     const u32 ea = cs_per_register(ta), eb = cs_per_register(tb), halves = m > 8 ? 2 : 1;
     for (u32 r = 0; r < m * k / 32 / ea; r++)
         for (u32 l = 0; l < 32; l++)
             cs_unpack(a + cs_across(k, ea, halves, l, r) * k + cs_along(k, ea, halves, l, r), 1,
                       ((const u32 *)ra[r])[l], ta);
+    for (u32 i = 0; i < m * k && flags & CS_NEGATED; i++) a[i] = -a[i];
     for (u32 r = 0; r < n * k / 32 / eb; r++)
         for (u32 l = 0; l < 32; l++)
             cs_unpack(b + cs_along(k, eb, 1, l, r) * n + cs_across(k, eb, 1, l, r), n,
@@ -87,7 +88,8 @@ FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, co
     for (u32 i = 0; i < m * n / 32; i++)
         for (u32 l = 0; l < 32; l++) {
             f64 *const to = sums + cs_row(m, l, i) * n + cs_column(m, l, i);
-            if (tc == CS_F16) *to = f32_(f16_to_f32((u16)(((const u32 *)rc[i / 2])[l] >> 16 * (i & 1))));
+            if (flags & CS_FROM_ZERO) *to = 0;
+            else if (tc == CS_F16) *to = f32_(f16_to_f32((u16)(((const u32 *)rc[i / 2])[l] >> 16 * (i & 1))));
             else cs_unpack(to, 1, ((const u32 *)rc[i])[l], tc);
         }
     for (u32 row = 0; row < m; row++)
@@ -98,7 +100,7 @@ FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, co
         }
     for (u32 i = 0; i < m * n / 32; i++)
         for (u32 l = 0; l < 32; l++) {
-            const u32 x = cs_result(sums[cs_row(m, l, i) * n + cs_column(m, l, i)], td, finite);
+            const u32 x = cs_result(sums[cs_row(m, l, i) * n + cs_column(m, l, i)], td, flags & CS_FINITE);
             if (td != CS_F16) d[i][l] = x;
             else if (i & 1) d[i / 2][l] |= x << 16;
             else d[i / 2][l] = x;
@@ -130,18 +132,49 @@ FN __attribute__((noinline)) void cs_mma_f64(W *w, u64 (*d)[32], const void *con
 
 /* Single bits: multiplying is AND or XOR, adding counts ones. A register has 32 elements along K. */
 FN __attribute__((noinline)) void cs_mma_b1(u32 (*d)[32], const void *const *ra, const void *const *rb,
-                                            const void *const *rc, u32 m, u32 n, u32 k, int both) {
+                                            const void *const *rc, u32 m, u32 n, u32 k, int both, u32 flags) {
     const u32 halves = m > 8 ? 2 : 1;
     for (u32 i = 0; i < m * n / 32; i++)
         for (u32 l = 0; l < 32; l++) {
             const u32 row = cs_row(m, l, i), column = cs_column(m, l, i);
-            u32 sum = ((const u32 *)rc[i])[l];
+            u32 sum = flags & CS_FROM_ZERO ? 0 : ((const u32 *)rc[i])[l];
             for (u32 j = 0; j < k / 32; j++) {
                 const u32 x = ((const u32 *)ra[j / 4 * halves + row / 8])[row % 8 * 4 + j % 4];
-                const u32 y = ((const u32 *)rb[j / 4])[column * 4 + j % 4];
+                const u32 y = ((const u32 *)rb[column / 8 * (k / 128) + j / 4])[column % 8 * 4 + j % 4];
                 sum += (u32)__builtin_popcount(both ? x & y : x ^ y);
             }
             d[i][l] = sum;
+        }
+}
+
+/* Gathers the fragment of a matrix in shared memory that a descriptor of wgmma tells of (9.7.15.5.1.2): rows of A or columns of B from
+ * `first` on. K has 32 bytes. `turned`: neighbours along M or N are neighbours in memory. */
+FN __attribute__((noinline)) void cs_gather(W *w, u32 (*to)[32], u64 descriptor, u32 first, u32 registers,
+                                            u32 k, u32 e, u32 halves, int turned) {
+    static const u32 widths[] = {16, 128, 64, 32}, patterns[] = {0, 7, 3, 1};
+    const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    const u32 stride = (descriptor >> 32 & 0x3fff) << 4, swizzle = (u32)(descriptor >> 62);
+    const u32 width = widths[swizzle], part = 4 / e;
+    if (descriptor >> 49 & 7) w->api->fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0); /* base offset */
+    for (u32 r = 0; r < registers; r++)
+        for (u32 l = 0; l < 32; l++) {
+            const u32 across = first + cs_across(k, e, halves, l, r), along = cs_along(k, e, halves, l, r);
+            u32 x = 0;
+            for (u32 i = 0; i < (turned ? e : 1); i++) {
+                const u32 byte = turned ? across * 2 : along * 32 / k, j = along + i,
+                          size = turned ? part : 4;
+                u32 at = start;
+                if (!turned)
+                    at += across / 8 * stride + across % 8 * width +
+                          (swizzle ? byte : byte / 16 * leading + byte % 16);
+                else if (!swizzle) at += byte / 16 * stride + byte % 16 + j % 8 * 16 + j / 8 * leading;
+                else at += byte / width * leading + byte % width + j % 8 * width + j / 8 * stride;
+                at ^= (at >> 7 & patterns[swizzle]) << 4;
+                if (at + size > w->shared_size)
+                    cs_access_fault(w, w->shared_window, w->shared_size, at, size, 'r', w->line);
+                x |= turned ? (u32)LD(u16, w->shared + at) << 16 * i : LD(u32, w->shared + at);
+            }
+            to[r][l] = x;
         }
 }
 

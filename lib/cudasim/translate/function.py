@@ -682,7 +682,10 @@ class FunctionCode:
         self._resume(after)
 
     def _tensor(self, i: PtxInstruction, scope: Scope) -> None:
-        """Translate mma and wmma: all lanes arrive, then load, multiply or store."""
+        """Translate mma, wmma and wgmma: all lanes arrive, then load, multiply or store."""
+        if i.opcode == "wgmma" and i.modifiers[0] in ("fence", "commit_group", "wait_group"):
+            self._append(i, scope, "")  # a multiplication is done at once
+            return
         after = self._guard(i, scope)
         v = self.values
         head = v.code
@@ -693,7 +696,10 @@ class FunctionCode:
         self._start(resume)
         v.begin(i, scope)
         moves = i.opcode == "wmma" and i.modifiers[0] in ("load", "store")
-        v.code.text = tensor.transfer(v, i) if moves else tensor.multiply(v, i)
+        if i.opcode == "wgmma":
+            v.code.text = tensor.multiply_group(v, i)
+        else:
+            v.code.text = tensor.transfer(v, i) if moves else tensor.multiply(v, i)
         self._current.codes.append(v.code)
         self._resume(after)
 
@@ -1169,5 +1175,5 @@ _CONTROL = {
     "bar": "_barrier", "barrier": "_barrier", "shfl": "_warp", "vote": "_warp", "match": "_warp", "redux": "_warp",
     "activemask": "_warp", "elect": "_warp", "nanosleep": "_sleep",
     "ldmatrix": "_matrix", "stmatrix": "_matrix", "movmatrix": "_matrix",
-    "mma": "_tensor", "wmma": "_tensor",
+    "mma": "_tensor", "wmma": "_tensor", "wgmma": "_tensor",
 }  # fmt: skip

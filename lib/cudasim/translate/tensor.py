@@ -1,4 +1,4 @@
-"""Translate mma and wmma to C (PTX ISA 9.7.14). All lanes of the warp take part.
+"""Translate mma, wmma and wgmma to C (PTX ISA 9.7.14, 9.7.15). All lanes of the warp take part.
 
 A lane's part of a matrix is its fragment. With g = lane / 4 and t = lane % 4, the fragments of mma are (9.7.14.5):
 
@@ -195,13 +195,84 @@ def multiply(v: Values, i: PtxInstruction) -> str:
         call = f"cs_mma_f64(w, d_, {', '.join(given)}, {sizes}, {rounding(i) or 'CS_ROUND_NEAREST'})"
     elif a_type == "b1":
         operation = next(x for x in m if x in ("xor", "and"))
-        call = f"cs_mma_b1(d_, {', '.join(given)}, {sizes}, {int(operation == 'and')})"
+        call = f"cs_mma_b1(d_, {', '.join(given)}, {sizes}, {int(operation == 'and')}, 0)"
     else:
         kinds = ", ".join(f"CS_{x.upper()}" for x in types)
-        call = f"cs_mma(d_, {', '.join(given)}, {sizes}, {kinds}, {int('satfinite' in m)})"
+        call = f"cs_mma(d_, {', '.join(given)}, {sizes}, {kinds}, {'CS_FINITE' if 'satfinite' in m else 0})"
     t = "b64" if a_type == "f64" else "b32"
     v.code.before = f"{c_type(size_of(t))} d_[{distinct['d']}][32]; {call};"
     return " ".join(v.dst(o, t, f"d_[{k}][l]") for k, o in enumerate(results))
+
+
+# --- wgmma
+
+
+def multiply_group(v: Values, i: PtxInstruction) -> str:
+    """Return C in which a lane takes its part of D of wgmma.mma_async. Each warp of the four multiplies its 16 of the 64 rows of A."""
+    m = i.modifiers
+    group, n, k = _shape(v, i)
+    d_type, a_type, b_type = (x for x in m if x in _BITS)
+    a, b = Matrix("a", 16, n, k, a_type), Matrix("b", 16, n, k, b_type)
+    d = Matrix("c", 16, n, k, d_type)
+    if (
+        group != 64
+        or n % 8
+        or not 8 <= n <= 256
+        or k * _BITS[a_type] != 256
+        or a.group != b.group
+        or a_type in ("f64", "s4", "u4")
+        or (d_type, d_type) not in _SUMS[a.group]
+        or "sp" in m
+    ):
+        raise v.unsupported()
+    v.code.alone = True
+    v.code.reads_shared = True
+    destination, first, second, scale, *rest = i.operands
+    numbers = [o.integer for o in rest if isinstance(o, Immediate)]
+    in_registers = isinstance(first, Vector)
+    signs = numbers[:2] if a.group not in ("int8", "b1") else []
+    turned = numbers[2:] if a_type in ("f16", "bf16") else []
+    turned_a, turned_b = [0, *turned] if in_registers and turned else turned or [0, 0]
+    registers = _registers(v, destination, d.registers)
+    sums = ", ".join(_lanes(v, o, "f32" if d_type == "f32" else "b32") for o in registers)
+    lines = [
+        f"w->line = {i.line};",
+        f"u32 d_[{d.registers}][32], a_[{a.registers}][32], b_[{b.registers}][32];",
+    ]
+    lines.append(f"const void *const c_[] = {{{sums}}};")
+    if in_registers:
+        given = ", ".join(_lanes(v, o, "b32") for o in _registers(v, first, a.registers))
+        lines.append(f"const void *const ra_[] = {{{given}}};")
+    else:
+        lines.append(
+            _gathered(v, "a_", first, a, "w->warpid % 4 * 16", turned_a) + _pointers("a_", a.registers)
+        )
+    lines.append(_gathered(v, "b_", second, b, "0", turned_b) + _pointers("b_", b.registers))
+    keeps = v.src(scale, "pred")
+    if isinstance(scale, Name):
+        keeps = f"R->{keeps} & mask"
+    flags = [f"({keeps} ? 0 : CS_FROM_ZERO)"]
+    flags += ["CS_NEGATED"] if signs and signs[0] * signs[1] < 0 else []
+    flags += ["CS_FINITE"] if "satfinite" in m else []
+    arguments = f"d_, ra_, rb_, c_, 16, {n}, {k}"
+    if a_type == "b1":
+        lines.append(f"cs_mma_b1({arguments}, 1, {flags[0]});")
+    else:
+        kinds = ", ".join(f"CS_{x.upper()}" for x in (d_type, a_type, b_type, d_type))
+        lines.append(f"cs_mma({arguments}, {kinds}, {' | '.join(flags)});")
+    v.code.before = " ".join(lines)
+    return " ".join(v.dst(o, "b32", f"d_[{r}][l]") for r, o in enumerate(registers))
+
+
+def _gathered(v: Values, into: str, descriptor: Operand, matrix: Matrix, first: str, turned: int) -> str:
+    halves = 2 if matrix.which == "a" else 1
+    lanes = _lanes(v, descriptor, "b64")
+    sizes = f"{matrix.registers}, {matrix.k}, {matrix.per_register}, {halves}, {turned}"
+    return f"cs_gather(w, {into}, ({lanes})[__builtin_ctz(mask)], {first}, {sizes}); "
+
+
+def _pointers(name: str, count: int) -> str:
+    return f"const void *const r{name}[] = {{{', '.join(f'{name}[{r}]' for r in range(count))}}};"
 
 
 def _layout(m: tuple[str, ...]) -> str:
