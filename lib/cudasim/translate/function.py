@@ -858,8 +858,12 @@ class FunctionCode:
         body = _fill_local(body, local_base)
         low, high = base, base + len(self.blocks)
         cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in self.blocks)
+        # Functions of a module share a file, or not; so the preprocessor keeps one of each.
+        helpers = "".join(
+            f"#ifndef {n}\n#define {n} {n}\n{t}\n#endif\n" for n, t in self.values.helpers.items()
+        )
         return (
-            f"static int fn_{self.index}(W *w) {{\n"
+            f"{helpers}static int fn_{self.index}(W *w) {{\n"
             f"struct {frame} *const R = (struct {frame} *)(w->frame + @FRAME@); (void)R;\n"
             f"PROLOGUE({low}u, {high}u);\n"
             f"switch (pc) {{ {cases} default: __builtin_unreachable(); }}\n{body}\n}}\n"
@@ -912,12 +916,14 @@ class FunctionCode:
         inner: list[str] = []
         if any(c.memory for c in codes):
             inner.append("w->lane = l;")
+        whole = set().union(*(c.whole for c in codes))
         for r in sorted(need | defined, key=lambda r: r.name):
             if r in need:
                 self._fields[r.name] = r.width
+            if r in need - whole:
                 value = f"R->{r.name}[l]" if r.width else f"R->{r.name} >> l & 1"
                 inner.append(f"{c_type(r.width)} {r.name} = {value};")
-            else:
+            elif r in defined:
                 inner.append(f"{c_type(r.width)} {r.name};")
         # An argument that is used in this segment only needs no place in the frame.
         mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))

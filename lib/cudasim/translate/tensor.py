@@ -141,15 +141,25 @@ def transfer(v: Values, i: PtxInstruction) -> str:
     outer, inner = matrix.place() if row_major else matrix.place()[::-1]
     width = max(4, bits // 8) if together else bits // 8
     offset = f"({outer} * s_ + {inner}) * {bits} / 8"
-    pointer = v.pointer(space_of(i), f"p_ + {offset}", width, "r" if loads else "w")
+    space = space_of(i)
+    pointer = v.pointer(space, f"p_ + {offset}", width, "r" if loads else "w")
+    pointer = pointer.replace(f", {i.line})", ", w->line)")  # many instructions share the function
     each = f"for (u32 r_ = 0; r_ < {distinct}; r_++) for (u32 e_ = 0; e_ < {1 if together else e}; e_++)"
     kind, t = c_type(width), "b64" if bits == 64 else "b32"
-    x = f"{c_type(size_of(t))} x_[{distinct}]"
+    wide = c_type(size_of(t))
+    access = f"x_[r_] |= ({wide})LD({kind}, {pointer})" if loads else f"ST({kind}, {pointer}, x_[r_]"
+    access += f" << e_ * {bits};" if loads else f" >> e_ * {bits});"
+    name = "_".join(("wmma", *(x for x in m if x not in ("sync", "aligned")))).replace("::", "_")
+    v.helpers[name] = (
+        "FN __attribute__((noinline)) "
+        f"void {name}(W *w, const u32 l, const u64 p_, const u64 s_, {wide} *x_) {{ LOCALS; {each} {access} }}"
+    )
+    x, call = f"{wide} x_[{distinct}]", f"{name}(w, l, p_, s_, x_);"
     if loads:
-        text += f"{x} = {{0}}; {each} x_[r_] |= ({c_type(size_of(t))})LD({kind}, {pointer}) << e_ * {bits}; "
+        text += f"{x} = {{0}}; {call} "
         return text + " ".join(v.dst(o, t, f"x_[{k % distinct}]") for k, o in enumerate(items)) + " }"
     values = ", ".join(v.src(o, t) for o in items)
-    return f"{text}const {x} = {{{values}}}; {each} ST({kind}, {pointer}, x_[r_] >> e_ * {bits}); }}"
+    return f"{text}{x} = {{{values}}}; {call} }}"
 
 
 # --- mma, wmma.mma
@@ -288,4 +298,5 @@ def _lanes(v: Values, operand: Operand, t: str) -> str:
     found = v.names.register(v.scope, operand.name) if isinstance(operand, Name) else None
     if found is None or found.width != width or (isinstance(operand, Name) and operand.offset):
         raise v.unsupported(f"operand {operand}")
+    v.code.whole.add(found)
     return f"R->{v.read(found)}"

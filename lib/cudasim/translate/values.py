@@ -69,6 +69,7 @@ class Code:
     uses: set[Register] = field(default_factory=set)
     defs: set[Register] = field(default_factory=set)
     before: str = ""  # executed once for the warp, before the lane loop
+    whole: set[Register] = field(default_factory=set)  # read there alone, from the lanes' places in the frame
     alone: bool = False  # needs its own lane loop: all lanes execute this before any lane continues
     writes_shared: bool = False
     reads_shared: bool = False
@@ -162,6 +163,7 @@ class Values:
         self.variables: set[int] = set()
         self.shared_variables: set[int] = set()
         self.reserved_shared = False
+        self.helpers: dict[str, str] = {}  # C functions that several instructions share, by name
         self.stack = False  # whether it allocates local memory at run time
         self._based: tuple[Register, int] | None = None  # of the last address: [register + offset]
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory

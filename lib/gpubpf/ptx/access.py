@@ -61,7 +61,10 @@ class Access:
 
 
 _TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
-_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_WMMA_SHAPES = {  # M, N, K
+    f"m{m}n{n}k{k}": (m, n, k)
+    for m, n, k in ((16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8), (8, 8, 4), (8, 8, 32), (8, 8, 128))
+}
 _ELEMENT_BITS = {
     "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "f32": 32, "s32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
 }  # fmt: skip
@@ -206,14 +209,16 @@ def _wmma(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] |
     PTX does not say which lane accesses which elements. A matrix of 1024 bytes takes two accesses.
     """
     modifiers = instruction.modifiers
-    shape = next(filter(None, map(_SHAPE.fullmatch, modifiers)), None)
+    shape = next((_WMMA_SHAPES[x] for x in modifiers if x in _WMMA_SHAPES), None)
     bits = _ELEMENT_BITS.get(modifiers[-1]) if modifiers else None
     if modifiers[:1] not in (("load",), ("store",)) or shape is None or bits is None:
         return None
-    m, n, k = map(int, shape.groups())
+    m, n, k = shape
     height, width = {"a": (m, k), "b": (k, n)}.get(modifiers[1], (m, n))
     rows, length = (height, width) if "row" in modifiers else (width, height)
     piece = min(16, length * bits // 8)
+    if not piece:
+        return None
     per_row = length * bits // 8 // piece
     lanes = rows * per_row
     loads = modifiers[0] == "load"

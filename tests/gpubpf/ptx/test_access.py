@@ -356,6 +356,8 @@ def test_a_name_tells_the_space_of_its_variable(text: str, space: str) -> None:
         "cp.async.bulk.shared::cta.global [%r1], [%rd1];",
         "ldmatrix.sync.aligned.m8n8.shared.b16 {%r1}, [%r1];",
         "multimem.other.global.u32 %r1, [%rd1];",
+        "wmma.load.a.sync.aligned.row.m99999n16k16.global.f16 {%r1}, [%rd1];",
+        "wmma.load.a.sync.aligned.row.m8n8k4.global.b1 {%r1}, [%rd1];",
     ],
 )
 def test_what_is_not_known_is_named(text: str) -> None:
