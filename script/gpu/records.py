@@ -136,7 +136,7 @@ TOUCHES = {
         ("load shared", 4, "unit", 1),
         STORE,
     ],
-    "localArray": [LOAD, ("store local", 4, "broadcast"), ("load local", 4, "broadcast"), STORE],
+    "localArray": [LOAD, ("store local", 4, "unit"), ("load local", 4, "unit"), STORE],
     "unused": [LOAD, STORE],
 }
 

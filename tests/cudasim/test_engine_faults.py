@@ -337,8 +337,8 @@ def test_fork(device: Device) -> None:
     ("body", "message"),
     [
         (
-            "wgmma.fence.sync.aligned;",
-            "PTX line 6: the embedded device does not support wgmma.fence.sync.aligned",
+            "tcgen05.wait::ld.sync.aligned;",
+            "PTX line 6: the embedded device does not support tcgen05.wait::ld.sync.aligned",
         ),
         (
             ".reg .b32 %r; tex.1d.v4.f32.s32 {%r, %r, %r, %r}, [t, {%r}];",

@@ -85,7 +85,7 @@ def test_loops_that_may_wait_for_others_use_up_their_turn_sooner() -> None:
 
 
 def test_functions_that_no_kernel_reaches_are_left_out() -> None:
-    unknown = ".func unused() { wgmma.fence.sync.aligned; ret; }\n"
+    unknown = ".func unused() { tcgen05.wait::ld.sync.aligned; ret; }\n"
     text = translate(kernel("").replace(".visible", unknown + ".visible"))
     assert "fn_1(" in text and "fn_0(" not in text
 

@@ -17,6 +17,7 @@ from gpubpf.agent.protocol import StackFrame
 from gpubpf.launches import latency
 from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import Launches, LoggedProcess
+from gpubpf.launches.overlap import Overlap
 from gpubpf.launches.sums import LaunchLosses, LaunchSums
 from gpubpf.session import operation_log
 from gpubpf.show import perfetto
@@ -150,7 +151,9 @@ def test_a_generated_report(seed: int, tmp_path: Path) -> None:
         losses.add(view, new)
         tool.show_sums(sums, owners, args, results)
         session = SimpleNamespace(summary=lambda: {"not_instrumented": {}, **SUMMARY})
-        tool.show_summary(session, losses.fields(number(rng)), args, results)
+        overlap = Overlap()
+        overlap.add(view, new)
+        tool.show_summary(session, losses.fields(number(rng)), overlap.records(), args, results)
         lines = check(page, args, negative=True)  # on the real clock, times have errors
         assert lines or args.csv
         if not args.json and not args.csv and sums.groups and sums.whole["count"]:
