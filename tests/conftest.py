@@ -26,6 +26,7 @@ if (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
+    config.addinivalue_line("markers", "long: takes long; only with GPUBPF_LOOKS=all")
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("GPUBPF_LOOKS") != "all":
+        for item in items:
+            if item.get_closest_marker("long") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
 
 
 @pytest.hookimpl(tryfirst=True)

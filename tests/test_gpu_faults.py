@@ -186,6 +186,7 @@ int clock_gettime(clockid_t which, struct timespec *now) {
 
 
 @needs_gcc
+@pytest.mark.long
 def test_5_a_gpu_whose_clock_takes_long_to_read(place: Path) -> None:
     build(ROOT / "examples/latency.cu", place / "examples/latency")
     why = said(5, place, LD_PRELOAD=str(library(place / "slow.so", SLOW)))
@@ -241,9 +242,10 @@ for _ in range(int(sys.argv[-1])):
     ("program", "why"),
     [
         (RUNS_ON, r"threadhist, exit status 1: .*"),
-        (
+        pytest.param(
             "import time\nprint('round 1 1')\ntime.sleep(1)\n",
             r"the program ended by itself, 0, after threadhist: ",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -35,9 +35,12 @@ fault: cudaErrorIllegalAddress
     "flags",
     [
         [],
-        ["-lineinfo"],
-        ["-G"],
-        ["-gencode", "arch=compute_75,code=sm_75", "-gencode", "arch=compute_80,code=compute_80"],
+        pytest.param(["-lineinfo"], marks=pytest.mark.long),
+        pytest.param(["-G"], marks=pytest.mark.long),
+        pytest.param(
+            ["-gencode", "arch=compute_75,code=sm_75", "-gencode", "arch=compute_80,code=compute_80"],
+            marks=pytest.mark.long,
+        ),
         ["-gencode", "arch=compute_75,code=compute_75"],  # nothing is linked: the driver does it
     ],
     ids=["default", "lineinfo", "debug", "list", "unlinked"],

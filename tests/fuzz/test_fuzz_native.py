@@ -19,7 +19,16 @@ from fuzz.native_targets import NativeTarget
 RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 
 
-@pytest.mark.parametrize("native", native_targets.TARGETS.values(), ids=native_targets.TARGETS.keys())
+LONG = ("agent_answers", "agent_libraries")  # their compilation
+
+
+@pytest.mark.parametrize(
+    "native",
+    [
+        pytest.param(native, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        for name, native in native_targets.TARGETS.items()
+    ],
+)
 def test_changed_inputs(native: NativeTarget, tmp_path: Path) -> None:
     """With the address and undefined-behaviour sanitizers."""
     if shutil.which("g++") is None or cuda_include() is None:

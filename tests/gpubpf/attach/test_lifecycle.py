@@ -269,7 +269,11 @@ def left_to_itself(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("own", "how", "end"),
-    [("0", "stop", signal.SIGINT), ("1", "destroy", signal.SIGINT), ("1", "stop", signal.SIGKILL)],
+    [
+        ("0", "stop", signal.SIGINT),
+        pytest.param("1", "destroy", signal.SIGINT, marks=pytest.mark.long),
+        ("1", "stop", signal.SIGKILL),
+    ],
 )
 def test_a_kernel_that_does_not_end_while_it_is_instrumented(
     endless: Path, own: str, how: str, end: int
@@ -504,7 +508,9 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("lifecycle"), "again")
 
 
-@pytest.mark.parametrize("how", [[], ["graph"], ["value"]])
+@pytest.mark.parametrize(
+    "how", [[], *(pytest.param([how], marks=pytest.mark.long) for how in ("graph", "value"))]
+)
 def test_kernels_that_do_not_end_launched_again_and_again(
     again: Path, how: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_library_that_some_process_could_not_load_is_not_named(rocm, tmp_path,
             assert bool(dispatches.environment) == right
 
 
+@pytest.mark.long
 def test_a_reader_that_is_late_says_how_many_it_missed(rocm):
     program = [str(rocm / "program"), "plain", str(reader.SLOTS + 1000)]
     given = os.environ | {"ROCM_PATH": str(rocm), "STANDIN_KERNEL_US": "0"}
