@@ -76,7 +76,6 @@ enum { /* functions of the device runtime (translate/dynamic_parallelism.py) */
        CS_CALL_LAST_ERROR,
        CS_CALL_PEEK_ERROR,
        CS_CALL_ERROR_STRING,
-       CS_CALL_ERROR_NAME,
        CS_CALL_DEVICE_COUNT,
        CS_CALL_DEVICE,
        CS_CALL_CREATE, /* of a stream or event: they need none, because grids run one after another */

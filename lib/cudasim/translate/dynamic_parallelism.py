@@ -26,25 +26,24 @@ _CALLS = {
     "GetLastError": Call(2, ()),
     "PeekAtLastError": Call(3, ()),
     "GetErrorString": Call(4, (4,), 8),
-    "GetErrorName": Call(5, (4,), 8),
-    "GetDeviceCount": Call(6, (8,)),
-    "GetDevice": Call(7, (8,)),
-    "StreamCreateWithFlags": Call(8, (8, 4)),
-    "StreamDestroy": Call(9, (8,)),
-    "StreamWaitEvent": Call(9, (8, 8, 4)),
-    "EventCreateWithFlags": Call(8, (8, 4)),
-    "EventRecord": Call(9, (8, 8)),
-    "EventRecordWithFlags": Call(9, (8, 8, 4)),
-    "EventDestroy": Call(9, (8,)),
-    "Malloc": Call(10, (8, 8)),
-    "Free": Call(11, (8,)),
-    "MemcpyAsync": Call(12, (8, 8, 8, 4, 8)),
-    "MemsetAsync": Call(13, (8, 4, 8, 8)),
+    "GetDeviceCount": Call(5, (8,)),
+    "GetDevice": Call(6, (8,)),
+    "StreamCreateWithFlags": Call(7, (8, 4)),
+    "StreamDestroy": Call(8, (8,)),
+    "StreamWaitEvent": Call(8, (8, 8, 4)),
+    "EventCreateWithFlags": Call(7, (8, 4)),
+    "EventRecord": Call(8, (8, 8)),
+    "EventRecordWithFlags": Call(8, (8, 8, 4)),
+    "EventDestroy": Call(8, (8,)),
+    "Malloc": Call(9, (8, 8)),
+    "Free": Call(10, (8,)),
+    "MemcpyAsync": Call(11, (8, 8, 8, 4, 8)),
+    "MemsetAsync": Call(12, (8, 4, 8, 8)),
 }
 _NAME = re.compile(r"(?:__cudaCDP2|cuda)(\w+?)(?:_ptsz)?")
 
 
 def find(name: str) -> Call | None:
-    """Return the function of the device runtime with a name in PTX; None if there is none, or the embedded device lacks it."""
+    """Return the function of the device runtime that PTX calls by this name; None if the embedded device has none."""
     match = _NAME.fullmatch(name)
     return _CALLS.get(match[1]) if match else None

@@ -395,7 +395,7 @@ class FunctionCode:
                 return
             if KERNEL_LAUNCHES.match(callee.name):
                 raise Unsupported(
-                    f"PTX line {statement.line}: the kernel launches kernels with {callee.name}, as compilers before CUDA 12 did"
+                    f"PTX line {statement.line}: the kernel launches kernels with {callee.name}, which the embedded device lacks"
                 )
             raise Unsupported(
                 f"PTX line {statement.line}: function {callee.name} is not defined in this module"

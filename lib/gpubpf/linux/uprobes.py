@@ -402,7 +402,7 @@ class Uprobes:
         """Attach a group's programs to the offsets of `targets`, to returns before entries: no entry is seen without its return.
 
         If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. But not if it has no
-        room for any probe: each attempt takes tens of milliseconds, because the kernel waits until no CPU runs the probes of the last.
+        room for any probe: every attempt is slow, because the kernel waits until no CPU runs the probes that it takes back.
         """
         offsets, cookies = [t[1] for t in targets], [t[2] for t in targets]
         made: list[int] = []

@@ -2,7 +2,7 @@
 
 Device programs (gpubpf_updates.h) fill three maps, with an element for each pair of site and address that found room:
 
-    update_tags   what stands for the address and the site; 0: the element is empty
+    update_tags   a number for address, kernel and site; 0: the element is empty
     update_sites  number of the kernel << 32 | number of the site
     updates       how many lanes updated the address
 """

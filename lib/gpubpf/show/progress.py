@@ -128,7 +128,7 @@ def enable(tool: str) -> None:
 
 @contextlib.contextmanager
 def work(what: str, total: int = 0) -> Iterator[Task]:
-    """Show that this work goes on, for as long as it does. From any thread."""
+    """Show this work on the line while the context lasts. Any thread may call this."""
     task, line = Task(what, total), _line
     if line is not None:
         line.begin(task)

@@ -252,7 +252,7 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
 def test_out_of_files_the_probes_are_not_tried_one_by_one(
     built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a hundred functions this took a minute: the kernel takes back the probes of each attempt."""
+    """The kernel takes back the probes of each attempt, which is slow: a tool did not end within a minute."""
     method, tried = uprobes.best_method(), list[int]()
     if method == "event":
         pytest.skip("this kernel attaches probes one by one")

@@ -34,7 +34,7 @@ bool release(cs_warp *w, uint64_t address) {
     return environment.release && environment.release(environment.self, address);
 }
 
-// Returns the kernel whose address this is; null if there is none.
+// Returns the kernel at an address; null if no kernel is there.
 const cs_kernel *kernel_at(const cs_image *image, uint64_t address) {
     const uint64_t index = (address - CS_CODE_BASE) / 16 - 1;
     if (address % 16 || address <= CS_CODE_BASE || index >= image->nfunctions) return nullptr;
@@ -152,8 +152,7 @@ uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *a) {
             last_error(w) = kSuccess;
             return error;
         case CS_CALL_PEEK_ERROR: return last_error(w);
-        case CS_CALL_ERROR_STRING:
-        case CS_CALL_ERROR_NAME: return text(w, error_text(static_cast<int>(a[0]), "unknown error"));
+        case CS_CALL_ERROR_STRING: return text(w, error_text(static_cast<int>(a[0]), "unknown error"));
         case CS_CALL_LAUNCH: error = launch(w, a[0], a[1]); break;
         case CS_CALL_DEVICE_COUNT: store(w, a[0], 1, 4); break;
         case CS_CALL_DEVICE: store(w, a[0], 0, 4); break;

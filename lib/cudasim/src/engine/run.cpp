@@ -411,7 +411,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
 
 constexpr uint64_t kTailLaunch = 3;  // cudaStreamTailLaunch
 
-// Adds grids that one grid launched to those that are to run, the last of which is next. Tail launches run after the others.
+// Adds the grids that one grid launched to the stack `todo`, whose last grid runs next. Tail launches run after the others.
 void add_nested(std::vector<NestedLaunch> &todo, std::vector<NestedLaunch> &nested) {
     for (const bool tail : {true, false})
         for (auto it = nested.rbegin(); it != nested.rend(); ++it)
