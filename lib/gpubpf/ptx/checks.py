@@ -33,17 +33,25 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     functions = sorted(graph.reach(name))
     if any(KERNEL_LAUNCHES.match(f) for f in functions):
         raise Refusal("launches kernels (dynamic parallelism)")
+    variables = sorted({v for f in functions for v in graph.of(f).variables})
     if any(graph.of(f).indirect for f in functions):
-        raise Refusal("indirect call")
+        tables = [v for v in variables if _holds_code_addresses(module, v)]
+        raise Refusal("indirect call" + f" through {', '.join(tables)}" * bool(tables))
+    for function in functions:  # in the copy's module, their addresses would be others
+        for taken in sorted(graph.of(function).taken):
+            raise Refusal(f"takes the address of {taken}")
     for function in functions:
         _check_function(module, module.functions[function], graph)
-    for variable in sorted({v for f in functions for v in graph.of(f).variables}):
+    for variable in variables:
         declared = module.variables[variable]
         _check_name(variable)
         if declared.type in _OPAQUE or declared.space == "tex":
             raise Refusal(f"texture or surface reference {variable}")
-        if any(n in module.functions for n in find_initializer_names(declared.initializer)):
-            raise Refusal(f"variable {variable} holds code addresses")
+
+
+def _holds_code_addresses(module: Module, variable: str) -> bool:
+    """Return whether a variable is a function table, a vtable or a function pointer with an initial value."""
+    return any(n in module.functions for n in find_initializer_names(module.variables[variable].initializer))
 
 
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:

@@ -389,11 +389,12 @@ def find_initializer_names(value: Initializer | None) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class References:
-    """The names that one function uses. `indirect`: it calls through a register, or takes the address of a function."""
+    """The names that one function uses. `indirect`: it calls through a register. `taken`: functions whose addresses it takes."""
 
     calls: frozenset[str]
     variables: frozenset[str]
     indirect: bool
+    taken: frozenset[str]
     unknown: frozenset[str]  # opcodes
 
 
@@ -402,6 +403,7 @@ def references(function: Function, module: Module) -> References:
     calls: set[str] = set()
     variables: set[str] = set()
     unknown: set[str] = set()
+    taken: set[str] = set()
     indirect = False
     body = function.body or ()
     local = {v.name for v in (*function.parameters, *function.returns)}
@@ -423,8 +425,8 @@ def references(function: Function, module: Module) -> References:
             if name in module.variables:
                 variables.add(name)
             elif name in module.functions:
-                indirect = True
-    return References(frozenset(calls), frozenset(variables), indirect, frozenset(unknown))
+                taken.add(name)
+    return References(frozenset(calls), frozenset(variables), indirect, frozenset(taken), frozenset(unknown))
 
 
 class CallGraph:

@@ -23,5 +23,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("driver", ["sleeps", "spins"])
 def test_no_capture_begins_while_a_thread_enters_the_driver(program: Path, driver: str) -> None:
     said = subprocess.run([program, driver], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert said.startswith("early 0 "), said
-    assert said.endswith("child 0\n"), said
+    found = dict(zip(*[iter(said.split())] * 2, strict=True))
+    assert found["early"] == found["child"] == "0", said
+    assert int(found["excused"]) <= 10, said  # of 40

@@ -1,8 +1,12 @@
 // Captures begin while another thread, which is rarely scheduled, is about to wait in the driver. Prints how many
-// captures began between that thread's check and its entry, and how many calls were refused.
+// captures began between that thread's check and its entry, how many of these had a reason (the capture was held
+// for as long as it may be, or the thread was charged the CPU time of one that is inside), and how many calls were
+// refused.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <thread>
@@ -15,6 +19,12 @@ namespace {
 
 std::atomic<int> captures{0};
 std::atomic<bool> checked{false}, inside{false}, ended{false}, over{false};
+
+int64_t now_on(clockid_t clock) {
+    timespec t{};
+    clock_gettime(clock, &t);
+    return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
+}
 
 bool captured() {
     const bool one = captures != 0;
@@ -44,7 +54,7 @@ int main(int, char **argv) {
             while (!over) {
             }
         });
-    int early = 0, refused = 0;
+    int early = 0, excused = 0, refused = 0;
     for (int round = 0; round < 40; ++round) {
         captures = 0;
         checked = inside = ended = false;
@@ -57,8 +67,14 @@ int main(int, char **argv) {
         if (round % 4)
             while (!checked) sched_yield();
         captures = 1;
+        clockid_t cpu;
+        pthread_getcpuclockid(waits.native_handle(), &cpu);
+        const int64_t began = now_on(CLOCK_MONOTONIC), before = now_on(cpu);
         gpubpf::before_capture();
-        early += may && checked && !inside;
+        if (may && checked && !inside) {
+            const bool reason = now_on(CLOCK_MONOTONIC) - began > gpubpf::kMostHeld;
+            ++(reason || now_on(cpu) - before > gpubpf::kInsideAfter / 2 ? excused : early);
+        }
         ended = true;
         waits.join();
         refused += !may;
@@ -82,6 +98,6 @@ int main(int, char **argv) {
     ended = over = true;
     waits.join();
     for (std::thread &b : busy) b.join();
-    printf("early %d refused %d child %d\n", early, refused, status);
+    printf("early %d excused %d refused %d child %d\n", early, excused, refused, status);
     return 0;
 }

@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 #include <cstdio>
 #include <cassert>
+#include <new>
 
 namespace cg = cooperative_groups;
 
@@ -299,6 +300,9 @@ __global__ void virtualCall(int *p, int n)
     Shape *shape = n ? (Shape *)&square : (Shape *)&line;
     p[0] = shape->area(n);
 }
+// These two only pass code addresses on. The first stores that of a vtable, which is a variable.
+__global__ void constructs(Square *p) { new (p + threadIdx.x) Square; }
+__global__ void keepsAddress(void **p, int n) { p[n] = (void *)(int (*)(int))fibonacci; }
 __global__ void throughPointer(int *p, int n) { p[0] = chosen(n, p); }
 __global__ void takesAddress(int *p, int n)
 {

@@ -120,7 +120,9 @@ def test_references() -> None:
     refs = references(found.functions["k"], found)
     assert refs.calls == {"f"} and refs.variables == {"v", "s"} and not refs.indirect
     assert refs.unknown == {"frobnicate.x"}
-    for body in ("mov.u64 %rd1, f;", "call %rd1, pt;", "call %rd1, (%r1), pt;"):
+    found = module("mov.u64 %rd1, f;", before)
+    assert references(found.functions["k"], found).taken == {"f"}
+    for body in ("call %rd1, pt;", "call %rd1, (%r1), pt;"):
         found = module(body, before)
         assert references(found.functions["k"], found).indirect, body
     found = module("call h; ret;", before)

@@ -23,12 +23,12 @@ struct CallSlot {
 
 namespace {
 
-// A thread is inside the driver, past its check for captures, when it has used so much CPU time since it began
-// the call, or sleeps there. Wall-clock time would prove nothing about a thread that is not scheduled.
-constexpr int64_t kUsed = 300'000, kAsleep = 1'000'000;  // ns
+// A thread is inside the driver, past its check for captures, when it has used kInsideAfter of CPU time since it
+// began the call, or sleeps there. Wall-clock time would prove nothing about a thread that is not scheduled.
+constexpr int64_t kAsleep = 1'000'000;    // ns
 constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if nothing can be found out
-constexpr int64_t kMostHeld = 1'000'000'000, kPause = 200'000;  // ns
-constexpr size_t kMostCalls = 64;                               // more calls at once are refused
+constexpr int64_t kPause = 200'000;       // ns
+constexpr size_t kMostCalls = 64;         // more calls at once are refused
 
 CallSlot slots[kMostCalls];
 
@@ -62,7 +62,7 @@ bool is_inside(CallSlot &slot, pid_t thread) {
     if (slot.inside == call) return true;
     const int64_t cpu = now_on(cpu_clock_of(thread)), before = slot.cpu;
     const int64_t took = now_on(CLOCK_MONOTONIC) - call;
-    bool inside = before >= 0 && cpu - before > kUsed;
+    bool inside = before >= 0 && cpu - before > kInsideAfter;
     if (!inside && took > kAsleep) {
         const char state = state_of_thread(thread);
         inside = state == 'S' || ((!state || cpu < 0) && took > kUnknown);

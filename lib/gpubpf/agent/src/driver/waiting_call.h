@@ -4,6 +4,7 @@
 // calls that were about to begin wait inside the driver. A call that already waits does no harm.
 #pragma once
 
+#include <cstdint>
 #include <sys/types.h>
 
 #include "lifetime.h"
@@ -11,6 +12,11 @@
 namespace gpubpf {
 
 struct CallSlot;
+
+// The CPU time of a thread that is surely inside the driver, in ns. Time that a hypervisor took from the CPU may
+// be charged to the thread: in a virtual machine, less would not be sure.
+constexpr int64_t kInsideAfter = 1'000'000;
+constexpr int64_t kMostHeld = 1'000'000'000;  // ns that a capture waits at most
 
 // Must exist from before the check for captures until the driver call has returned. The call must be the next
 // thing that the thread does.
@@ -29,7 +35,7 @@ class WaitingCall {
 };
 
 // Called in a hook when a capture is counted but has not begun. Returns once each waiting call is inside the
-// driver, or after a second.
+// driver, or after kMostHeld.
 void before_capture() noexcept;
 
 // Some drivers wait in a busy loop. Gives a thread the lowest nice value if its call is inside the driver; not
