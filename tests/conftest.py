@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ if (
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "long: takes long; only with GPUBPF_LOOKS=all")
+    config.addinivalue_line("markers", "every(n): only every nth case of the test; all with GPUBPF_LOOKS=all")
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
@@ -40,10 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("GPUBPF_LOOKS") != "all":
-        for item in items:
-            if item.get_closest_marker("long") is not None:
-                item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
+    if os.environ.get("GPUBPF_LOOKS") == "all":
+        return
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        every = item.get_closest_marker("every")
+        test = item.path, item.name.partition("[")[0]
+        if item.get_closest_marker("long") is not None or (every is not None and cases[test] % every.args[0]):
+            item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
+        cases[test] += 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -193,6 +193,7 @@ def test_5_a_gpu_whose_clock_takes_long_to_read(place: Path) -> None:
     assert re.match(r"launchlate, alone: times on the host's clock are known to \d{7,}\S* ns only", why), why
 
 
+@pytest.mark.long
 def test_6_a_kernel_that_takes_longer_than_it_should(place: Path) -> None:
     real = build(ROOT / "examples/latency.cu", place / "examples/real")
     script(place / "examples/latency", f"import os\nos.execv({str(real)!r}, [{str(real)!r}, '9000'])\n")
@@ -268,6 +269,7 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *s
 """
 
 
+@pytest.mark.long
 @needs_gcc
 def test_8_a_driver_whose_copies_wait_for_the_whole_gpu(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_with(place, monkeypatch, "#define _GNU_SOURCE\n" + WAITS)
@@ -277,6 +279,7 @@ def test_8_a_driver_whose_copies_wait_for_the_whole_gpu(place: Path, monkeypatch
     ), why
 
 
+@pytest.mark.long
 def test_8_a_first_launch_may_wait_if_kernels_are_loaded_at_their_first_use(place: Path) -> None:
     device = machine.prepare("sim", 90)
     more = {"CUDASIM_HOSTILE": "1", "CUDA_MODULE_LOADING": "LAZY"}

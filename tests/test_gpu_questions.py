@@ -258,6 +258,7 @@ def test_a_question_that_fails_at_once_has_failed(tmp_path: Path) -> None:
         asked(tmp_path, "import sys\nsys.exit('why')\n")
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one is that waits in the driver: the stage goes on."""
     killed: list[int] = []

@@ -229,6 +229,7 @@ def test_a_kernel_with_an_unknown_instruction_cannot_be_launched() -> None:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("packing", ["none", "speed", "size"])  # plain, LZ4, zstd
 def test_fat_binary_gives_the_best_ptx(packing: str, tmp_path: Path) -> None:
     path = tmp_path / "plugin.fatbin"

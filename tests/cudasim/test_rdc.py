@@ -31,6 +31,7 @@ fault: cudaErrorIllegalAddress
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -52,6 +53,7 @@ def test_two_files_and_a_library(flags: list[str], tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (gpubpf_rdc.STATUS, gpubpf_rdc.OUTPUT, "")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example(name: str, tmp_path: Path) -> None:
     flags = ["-std=c++17", "-O2", "-rdc=true", "-I", str(ROOT / "examples")]

@@ -61,6 +61,7 @@ def told(registers: int) -> list[int]:
     return [registers, 0 if fits else 701, 0, 65536 // per_warp // 32, 16384 // per_warp * 4 // 8]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("hostile", [False, True])
 def test_registers_of_the_cubin(hostile: bool, tmp_path: Path) -> None:
     both = build(tmp_path / "both.fatbin", PTX_75, SM_75, SM_90)

@@ -176,6 +176,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return made
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_file_is_damaged(runs: Runs, damage: str) -> None:
     runs.fill()

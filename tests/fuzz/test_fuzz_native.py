@@ -22,6 +22,7 @@ RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 LONG = ("agent_answers", "agent_libraries")  # their compilation
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "native",
     [

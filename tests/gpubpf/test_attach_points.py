@@ -476,6 +476,7 @@ def memory(where):
     return gpubpf_cuda.build(ROOT / "examples" / "memory.cu", where / "memory", *flags)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_addresses(where, memory, clock):
     """Every access of examples/memory.cu, recorded by a program of our own and put through the model: known answers."""

@@ -154,6 +154,7 @@ def run(where):
     return once
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_every_map_has_the_known_answer(run, clock):
     """3 launches of 4 blocks of 64 threads, of which the first 200 store once."""

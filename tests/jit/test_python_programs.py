@@ -27,6 +27,7 @@ def all_counted(done: jit.Measured) -> None:
     assert sum(done.launches.values()) == launches
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["ptx", "lineinfo", "library", "options"])
 def test_nvrtc(tmp_path: Path, mode: str) -> None:
     command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", mode]

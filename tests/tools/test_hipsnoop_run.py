@@ -162,6 +162,7 @@ def test_between_launches_is_nothing_that_came_after_the_last(program: Path) -> 
     assert "in hipDeviceSynchronize blocked in clock_nanosleep" in said and "ms (2 times)" in said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -464,6 +465,7 @@ def test_the_whole_machine(program: Path, tmp_path: Path) -> None:
     assert {pid: counts.get(pid) for pid in pids} == dict.fromkeys(pids, 20)
 
 
+@pytest.mark.long
 @pytest.mark.own_processes
 def test_a_library_that_only_short_processes_bring(tmp_path: Path) -> None:
     """The first processes end before the library has probes. Later ones are counted."""

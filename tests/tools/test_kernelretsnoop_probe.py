@@ -37,6 +37,7 @@ def program() -> BPF:
     return BPF(text=PROGRAM)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("function", MOST)
 def test_probes_are_small_and_read_the_clock_first(function: str, arch: str, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_counts_of_all_files(app: Path, tmp_path: Path) -> None:
     assert [work["second", i] for i in range(127)] == [2] * 127 and work["doubled", 0] == 2
 
 
+@pytest.mark.long
 def test_lines_of_all_files(app: Path, tmp_path: Path) -> None:
     records = measured("memtrace", app, tmp_path / "out", "--kernel", "first")
     text = json.dumps(records)

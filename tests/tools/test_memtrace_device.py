@@ -145,6 +145,7 @@ def traced(program, folder, tables, *options, row=32):
     return {r["kernel"]: r for r in found}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "row"),
     [((), 32), (("--no-allocations",), 16), (("--block", "0:99"), 8), (("--no-allocations",), 4)],

@@ -78,6 +78,7 @@ def memory(tmp_path_factory):
     return str(gpubpf_cuda.build(REPOSITORY / "examples" / "memory.cu", program, *flags))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_known_answers(memory, tmp_path, clock):
     records, said = traced(tmp_path, "--", memory, clock=clock)
@@ -399,6 +400,7 @@ def requests_of(accesses):
     return found
 
 
+@pytest.mark.long
 def test_every_access_put_through_the_model_is_what_the_gpu_added_up(common, plain, tmp_path):
     kinds = [kind for kind in KINDS if kind not in ("matmul", "nbody")]
     records, said = traced(tmp_path, "--", common, *kinds, status=5)

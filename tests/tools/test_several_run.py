@@ -123,6 +123,7 @@ def two(app: str) -> list[str]:
     return ["--device", "sim", "--", "sh", "-c", f"{app} 3 2 & {app} 2 1; wait"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_rows_say_whose_they_are(tool: str, app: str) -> None:
     done = measured(tool, *MORE.get(tool, ()), *two(app), CUDASIM_DEVICES="2")
@@ -140,6 +141,7 @@ def test_rows_say_whose_they_are(tool: str, app: str) -> None:
     assert len(re.findall("^overhead: ", done.stdout, re.MULTILINE)) == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_records_say_whose_they_are_and_nothing_is_added_up(tool: str, app: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -172,6 +174,7 @@ def test_cells_say_whose_they_are(tool: str, app: str, tmp_path: Path) -> None:
     assert len({(row["pid"], row["gpu"]) for row in rows}) == 3 and {row["comm"] for row in rows} == {"app"}
 
 
+@pytest.mark.long
 def test_pictures_and_traces_keep_processes_and_gpus_apart(app: str, tmp_path: Path) -> None:
     picture, trace = tmp_path / "exits.svg", tmp_path / "trace.json"
     measured("kernelretsnoop", "--heatmap", picture, *two(app), CUDASIM_DEVICES="2")
@@ -218,6 +221,7 @@ def kernels_of(told: list[dict[str, Any]]) -> set[tuple[int, int, str]]:
     return {(r["pid"], r["gpu"], r["kernel"]) for r in found}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_program_that_was_started_before(tool: str, app: str, tmp_path: Path) -> None:
     with running(app, gpus=2) as pid:

@@ -87,6 +87,7 @@ def check(tool: str, app: Path, alone: str, out: Path) -> list[dict]:
     return records
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop"])
 def test_results_stay_the_same(tool: str, app: Path, alone: str, tmp_path: Path) -> None:
     check(tool, app, alone, tmp_path / "out")

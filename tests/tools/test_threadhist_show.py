@@ -93,6 +93,7 @@ def test_the_finding_comes_before_the_rows(show):
     assert "not counted: 2 (capture)" in text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("by", ["thread", "lane", "warp", "block"])
 @pytest.mark.parametrize("work", [FIVE, np.arange(4096) ** 2, [2**63] * 64], ids=["few", "many", "huge"])
 def test_nothing_is_wider_than_a_terminal(show, by, work):

@@ -823,6 +823,7 @@ def changed_bytes(pid: int) -> int:
     return count
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["threadhist", "launchlate", "kernelretsnoop", "memtrace"])
 def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
     """It takes longer than the whole way to them, which it would hold up."""

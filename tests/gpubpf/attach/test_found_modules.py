@@ -126,6 +126,7 @@ KINDS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_loaded_before_is_measured(program: Path, kind: str) -> None:
     names = KINDS[kind]
@@ -186,6 +187,7 @@ def test_graphs_of_before_are_counted_and_new_ones_measured(program: Path) -> No
     assert seen.summary["graphs_before"] > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["persistent", "capture"])
 def test_what_must_not_be_waited_for_defers_the_copies(program: Path, kind: str, tmp_path: Path) -> None:
     """A kernel that does not end; a capture that the launching thread is in the middle of."""

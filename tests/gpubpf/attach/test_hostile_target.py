@@ -103,6 +103,7 @@ def ends(process: subprocess.Popen[str]) -> str:
 # --- what goes on ---
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -267,6 +267,7 @@ def left_to_itself(pid: int) -> bool:
     return False
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("own", "how", "end"),
     [
@@ -297,6 +298,7 @@ def test_a_kernel_that_does_not_end_while_it_is_instrumented(
         program.end()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("own", ["1", "2"])
 def test_no_thread_of_the_agent_is_in_a_context_that_ends(
     endless: Path, monkeypatch: pytest.MonkeyPatch, own: str
@@ -310,6 +312,7 @@ def test_no_thread_of_the_agent_is_in_a_context_that_ends(
         program.end()
 
 
+@pytest.mark.long
 def test_nor_after_a_measurement_that_could_load_nothing(
     endless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +327,7 @@ def test_nor_after_a_measurement_that_could_load_nothing(
         assert program.process.wait(timeout=100) == 0
 
 
+@pytest.mark.long
 def test_and_in_a_program_that_a_tool_started(endless: Path) -> None:
     command = [sys.executable, TOOLS / "threadhist.py", "-d", "2", "-o", os.devnull, "--", endless, "0"]
     with endless_program(*command) as program:
@@ -508,9 +512,8 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("lifecycle"), "again")
 
 
-@pytest.mark.parametrize(
-    "how", [[], *(pytest.param([how], marks=pytest.mark.long) for how in ("graph", "value"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", [[], ["graph"], ["value"]])
 def test_kernels_that_do_not_end_launched_again_and_again(
     again: Path, how: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_all_that_a_program_registers_is_named(made: Path, library: Path, bare: 
         assert seen.kernels.lost(seen.calls.host) == 0
 
 
+@pytest.mark.every(3)
 @needs_bpf
 @needs_uprobes
 @pytest.mark.parametrize("bare", [False, True])
@@ -427,6 +428,7 @@ CUDA_LIBRARIES = (LIBRARIES / "libcuda.so.1", LIBRARIES / "libcudart.so.13")
 OF_NVCC = {"add(float*, int)", "hidden(int*)", "void (anonymous namespace)::scale<float>(float*)"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.whole_machine
 @needs_bpf
 @needs_uprobes

@@ -518,6 +518,7 @@ def test_only_threads_of_a_name(built: Path) -> None:
         assert by_function(calls.sums()) == {"quick": 2} and calls.counts == CallCounts()
 
 
+@pytest.mark.every(3)
 def test_only_one_thread(built: Path, way: str) -> None:
     with contextlib.ExitStack() as stack:
         process = subprocess.Popen(

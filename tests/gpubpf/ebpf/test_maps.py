@@ -107,6 +107,7 @@ def test_definitions_travel_as_json():
 # Thread arrays and arrays
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("entries", [1, 3])
 def test_thread_array_has_a_place_for_each_thread(entries):
     """Every thread of a 2 x 2 grid of 3 x 2 blocks writes its number; threads beyond the capacity do no harm."""

@@ -88,6 +88,7 @@ def oracle(path: Path) -> list[tuple[str, str, str, str]]:
     return images
 
 
+@pytest.mark.every(3)
 @needs_nvcc
 @pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump (PyPI: nvidia-cuda-cuobjdump)")
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_the_options_travel_with_the_ptx(build) -> None:
     assert [option.split() for option in options] == [["-dlcm=cg", "-maxrregcount=32"]]
 
 
+@pytest.mark.every(2)
 @needs_nvcc
 @pytest.mark.parametrize(
     "name, kinds", [("fatbin", "elf ptx"), ("cubin", "elf"), ("ptx", "ptx"), ("object", "elf ptx")]

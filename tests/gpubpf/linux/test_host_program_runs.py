@@ -263,6 +263,7 @@ def test_what_threads_did_meanwhile(place: Path) -> None:
     assert any(line.startswith(unknown) for line in said)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("whom", ["tool", "app"])
 def test_either_side_dies(place: Path, whom: str) -> None:
     """The program goes on as if nothing had been there; the tool still tells what was."""

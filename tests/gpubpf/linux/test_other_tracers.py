@@ -248,6 +248,7 @@ def ends_well(process: subprocess.Popen[str]) -> int:
     return int(out.split()[-2])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("when", ["before", "after", "both"])
 def test_a_command(loads: Path, when: str) -> None:
     with (
@@ -267,6 +268,7 @@ def test_a_command(loads: Path, when: str) -> None:
     assert kernel["runs"] == 128 * kernel["launches"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("removed", ["before", "after"])
 def test_a_process(loads: Path, removed: str) -> None:
     """They are there before the attach, and more come after it; they go before, or after, we do."""
@@ -331,6 +333,7 @@ int on_return(struct pt_regs *ctx) {
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("first", ["hooks", "probes"])
 def test_our_own_at_the_functions_that_the_agent_hooks(loads: Path, first: str) -> None:
     """Entries and returns of all of them, beside the hooks: each call is seen once, and goes well."""

@@ -138,6 +138,7 @@ def crowded(last, slots=SLOTS):
     return blocks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("last", [False, True])
 def test_each_block_has_one(last):
     """However their steps fall; and at the end the table is as it was."""

@@ -189,6 +189,7 @@ def measure(
     return arrays, logs, host
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("native", [False, True], ids=["kernel", "native"])
 @pytest.mark.parametrize(
     ("log", "clock", "hostile"), [(0, "real", "1"), (1 << 13, "real", "0"), (1 << 13, "virtual", "1")]

@@ -532,6 +532,7 @@ def test_killing_the_tool_under_load_does_not_hurt(target: Path, tmp_path: Path,
     assert tool.program_output() == "launched 4000000\nstatus 0\n"
 
 
+@pytest.mark.long
 def test_a_tool_that_is_stopped_holds_the_program_up_for_seconds_only(target: Path, tmp_path: Path) -> None:
     start = time.monotonic()
     tool = Tool(target, tmp_path, "reload", 5, stop=True)
@@ -725,6 +726,7 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
 
 
+@pytest.mark.long
 def test_a_program_waits_for_a_tool_that_is_slow(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example because many processes start at once. The agent gives up 5 s after the tool's last message."""
     prompt = workers._welcome

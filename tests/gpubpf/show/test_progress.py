@@ -125,6 +125,7 @@ except KeyError: pass
     assert screen(seen) == [""]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_tool_that_instruments_many_kernels(terminal: bool, tmp_path: Path) -> None:
     kernel = """

@@ -624,6 +624,7 @@ def random_program(rng: random.Random) -> Code:
     return [*code, *found, *test, *use(x), *END]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_what_the_gate_accepts_does_no_harm(seed: int):
     rng = random.Random(seed)
