@@ -89,6 +89,7 @@ int InitializeInjection(void) {
 """
 
 
+@pytest.mark.every(2)
 @needs_gcc
 @pytest.mark.parametrize(
     ("source", "why"),
@@ -239,6 +240,7 @@ for _ in range(int(sys.argv[-1])):
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("program", "why"),
     [

@@ -37,6 +37,7 @@ def test_virtual_memory_management(hostile: bool) -> None:
     assert (done.returncode, done.stdout) == (0, "sync: cudaErrorIllegalAddress\n")
 
 
+@pytest.mark.long
 @HOSTILE
 def test_two_devices_and_code_that_comes_and_goes(hostile: bool) -> None:
     plugin = program("plugin", "-shared", "-Xcompiler", "-fPIC")

@@ -132,27 +132,18 @@ def test_shipped_programs_are_prebuilt_and_current(tool):
 
 
 def test_prebuilt_needs_neither_bcc_nor_llvm():
-    """Nor NumPy, nor the compiler stages, nor privileges; and it is fast."""
+    """Nor NumPy, nor the compiler stages, nor privileges."""
     script = f"""
-import sys, time
+import sys
 for name in ("bcc", "llvmlite", "numpy"):
     sys.modules[name] = None
 from gpubpf.program import BPF
-start = time.perf_counter()
 b = BPF(text={THREADHIST!r})
 b.attach_gpu_exit(kernel="vec*", fn_name="on_exit", accumulate="instructions")
-took = time.perf_counter() - start
 assert not {{"gpubpf.verify", "gpubpf.lower.ir", "gpubpf.ebpf.compile"}} & set(sys.modules)
 assert "tallies" in [d.name for d in b.definitions()]
-print(took)
 """
-    best = min(
-        float(
-            subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-        )
-        for _ in range(3)
-    )
-    assert best < 0.05
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_changed_text_is_not_the_prebuilt_one():

@@ -228,6 +228,7 @@ def test_kernels_are_recorded_after_one_without_a_probe(library: Path, tmp_path:
     assert "enabled 10, signals blocked\n" in said and said.count("enabled cuLaunchKernel\n") == 1
 
 
+@pytest.mark.long
 def test_a_library_is_loaded_although_cupti_is_busy(library: Path, plugin: Path, tmp_path: Path) -> None:
     """CUPTI may wait for a kernel that ends only when the program goes on."""
     found, said = kernels(library, tmp_path, "slow", plugin)

@@ -356,6 +356,7 @@ def test_filters_by_thread(app):
     assert len(of(trace([app, "names"], "-v", "--launch", "2:")[1], "launch")) == 2
 
 
+@pytest.mark.long
 def test_more_launches_than_slots(app):
     _, records = trace([app, "many"], clock="real")
     (kernel,) = of(records, "kernel")

@@ -291,6 +291,7 @@ def plain(common):
     return done.stdout
 
 
+@pytest.mark.long
 def test_kernels_of_the_common_kinds_from_their_source(common, plain, tmp_path):
     records, said = traced(tmp_path, "--", common, *KINDS, status=5)
     assert said == plain

@@ -135,6 +135,7 @@ def test_programs_that_cannot_be_run(tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("threadhist: cannot write ")
 
 
+@pytest.mark.long
 def test_after_the_duration_the_program_goes_on(app):
     """The program ends without a delay after the result has been read."""
     script = '"$0" 30 50 0; read line; exec "$0" 1 0 6'

@@ -145,5 +145,6 @@ def test_functions_of_many_shapes_can_be_hooked(place: Path) -> None:
     subprocess.run([built("hook_shapes", place)], check=True, timeout=60)
 
 
+@pytest.mark.long
 def test_hooks_are_taken_out_under_load_and_put_in_again(place: Path) -> None:
     subprocess.run([built("hooks_again", place, "-pthread")], check=True, timeout=60)

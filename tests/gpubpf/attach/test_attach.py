@@ -147,7 +147,7 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
     with running(built / "stress", built / "loaded.so") as process:
         time.sleep(0.1)
         before: tuple[int, int, int] | None = None
-        for i in range(200):
+        for i in range(100):
             if i % 2:
                 assert put(process.pid, built / "library.so", "12345") == 5
             else:

@@ -58,6 +58,7 @@ class World:
         return np.abs(times.at - self.start - hosts), times
 
 
+@pytest.mark.long
 def test_the_true_error_is_within_the_bound_in_all_cases() -> None:
     useful = 0
     for seed in range(CASES):

@@ -267,6 +267,7 @@ def test_twenty_at_once(built: Path) -> None:
     assert joined.held
 
 
+@pytest.mark.long
 def test_those_that_wait_for_their_turn_cost_little(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held threads are checked for a deadlock at intervals, not at each message about one of them; and only while their worker
     runs something: one that waits for its turn is not looked at."""
@@ -312,6 +313,7 @@ def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
     assert [reason for _, _, reason in joined.missed] == [TRACED] and not joined.held and not joined.ran
 
 
+@pytest.mark.long
 @pytest.mark.may_not_be_held
 def test_who_can_make_no_thread_goes_on(built: Path) -> None:
     reasons: list[str | None] = []
@@ -346,6 +348,7 @@ def test_those_that_run_join_first(built: Path) -> None:
     assert child.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.may_not_be_held
 def test_it_is_let_go_when_joining_takes_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "HOLD", 0.3)
