@@ -247,9 +247,10 @@ def _read_all(measurement: Measurement) -> None:
 @target(seeds=conversation_seeds, hard=conversation_hard)
 def conversation(data: bytes) -> None:
     """Handle an agent's messages in any order, with files of any kind, and read what a tool reads from such a process."""
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     _converse(data)
-    assert os.listdir("/proc/self/fd") == before
+    # Fewer is no defect: what others left open may be closed meanwhile, when Python finds it.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def _converse(data: bytes) -> None:
@@ -321,7 +322,7 @@ def greeting_hard() -> Iterable[bytes]:
 @target(OSError, seeds=greeting_seeds, hard=greeting_hard)
 def dispatch_greeting(data: bytes) -> None:
     """Take the greeting of an agent in a program that uses ROCm, with a file of any kind, and read that file."""
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     reader = dispatches.Dispatches([], {}, os.geteuid())
     peer, connection = socket.socketpair()
     sent = FILES[data[0] % len(FILES) - 1](b"") if data else memory_file(b"")
@@ -343,7 +344,7 @@ def dispatch_greeting(data: bytes) -> None:
         peer.close()
         connection.close()
         reader.close()
-        assert os.listdir("/proc/self/fd") == before
+        assert set(os.listdir("/proc/self/fd")) <= before
 
 
 # --- what Linux and AMD's driver say of a process ---------------------------------------------------------
