@@ -223,9 +223,10 @@ class InjectionPlan:
     def new_name(self, name: str, variant: int) -> str:
         """Return what a variant of a function is called in the sidecar."""
         role = self.role(name, variant)
-        if role is None or not role.block:
+        if role is None:
             return name
-        return f"{self.graph.resolve(name)}${PREFIX}{variant}"
+        meant = self.graph.resolve(name)  # an alias of a function that is rewritten is left out
+        return f"{meant}${PREFIX}{variant}" if role.block else meant
 
     def signature(self, function: Function, variant: int) -> Function:
         """Return the head of a variant: the function with its new name, hidden parameters and widened return value."""

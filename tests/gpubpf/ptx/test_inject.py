@@ -453,6 +453,21 @@ mov.u64 %rd4, _ZZ1kE4seen; st.global.u64 [%rd1], %rd4; ret; }}"""
     assembled(injected.text, "sm_75", tmp_path)
 
 
+@pytest.mark.parametrize("point", ["exit", "function_entry"])
+def test_an_alias_is_called_by_the_name_of_its_function(point: str, tmp_path: Path) -> None:
+    """With work alone, the function keeps its name; with a program in it, it gets another."""
+    text = f"""{HEAD}.visible .func (.param .b32 r) one(.param .b32 x);
+.visible .func (.param .b32 r) other(.param .b32 x);
+.visible .func (.param .b32 r) one(.param .b32 x) {{ .reg .b32 %r<2>; ld.param.b32 %r1, [x]; st.param.b32 [r], %r1; ret; }}
+.alias other, one;
+.visible .entry k(.param .u64 p) {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; ld.param.u64 %rd1, [p]; ld.global.u32 %r1, [%rd1];
+{{ .param .b32 y; .param .b32 q; st.param.b32 [y], %r1; call (q), other, (y); ld.param.b32 %r1, [q]; }}
+st.global.u32 [%rd1], %r1; ret; }}"""
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"), Placement(TIME, point))
+    assert not injected.refusals
+    assembled(injected.text, "sm_75", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("before", "body", "reason"),
     [
