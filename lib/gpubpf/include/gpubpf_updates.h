@@ -14,8 +14,8 @@ GPU_ARRAY(update_sites, u64, GPUBPF_UPDATED);    /* the kernel's number << 32 | 
 GPU_ARRAY(updates, u64, GPUBPF_UPDATED);         /* lanes */
 
 /*
- * Counts a request's updates of each address. `together`: gpu_match of the address. When an address of a site finds no room, the
- * site's numbers would be wrong, so it is no longer counted. Entries never change, so a stale copy is right, or 0.
+ * Counts a request's updates of each address. `together`: gpu_match of the address. Once an address finds no room,
+ * its site is no longer counted, as its numbers would be wrong. An entry is written once: a stale copy is right, or 0.
  */
 static inline void gpu_count_updates(struct gpu_traffic *cell, u64 site, u64 address, u32 together) {
     if (cell->uncounted_max || together & gpu_lanes_below())

@@ -25,4 +25,4 @@ def test_no_capture_begins_while_a_thread_enters_the_driver(program: Path, drive
     said = subprocess.run([program, driver], capture_output=True, text=True, timeout=120, check=True).stdout
     found = dict(zip(*[iter(said.split())] * 2, strict=True))
     assert found["early"] == found["child"] == "0", said
-    assert int(found["excused"]) <= 10, said  # of 40
+    assert int(found["excused"]) <= 20, said  # of 40

@@ -73,6 +73,7 @@ int main(int, char **argv) {
         gpubpf::before_capture();
         if (may && checked && !inside) {
             const bool reason = now_on(CLOCK_MONOTONIC) - began > gpubpf::kMostHeld;
+            // Half: `before` may be read after the thread has begun to use its time.
             ++(reason || now_on(cpu) - before > gpubpf::kInsideAfter / 2 ? excused : early);
         }
         ended = true;

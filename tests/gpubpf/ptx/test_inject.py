@@ -76,8 +76,8 @@ def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work:
         placements += tuple(Placement(log(point, point), point) for point in DEVICE_POINTS)
     injected = everywhere(module, *placements)
     reasons = {
-        "virtualCall": "indirect call through _ZTV4Line, _ZTV6Square",
-        "throughPointer": "indirect call through chosen",
+        "virtualCall": "indirect call; code addresses in _ZTV4Line, _ZTV6Square",
+        "throughPointer": "indirect call; code addresses in chosen",
         "takesAddress": "indirect call",
         "keepsAddress": "takes the address of ",
     }
@@ -476,7 +476,7 @@ st.global.u32 [%rd1], %r1; ret; }}"""
         (
             ".func f() { ret; }\n.global .u64 v[1] = {f};",
             "ld.global.u64 %rd1, [v]; t: .callprototype ()_ (); call %rd1, (), t;",
-            "indirect call through v",
+            "indirect call; code addresses in v",
         ),
         (
             ".global .texref t;",

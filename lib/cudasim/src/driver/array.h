@@ -25,7 +25,7 @@ struct MipmappedArray {
 // Finds the texel type of a format. Returns false for formats that the device does not support.
 bool texel_type(CUarray_format format, TexelType &type);
 
-// Returns the texture or surface of a handle, for kernels; null if there is none.
+// Called for kernels. Returns the texture or surface that a handle names, or null.
 const Texture *find_texture(void *, uint64_t handle);
 
 }  // namespace cudasim::driver

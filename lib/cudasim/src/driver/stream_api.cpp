@@ -164,7 +164,7 @@ CUDA_MEMCPY3D as_3d(const CUDA_MEMCPY3D_PEER &peer) {
     return described;
 }
 
-// One end of a copy of consecutive bytes, of which at most one row of an array.
+// The source or the destination of a copy of consecutive bytes. In an array, they lie in one row.
 struct RowEnd {
     CUmemorytype type;
     const void *host;

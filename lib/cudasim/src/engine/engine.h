@@ -151,7 +151,7 @@ struct Environment {
     bool (*host_range)(void *self, uint64_t address, uint64_t size) = nullptr;
     // Takes text that a kernel prints, once per vprintf. Null: the text goes to standard output.
     void (*print)(void *self, const char *text, size_t size) = nullptr;
-    // Returns the texture or surface of a handle; null if there is none. It must stay while a grid runs.
+    // Returns the texture or surface that a handle names, or null. It must not change while a grid runs.
     const Texture *(*texture)(void *self, uint64_t handle) = nullptr;
     // Device-side malloc: returns an address in the region, 16-byte aligned, or 0. Null: always 0.
     uint64_t (*allocate)(void *self, uint64_t size) = nullptr;

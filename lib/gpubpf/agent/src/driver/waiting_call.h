@@ -13,8 +13,8 @@ namespace gpubpf {
 
 struct CallSlot;
 
-// The CPU time of a thread that is surely inside the driver, in ns. Time that a hypervisor took from the CPU may
-// be charged to the thread: in a virtual machine, less would not be sure.
+// A thread that has used this much CPU time since its check counts as inside the driver, in ns. The way there
+// takes far less, but in a virtual machine a thread may be charged time that the host took from the CPU.
 constexpr int64_t kInsideAfter = 1'000'000;
 constexpr int64_t kMostHeld = 1'000'000'000;  // ns that a capture waits at most
 
