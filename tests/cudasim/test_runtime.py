@@ -16,14 +16,14 @@ HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostil
 
 
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads"])
+@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc"])
 def test_program(name: str, hostile: bool) -> None:
     done = run([program(name)], hostile)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
 
 
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "graphs", "threads"])
+@pytest.mark.parametrize("name", ["basics", "graphs", "threads", "ipc"])
 def test_program_on_the_virtual_clock(name: str, hostile: bool) -> None:
     done = run([program(name)], hostile, CUDASIM_CLOCK="virtual")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
@@ -35,6 +35,14 @@ def test_virtual_memory_management(hostile: bool) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "virtual ok\n", "")
     done = run([program("virtual", "-lcuda"), "fault"], hostile)
     assert (done.returncode, done.stdout) == (0, "sync: cudaErrorIllegalAddress\n")
+
+
+@HOSTILE
+def test_bulk_tensor_copies(hostile: bool) -> None:
+    done = run([program("tensor_maps", "-arch=sm_90")], hostile)
+    assert (done.returncode, done.stdout) == (0, "tensor_maps ok\n")
+    # The last launch gives a map that no call made.
+    assert "the tensor map does not fit this copy" in done.stderr
 
 
 @pytest.mark.long
@@ -129,7 +137,7 @@ def test_launcher() -> None:
     "CUDASIM_TEST_SANITIZE" not in os.environ, reason="builds for minutes; set CUDASIM_TEST_SANITIZE"
 )
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads"])
+@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc"])
 def test_program_under_sanitizers(name: str, hostile: bool) -> None:
     subprocess.run(
         ["make", "--silent", "-j2", "-C", str(CUDASIM), "SANITIZE=1"], check=True, stdout=subprocess.DEVNULL

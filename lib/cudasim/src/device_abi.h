@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 13
+#define CS_ABI 14
 #define CS_NO_PC 0xffffffffu
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
@@ -103,6 +103,24 @@ struct cs_texture_fetch { /* tex and tld4 of one lane. Floats are bit patterns. 
     uint32_t result[4];
 };
 
+enum { /* what a bulk tensor copy does */
+       CS_TENSOR_LOAD,
+       CS_TENSOR_STORE,
+       CS_TENSOR_ADD,
+       CS_TENSOR_MIN,
+       CS_TENSOR_MAX,
+       CS_TENSOR_INC,
+       CS_TENSOR_DEC,
+       CS_TENSOR_AND,
+       CS_TENSOR_OR,
+       CS_TENSOR_XOR
+};
+struct cs_tensor_copy {   /* cp.async.bulk.tensor of one lane */
+    uint64_t map, shared; /* generic address of the tensor map; offset in shared memory */
+    uint32_t rank, operation;
+    int32_t at[5];
+};
+
 struct cs_surface_access { /* suld and sust of one lane */
     uint64_t handle;
     uint32_t geometry, layered, outside; /* outside: CS_SURFACE_* */
@@ -149,6 +167,7 @@ struct cs_services { /* called by generated code; those marked * do not return a
     uint32_t (*texture_query)(struct cs_warp *w, uint64_t handle, uint32_t what, uint32_t level); /* * */
     uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
                         const uint64_t *arguments); /* * the device runtime, for the current lane */
+    uint32_t (*tensor_copy)(struct cs_warp *w, const struct cs_tensor_copy *copy); /* * bytes of the box */
 };
 
 struct cs_warp {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction
+from dataclasses import replace
+
+from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction, Vector
 
 from .arithmetic import emits
 from .memory import atomically, check_multiple, complete_mbarrier, element, space_of, type_of
@@ -25,7 +27,7 @@ def cp(v: Values, i: PtxInstruction) -> str:
     if "prefetch" in m:
         return ""
     if "tensor" in m:
-        raise v.unsupported()
+        return _tensor(v, i)
     if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
         v.code.alone = True
         return ""
@@ -90,6 +92,45 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
             f"if ({v.src(operands[4], 'b16')} & 1) {completion}" if "multicast::cluster" in m else completion
         )
     return text + " }"
+
+
+_OF_TENSORS = "async bulk reduce tensor 1d 2d 3d 4d 5d tile global shared::cta shared::cluster multicast::cluster bulk_group".split()
+_OF_TENSORS += ("mbarrier::complete_tx::bytes", "L2::cache_hint", *_REDUCTIONS)
+
+
+def _tensor(v: Values, i: PtxInstruction) -> str:
+    """Translate cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, in tiled mode. A cluster has one block."""
+    m = list(i.modifiers)
+    if not set(_OF_TENSORS).issuperset(m):
+        raise v.unsupported()
+    v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
+    loads = "bulk_group" not in m
+    first, second, *rest = i.operands
+    tensor, shared = (second, first) if loads else (first, second)
+    if not isinstance(tensor, Address) or len(tensor.coordinates) != 1:
+        raise v.unsupported()
+    coordinates = tensor.coordinates[0]
+    places = coordinates.items if isinstance(coordinates, Vector) else (coordinates,)
+    rank = int(next(x for x in m if x in ("1d", "2d", "3d", "4d", "5d"))[0])
+    if len(places) != rank:
+        raise v.unsupported(f"{len(places)} coordinates")
+    operation = next((x.upper() for x in m if x in _REDUCTIONS), "LOAD" if loads else "STORE")
+    at = ", ".join(f"(s32){v.src(place, 's32')}" for place in places)
+    fields = [
+        f".map = {v.address(replace(tensor, coordinates=()))}",
+        f".shared = {v.address(shared)}",
+        f".rank = {rank}",
+        f".operation = CS_TENSOR_{operation}",
+        f".at = {{{at}}}",
+    ]
+    v.forget_base()
+    text = f"{v.line()} const struct cs_tensor_copy c_ = {{{', '.join(fields)}}}; "
+    if not loads:
+        return f"{{ {text}api->tensor_copy(w, &c_); }}"
+    text += f"const u32 n_ = api->tensor_copy(w, &c_); {complete_mbarrier(v, 'shared', rest[0], 'n_')}"
+    if "multicast::cluster" in m:
+        text = f"if ({v.src(rest[1], 'b16')} & 1) {{ {text} }}"
+    return f"{{ {text} }}"
 
 
 @emits("mbarrier")

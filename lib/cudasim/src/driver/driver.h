@@ -38,6 +38,7 @@ struct Graph;
 struct GraphNode;
 struct MipmappedArray;
 struct PhysicalMemory;
+class SharedEvent;
 struct Stream;
 
 // ---------------------------------------------------------------------------------------------------- handles
@@ -166,7 +167,8 @@ struct Event {
     void *handle = nullptr;
     unsigned flags = 0;
     std::mutex mutex;
-    std::shared_ptr<EventState> last;  // null: never recorded
+    std::shared_ptr<EventState> last;     // null: never recorded
+    std::shared_ptr<SharedEvent> shared;  // of an interprocess event, whose records are there only
     // If it was recorded in a capturing stream: the nodes that a wait for the event depends on.
     std::shared_ptr<Graph> captured_graph;
     std::vector<std::shared_ptr<GraphNode>> captured_dependencies;

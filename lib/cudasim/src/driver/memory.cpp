@@ -36,6 +36,18 @@ void fill_garbage(void *to, size_t bytes, uint64_t salt) {
     }
 }
 
+// Makes a file in memory that no process can make smaller. Returns -1 if that is not possible.
+int make_file(size_t size) {
+    rlimit limit{};  // a file beyond it would end the process by SIGXFSZ
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || size > limit.rlim_cur) return -1;
+    const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return -1;
+    if (ftruncate(file, static_cast<off_t>(size)) == 0 && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
+        return file;
+    close(file);
+    return -1;
+}
+
 }  // namespace
 
 Memory &Memory::instance() {
@@ -115,10 +127,34 @@ bool Memory::release(uint64_t base, uint64_t id) {
     if (id != 0 && allocation.id != id) return false;
     mmap(reinterpret_cast<void *>(allocation.mapping), allocation.mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    if (allocation.file >= 0) close(allocation.file);
     if (allocation.kind != MemoryKind::pinned) used_[allocation.device] -= allocation.size;
     free_list(allocation.mapping).add(allocation.mapping, allocation.mapped + allocation.guard);
     allocations_.erase(found);
     return true;
+}
+
+int Memory::share(uint64_t base) {
+    std::unique_lock lock(mutex_);
+    auto found = allocations_.find(base);
+    if (found == allocations_.end() || found->second.kind != MemoryKind::device) return -1;
+    Allocation &allocation = found->second;
+    if (allocation.file >= 0) return allocation.file;
+    const int file = make_file(allocation.mapped);
+    if (file < 0) return -1;
+    auto *const at = reinterpret_cast<void *>(allocation.mapping);
+    void *copy = mmap(nullptr, allocation.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (copy == MAP_FAILED) {
+        close(file);
+        return -1;
+    }
+    memcpy(copy, at, allocation.mapped);
+    if (mremap(copy, allocation.mapped, allocation.mapped, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED) {
+        munmap(copy, allocation.mapped);
+        close(file);
+        return -1;
+    }
+    return allocation.file = file;
 }
 
 bool Memory::add_registered(uint64_t base, size_t size, int device, const void *owner, unsigned flags) {
@@ -199,16 +235,10 @@ bool Memory::unreserve(uint64_t base, size_t size) {
 }
 
 int Memory::create_file(size_t size, int device) {
-    rlimit limit{};  // a file beyond it would end the process by SIGXFSZ
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || size > limit.rlim_cur) return -1;
     std::unique_lock lock(mutex_);
     if (size > total_ || used_[device] + size > total_) return -1;
-    const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int file = make_file(size);
     if (file < 0) return -1;
-    if (ftruncate(file, static_cast<off_t>(size)) != 0 || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
-        close(file);
-        return -1;
-    }
     if (config().hostile) {
         const size_t bytes = std::min(size, kMaxGarbage);
         void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -28,6 +28,7 @@ struct Allocation {
     uint64_t mapping = 0;          // first mapped page
     size_t mapped = 0;             // bytes mapped, whole pages
     size_t guard = 0;              // bytes of the guard page after it, which is never mapped
+    int file = -1;                 // of device memory that other processes can map, see share()
     bool mapped_to_device = true;  // whether kernels and copies may access it
 };
 
@@ -49,6 +50,10 @@ class Memory {
     // Frees the allocation that begins at `base`. Returns false if no allocation begins there, if it is
     // registered memory, or if its id is not `id` (0: any id).
     bool release(uint64_t base, uint64_t id = 0);
+
+    // Makes device memory that begins at `base` a file, which other processes can map; returns the file, -1: not possible. Nothing may
+    // use the memory meanwhile. release() closes the file.
+    int share(uint64_t base);
 
     // Registers host memory of the application. Returns false if it overlaps another allocation.
     bool add_registered(uint64_t base, size_t size, int device, const void *owner, unsigned flags);

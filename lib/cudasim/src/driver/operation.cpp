@@ -89,7 +89,7 @@ bool discard_to_zero(uint64_t at, size_t size) {
     constexpr size_t kPage = 4096, kMinBytes = size_t{1} << 20;
     if (size < kMinBytes) return false;
     auto found = Memory::instance().find(at);
-    if (!found || found->kind != MemoryKind::device || found->mapping > at ||
+    if (!found || found->kind != MemoryKind::device || found->file >= 0 || found->mapping > at ||
         at + size > found->mapping + found->mapped)
         return false;
     uint64_t first = (at + kPage - 1) & ~(kPage - 1), last = (at + size) & ~(kPage - 1);

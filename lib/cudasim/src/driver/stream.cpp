@@ -1,5 +1,6 @@
 // Streams, events and stream capture: in which order work runs.
 #include "driver/driver.h"
+#include "driver/ipc.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -322,6 +323,13 @@ CUresult record_event(const std::shared_ptr<Context> &context, const std::shared
     operation.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
     operation.event = event;
     std::lock_guard lock(context->mutex);
+    if (event->shared) {
+        if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        const uint64_t number = event->shared->begin_record();
+        operation.type = CU_GRAPH_NODE_TYPE_EMPTY;
+        operation.stream_only = [shared = event->shared, number] { shared->finish_record(number); };
+        return submit(context, stream, std::move(operation));
+    }
     if (stream->capture) {
         if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         if (external) return submit(context, stream, std::move(operation));
@@ -343,6 +351,13 @@ CUresult record_event(const std::shared_ptr<Context> &context, const std::shared
 CUresult wait_event(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                     const std::shared_ptr<Event> &event, bool external) {
     std::lock_guard lock(context->mutex);
+    if (event->shared) {
+        if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        Operation operation;
+        operation.stream_only = [shared = event->shared, number = event->shared->last_record(),
+                                 self = context.get()] { shared->wait(number, *self); };
+        return submit(context, stream, std::move(operation));
+    }
     std::unique_lock event_lock(event->mutex);
     if (event->captured_graph && !external) {
         std::shared_ptr<Capture> capture = stream->capture;
@@ -449,8 +464,10 @@ CUresult cuEventCreate(CUevent *handle, unsigned int flags) {
     if (CUresult status = current_context(context)) return status;
     constexpr unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if (handle == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
-    if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+    const bool shared = (flags & CU_EVENT_INTERPROCESS) != 0;
+    if (shared && (flags & CU_EVENT_DISABLE_TIMING) == 0) return CUDA_ERROR_INVALID_VALUE;
     auto event = std::make_shared<Event>();
+    if (shared && !(event->shared = SharedEvent::create())) return CUDA_ERROR_OUT_OF_MEMORY;
     event->context = context;
     event->flags = flags;
     event->handle = tables().events.add(event);
@@ -465,7 +482,8 @@ CUresult cuEventDestroy(CUevent handle) {
 
 namespace {
 
-CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::shared_ptr<EventState> &state) {
+CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::shared_ptr<EventState> &state,
+                     std::shared_ptr<SharedEvent> *shared = nullptr) {
     if (CUresult status = check_initialized()) return status;
     std::shared_ptr<Event> event = tables().events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
@@ -474,6 +492,7 @@ CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::sha
     std::lock_guard lock(event->mutex);
     if (event->captured_graph) return CUDA_ERROR_CAPTURED_EVENT;
     state = event->last;
+    if (shared != nullptr) *shared = event->shared;
     return static_cast<CUresult>(context->sticky_error.load());
 }
 
@@ -482,17 +501,21 @@ CUresult event_state(CUevent handle, std::shared_ptr<Context> &context, std::sha
 CUresult cuEventQuery(CUevent handle) {
     std::shared_ptr<Context> context;
     std::shared_ptr<EventState> state;
-    if (CUresult status = event_state(handle, context, state)) return status;
+    std::shared_ptr<SharedEvent> shared;
+    if (CUresult status = event_state(handle, context, state, &shared)) return status;
     if (CUresult status = check_unsafe_call()) return status;
+    if (shared) return shared->done(shared->last_record()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return !state || host_query(state->fence()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
     std::shared_ptr<Context> context;
     std::shared_ptr<EventState> state;
-    if (CUresult status = event_state(handle, context, state)) return status;
+    std::shared_ptr<SharedEvent> shared;
+    if (CUresult status = event_state(handle, context, state, &shared)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = check_unsafe_call()) return status;
+    if (shared) shared->wait(shared->last_record(), *context);
     if (state) wait_on_host(state->fence());
     flush_printf(*context);
     return static_cast<CUresult>(context->sticky_error.load());

@@ -507,6 +507,38 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
     return record_error(cu().EventCreate(event, flags));
 }
 
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    ENSURE_CONTEXT();
+    return record_error(cu().IpcGetMemHandle(reinterpret_cast<CUipcMemHandle *>(handle),
+                                             reinterpret_cast<CUdeviceptr>(pointer)));
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned int flags) {
+    ENSURE_CONTEXT();
+    CUipcMemHandle same;
+    static_assert(sizeof same == sizeof handle);
+    memcpy(&same, &handle, sizeof same);
+    return record_error(cu().IpcOpenMemHandle(reinterpret_cast<CUdeviceptr *>(pointer), same, flags));
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *pointer) {
+    ENSURE_CONTEXT();
+    return record_error(cu().IpcCloseMemHandle(reinterpret_cast<CUdeviceptr>(pointer)));
+}
+
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+    ENSURE_CONTEXT();
+    return record_error(cu().IpcGetEventHandle(reinterpret_cast<CUipcEventHandle *>(handle), event));
+}
+
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+    ENSURE_CONTEXT();
+    CUipcEventHandle same;
+    static_assert(sizeof same == sizeof handle);
+    memcpy(&same, &handle, sizeof same);
+    return record_error(cu().IpcOpenEventHandle(event, same));
+}
+
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {

@@ -47,6 +47,8 @@ namespace cudasim::runtime {
     X(StreamBeginCaptureToGraph, 12030) X(StreamEndCapture, 12030) X(StreamIsCapturing, 12030)                       \
     X(StreamGetCaptureInfo, 12030) X(StreamUpdateCaptureDependencies, 12030)                                         \
     X(ThreadExchangeStreamCaptureMode, 12030) X(EventCreate, 12030) X(EventDestroy, 12030) X(EventQuery, 12030)      \
+    X(IpcGetMemHandle, 12030) X(IpcOpenMemHandle, 12030) X(IpcCloseMemHandle, 12030)                                 \
+    X(IpcGetEventHandle, 12030) X(IpcOpenEventHandle, 12030)                                                         \
     X(EventSynchronize, 12030) X(EventElapsedTime, 12030) X(EventRecordWithFlags, 12030) X(LaunchKernel, 12030)      \
     X(LaunchKernelEx, 12030) X(LaunchCooperativeKernel, 12030) X(LaunchHostFunc, 12030) X(GraphCreate, 12030)        \
     X(GraphDestroy, 12030) X(GraphClone, 12030) X(GraphNodeFindInClone, 12030) X(GraphGetNodes, 12030)               \

@@ -1,0 +1,105 @@
+// The API of tensor maps: cuTensorMapEncodeTiled. Not supported: interleaved layouts, packed 4-bit and 6-bit elements, TF32 (PTX does
+// not say how it is rounded), swizzles of 32-byte and 64-byte atoms, and boxes whose rows are shorter than the swizzle.
+#include "driver/driver.h"
+
+#include <cstring>
+#include <optional>
+
+#include "config.h"
+#include "engine/tensor_map.h"
+
+namespace cudasim::driver {
+namespace {
+
+std::optional<ElementType> element_type(CUtensorMapDataType type) {
+    switch (type) {
+        case CU_TENSOR_MAP_DATA_TYPE_UINT8: return ElementType::u8;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT16: return ElementType::u16;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT32: return ElementType::u32;
+        case CU_TENSOR_MAP_DATA_TYPE_INT32: return ElementType::s32;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT64: return ElementType::u64;
+        case CU_TENSOR_MAP_DATA_TYPE_INT64: return ElementType::s64;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT16: return ElementType::f16;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return ElementType::f32;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT64: return ElementType::f64;
+        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return ElementType::bf16;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ: return ElementType::f32_ftz;
+        default: return std::nullopt;
+    }
+}
+
+bool is_float(ElementType type) { return type >= ElementType::f16; }
+
+// Returns whether the first dimension's bytes are what the swizzle allows, and in `mask` what it does to addresses.
+CUresult describe_swizzle(CUtensorMapSwizzle swizzle, uint64_t row, uint8_t &mask) {
+    switch (swizzle) {
+        case CU_TENSOR_MAP_SWIZZLE_NONE: mask = 0; return CUDA_SUCCESS;
+        case CU_TENSOR_MAP_SWIZZLE_32B: mask = 1; break;
+        case CU_TENSOR_MAP_SWIZZLE_64B: mask = 3; break;
+        case CU_TENSOR_MAP_SWIZZLE_128B: mask = 7; break;
+        default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const uint64_t span = 16 * (uint64_t{mask} + 1);
+    if (row > span) return CUDA_ERROR_INVALID_VALUE;
+    return row < span ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace cudasim::driver
+
+using namespace cudasim;
+using namespace cudasim::driver;
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *dimensions, const cuuint64_t *strides,
+                                const cuuint32_t *box, const cuuint32_t *steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+    if (CUresult status = check_initialized()) return status;
+    if (config().cc_major < 9) return CUDA_ERROR_NOT_SUPPORTED;
+    const auto base = reinterpret_cast<uint64_t>(address);
+    if (to == nullptr || reinterpret_cast<uint64_t>(to) % 64 != 0 || rank == 0 ||
+        rank > TensorMap::kMostDimensions)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (base == 0 || base % 16 != 0 || dimensions == nullptr || box == nullptr || steps == nullptr ||
+        (strides == nullptr && rank > 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    const std::optional<ElementType> element = element_type(type);
+    if (!element || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE && !is_float(*element)) return CUDA_ERROR_INVALID_VALUE;
+    TensorMap map;
+    map.base = base;
+    map.rank = static_cast<uint8_t>(rank);
+    map.type = *element;
+    map.not_a_number = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+    map.strides[0] = bytes_of(*element);
+    for (cuuint32_t d = 0; d < rank; d++) {
+        if (dimensions[d] == 0 || dimensions[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (steps[d] == 0 || steps[d] > 8) return CUDA_ERROR_INVALID_VALUE;
+        if (d > 0 && (strides[d - 1] % 16 != 0 || strides[d - 1] >= uint64_t{1} << 40))
+            return CUDA_ERROR_INVALID_VALUE;
+        const uint32_t step = d == 0 ? 1 : steps[d];  // in the first dimension, copies have no step
+        map.last[d] = static_cast<uint32_t>(dimensions[d] - 1);
+        map.box[d] = static_cast<uint16_t>((box[d] + step - 1) / step);
+        map.steps[d] = static_cast<uint8_t>(step);
+        if (d > 0) map.strides[d] = strides[d - 1];
+    }
+    const uint64_t row = uint64_t{box[0]} * map.strides[0];
+    if (row % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult status = describe_swizzle(swizzle, row, map.swizzle)) return status;
+    memset(to, 0, sizeof *to);
+    memcpy(to, &map, sizeof map);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+    if (CUresult status = check_initialized()) return status;
+    TensorMap changed;
+    if (map == nullptr || reinterpret_cast<uint64_t>(address) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    memcpy(static_cast<void *>(&changed), map, sizeof changed);
+    if (changed.magic != TensorMap::kMagic) return CUDA_ERROR_INVALID_VALUE;
+    changed.base = reinterpret_cast<uint64_t>(address);
+    memcpy(map, &changed, sizeof changed);
+    return CUDA_SUCCESS;
+}

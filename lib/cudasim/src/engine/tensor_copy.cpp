@@ -1,0 +1,205 @@
+// Bulk tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor in global memory, to and from shared memory. Tiled mode.
+#include <cmath>
+#include <cstring>
+
+#include "engine/internal.h"
+#include "engine/tensor_map.h"
+
+namespace cudasim {
+namespace {
+
+TensorMap read_map(cs_warp *w, uint64_t address) {
+    constexpr uint32_t kPart = 64;  // its alignment
+    uint8_t bytes[2 * kPart];
+    for (uint32_t at = 0; at < sizeof bytes; at += kPart)
+        memcpy(bytes + at, resolve(w, address + at, kPart, 'r'), kPart);
+    TensorMap map;
+    memcpy(static_cast<void *>(&map), bytes, sizeof map);
+    return map;
+}
+
+// Returns whether a map is one that cuTensorMapEncodeTiled made. A kernel may have changed its bytes.
+bool is_valid(const TensorMap &map, uint32_t rank) {
+    if (map.magic != TensorMap::kMagic || map.rank != rank || map.type > ElementType::f64) return false;
+    if (map.swizzle & ~7) return false;
+    for (uint32_t d = 0; d < rank; d++)
+        if (map.box[d] == 0 || map.box[d] > 256) return false;
+    return true;
+}
+
+double real(ElementType type, uint64_t bits) {
+    switch (type) {
+        case ElementType::f16: {
+            _Float16 value;
+            memcpy(&value, &bits, sizeof value);
+            return static_cast<double>(value);
+        }
+        case ElementType::bf16: bits <<= 16; [[fallthrough]];
+        case ElementType::f32:
+        case ElementType::f32_ftz: {
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            return static_cast<double>(value);
+        }
+        default: {
+            double value;
+            memcpy(&value, &bits, sizeof value);
+            return value;
+        }
+    }
+}
+
+// Rounds to nearest even. A sum of two numbers of at most 24 bits is rounded twice then, with the same result (Figueroa, 1995).
+uint64_t bits_of(ElementType type, double value) {
+    uint64_t bits = 0;
+    if (type == ElementType::f64) {
+        memcpy(&bits, &value, sizeof value);
+    } else if (type == ElementType::f16) {
+        const auto narrow = static_cast<_Float16>(value);
+        memcpy(&bits, &narrow, sizeof narrow);
+        if (std::isnan(value)) bits = 0x7fff;
+    } else {
+        const auto narrow = static_cast<float>(value);
+        memcpy(&bits, &narrow, sizeof narrow);
+        if (std::isnan(value)) bits = 0x7fffffff;
+        if (type == ElementType::bf16) {
+            if (!std::isnan(value)) bits += 0x7fff + (bits >> 16 & 1);
+            bits >>= 16;
+        }
+    }
+    return bits;
+}
+
+template <typename T>
+T whole(uint32_t operation, T old, T value) {
+    switch (operation) {
+        case CS_TENSOR_ADD: return static_cast<T>(static_cast<uint64_t>(old) + static_cast<uint64_t>(value));
+        case CS_TENSOR_MIN: return old < value ? old : value;
+        case CS_TENSOR_MAX: return old > value ? old : value;
+        case CS_TENSOR_INC: return old >= value ? 0 : static_cast<T>(old + 1);
+        case CS_TENSOR_DEC: return old == 0 || old > value ? value : static_cast<T>(old - 1);
+        case CS_TENSOR_AND: return old & value;
+        case CS_TENSOR_OR: return old | value;
+        default: return old ^ value;
+    }
+}
+
+// Returns the new bits of an element that is reduced.
+uint64_t reduced(ElementType type, uint32_t operation, uint64_t old, uint64_t value) {
+    switch (type) {
+        case ElementType::u32:
+            return whole(operation, static_cast<uint32_t>(old), static_cast<uint32_t>(value));
+        case ElementType::s32:
+            return static_cast<uint32_t>(
+                whole(operation, static_cast<int32_t>(old), static_cast<int32_t>(value)));
+        case ElementType::u64: return whole(operation, old, value);
+        case ElementType::s64:
+            return static_cast<uint64_t>(
+                whole(operation, static_cast<int64_t>(old), static_cast<int64_t>(value)));
+        default: break;
+    }
+    const double a = real(type, old), b = real(type, value);
+    if (operation == CS_TENSOR_ADD) return bits_of(type, a + b);
+    if (std::isnan(a) || (std::isnan(b) ? false : operation == CS_TENSOR_MIN ? b < a : b > a)) return value;
+    if (a == b) return std::signbit(a) == (operation == CS_TENSOR_MIN) ? old : value;  // -0 is less than +0
+    return old;
+}
+
+// Returns whether PTX has the reduction for this type.
+bool can_reduce(ElementType type, uint32_t operation) {
+    const bool bitwise = operation >= CS_TENSOR_AND,
+               wraps = operation == CS_TENSOR_INC || operation == CS_TENSOR_DEC;
+    switch (type) {
+        case ElementType::u8:
+        case ElementType::u16:
+        case ElementType::f32_ftz: return false;
+        case ElementType::u32: return true;
+        case ElementType::s32:
+        case ElementType::u64:
+        case ElementType::s64: return !wraps;
+        case ElementType::f16:
+        case ElementType::bf16: return !bitwise && !wraps;
+        default: return operation == CS_TENSOR_ADD;
+    }
+}
+
+template <typename T>
+void reduce(ElementType type, uint32_t operation, void *at, T value) {
+    auto *const target = static_cast<T *>(at);
+    T old = __atomic_load_n(target, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(target, &old, static_cast<T>(reduced(type, operation, old, value)),
+                                        false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    }
+}
+
+void fill(const TensorMap &map, uint8_t *to, uint32_t size) {
+    memset(to, map.not_a_number ? 0xff : 0, size);
+    if (map.not_a_number) to[size - 1] = 0x7f;
+}
+
+void load(ElementType type, uint8_t *to, const uint8_t *from, uint32_t size) {
+    memcpy(to, from, size);
+    if (type == ElementType::f32_ftz && (to[3] & 0x7f) == 0 && (to[2] & 0x80) == 0) {  // the exponent is 0
+        to[3] &= 0x80;
+        memset(to, 0, 3);
+    }
+}
+
+}  // namespace
+
+// Copies one box. Parts of it outside the tensor are filled in shared memory, and are not written to the tensor. Returns its bytes.
+uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
+    constexpr uint32_t kSharedAlignment = 128;
+    const TensorMap map = read_map(w, copy->map);
+    const bool loads = copy->operation == CS_TENSOR_LOAD;
+    const bool known = is_valid(map, copy->rank) &&
+                       (copy->operation <= CS_TENSOR_STORE || can_reduce(map.type, copy->operation));
+    if (!known)
+        raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, copy->map, 128, 'r',
+                    "the tensor map does not fit this copy");
+    const uint32_t size = bytes_of(map.type);
+    uint32_t count = 1;
+    for (uint32_t d = 0; d < map.rank; d++) {
+        count *= map.box[d];  // at most 256 in each dimension; more than shared memory is refused at once
+        if (uint64_t{count} * size > w->shared_size)
+            raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + copy->shared, count * size, 'w',
+                        nullptr);
+    }
+    const uint32_t bytes = count * size;
+    if (copy->shared % kSharedAlignment || copy->shared > w->shared_size ||
+        bytes > w->shared_size - copy->shared)
+        raise_fault(w, copy->shared % kSharedAlignment ? CS_FAULT_MISALIGNED : CS_FAULT_ILLEGAL_ADDRESS,
+                    w->shared_window + copy->shared, bytes, loads ? 'w' : 'r', nullptr);
+    uint32_t place[TensorMap::kMostDimensions] = {};
+    for (uint32_t k = 0; k < count; k++) {
+        bool inside = true;
+        uint64_t address = map.base;
+        for (uint32_t d = 0; d < map.rank; d++) {
+            const int64_t at = copy->at[d] + int64_t{place[d]} * map.steps[d];
+            inside = inside && at >= 0 && at <= int64_t{map.last[d]};
+            address += static_cast<uint64_t>(at) * map.strides[d];
+        }
+        uint64_t offset = copy->shared + uint64_t{k} * size;
+        offset ^= (offset >> 7 & map.swizzle) << 4;
+        uint8_t *const here = w->shared + offset;
+        if (!inside) {
+            if (loads) fill(map, here, size);
+        } else if (loads) {
+            load(map.type, here, static_cast<const uint8_t *>(resolve(w, address, size, 'r')), size);
+        } else if (copy->operation == CS_TENSOR_STORE) {
+            memcpy(resolve(w, address, size, 'w'), here, size);
+        } else {
+            void *const there = resolve(w, address, size, 'a');
+            uint64_t value = 0;
+            memcpy(&value, here, size);
+            if (size == 8) reduce<uint64_t>(map.type, copy->operation, there, value);
+            else if (size == 4)
+                reduce<uint32_t>(map.type, copy->operation, there, static_cast<uint32_t>(value));
+            else reduce<uint16_t>(map.type, copy->operation, there, static_cast<uint16_t>(value));
+        }
+        for (uint32_t d = 0; d < map.rank && ++place[d] == map.box[d]; d++) place[d] = 0;
+    }
+    return bytes;
+}
+
+}  // namespace cudasim

@@ -1,0 +1,40 @@
+// What a tensor map (CUtensorMap) holds on this device. Programs copy its 128 bytes, so it points to nothing of ours.
+#pragma once
+
+#include <cstdint>
+
+namespace cudasim {
+
+enum class ElementType : uint8_t { u8, u16, u32, s32, u64, s64, f16, bf16, f32, f32_ftz, f64 };
+
+struct TensorMap {
+    static constexpr uint64_t kMagic = 0x50414d5f53434355;
+    static constexpr uint32_t kMostDimensions = 5;
+
+    uint64_t magic = kMagic;
+    uint64_t base = 0;
+    uint64_t strides[kMostDimensions] = {};  // in bytes; the first is an element's size
+    uint32_t last[kMostDimensions] = {};     // the highest coordinate inside the tensor
+    uint16_t box[kMostDimensions] = {};      // elements in shared memory
+    uint8_t steps[kMostDimensions] = {};     // from one of these to the next, in elements of the tensor
+    uint8_t rank = 0;
+    ElementType type = ElementType::u8;
+    uint8_t swizzle = 0;        // mask: these bits of bytes 128 and up are added to those of bytes 16 and up
+    bool not_a_number = false;  // fills what is outside the tensor, else zero
+};
+static_assert(sizeof(TensorMap) <= 128);
+
+inline uint32_t bytes_of(ElementType type) {
+    switch (type) {
+        case ElementType::u8: return 1;
+        case ElementType::u16:
+        case ElementType::f16:
+        case ElementType::bf16: return 2;
+        case ElementType::u64:
+        case ElementType::s64:
+        case ElementType::f64: return 8;
+        default: return 4;
+    }
+}
+
+}  // namespace cudasim
