@@ -23,7 +23,7 @@ from gpubpf.ebpf.compile import capable
 from gpubpf.errors import SessionError
 from gpubpf.process import privileges, users
 from gpubpf.session import joining
-from gpubpf.session.command import Signals, raise_file_limit, run
+from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, run
 
 if TYPE_CHECKING:
     from gpubpf.calls.probes import CallProbes
@@ -167,7 +167,8 @@ class TracedProcesses:
                 selector.register(file, selectors.EVENT_READ, pid)
             while not self._ended():
                 times = [t for t in (until, due if tick else None) if t is not None]
-                ready = selector.select(max(0.0, min(times) - time.monotonic()) if times else None)
+                wait = max(0.0, min(times) - time.monotonic()) if times else LONGEST_WAIT
+                ready = selector.select(min(wait, LONGEST_WAIT))
                 for key, _ in ready:
                     if key.data is None:
                         self._signals.clear()

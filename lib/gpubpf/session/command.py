@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Limits on open files before `raise_file_limit`; the first is the original.
 _files: list[tuple[int, int]] = []
+# Seconds. A wait in which nothing came through `Signals.reader` did not end once, after SIGTERM and SIGINT; the cause is unknown.
+LONGEST_WAIT = 1.0
 
 
 class NotStarted(SessionError):
@@ -94,12 +96,14 @@ def raise_file_limit() -> None:
 class Signals:
     """Catches SIGINT, SIGTERM and SIGHUP, if the main thread calls `catch`.
 
-    The file `reader` becomes readable after a signal and after `wake`, which any thread may call. `clear` empties it."""
+    The file `reader` becomes readable after a signal and after `wake`, which any thread may call. `clear` empties it. Wait for it for
+    LONGEST_WAIT at most, then look at `interrupted` and `terminated`."""
 
     def __init__(self) -> None:
         self.interrupted = False  # SIGINT: end the measurement, wait for the command
         self.terminated = False  # SIGTERM, SIGHUP: leave at once
         self._handlers: dict[int, Any] = {}
+        self._wakeup_before: int | None = None  # None: not caught
         self.reader = self._writer = -1
 
     def catch(self) -> None:
@@ -108,6 +112,9 @@ class Signals:
         os.set_blocking(self.reader, False)
         if threading.current_thread() is not threading.main_thread():
             return
+        # Python runs handlers in the main thread only, when that continues. The byte is written at once, on whichever thread the
+        # kernel delivers the signal.
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
@@ -119,7 +126,6 @@ class Signals:
             self.interrupted = True
         else:
             self.terminated = True
-        self.wake()
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full, or closed
@@ -131,6 +137,9 @@ class Signals:
             os.read(self.reader, 64)
 
     def close(self) -> None:
+        if self._wakeup_before is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._wakeup_before = None
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

@@ -29,7 +29,7 @@ from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, privileges, traceable
 from gpubpf.session import joining, readout, reasons, summary
-from gpubpf.session.command import Signals, raise_file_limit, start_command
+from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.server import Server
@@ -384,7 +384,7 @@ class Session:
                 due = [t for t in (until, self._next_tick if self._tick else None) if t is not None]
                 if not self._measurement.stopped:
                     due += [newly.until for newly in self._newly_hooked if not newly.told]
-                wait = max(0.0, min(due) - time.monotonic()) if due else None
+                wait = min(max(0.0, min(due) - time.monotonic()) if due else LONGEST_WAIT, LONGEST_WAIT)
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.clear()
                 if not self._measurement.stopped:  # nothing may follow the summary
