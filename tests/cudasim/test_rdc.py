@@ -87,6 +87,15 @@ def test_kernels_that_launch_kernels(tmp_path: Path) -> None:
     assert summary["not_instrumented"] == {"launches kernels (dynamic parallelism)": 6}
 
 
+def test_conditional_nodes(tmp_path: Path) -> None:
+    source = PROGRAMS / "conditions.cu"
+    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt", "-I", str(PROGRAMS)]
+    program = gpubpf_cuda.build(source, tmp_path / "app", *flags)
+    for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
+        done = run([program], hostile, CUDASIM_CLOCK=clock)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "conditions ok\n", "")
+
+
 def test_a_part_without_ptx(tmp_path: Path) -> None:
     """Only kernels that call a function of it are refused."""
     (tmp_path / "part.cu").write_text("__device__ int part(int x) { return x; }\n")

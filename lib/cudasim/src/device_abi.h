@@ -83,7 +83,8 @@ enum { /* functions of the device runtime (translate/dynamic_parallelism.py) */
        CS_CALL_MALLOC,
        CS_CALL_FREE,
        CS_CALL_COPY,
-       CS_CALL_SET
+       CS_CALL_SET,
+       CS_CALL_SET_CONDITIONAL
 };
 
 enum { CS_TEX, CS_TEX_LEVEL, CS_TEX_GRAD, CS_TEX_GATHER };

@@ -39,6 +39,7 @@ _CALLS = {
     "Free": Call(10, (8,)),
     "MemcpyAsync": Call(11, (8, 8, 8, 4, 8)),
     "MemsetAsync": Call(12, (8, 4, 8, 8)),
+    "GraphSetConditional": Call(13, (8, 4), 0),
 }
 _NAME = re.compile(r"(?:__cudaCDP2|cuda)(\w+?)(?:_ptsz)?")
 

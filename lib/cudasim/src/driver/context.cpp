@@ -106,6 +106,10 @@ uint64_t heap_allocate(void *self, uint64_t size) {
     return address;
 }
 
+void set_conditional(void *, uint64_t number, uint32_t value) {
+    if (std::shared_ptr<Conditional> found = Conditional::find(number)) found->value = value;
+}
+
 bool heap_release(void *self, uint64_t address) {
     auto &context = *static_cast<Context *>(self);
     if (address == 0) return true;
@@ -154,6 +158,7 @@ std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary
     environment.texture = find_texture;
     environment.allocate = heap_allocate;
     environment.release = heap_release;
+    environment.set_conditional = set_conditional;
     environment.multiprocessors = kMultiprocessors;
     environment.max_shared_per_block = kSharedPerBlockOptin;
     context->handle = tables().contexts.add(context);

@@ -146,11 +146,14 @@ struct Operation {
     std::shared_ptr<EventState>
         recording;                // an event record completes it; an event wait node of a graph waits for it
     std::vector<Fence> wait_for;  // besides the dependencies that follow from the stream
-    std::shared_ptr<Graph> child;
+    std::vector<std::shared_ptr<Graph>> children;  // of a child graph: one; of a conditional node: its bodies
+    std::shared_ptr<struct Conditional> conditional;
+    CUgraphConditionalNodeType conditional_type = CU_GRAPH_COND_TYPE_IF;
     std::vector<CUstreamBatchMemOpParams> memory;  // values to write or to wait for
     CUDA_MEM_ALLOC_NODE_PARAMS allocation{};       // of allocation nodes; free nodes use only `dptr`
-    std::function<void()> stream_only;             // work that cannot be captured into a graph
-    std::shared_ptr<void> keep_alive;              // owns what the work reads, such as staged host memory
+    std::function<void()>
+        stream_only;  // work that cannot be captured into a graph; before a graph: what to do at its start
+    std::shared_ptr<void> keep_alive;  // owns what the work reads, such as staged host memory
 };
 
 // ---------------------------------------------------------------------------------------------------- objects
@@ -313,6 +316,18 @@ struct Context : std::enable_shared_from_this<Context> {
     ~Context();
 };
 
+// The value that kernels set and a conditional node looks at. Kernels and the application name it by a number.
+struct Conditional {
+    uint64_t number = 0;
+    std::atomic<uint32_t> value{0};
+    uint32_t default_value = 0;
+    bool assigns_default = false;   // at the start of each launch
+    std::atomic<bool> used{false};  // whether a node has it
+    static std::shared_ptr<Conditional> create();
+    static std::shared_ptr<Conditional> find(uint64_t number);  // null: there is none
+    ~Conditional();
+};
+
 struct GraphNode {
     void *handle = nullptr;
     uint64_t id = 0;
@@ -323,6 +338,7 @@ struct GraphNode {
     bool enabled = true;
     // Storage for KernelNodeGetParams' result; they point into `operation`.
     std::vector<void *> parameter_pointers;
+    std::vector<CUgraph> body_handles;  // what the application gets to know of a conditional node's bodies
     std::map<int, CUlaunchAttributeValue> attributes;
     // in an executable graph: indices into Graph::nodes and Graph::queues
     size_t position = 0, queue = 0;
@@ -347,6 +363,7 @@ struct Graph {
     std::mutex mutex;
     std::vector<std::shared_ptr<GraphNode>> nodes;
     uint64_t next_id = 1;
+    std::vector<std::shared_ptr<Conditional>> conditionals;
     std::vector<std::shared_ptr<Queue>> queues;  // only an executable graph with parallel branches has queues
     // By handle, with the number of references.
     std::map<const void *, std::pair<std::shared_ptr<UserObject>, unsigned>> user_objects;

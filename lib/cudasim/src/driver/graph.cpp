@@ -8,6 +8,41 @@
 
 namespace cudasim::driver {
 
+namespace {
+
+// The conditionals of the process by number. A kernel may set one whose graph is gone.
+struct Conditionals {
+    std::shared_mutex mutex;
+    uint64_t next = 1;
+    std::map<uint64_t, std::weak_ptr<Conditional>> by_number;
+};
+
+Conditionals &conditionals() {
+    static Conditionals *const instance = new Conditionals();
+    return *instance;
+}
+
+}  // namespace
+
+std::shared_ptr<Conditional> Conditional::create() {
+    auto made = std::make_shared<Conditional>();
+    std::unique_lock lock(conditionals().mutex);
+    made->number = conditionals().next++;
+    conditionals().by_number[made->number] = made;
+    return made;
+}
+
+std::shared_ptr<Conditional> Conditional::find(uint64_t number) {
+    std::shared_lock lock(conditionals().mutex);
+    auto found = conditionals().by_number.find(number);
+    return found == conditionals().by_number.end() ? nullptr : found->second.lock();
+}
+
+Conditional::~Conditional() {
+    std::unique_lock lock(conditionals().mutex);
+    conditionals().by_number.erase(number);
+}
+
 std::vector<NodePointer> topological_order(const std::vector<NodePointer> &nodes) {
     std::vector<NodePointer> ordered;
     std::set<const GraphNode *> done;
@@ -37,6 +72,7 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
     copy->next_id = graph.next_id;
     copy->queues = graph.queues;
     copy->user_objects = graph.user_objects;
+    copy->conditionals = graph.conditionals;
     std::map<const GraphNode *, NodePointer> copies;
     for (const NodePointer &node : nodes) {
         auto copied = std::make_shared<GraphNode>();
@@ -48,10 +84,9 @@ std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePoin
         copied->attributes = node->attributes;
         copied->position = node->position;
         copied->queue = node->queue;
-        if (node->operation.child) {
-            std::lock_guard lock(node->operation.child->mutex);
-            copied->operation.child =
-                copy_graph(*node->operation.child, topological_order(node->operation.child->nodes), handles);
+        for (std::shared_ptr<Graph> &child : copied->operation.children) {
+            std::lock_guard lock(child->mutex);
+            child = copy_graph(*child, topological_order(child->nodes), handles);
         }
         for (const NodePointer &dependency : node->dependencies)
             copied->dependencies.push_back(copies.at(dependency.get()));
@@ -67,10 +102,9 @@ namespace {
 
 void remove_handles(const Graph &graph) {
     for (const NodePointer &node : graph.nodes) {
-        if (node->operation.child) {
-            remove_handles(*node->operation.child);
-            if (node->operation.child->handle != nullptr)
-                tables().graphs.remove(node->operation.child->handle);
+        for (const std::shared_ptr<Graph> &child : node->operation.children) {
+            remove_handles(*child);
+            if (child->handle != nullptr) tables().graphs.remove(child->handle);
         }
         if (node->handle != nullptr) tables().nodes.remove(node->handle);
     }

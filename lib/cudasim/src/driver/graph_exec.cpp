@@ -21,7 +21,7 @@ void assign_queues(Graph &graph) {
             if (node.queue == SIZE_MAX && continued.insert(dependency.get()).second)
                 node.queue = dependency->queue;
         if (node.queue == SIZE_MAX) node.queue = count++ % kMaxQueues;
-        if (node.operation.child) assign_queues(*node.operation.child);
+        for (const std::shared_ptr<Graph> &child : node.operation.children) assign_queues(*child);
     }
     graph.queues.clear();
     if (count < 2) return;
@@ -33,7 +33,7 @@ void assign_queues(Graph &graph) {
 void prepare_events(Graph &graph, CUgraphNodeType type) {
     for (const NodePointer &node : graph.nodes) {
         Operation &operation = node->operation;
-        if (operation.child) prepare_events(*operation.child, type);
+        for (const std::shared_ptr<Graph> &child : operation.children) prepare_events(*child, type);
         if (operation.type != type) continue;
         if (type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) {
             operation.recording = std::make_shared<EventState>();
@@ -44,10 +44,18 @@ void prepare_events(Graph &graph, CUgraphNodeType type) {
     }
 }
 
+// Gives conditionals the values that they have at the start of a launch.
+void assign_defaults(const Graph &graph) {
+    for (const std::shared_ptr<Conditional> &one : graph.conditionals)
+        if (one->assigns_default) one->value = one->default_value;
+    for (const NodePointer &node : graph.nodes)
+        for (const std::shared_ptr<Graph> &child : node->operation.children) assign_defaults(*child);
+}
+
 void publish_events(Graph &graph) {
     for (const NodePointer &node : graph.nodes) {
         Operation &operation = node->operation;
-        if (operation.child) publish_events(*operation.child);
+        for (const std::shared_ptr<Graph> &child : operation.children) publish_events(*child);
         if (operation.type != CU_GRAPH_NODE_TYPE_EVENT_RECORD) continue;
         if (!node->enabled) continue;
         std::lock_guard lock(operation.event->mutex);
@@ -80,8 +88,9 @@ CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared
     // A copy, because the parameters may change before it runs. In a capture it becomes a child graph, which has handles.
     std::shared_ptr<Graph> snapshot =
         copy_graph(*exec->graph, exec->graph->nodes, stream->capture != nullptr);
-    operation.child = snapshot;
+    operation.children = {snapshot};
     if (stream->capture) return submit(context, stream, std::move(operation), nullptr, kLaunchNs);
+    operation.stream_only = [snapshot] { assign_defaults(*snapshot); };
     prepare_events(*snapshot, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
     prepare_events(*snapshot, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
     operation.wait_for.push_back(exec->last);
@@ -118,14 +127,17 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
         if (updated.operation.type == CU_GRAPH_NODE_TYPE_KERNEL &&
             updated.operation.kernel.cooperative != current.operation.kernel.cooperative)
             return differs(CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED, ordered[i]);
+        if (updated.operation.children.size() != current.operation.children.size() ||
+            updated.operation.conditional != current.operation.conditional ||
+            updated.operation.conditional_type != current.operation.conditional_type)
+            return differs(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, ordered[i]);
     }
     for (size_t i = 0; i < ordered.size(); i++) {
-        if (ordered[i]->operation.type == CU_GRAPH_NODE_TYPE_GRAPH) {
-            if (CUresult status =
-                    update_graph(*exec.nodes[i]->operation.child, *ordered[i]->operation.child, result))
+        const auto &children = ordered[i]->operation.children;
+        for (size_t k = 0; k < children.size(); k++)
+            if (CUresult status = update_graph(*exec.nodes[i]->operation.children[k], *children[k], result))
                 return status;
-            continue;
-        }
+        if (!children.empty()) continue;
         exec.nodes[i]->operation = ordered[i]->operation;
         exec.nodes[i]->attributes = ordered[i]->attributes;
     }

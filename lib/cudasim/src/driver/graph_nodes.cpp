@@ -8,6 +8,8 @@
 namespace cudasim::driver {
 namespace {
 
+constexpr unsigned kMostBodies = 65536;  // of a conditional node
+
 CUresult add(CUgraphNode *handle, CUgraph graph_handle, const CUgraphNode *dependencies, size_t count,
              Operation operation) {
     std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
@@ -157,7 +159,35 @@ CUresult child_operation(CUgraph handle, Operation &operation) {
     std::vector<NodePointer> ordered = topological_order(child->nodes);
     if (ordered.size() != child->nodes.size()) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
-    operation.child = copy_graph(*child, ordered, true);
+    operation.children = {copy_graph(*child, ordered, true)};
+    return CUDA_SUCCESS;
+}
+
+// Makes the operation of a conditional node, with empty bodies.
+CUresult conditional_operation(const CUDA_CONDITIONAL_NODE_PARAMS &parameters, Operation &operation) {
+    std::shared_ptr<Conditional> conditional = Conditional::find(parameters.handle);
+    if (!conditional || parameters.size == 0 || parameters.size > kMostBodies)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (parameters.type) {
+        case CU_GRAPH_COND_TYPE_IF:
+            if (parameters.size > 2) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case CU_GRAPH_COND_TYPE_WHILE:
+            if (parameters.size > 1) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case CU_GRAPH_COND_TYPE_SWITCH: break;
+        default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (conditional->used.exchange(true)) return CUDA_ERROR_INVALID_VALUE;
+    operation.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    operation.conditional = conditional;
+    operation.conditional_type = parameters.type;
+    for (unsigned i = 0; i < parameters.size; i++) {
+        auto body = std::make_shared<Graph>();
+        if (std::shared_ptr<Context> context = current_context_or_null()) body->context = context;
+        body->handle = tables().graphs.add(body);
+        operation.children.push_back(body);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -195,6 +225,7 @@ CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
         case CU_GRAPH_NODE_TYPE_MEMSET: return memset_operation(&parameters.memset, operation);
         case CU_GRAPH_NODE_TYPE_HOST: return host_operation(&parameters.host, operation);
         case CU_GRAPH_NODE_TYPE_GRAPH: return child_operation(parameters.graph.graph, operation);
+        case CU_GRAPH_NODE_TYPE_CONDITIONAL: return conditional_operation(parameters.conditional, operation);
         case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
             return event_operation(CU_GRAPH_NODE_TYPE_EVENT_RECORD, parameters.eventRecord.event, operation);
@@ -401,7 +432,7 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgrap
 
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *graph) {
     return get(handle, CU_GRAPH_NODE_TYPE_GRAPH, graph,
-               [](GraphNode &node) { return static_cast<CUgraph>(node.operation.child->handle); });
+               [](GraphNode &node) { return static_cast<CUgraph>(node.operation.children.front()->handle); });
 }
 
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle,
@@ -414,7 +445,7 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode
     if (!child) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(child->mutex);
     std::lock_guard exec_lock(exec->mutex);
-    return update_graph(*copy->operation.child, *child, nullptr);
+    return update_graph(*copy->operation.children.front(), *child, nullptr);
 }
 
 // ---------------------------------------------------------------------------------------------------- events
@@ -532,8 +563,30 @@ CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
 CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                         const CUgraphEdgeData *, size_t count, CUgraphNodeParams *parameters) {
     if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph, dependencies, count,
-               [&](Operation &operation) { return any_operation(*parameters, operation); });
+    CUresult status = add(node, graph, dependencies, count,
+                          [&](Operation &operation) { return any_operation(*parameters, operation); });
+    if (status == CUDA_SUCCESS && parameters->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+        GraphNode &added = *tables().nodes.get(*node);
+        for (const std::shared_ptr<Graph> &body : added.operation.children)
+            added.body_handles.push_back(static_cast<CUgraph>(body->handle));
+        parameters->conditional.phGraph_out = added.body_handles.data();
+    }
+    return status;
+}
+
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *handle, CUgraph graph_handle, CUcontext,
+                                        unsigned int default_value, unsigned int flags) {
+    if (CUresult status = check_initialized()) return status;
+    std::shared_ptr<Graph> graph = tables().graphs.get(graph_handle);
+    if (!graph || handle == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    std::shared_ptr<Conditional> conditional = Conditional::create();
+    conditional->default_value = default_value;
+    conditional->assigns_default = flags != 0;
+    *handle = conditional->number;
+    std::lock_guard lock(graph->mutex);
+    graph->conditionals.push_back(std::move(conditional));
+    return CUDA_SUCCESS;
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *parameters) {

@@ -208,6 +208,21 @@ void memset_rows(const Memset &memset) {
 
 uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start);
 
+// Runs the body that the value of a conditional node chooses, if any; that of a loop as long as the value is not 0.
+uint64_t execute_conditional(Context &context, const Operation &operation, uint64_t start) {
+    const std::vector<std::shared_ptr<Graph>> &bodies = operation.children;
+    const auto stopped = [&context] { return context.sticky_error != 0 || context.cancel; };
+    if (operation.conditional_type == CU_GRAPH_COND_TYPE_WHILE) {
+        while (operation.conditional->value != 0 && !stopped())
+            start = execute_graph(context, *bodies.front(), start);
+        return start;
+    }
+    const uint32_t value = operation.conditional->value;
+    const bool chooses = operation.conditional_type == CU_GRAPH_COND_TYPE_SWITCH;
+    const size_t body = chooses ? value : value != 0 ? 0 : 1;
+    return body < bodies.size() && !stopped() ? execute_graph(context, *bodies[body], start) : start;
+}
+
 }  // namespace
 
 uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
@@ -247,8 +262,11 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
             operation.recording->fence().wait();
             return std::max(start, operation.recording->fence().end());
         case CU_GRAPH_NODE_TYPE_GRAPH:
-            if (operation.child) return execute_graph(context, *operation.child, start);
+            if (operation.stream_only) operation.stream_only();
+            for (const std::shared_ptr<Graph> &child : operation.children)
+                return execute_graph(context, *child, start);
             break;
+        case CU_GRAPH_NODE_TYPE_CONDITIONAL: return execute_conditional(context, operation, start);
         case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
             if (!broken) return memory_operations(context, operation.memory, start);
             break;

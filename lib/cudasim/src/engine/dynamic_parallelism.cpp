@@ -175,6 +175,12 @@ uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *a) {
             break;
         case CS_CALL_COPY: error = move(w, a[0], a[1], 0, a[2], a[4]); break;
         case CS_CALL_SET: error = move(w, a[0], 0, static_cast<int>(a[1]), a[2], a[3]); break;
+        case CS_CALL_SET_CONDITIONAL: {
+            const Environment &environment = *job_of(w).launch->environment;
+            if (environment.set_conditional)
+                environment.set_conditional(environment.self, a[0], static_cast<uint32_t>(a[1]));
+            break;
+        }
         default: break;
     }
     if (error) last_error(w) = error;

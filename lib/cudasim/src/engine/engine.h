@@ -157,6 +157,8 @@ struct Environment {
     uint64_t (*allocate)(void *self, uint64_t size) = nullptr;
     // Returns false for an invalid address, which is a fault.
     bool (*release)(void *self, uint64_t address) = nullptr;
+    // cudaGraphSetConditional. Null: graphs have no conditional nodes.
+    void (*set_conditional)(void *self, uint64_t number, uint32_t value) = nullptr;
     // Return ns for %globaltimer, and cycles for %clock64. Null: CLOCK_MONOTONIC_RAW plus an offset; for %clock64, each
     // multiprocessor has its own offset.
     uint64_t (*globaltimer)(void *self) = nullptr;

@@ -82,6 +82,7 @@ cudaError_t convert_node(const cudaGraphNodeParams &parameters, CUgraphNodeParam
         case cudaGraphNodeTypeWaitEvent:
         case cudaGraphNodeTypeMemAlloc:
         case cudaGraphNodeTypeMemFree: return cudaSuccess;
+        case cudaGraphNodeTypeConditional: return cudaSuccess;
         default: return cudaErrorNotSupported;
     }
 }
@@ -557,7 +558,19 @@ cudaError_t cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cud
     CUresult status = cu().GraphAddNode(node, graph, dependencies, nullptr, count, &converted);
     if (status == CUDA_SUCCESS && parameters->type == cudaGraphNodeTypeMemAlloc)
         parameters->alloc.dptr = reinterpret_cast<void *>(converted.alloc.dptr);
+    if (status == CUDA_SUCCESS && parameters->type == cudaGraphNodeTypeConditional)
+        parameters->conditional.phGraph_out = converted.conditional.phGraph_out;
     return record_error(status);
+}
+
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle *handle, cudaGraph_t graph,
+                                             unsigned int default_value, unsigned int flags) {
+    ENSURE_CONTEXT();
+    CUgraphConditionalHandle made = 0;
+    CUresult status =
+        cu().GraphConditionalHandleCreate(&made, graph, current_context(), default_value, flags);
+    if (status == CUDA_SUCCESS && handle != nullptr) *handle = made;
+    return record_error(handle == nullptr ? CUDA_ERROR_INVALID_VALUE : status);
 }
 
 cudaError_t cudaGraphNodeSetParams(cudaGraphNode_t node, struct cudaGraphNodeParams *parameters) {

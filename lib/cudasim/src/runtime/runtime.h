@@ -66,7 +66,7 @@ namespace cudasim::runtime {
     X(GraphAddEventWaitNode, 12030) X(GraphInstantiateWithFlags, 12030) X(GraphInstantiateWithParams, 12030)         \
     X(GraphExecDestroy, 12030) X(GraphExecGetFlags, 12030) X(GraphExecUpdate, 12030) X(GraphNodeSetEnabled, 12030)   \
     X(GraphNodeGetEnabled, 12030) X(GraphUpload, 12030) X(GraphLaunch, 12030)                                        \
-    X(GraphAddNode, 12030) X(GraphNodeSetParams, 12030) X(GraphExecNodeSetParams, 12030)                             \
+    X(GraphConditionalHandleCreate, 12030) X(GraphAddNode, 12030) X(GraphNodeSetParams, 12030) X(GraphExecNodeSetParams, 12030)                             \
     X(GraphMemcpyNodeGetParams, 12030) X(GraphExecChildGraphNodeSetParams, 12030)                                    \
     X(GraphEventRecordNodeGetEvent, 12030) X(GraphEventRecordNodeSetEvent, 12030)                                    \
     X(GraphExecEventRecordNodeSetEvent, 12030) X(GraphEventWaitNodeGetEvent, 12030)                                  \
