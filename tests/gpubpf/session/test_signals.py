@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# The main thread blocks the signal, so the kernel delivers it to the other one. Python runs the handler in the main thread, which waits.
+# The main thread blocks the signal, so the kernel delivers it to the other one. Python runs handlers in the main thread only.
 PROGRAM = """
 import os, selectors, signal, threading
 from gpubpf.session.command import Signals
