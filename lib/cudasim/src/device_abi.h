@@ -13,8 +13,9 @@
 extern "C" {
 #endif
 
-#define CS_ABI 14
+#define CS_ABI 15
 #define CS_NO_PC 0xffffffffu
+#define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
 enum {
@@ -176,7 +177,14 @@ struct cs_warp {
     uint32_t mask, pc, next;
     uint32_t runnable, exited, parked; /* lanes that can run; that have exited; that wait in a collective */
     int32_t budget;                    /* backward jumps (virtual clock: ns) until the warp yields */
-    volatile uint32_t lane, line;      /* of the current access, for faults */
+    volatile uint32_t lane;            /* of the current access, for faults */
+    union {                            /* where it is: `at` is both, as CS_AT() makes it */
+        struct {
+            volatile uint32_t line,
+                elapsed; /* PTX line; virtual clock: ns since the start of the basic block */
+        };
+        volatile uint64_t at;
+    };
     const struct cs_services *api;
     uint8_t *frame; /* registers of the functions in the call chain */
     uint8_t *args;  /* 32 × args_stride: arguments and results of calls in flight */
@@ -203,10 +211,9 @@ struct cs_warp {
     uint32_t cm[32], cop[32];
     uint8_t cp[32];
     uint32_t resume_mask, resume_pc; /* engine: all these lanes are at this pc; 0: not known */
-    /* virtual clock: each lane's time at the start of the basic block; for faults, the time since then at an access */
-    uint64_t time[32] __attribute__((aligned(32)));
-    volatile uint32_t elapsed;
-    uint32_t asleep; /* engine: lanes that sleep (real clock) */
+    uint64_t time[32]
+        __attribute__((aligned(32))); /* virtual clock: of each lane, at the start of the basic block */
+    uint32_t asleep;                  /* engine: lanes that sleep (real clock) */
     uint32_t ordered, waiting_turn,
         turn_lanes; /* ordered kernel: whether it is one; lanes that wait for their turn to communicate; lanes whose turn it is */
 };

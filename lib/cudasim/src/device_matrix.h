@@ -171,7 +171,7 @@ FN __attribute__((noinline)) void cs_gather(W *w, u32 (*to)[32], u64 descriptor,
                 else at += byte / width * leading + byte % width + j % 8 * width + j / 8 * stride;
                 at ^= (at >> 7 & patterns[swizzle]) << 4;
                 if (at + size > w->shared_size)
-                    cs_access_fault(w, w->shared_window, w->shared_size, at, size, 'r', w->line);
+                    cs_access_fault(w, w->shared_window, w->shared_size, at, size, 'r', w->at);
                 x |= turned ? (u32)LD(u16, w->shared + at) << 16 * i : LD(u32, w->shared + at);
             }
             to[r][l] = x;

@@ -150,7 +150,7 @@ INL u64 u64_(f64 x) {
 
 /* ---- memory. Access codes: 'r', 'w', 'a'. Each macro returns a host pointer, or does not return after a fault. */
 /* Constants of a function are in locals, because the compiler must assume that any store changes *w. Accesses that may end
- * in a signal record the PTX line beforehand; other accesses pass it as an argument. */
+ * in a signal record where they are beforehand (CS_AT); other accesses pass it as an argument. */
 #define LOCALS                                                            \
     u8 *const shared_ = w->shared, *const local_ = w->local;              \
     const u64 base_ = w->base, limit_ = w->limit;                         \
@@ -164,8 +164,8 @@ INL u64 u64_(f64 x) {
     (void)local_size_;                                                    \
     (void)shared_window_
 FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 size, u64 a, u32 n, u32 access,
-                                                        u32 line) {
-    w->line = line;
+                                                        u64 at) {
+    w->at = at;
     w->api->fault(w, a >= size || a + n > size ? CS_FAULT_ILLEGAL_ADDRESS : CS_FAULT_MISALIGNED, window + a,
                   n, access);
 }
@@ -181,19 +181,19 @@ FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 si
         : s_ < (shared_size_ & ~((n) - 1)) && !(s_ & ((n) - 1)) ? (void *)(shared_ + s_)             \
                                                                 : w->api->resolve(w, a_, n, access); \
     })
-#define at_shared(w, a, n, access, line)                                             \
-    ({                                                                               \
-        const u64 a_ = (a);                                                          \
-        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))         \
-            cs_access_fault(w, w->shared_window, shared_size_, a_, n, access, line); \
-        (void *)(shared_ + a_);                                                      \
-    })
-#define at_local(w, l, a, n, access, line)                                         \
+#define at_shared(w, a, n, access, at)                                             \
     ({                                                                             \
         const u64 a_ = (a);                                                        \
-        if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))        \
-            cs_access_fault(w, w->local_window, local_size_, a_, n, access, line); \
-        (void *)(local_ + (u64)(l) * local_size_ + a_);                            \
+        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))       \
+            cs_access_fault(w, w->shared_window, shared_size_, a_, n, access, at); \
+        (void *)(shared_ + a_);                                                    \
+    })
+#define at_local(w, l, a, n, access, at)                                         \
+    ({                                                                           \
+        const u64 a_ = (a);                                                      \
+        if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))      \
+            cs_access_fault(w, w->local_window, local_size_, a_, n, access, at); \
+        (void *)(local_ + (u64)(l) * local_size_ + a_);                          \
     })
 /* alloca: sizes are rounded up to 16 bytes, the largest alignment. */
 FN u64 cs_alloca(W *w, u32 l, u64 size) {

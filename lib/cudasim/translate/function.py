@@ -30,7 +30,7 @@ SPIN_COST = 16
 MIN_CHECKED_TOGETHER = 6  # shared accesses in a segment, to check them all at once
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
-_SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, \d+\)")
+_SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(\d+, \d+\)\)")
 
 
 @dataclass(eq=False, slots=True)

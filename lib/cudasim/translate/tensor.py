@@ -143,7 +143,7 @@ def transfer(v: Values, i: PtxInstruction) -> str:
     offset = f"({outer} * s_ + {inner}) * {bits} / 8"
     space = space_of(i)
     pointer = v.pointer(space, f"p_ + {offset}", width, "r" if loads else "w")
-    pointer = pointer.replace(f", {i.line})", ", w->line)")  # many instructions share the function
+    pointer = pointer.replace(f", {v.place})", ", w->at)")  # many instructions share the function
     each = f"for (u32 r_ = 0; r_ < {distinct}; r_++) for (u32 e_ = 0; e_ < {1 if together else e}; e_++)"
     kind, t = c_type(width), "b64" if bits == 64 else "b32"
     wide = c_type(size_of(t))

@@ -341,15 +341,18 @@ class Values:
                 register, offset = self._based
                 self.code.shared.append((register, offset, size))
                 mark = f"/*{register.name}+{offset}*/"
-            return f"at_shared{mark}(w, {address}, {size}, {code}, {self.instruction.line})"
+            return f"at_shared{mark}(w, {address}, {size}, {code}, {self.place})"
         if space == "local":
-            return f"at_local(w, l, {address}, {size}, {code}, {self.instruction.line})"
+            return f"at_local(w, l, {address}, {size}, {code}, {self.place})"
         if space == "generic":
             return f"at_generic(w, {address}, {size}, {code})"
         return f"at_global(w, {address}, {size}, {code})"
 
     def line(self, space: str = "generic") -> str:
         """Record the line and the time for faults, if the access itself does not pass them."""
-        if self.virtual:
-            return f"w->line = {self.instruction.line}; w->elapsed = {self.elapsed + self.cost};"
-        return "" if space in ("shared", "local") else f"w->line = {self.instruction.line};"
+        return "" if space in ("shared", "local") else f"w->at = {self.place};"
+
+    @property
+    def place(self) -> str:
+        """Where the instruction is, for faults."""
+        return f"CS_AT({self.instruction.line}, {self.elapsed + self.cost if self.virtual else 0})"
