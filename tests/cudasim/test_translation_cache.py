@@ -130,7 +130,7 @@ class Runs:
     def finish(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None and process.stderr is not None
         try:
-            process.wait(30)
+            process.wait(300)
         finally:
             process.kill()
         said = process.stdout.read(), process.stderr.read()
