@@ -44,6 +44,7 @@ def probes() -> Iterator[Probe]:
     for op in range(0x80):
         yield Probe("sopc", op, (0x17E << 23 | op << 16 | 40 << 8 | 20,), {"s20": "A", "s40": "B"})
         yield Probe("sopp", op, (0x17F << 23 | op << 16 | 0x0001,), {})
+        yield Probe("sopp", op, (0x17F << 23 | op << 16,), {})
     for op in range(0x100):
         word = 0x30 << 26 | op << 18 | 16 << 6 | 20
         yield Probe("smem", op, (word | 1 << 17, 0x64), {"s16": "D", "s40": "A"})

@@ -23,7 +23,13 @@ struct Launch {
     uint64_t start_ns = 0;          // virtual clock: when the kernel starts
 };
 
-// Which addresses the device may use. Addresses are the host's own. Must be safe to call from several threads.
+// Memory that the program has registered has another address on the device, as with AMD's driver: this bit is set.
+constexpr uint64_t registered_bit = uint64_t{1} << 47;
+
+// The host's address of what the device finds at an address.
+inline uint8_t *host(uint64_t address) { return reinterpret_cast<uint8_t *>(address & ~registered_bit); }
+
+// Which addresses the device may use. Addresses are the host's own, but for registered_bit. Must be safe to call from several threads.
 class Memory {
   public:
     virtual ~Memory() = default;

@@ -93,7 +93,7 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
             if (!check(w, op, address, global, bytes, write)) return false;
             for (uint64_t rest = global; rest; rest &= rest - 1) {
                 unsigned l = unsigned(std::countr_zero(rest));
-                access.at[l] = reinterpret_cast<uint8_t *>(address[l]);
+                access.at[l] = host(address[l]);
             }
             if (scratch && other && bytes > 4) {
                 // Lanes of the two kinds differ in where their second word is.
@@ -105,7 +105,7 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
         }
     }
     if (!check(w, op, address, access.active, bytes, write)) return false;
-    for (unsigned l = 0; l < lanes; ++l) access.at[l] = reinterpret_cast<uint8_t *>(address[l]);
+    for (unsigned l = 0; l < lanes; ++l) access.at[l] = host(address[l]);
     return true;
 }
 
@@ -154,7 +154,7 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
         } else if (!outside) {
             checked |= uint64_t{1} << l;
         }
-        access.at[l] = outside ? nullptr : reinterpret_cast<uint8_t *>(address[l]);
+        access.at[l] = outside ? nullptr : host(address[l]);
     }
     return check(w, op, address, checked, bytes, write);
 }

@@ -75,7 +75,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             if (address < begin || address >= end) memory_->range(address, &begin, &end, &may_write);
             isa::Instruction i;
             if (address % 4 == 0 && address >= begin && address < end)
-                i = isa::decode(reinterpret_cast<const uint32_t *>(address), end - address);
+                i = isa::decode(reinterpret_cast<const uint32_t *>(host(address)), end - address);
             else
                 i.size = 0;
             Op probe;

@@ -49,7 +49,7 @@ enum Property { private_buffer, dispatch_pointer, queue_pointer, kernarg_pointer
 template <class T>
 T read(uint64_t address) {
     T value;
-    std::memcpy(&value, reinterpret_cast<const void *>(address), sizeof value);
+    std::memcpy(&value, host(address), sizeof value);
     return value;
 }
 

@@ -375,7 +375,7 @@ void add_control(Adder &a) {
         if ((op.i.simm & 0xFF) == 3) return;  // a breakpoint without a debugger
         w.fault(Fault::trap, op, op.address, "trap " + std::to_string(op.i.simm & 0xFF));
     });
-    for (const char *name : {"s_nop", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
+    for (const char *name : {"s_nop", "s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
                              "s_ttracedata", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"})
         a.custom(name, nothing);
     a.custom("s_set_gpr_idx_on", [](Wave &w, const Op &op) {
@@ -448,13 +448,13 @@ u64 scalar_offset(const Wave &w, const isa::Instruction &i) {
 template <unsigned words>
 void load(Wave &w, const Op &op) {
     u64 address = (w.pair(op.i.src[0]) + scalar_offset(w, op.i)) & ~u64{3};
-    if (w.allow(op, address, 4 * words, false)) std::memcpy(w.s + op.dst, reinterpret_cast<const void *>(address), 4 * words);
+    if (w.allow(op, address, 4 * words, false)) std::memcpy(w.s + op.dst, host(address), 4 * words);
 }
 
 template <unsigned words>
 void store(Wave &w, const Op &op) {
     u64 address = (w.pair(op.i.src[0]) + scalar_offset(w, op.i)) & ~u64{3};
-    if (w.allow(op, address, 4 * words, true)) std::memcpy(reinterpret_cast<void *>(address), w.s + op.dst, 4 * words);
+    if (w.allow(op, address, 4 * words, true)) std::memcpy(host(address), w.s + op.dst, 4 * words);
 }
 
 // Where word n of a scalar buffer access is; 0: outside the buffer.
@@ -473,7 +473,7 @@ void buffer_load(Wave &w, const Op &op) {
         u64 address = buffer_word(w, op.i, n);
         if (address && !w.allow(op, address, 4, false)) return;
         loaded[n] = 0;
-        if (address) std::memcpy(&loaded[n], reinterpret_cast<const void *>(address), 4);
+        if (address) std::memcpy(&loaded[n], host(address), 4);
     }
     std::memcpy(w.s + op.dst, loaded, sizeof loaded);
 }
@@ -484,7 +484,7 @@ void buffer_store(Wave &w, const Op &op) {
         u64 address = buffer_word(w, op.i, n);
         if (!address) continue;
         if (!w.allow(op, address, 4, true)) return;
-        std::memcpy(reinterpret_cast<void *>(address), w.s + op.dst + n, 4);
+        std::memcpy(host(address), w.s + op.dst + n, 4);
     }
 }
 

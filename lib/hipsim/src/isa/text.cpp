@@ -62,13 +62,23 @@ std::string source(const Instruction &i, unsigned n, unsigned width) {
     return result;
 }
 
+std::string address(const Instruction &i, unsigned width) {
+    if (i.opcode->format == Format::mubuf) {
+        if (!i.offen && !i.idxen) return "off";
+        return range("v", i.addr, i.offen && i.idxen ? 2 : 1);
+    }
+    bool scalar = i.opcode->format != Format::ds && i.opcode->format != Format::flat && i.saddr != 0x7F;
+    if (i.opcode->format == Format::scratch && scalar) return "off";
+    return range("v", i.addr, scalar ? 1 : width);
+}
+
 std::string field(const Instruction &i, char letter, unsigned width) {
     Format format = i.opcode->format;
     bool vector_memory = format >= Format::ds;
     switch (letter) {
         case 'D': return vector_memory ? range("v", i.vdst, width) : operand(i, i.dst, width);
         case 'S': return operand(i, i.sdst, width);
-        case 'A': return vector_memory ? range("v", i.addr, width) : source(i, 0, width);
+        case 'A': return vector_memory ? address(i, width) : source(i, 0, width);
         case 'B': return vector_memory ? range("v", i.data[0], width) : source(i, 1, width);
         case 'C': return vector_memory ? range("v", i.data[1], width) : source(i, 2, width);
         case 'R': return range("s", i.srsrc, width);
