@@ -201,15 +201,6 @@ inline void apply_dpp(Wave &w, const isa::Instruction &i, uint32_t *words) {
 
 inline float widen(uint32_t half) { return half_to_float(uint16_t(half)); }
 
-// Words of 32 bits whose low half is a half, as floats.
-inline void widen_all(const uint32_t *words, float *out) {
-#ifdef __F16C__
-    for (unsigned i = 0; i < lanes; ++i) out[i] = half_to_float(uint16_t(words[i]));
-#else
-    for (unsigned i = 0; i < lanes; ++i) out[i] = half_to_float(uint16_t(words[i]));
-#endif
-}
-
 // From a word (or two) with the modifiers of its type to the type's values.
 template <class T>
 [[gnu::noinline]] void slow_source(Wave &w, const Op &op, unsigned n, typename T::value *out) {

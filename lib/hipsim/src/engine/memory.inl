@@ -1,9 +1,10 @@
 // Vector memory instructions: FLAT, GLOBAL, SCRATCH, MUBUF and DS.
 
-// The lanes that an instruction works on, and the host's address of each lane's data; null: outside the buffer or LDS
-// (a load gives 0, a store is dropped).
+// The lanes that an instruction works on, and the host's address of each lane's data; 0: outside the buffer or LDS
+// (a load gives 0, a store is dropped). `dense` means that none is 0.
 struct Access {
-    uint8_t *at[lanes];
+    alignas(64) uint64_t at[lanes];
+    bool dense = true;
     uint64_t active = 0;
     bool swizzled = false;  // scratch: a lane's words are `scratch_stride` bytes apart
 };
@@ -15,31 +16,40 @@ inline uint64_t scratch_place(uint64_t offset, unsigned lane) {
     return (offset & ~uint64_t{3}) * lanes + lane * 4 + (offset & 3);
 }
 
-// Checks the addresses of all active lanes; most instructions stay within one allocation.
-inline bool check(Wave &w, const Op &op, const uint64_t *address, uint64_t active, unsigned bytes, bool write) {
-    if (!active) return true;
-    uint64_t low = ~uint64_t{0}, high = 0;
-    if (active == ~uint64_t{0}) {
-        for (unsigned l = 0; l < lanes; ++l) low = address[l] < low ? address[l] : low;
-        for (unsigned l = 0; l < lanes; ++l) high = address[l] > high ? address[l] : high;
-    } else {
-        for (uint64_t rest = active; rest; rest &= rest - 1) {
-            uint64_t a = address[std::countr_zero(rest)];
-            low = a < low ? a : low;
-            high = a > high ? a : high;
-        }
-    }
+inline bool within_known(const Wave &w, uint64_t low, uint64_t high, unsigned bytes, bool write) {
     for (const Range &range : w.ranges)
         if (low >= range.begin && high < range.end && range.end - high >= bytes && (range.may_write || !write)) return true;
+    return false;
+}
+
+// Checks the addresses of all active lanes; most instructions stay within one allocation. Other lanes' addresses change.
+inline bool check(Wave &w, const Op &op, uint64_t *address, uint64_t active, unsigned bytes, bool write) {
+    if (!active) return true;
+    uint64_t first = address[std::countr_zero(active)];
+    if (active != ~uint64_t{0})
+        for (unsigned l = 0; l < lanes; ++l) address[l] = active >> l & 1 ? address[l] : first;
+    uint64_t low = first, high = first;
+    for (unsigned l = 0; l < lanes; ++l) low = address[l] < low ? address[l] : low;
+    for (unsigned l = 0; l < lanes; ++l) high = address[l] > high ? address[l] : high;
+    if (within_known(w, low, high, bytes, write)) return true;
+    w.range(low);
+    if (within_known(w, low, high, bytes, write)) return true;
     for (uint64_t rest = active; rest; rest &= rest - 1)
         if (!w.allow(op, address[std::countr_zero(rest)], bytes, write)) return false;
     return true;
 }
 
+// Whether the lanes' words follow one another in memory.
+inline bool consecutive(const uint64_t *address) {
+    uint64_t different = 0;
+    for (unsigned l = 0; l < lanes; ++l) different |= address[l] ^ (address[0] + 4 * l);
+    return different == 0;
+}
+
 // FLAT, GLOBAL and SCRATCH: gives the host's addresses; false after a fault.
 inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Access &access) {
     const isa::Instruction &i = op.i;
-    alignas(64) uint64_t address[lanes];
+    uint64_t *address = access.at;
     access.active = w.exec();
     const uint32_t *low = w.v[i.addr];
     if (i.opcode->format == isa::Format::scratch) {
@@ -52,7 +62,7 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                 w.fault(Fault::memory, op, w.group->target->private_base + offset, "scratch", write);
                 return false;
             }
-            access.at[l] = w.scratch + scratch_place(offset, l);
+            address[l] = uint64_t(w.scratch) + scratch_place(offset, l);
         }
         return true;
     }
@@ -70,20 +80,22 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
         if (above) {
             // Some lane may be in an aperture.
             const Target &target = *w.group->target;
-            uint64_t global = 0;
+            uint64_t global = 0, apertures[lanes];
             bool scratch = false, other = false;
             for (uint64_t rest = access.active; rest; rest &= rest - 1) {
                 unsigned l = unsigned(std::countr_zero(rest));
                 uint64_t high = address[l] >> 32, offset = uint32_t(address[l]);
                 if (high == target.shared_base >> 32) {
-                    access.at[l] = offset + bytes <= w.group->lds_bytes ? w.group->lds + offset : nullptr;
+                    bool inside = offset + bytes <= w.group->lds_bytes;
+                    apertures[l] = inside ? uint64_t(w.group->lds) + offset : 0;
+                    access.dense = access.dense && inside;
                     other = true;
                 } else if (high == target.private_base >> 32) {
                     if ((offset + bytes) * lanes > w.scratch_bytes) {
                         w.fault(Fault::memory, op, address[l], "scratch", write);
                         return false;
                     }
-                    access.at[l] = w.scratch + scratch_place(offset, l);
+                    apertures[l] = uint64_t(w.scratch) + scratch_place(offset, l);
                     scratch = true;
                 } else {
                     global |= uint64_t{1} << l;
@@ -210,16 +222,19 @@ void load(Wave &w, const Op &op) {
     Access access;
     if (!addresses(w, op, words > 1 ? 4 * words : load_bytes(kind), false, access)) return;
     uint32_t(*d)[lanes] = w.v + op.i.vdst;
-    if constexpr (words == 1) {
-        if (access.active == ~uint64_t{0} && op.i.opcode->format == isa::Format::global) {
-            for (unsigned l = 0; l < lanes; ++l) d[0][l] = loaded<kind>(access.at[l], d[0][l]);
+    if (access.active == ~uint64_t{0} && access.dense && !access.swizzled) {
+        if (kind == Load::word && words == 1 && consecutive(access.at)) {
+            std::memcpy(d[0], reinterpret_cast<const void *>(access.at[0]), sizeof d[0]);
             return;
         }
+        for (unsigned n = 0; n < words; ++n)
+            for (unsigned l = 0; l < lanes; ++l)
+                d[n][l] = loaded<kind>(reinterpret_cast<const uint8_t *>(access.at[l]) + 4 * n, d[n][l]);
+        return;
     }
-    // All lanes read before any register changes: the address may be in the registers that are written.
     for (uint64_t rest = access.active; rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        const uint8_t *at = access.at[l];
+        const uint8_t *at = reinterpret_cast<const uint8_t *>(access.at[l]);
         unsigned step = access.swizzled && at ? scratch_stride : 4;
         if (!at) at = nothing_there;
         for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * step, d[n][l]);
@@ -234,9 +249,13 @@ void store(Wave &w, const Op &op) {
     Access access;
     if (!addresses(w, op, bytes, true, access)) return;
     const uint32_t(*d)[lanes] = w.v + op.i.data[0];
+    if (kind == Store::word && words == 1 && access.active == ~uint64_t{0} && access.dense && consecutive(access.at)) {
+        std::memcpy(reinterpret_cast<void *>(access.at[0]), d[0], sizeof d[0]);
+        return;
+    }
     for (uint64_t rest = access.active; rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        uint8_t *at = access.at[l];
+        uint8_t *at = reinterpret_cast<uint8_t *>(access.at[l]);
         if (!at) continue;
         unsigned step = access.swizzled ? scratch_stride : 4;
         for (unsigned n = 0; n < words; ++n) {
@@ -273,7 +292,7 @@ void atomic(Wave &w, const Op &op) {
     const isa::Instruction &i = op.i;
     for (uint64_t rest = access.active; rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        uint8_t *at = access.at[l];
+        uint8_t *at = reinterpret_cast<uint8_t *>(access.at[l]);
         T data = data_of<T>(w.v + i.data[0], l), second{};
         if constexpr (operands == 2) second = data_of<T>(w.v + i.data[0] + words, l);
         Bits old = 0;
@@ -306,9 +325,66 @@ inline uint8_t *lds_place(const Wave &w, uint64_t address, unsigned bytes) {
     return address + bytes <= w.group->lds_bytes ? w.group->lds + address : nullptr;
 }
 
+// Whether all lanes of `mask` are within LDS with all of their bytes.
+inline bool lds_inside(const Wave &w, const uint32_t *address, uint64_t mask, uint64_t bytes) {
+    uint32_t most = 0;
+    if (mask == ~uint64_t{0})
+        for (unsigned l = 0; l < lanes; ++l) most = address[l] > most ? address[l] : most;
+    else
+        for (unsigned l = 0; l < lanes; ++l) most = (mask >> l & 1) && address[l] > most ? address[l] : most;
+    return most + bytes <= w.group->lds_bytes;
+}
+
+// A word of LDS for each lane of `mask`, each at `base` and its own offset.
+inline void gather(uint32_t *result, const uint8_t *base, const uint32_t *offset, uint64_t mask) {
+#ifdef __AVX512F__
+    for (unsigned i = 0; i < lanes; i += 16) {
+        __m512i old = _mm512_loadu_si512(result + i), at = _mm512_loadu_si512(offset + i);
+        _mm512_storeu_si512(result + i, _mm512_mask_i32gather_epi32(old, __mmask16(mask >> i), at, base, 1));
+    }
+#else
+    if (mask == ~uint64_t{0}) {
+        for (unsigned l = 0; l < lanes; ++l) result[l] = get<uint32_t>(base + offset[l]);
+        return;
+    }
+    for (; mask; mask &= mask - 1) {
+        unsigned l = unsigned(std::countr_zero(mask));
+        result[l] = get<uint32_t>(base + offset[l]);
+    }
+#endif
+}
+
+// Of lanes with the same place, the last one's word stays.
+inline void scatter(const uint32_t *data, uint8_t *base, const uint32_t *offset, uint64_t mask) {
+#ifdef __AVX512F__
+    for (unsigned i = 0; i < lanes; i += 16) {
+        __m512i words = _mm512_loadu_si512(data + i), at = _mm512_loadu_si512(offset + i);
+        _mm512_mask_i32scatter_epi32(base, __mmask16(mask >> i), at, words, 1);
+    }
+#else
+    for (; mask; mask &= mask - 1) {
+        unsigned l = unsigned(std::countr_zero(mask));
+        put(base + offset[l], data[l]);
+    }
+#endif
+}
+
+// Words of LDS, whose addresses are within it; the registers that are written may hold the addresses.
+template <unsigned words>
+inline void gather_words(uint32_t (*d)[lanes], const uint8_t *base, const uint32_t *address, uint64_t mask) {
+    alignas(64) uint32_t offset[lanes];
+    if (words > 1) {
+        std::memcpy(offset, address, sizeof offset);
+        address = offset;
+    }
+    for (unsigned n = 0; n < words; ++n) gather(d[n], base + 4 * n, address, mask);
+}
+
 template <Load kind, unsigned words>
 void lds_read(Wave &w, const Op &op) {
     constexpr unsigned bytes = words > 1 ? 4 * words : load_bytes(kind);
+    if (kind == Load::word && lds_inside(w, w.v[op.i.addr], w.exec(), uint32_t(op.i.offset) + uint64_t{bytes}))
+        return gather_words<words>(w.v + op.i.vdst, w.group->lds + op.i.offset, w.v[op.i.addr], w.exec());
     const uint32_t *address = w.v[op.i.addr];
     uint32_t(*d)[lanes] = w.v + op.i.vdst;
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
@@ -322,6 +398,8 @@ void lds_read(Wave &w, const Op &op) {
 template <Store kind, unsigned words>
 void lds_write(Wave &w, const Op &op) {
     constexpr unsigned bytes = kind == Store::word ? 4 * words : kind == Store::byte || kind == Store::byte_high ? 1 : 2;
+    if (kind == Store::word && words == 1 && lds_inside(w, w.v[op.i.addr], w.exec(), uint32_t(op.i.offset) + uint64_t{bytes}))
+        return scatter(w.v[op.i.data[0]], w.group->lds + op.i.offset, w.v[op.i.addr], w.exec());
     const uint32_t *address = w.v[op.i.addr];
     const uint32_t(*d)[lanes] = w.v + op.i.data[0];
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
@@ -346,6 +424,16 @@ inline uint8_t *lds_pair(const Wave &w, const Op &op, unsigned lane, unsigned wh
 
 template <class T, unsigned scale>
 void lds_read2(Wave &w, const Op &op) {
+    constexpr unsigned words = sizeof(T) / 4;
+    const uint32_t offset[2] = {uint32_t(op.i.offset & 0xFF) * unsigned{sizeof(T)} * scale,
+                                uint32_t(op.i.offset >> 8 & 0xFF) * unsigned{sizeof(T)} * scale};
+    if (lds_inside(w, w.v[op.i.addr], w.exec(), uint64_t{most(offset[0], offset[1])} + sizeof(T))) {
+        alignas(64) uint32_t address[lanes];
+        std::memcpy(address, w.v[op.i.addr], sizeof address);
+        for (unsigned n = 0; n < 2; ++n)
+            gather_words<words>(w.v + op.i.vdst + n * words, w.group->lds + offset[n], address, w.exec());
+        return;
+    }
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
         T value[2];

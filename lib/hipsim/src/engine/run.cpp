@@ -353,7 +353,6 @@ void run_indexed(Wave &w, const Op &op) {
 void Dispatch::run_wave(Wave &w, uint64_t &random) {
     int64_t slice = wave_slice;
     if (target_.hostile) slice = 1 + int64_t(next_random(random) % wave_slice);
-    for (Range &range : w.ranges) range = Range{};  // the host may have freed memory since
     w.yielded = false;
     while (slice > 0 && w.state == State::running && !w.yielded) {
         w.slice = w.budget = slice;
@@ -387,6 +386,8 @@ bool Dispatch::run_slice(Resident &resident) {
     int64_t left = group_slice;
     std::vector<Wave> &waves = resident.waves;
     std::size_t first = 0;
+    for (Wave &w : waves)
+        for (Range &range : w.ranges) range = Range{};  // the host may have freed memory since
     while (left > 0) {
         bool all_yielded = true, any_running = false;
         if (target_.hostile) first = next_random(resident.order) % waves.size();

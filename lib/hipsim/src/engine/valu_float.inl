@@ -168,7 +168,8 @@ inline V division_fixup(V quotient, V denominator, V numerator) {
     if (is_infinite(denominator) || numerator == 0) return with_sign(V(0), sign);
     constexpr int least = sizeof(V) == 4 ? -150 : -1075;
     if (exponent_of(numerator) - exponent_of(denominator) < least) return with_sign(V(0), sign);
-    return with_sign(quotient, sign);
+    // The steps of a division that overflows end with infinity minus infinity.
+    return with_sign(is_nan(quotient) ? V(INFINITY) : quotient, sign);
 }
 
 // The half's: a division of halves is computed in single precision, and only needs its special cases.
