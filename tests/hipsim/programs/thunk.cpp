@@ -204,6 +204,40 @@ static void events() {
     for (HsaEvent *one : many) OK(hsaKmtDestroyEvent(one));
 }
 
+// --- SDMA -------------------------------------------------------------------------------------------------------
+
+struct SdmaQueue {
+    uint32_t *ring;
+    uint64_t bytes = 1 << 16, index = 0;
+    HsaQueueResource resource{};
+    SdmaQueue() : ring(static_cast<uint32_t *>(host_memory(1 << 16))) {
+        OK(hsaKmtCreateQueue(1, HSA_QUEUE_SDMA, 100, HSA_QUEUE_PRIORITY_MAXIMUM, ring, bytes, nullptr,
+                             &resource));
+        CHECK(*resource.Queue_write_ptr_aql == 0 && *resource.Queue_read_ptr_aql == 0);
+    }
+    void put(const std::vector<uint32_t> &words) {
+        for (uint32_t word : words) {
+            ring[index % bytes / 4] = word;
+            index += 4;
+        }
+    }
+    void go() {
+        __atomic_store_n(resource.Queue_write_ptr_aql, index, __ATOMIC_RELEASE);
+        __atomic_store_n(resource.Queue_DoorBell_aql, index, __ATOMIC_RELEASE);
+    }
+    void finish() {
+        go();
+        eventually([&] { return __atomic_load_n(resource.Queue_read_ptr_aql, __ATOMIC_ACQUIRE) == index; });
+    }
+};
+
+static uint32_t low(const volatile void *address) {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address));
+}
+static uint32_t high(const volatile void *address) {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address) >> 32);
+}
+
 // --- memory -----------------------------------------------------------------------------------------------------
 
 static void memory() {
@@ -257,6 +291,19 @@ static void memory() {
     CHECK(info.Type == HSA_POINTER_REGISTERED_USER && info.CPUAddress == own + 100 &&
           info.SizeInBytes == 5000);
     CHECK(hsaKmtQueryPointerInfo(own + 99, &info) != HSAKMT_STATUS_SUCCESS);
+    // The device has an address of its own for it, by which it is found, too.
+    HSAuint64 there = 0;
+    OK(hsaKmtMapMemoryToGPU(own + 100, 5000, &there));
+    CHECK(there != 0 && there != reinterpret_cast<uint64_t>(own + 100));
+    OK(hsaKmtQueryPointerInfo(reinterpret_cast<void *>(there + 7), &info));
+    CHECK(info.CPUAddress == own + 100 && info.GPUAddress == there && info.NMappedNodes == 2);
+    SdmaQueue queue;
+    own[100 + 4000] = 'x';
+    auto *copy = static_cast<char *>(device_memory(4096));
+    auto *alias = reinterpret_cast<void *>(there + 4000);
+    queue.put({1, 1 - 1, 0, low(alias), high(alias), low(copy), high(copy)});
+    queue.finish();
+    CHECK(copy[0] == 'x');
     OK(hsaKmtDeregisterMemory(own + 100));
     OK(hsaKmtQueryPointerInfo(own + 100, &info));
     OK(hsaKmtDeregisterMemory(own + 100));
@@ -273,39 +320,7 @@ static void memory() {
     OK(hsaKmtFreeMemory(address, uint64_t{4} << 30));
 }
 
-// --- SDMA -------------------------------------------------------------------------------------------------------
-
-struct SdmaQueue {
-    uint32_t *ring;
-    uint64_t bytes = 1 << 16, index = 0;
-    HsaQueueResource resource{};
-    SdmaQueue() : ring(static_cast<uint32_t *>(host_memory(1 << 16))) {
-        OK(hsaKmtCreateQueue(1, HSA_QUEUE_SDMA, 100, HSA_QUEUE_PRIORITY_MAXIMUM, ring, bytes, nullptr,
-                             &resource));
-        CHECK(*resource.Queue_write_ptr_aql == 0 && *resource.Queue_read_ptr_aql == 0);
-    }
-    void put(const std::vector<uint32_t> &words) {
-        for (uint32_t word : words) {
-            ring[index % bytes / 4] = word;
-            index += 4;
-        }
-    }
-    void go() {
-        __atomic_store_n(resource.Queue_write_ptr_aql, index, __ATOMIC_RELEASE);
-        __atomic_store_n(resource.Queue_DoorBell_aql, index, __ATOMIC_RELEASE);
-    }
-    void finish() {
-        go();
-        eventually([&] { return __atomic_load_n(resource.Queue_read_ptr_aql, __ATOMIC_ACQUIRE) == index; });
-    }
-};
-
-static uint32_t low(const volatile void *address) {
-    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address));
-}
-static uint32_t high(const volatile void *address) {
-    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address) >> 32);
-}
+// --- copies --------------------------------------------------------------------------------------------------
 
 static void copies() {
     SdmaQueue queue;

@@ -5,6 +5,7 @@
 #include <cxxabi.h>
 #include <elf.h>
 
+#include "engine/engine.h"
 #include "thunk/code_object.h"
 #include "thunk/heap.h"
 
@@ -21,12 +22,12 @@ struct Image {
     template <typename T>
     bool read(uint64_t address, T *value) const {
         if (address < begin || address > end || end - address < sizeof(T)) return false;
-        memcpy(value, reinterpret_cast<const void *>(address), sizeof(T));
+        memcpy(value, host(address), sizeof(T));
         return true;
     }
     bool text(uint64_t address, std::string *value) const {
         if (address < begin || address >= end) return false;
-        const char *start = reinterpret_cast<const char *>(address);
+        const char *start = reinterpret_cast<const char *>(host(address));
         size_t length = strnlen(start, end - address);
         value->assign(start, length);
         return length < end - address;

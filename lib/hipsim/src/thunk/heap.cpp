@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "config.h"
+#include "engine/engine.h"
 #include "thunk/heap.h"
 #include "thunk/hostile.h"
 
@@ -150,7 +151,7 @@ HSAKMT_STATUS Heap::release(void *address) {
 }
 
 HSAKMT_STATUS Heap::add_registered(void *address, uint64_t size, HsaMemFlags flags, const Nodes &nodes) {
-    if (address == nullptr || size == 0 || number(address) + size < size)
+    if (address == nullptr || size == 0 || number(address) >= registered_bit || size >= registered_bit)
         return HSAKMT_STATUS_INVALID_PARAMETER;
     std::unique_lock lock(mutex_);
     if (find(number(address)) != nullptr && map_.count(number(address)) != 0) {
@@ -200,7 +201,7 @@ HSAKMT_STATUS Heap::deregister(void *address) {
     std::unique_lock lock(mutex_);
     // The one that was registered last, where one range was registered several times.
     for (auto found = registered_.rbegin(); found != registered_.rend(); ++found)
-        if ((*found)->address == number(address)) {
+        if ((*found)->address == (number(address) & ~registered_bit)) {
             registered_.erase(std::next(found).base());
             return HSAKMT_STATUS_SUCCESS;
         }
@@ -218,8 +219,10 @@ HSAKMT_STATUS Heap::deregister(void *address) {
 
 // Returns what lies around an address. The caller holds the lock.
 Allocation *Heap::find(uint64_t address) {
+    bool registered = address & registered_bit;
+    address &= ~registered_bit;
     auto after = map_.upper_bound(address);
-    if (after != map_.begin()) {
+    if (!registered && after != map_.begin()) {
         Allocation *before = std::prev(after)->second.get();
         if (address < before->end) return before;
     }
@@ -231,14 +234,16 @@ Allocation *Heap::find(uint64_t address) {
 // Returns the range that was allocated or registered with this address, else what lies around it.
 Allocation *Heap::find_exactly(const void *address) {
     for (auto found = registered_.rbegin(); found != registered_.rend(); ++found)
-        if ((*found)->address == number(address)) return found->get();
+        if ((*found)->address == (number(address) & ~registered_bit)) return found->get();
     return find(number(address));
 }
 
-HSAKMT_STATUS Heap::map(void *address, const Nodes &nodes) {
+HSAKMT_STATUS Heap::map(void *address, const Nodes &nodes, uint64_t *device) {
     std::unique_lock lock(mutex_);
     Allocation *allocation = find_exactly(address);
     if (allocation == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
+    bool registered = allocation->type == HSA_POINTER_REGISTERED_USER;
+    if (device != nullptr) *device = registered ? number(address) | registered_bit : 0;
     const Nodes &wanted = nodes.count > 0 ? nodes : allocation->registered;
     if (wanted.count == 0)
         for (int gpu = 1; gpu <= config().devices; gpu++) allocation->mapped.add(static_cast<uint32_t>(gpu));
@@ -261,14 +266,15 @@ HSAKMT_STATUS Heap::describe(const void *address, HsaPointerInfo *info) {
     std::shared_lock lock(mutex_);
     const Allocation *allocation = find(number(address));
     if (allocation == nullptr || allocation->flags.ui32.Scratch) return HSAKMT_STATUS_ERROR;
-    if (allocation->type == HSA_POINTER_REGISTERED_USER &&
-        (number(address) < allocation->address || number(address) >= allocation->address + allocation->size))
+    bool registered = allocation->type == HSA_POINTER_REGISTERED_USER;
+    uint64_t place = number(address) & ~registered_bit;
+    if (registered && (place < allocation->address || place >= allocation->address + allocation->size))
         return HSAKMT_STATUS_ERROR;
     info->Type = allocation->type;
     info->Node = allocation->node;
     info->MemFlags = allocation->flags;
     info->CPUAddress = pointer(allocation->address);
-    info->GPUAddress = allocation->address;
+    info->GPUAddress = allocation->address | (registered ? registered_bit : 0);
     info->SizeInBytes = allocation->size;
     info->NRegisteredNodes = allocation->registered.count;
     info->RegisteredNodes = allocation->registered.list.data();
@@ -290,8 +296,8 @@ void Heap::range(uint32_t node, uint64_t address, uint64_t *begin, uint64_t *end
     std::shared_lock lock(mutex_);
     const Allocation *allocation = find(address);
     bool found = allocation != nullptr && allocation->mapped.contains(node);
-    *begin = found ? allocation->begin : 0;
-    *end = found ? allocation->end : 0;
+    *begin = found ? allocation->begin | (address & registered_bit) : 0;
+    *end = found ? allocation->end | (address & registered_bit) : 0;
     *may_write = found && !allocation->flags.ui32.ReadOnly;
 }
 

@@ -1,6 +1,6 @@
 // The memory that devices may use: what was allocated here, and what the program registered.
 //
-// Device addresses are the host's. All device memory comes from one memory file, so that other processes can map it
+// Device addresses are the host's, but for registered memory: there bit 47 is set (engine.h). All device memory comes from one memory file, so that other processes can map it
 // (ipc.cpp). Each allocation is followed by a page that is never mapped, so that accesses past its end are found.
 #pragma once
 
@@ -53,8 +53,8 @@ class Heap {
                          void **address);
     HSAKMT_STATUS deregister(void *address);
 
-    // An empty list of nodes stands for all GPUs.
-    HSAKMT_STATUS map(void *address, const Nodes &nodes);
+    // An empty list of nodes stands for all GPUs. `device` becomes the device's address if that is not the host's, else 0.
+    HSAKMT_STATUS map(void *address, const Nodes &nodes, uint64_t *device = nullptr);
     HSAKMT_STATUS unmap(void *address);
 
     HSAKMT_STATUS describe(const void *address, HsaPointerInfo *info);
@@ -79,7 +79,7 @@ class Heap {
     void *reserve(uint64_t size, uint64_t alignment, void *fixed);
     bool back(void *address, uint64_t size, uint64_t *offset);
     void discard(std::unique_ptr<Allocation> allocation);
-    Allocation *find(uint64_t address);
+    Allocation *find(uint64_t address);  // takes the host's and the device's addresses
     Allocation *find_exactly(const void *address);
 
     std::shared_mutex mutex_;

@@ -77,8 +77,7 @@ HSAKMT_STATUS hsaKmtDeregisterMemory(void *address) { return heap().deregister(a
 
 HSAKMT_STATUS hsaKmtMapMemoryToGPU(void *address, HSAuint64, HSAuint64 *alternate) {
     if (address == nullptr) return HSAKMT_STATUS_ERROR;
-    if (alternate != nullptr) *alternate = 0;  // the device uses the host's address
-    return heap().map(address, Nodes{});
+    return heap().map(address, Nodes{}, alternate);
 }
 
 HSAKMT_STATUS hsaKmtMapMemoryToGPUNodes(void *address, HSAuint64, HSAuint64 *alternate, HsaMemMapFlags,
@@ -86,8 +85,7 @@ HSAKMT_STATUS hsaKmtMapMemoryToGPUNodes(void *address, HSAuint64, HSAuint64 *alt
     if (address == nullptr) return HSAKMT_STATUS_ERROR;
     Nodes nodes;
     if (HSAKMT_STATUS status = nodes_of(count, list, &nodes); status != HSAKMT_STATUS_SUCCESS) return status;
-    if (alternate != nullptr) *alternate = 0;
-    return heap().map(address, nodes);
+    return heap().map(address, nodes, alternate);
 }
 
 HSAKMT_STATUS hsaKmtUnmapMemoryToGPU(void *address) {

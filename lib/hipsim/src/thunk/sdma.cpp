@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "config.h"
+#include "engine/engine.h"
 #include "thunk/clock.h"
 #include "thunk/events.h"
 #include "thunk/faults.h"
@@ -88,7 +89,7 @@ uint32_t Engine::unknown(const char *what) {
 uint32_t Engine::copy_linear() {
     uint64_t bytes = uint64_t{bits(word(1), 0, 22)} + 1, from = address(3), to = address(5);
     if (!may(from, bytes, false) || !may(to, bytes, true)) return 0;
-    memmove(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
+    memmove(host(to), host(from), bytes);
     took((bytes + 9) / 10);
     return 7;
 }
@@ -116,7 +117,7 @@ uint32_t Engine::copy_window() {
         for (uint64_t y = 0; y < height; y++) {
             uint64_t source = from.row(y, z, shift), target = to.row(y, z, shift);
             if (!may(source, bytes, false) || !may(target, bytes, true)) return 0;
-            memmove(reinterpret_cast<void *>(target), reinterpret_cast<const void *>(source), bytes);
+            memmove(host(target), host(source), bytes);
         }
     took((bytes * height * depth + 9) / 10);
     return 13;
@@ -128,7 +129,7 @@ uint32_t Engine::write() {
     if (!may(to, uint64_t{words} * 4, true)) return 0;
     for (uint32_t i = 0; i < words; i++) {
         uint32_t value = word(4 + i);
-        memcpy(reinterpret_cast<void *>(to + uint64_t{i} * 4), &value, 4);
+        memcpy(host(to + uint64_t{i} * 4), &value, 4);
     }
     return 4 + words;
 }
@@ -138,7 +139,7 @@ uint32_t Engine::fill() {
     if (unit == 8) return unknown("fill size");
     uint64_t bytes = (uint64_t{bits(word(4), 0, 22)} + unit) & ~uint64_t{unit - 1}, to = address(1);
     if (!may(to, bytes, true)) return 0;
-    for (uint64_t at = to; at < to + bytes; at += unit) memcpy(reinterpret_cast<void *>(at), &value, unit);
+    for (uint64_t at = to; at < to + bytes; at += unit) memcpy(host(at), &value, unit);
     took((bytes + 99) / 100);
     return 5;
 }
@@ -156,7 +157,8 @@ uint32_t Engine::poll() {
             known = false;
             return true;
         }
-        uint32_t value = __atomic_load_n(reinterpret_cast<const uint32_t *>(at), __ATOMIC_ACQUIRE) & mask;
+        uint32_t value =
+            __atomic_load_n(reinterpret_cast<const uint32_t *>(host(at)), __ATOMIC_ACQUIRE) & mask;
         switch (function) {
             case 1: return value < reference;
             case 2: return value <= reference;
@@ -177,7 +179,7 @@ uint32_t Engine::atomic() {
     if (at % 8 != 0 || !may(at, 8, true)) return 0;
     hostile_delay(200);
     if (config().virtual_clock) advance(queue_.time);
-    __atomic_fetch_add(reinterpret_cast<uint64_t *>(at), operand, __ATOMIC_ACQ_REL);
+    __atomic_fetch_add(reinterpret_cast<uint64_t *>(host(at)), operand, __ATOMIC_ACQ_REL);
     return 8;
 }
 
@@ -185,14 +187,14 @@ uint32_t Engine::timestamp() {
     uint64_t at = address(1), time = config().virtual_clock ? std::max(queue_.time, now()) : now();
     if (bits(word(0), 8, 8) != kTimestampGlobal) return unknown("timestamp");
     if (!may(at, 8, true)) return 0;
-    memcpy(reinterpret_cast<void *>(at), &time, 8);
+    memcpy(host(at), &time, 8);
     return 3;
 }
 
 uint32_t Engine::fence() {
     uint64_t at = address(1);
     if (at % 4 != 0 || !may(at, 4, true)) return 0;
-    __atomic_store_n(reinterpret_cast<uint32_t *>(at), word(3), __ATOMIC_RELEASE);
+    __atomic_store_n(reinterpret_cast<uint32_t *>(host(at)), word(3), __ATOMIC_RELEASE);
     return 4;
 }
 

@@ -1,5 +1,6 @@
 #include <amd_hsa_signal.h>
 
+#include "engine/engine.h"
 #include "thunk/events.h"
 #include "thunk/heap.h"
 #include "thunk/hostile.h"
@@ -10,14 +11,14 @@ namespace {
 
 amd_signal_t *signal_at(uint32_t node, uint64_t handle, bool write) {
     bool usable = handle % 8 == 0 && heap().usable(node, handle, sizeof(amd_signal_t), write);
-    return usable ? reinterpret_cast<amd_signal_t *>(handle) : nullptr;
+    return usable ? reinterpret_cast<amd_signal_t *>(host(handle)) : nullptr;
 }
 
 // Stores the event's number into its mailbox and interrupts the host, as the packet processor does. The signal itself
 // may be gone: the host frees it as soon as its value tells that the work is done.
 void notify(uint32_t node, uint64_t mailbox, uint32_t id) {
     if (mailbox == 0 || !heap().usable(node, mailbox, sizeof(uint64_t), true)) return;
-    __atomic_store_n(reinterpret_cast<uint64_t *>(mailbox), id, __ATOMIC_RELEASE);
+    __atomic_store_n(reinterpret_cast<uint64_t *>(host(mailbox)), id, __ATOMIC_RELEASE);
     hostile_delay(200);
     set_event(id);
 }
