@@ -103,10 +103,9 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                 }
             }
             if (!check(w, op, address, global, bytes, write)) return false;
-            for (uint64_t rest = global; rest; rest &= rest - 1) {
-                unsigned l = unsigned(std::countr_zero(rest));
-                access.at[l] = host(address[l]);
-            }
+            for (unsigned l = 0; l < lanes; ++l) address[l] &= ~registered_bit;
+            for (uint64_t rest = access.active & ~global; rest; rest &= rest - 1)
+                address[std::countr_zero(rest)] = apertures[std::countr_zero(rest)];
             if (scratch && other && bytes > 4) {
                 // Lanes of the two kinds differ in where their second word is.
                 w.fault(Fault::illegal_instruction, op, op.address, "lanes in scratch and elsewhere in one wide access");
@@ -117,7 +116,7 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
         }
     }
     if (!check(w, op, address, access.active, bytes, write)) return false;
-    for (unsigned l = 0; l < lanes; ++l) access.at[l] = host(address[l]);
+    for (unsigned l = 0; l < lanes; ++l) address[l] &= ~registered_bit;
     return true;
 }
 
@@ -166,7 +165,8 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
         } else if (!outside) {
             checked |= uint64_t{1} << l;
         }
-        access.at[l] = outside ? nullptr : host(address[l]);
+        access.at[l] = outside ? 0 : address[l] & ~registered_bit;
+        access.dense = access.dense && !outside;
     }
     return check(w, op, address, checked, bytes, write);
 }

@@ -83,7 +83,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             if (!why.empty()) {
                 fault.kind = Fault::illegal_instruction;
                 fault.address = fault.pc = address;
-                fault.text = why + (i.size ? " " + isa::text(i) : "") + " at " + hexadecimal(address);
+                fault.text = why + (i.size ? " " + isa::text(i) : "");
                 return false;
             }
             found.emplace(address, i);
@@ -150,7 +150,7 @@ bool Program::unchanged(Memory &memory) const {
         uint64_t bytes = 4 * stretch.words.size();
         if (stretch.address < begin || stretch.address >= end) memory.range(stretch.address, &begin, &end, &may_write);
         if (stretch.address < begin || stretch.address >= end || end - stretch.address < bytes) return false;
-        if (std::memcmp(reinterpret_cast<const void *>(stretch.address), stretch.words.data(), bytes) != 0) return false;
+        if (std::memcmp(host(stretch.address), stretch.words.data(), bytes) != 0) return false;
     }
     return true;
 }

@@ -25,9 +25,8 @@ void Wave::fault(Fault::Kind kind, const Op &op, uint64_t address, const std::st
     f.pc = op.address;
     f.write = write;
     f.trap_id = kind == Fault::trap ? op.i.simm & 0xFF : 0;
-    char where[160];
-    std::snprintf(where, sizeof where, " at 0x%llx, in workgroup %u,%u,%u, wave %u", static_cast<unsigned long long>(op.address),
-                  group->id[0], group->id[1], group->id[2], index);
+    char where[80];
+    std::snprintf(where, sizeof where, ", in workgroup %u,%u,%u, wave %u", group->id[0], group->id[1], group->id[2], index);
     f.text = (what.empty() ? "" : what + ": ") + isa::text(op.i) + where;
 }
 

@@ -213,7 +213,8 @@ class Tool {
             std::printf("ok %llu %llu %.6f\n", static_cast<unsigned long long>(result.instructions),
                         static_cast<unsigned long long>(result.end_ns), seconds.count());
         else
-            std::printf("fault %d %s\n", int(result.fault.kind), result.fault.text.c_str());
+            std::printf("fault %d %s; instruction at 0x%llx\n", int(result.fault.kind), result.fault.text.c_str(),
+                        static_cast<unsigned long long>(result.fault.pc));
         return true;
     }
     bool dump(std::istream &words) {
