@@ -100,8 +100,8 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 HSAKMT_STATUS hsaKmtOpenKFD(void) {
-    config();
-    return HSAKMT_STATUS_SUCCESS;
+    // Without devices it is as without a driver: HIP then finds no device, as on a machine that has none.
+    return config().devices > 0 ? HSAKMT_STATUS_SUCCESS : HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED;
 }
 
 HSAKMT_STATUS hsaKmtCloseKFD(void) { return HSAKMT_STATUS_SUCCESS; }
