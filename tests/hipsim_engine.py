@@ -1,9 +1,8 @@
-"""Runs small kernels of AMD instructions on hipsim's engine, without AMD's runtime: assembles them, and speaks with run_code_object."""
+"""Runs small kernels of AMD instructions on hipsim's engine, without AMD's runtime."""
 
 import fcntl
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,13 @@ def missing() -> str | None:
 
 def build() -> None:
     """Make run_code_object, once for all processes of a test run."""
-    with open(Path(tempfile.gettempdir()) / "gpubpf-hipsim-tool", "w") as lock:
+    locks = SOURCE.parent.parent / "build" / "tests"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / "hipsim.lock", "w") as lock:  # hipsim_device makes the library there
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(["make", "-C", str(SOURCE), "tool"], check=True)
+        subprocess.run(
+            ["make", "--silent", "-j2", "-C", str(SOURCE), "tool"], check=True, stdout=subprocess.DEVNULL
+        )
 
 
 def assemble(text: str, place: Path, gpu: str = "gfx906") -> Path:
@@ -135,7 +138,12 @@ class Engine:
         return np.fromfile(path, dtype=kind)
 
     def run(
-        self, name: str, arguments: Iterable[str], grid: tuple[int, int, int], group: tuple[int, int, int], lds: int = 0
+        self,
+        name: str,
+        arguments: Iterable[str],
+        grid: tuple[int, int, int],
+        group: tuple[int, int, int],
+        lds: int = 0,
     ) -> Outcome:
         """Run a kernel; an argument is "u32 N", "u64 N" or the name of a buffer."""
         for argument in arguments:

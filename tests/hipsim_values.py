@@ -107,7 +107,9 @@ class Format:
             result = self.infinity if to_infinity else self.infinity - 1
         return sign | result
 
-    def compute(self, exact: Callable[..., Fraction], host: Callable[..., float], *s: int, mode: int = NEAREST) -> int:
+    def compute(
+        self, exact: Callable[..., Fraction], host: Callable[..., float], *s: int, mode: int = NEAREST
+    ) -> int:
         """Compute from finite values exactly, and from others (and for the sign of zero) as the host's doubles do."""
         if all(self.finite(x) for x in s):
             value = exact(*(self.value(x) for x in s))
@@ -139,8 +141,19 @@ def edges(f: Format) -> list[int]:
     """Give the floats at which instructions differ: zeros, denormals, extremes, infinities, NaNs, halves, integers' ends."""
     one = f.bias << f.fraction
     values = [0, 1, (1 << f.fraction) - 1, 1 << f.fraction, one, one - 1, one + 1, f.infinity - 1, f.infinity]
-    values += [f.nan, f.infinity | 1, one | 1 << (f.fraction - 1), one - (1 << f.fraction), one + (1 << f.fraction)]
-    values += [(f.bias + n << f.fraction) | bit for n in (7, 15, 16, 23, 31, 32) for bit in (0, 1) if f.bias + n < f.most]
+    values += [
+        f.nan,
+        f.infinity | 1,
+        one | 1 << (f.fraction - 1),
+        one - (1 << f.fraction),
+        one + (1 << f.fraction),
+    ]
+    values += [
+        (f.bias + n << f.fraction) | bit
+        for n in (7, 15, 16, 23, 31, 32)
+        for bit in (0, 1)
+        if f.bias + n < f.most
+    ]
     values += [(f.bias + n << f.fraction) - 1 for n in (8, 16, 31, 32) if f.bias + n < f.most]
     return [v | s for v in values for s in (0, f.sign)]
 
@@ -157,12 +170,33 @@ def floats(f: Format, count: int, generator: random.Random) -> list[int]:
             result.append(generator.getrandbits(f.bits))
         else:
             exponent = f.bias + generator.randint(-6, 6)
-            result.append(generator.getrandbits(1) * f.sign | exponent << f.fraction | generator.getrandbits(f.fraction))
+            result.append(
+                generator.getrandbits(1) * f.sign | exponent << f.fraction | generator.getrandbits(f.fraction)
+            )
     return result
 
 
 def integers(bits: int, count: int, generator: random.Random) -> list[int]:
     """Give extremes, small numbers and random bits."""
-    known = [0, 1, 2, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1, 31, 32, 33, 0x8000, 0x7FFF, 0xFFFF, 0xFFFFFF, 0x800000]
-    return [generator.choice(known) & ((1 << bits) - 1) if n % 3 == 0 else generator.getrandbits(bits) >> (n % 3 - 1) * generator.randint(0, bits - 1)
-            for n in range(count)]
+    known = [
+        0,
+        1,
+        2,
+        (1 << bits) - 1,
+        1 << (bits - 1),
+        (1 << (bits - 1)) - 1,
+        31,
+        32,
+        33,
+        0x8000,
+        0x7FFF,
+        0xFFFF,
+        0xFFFFFF,
+        0x800000,
+    ]
+    return [
+        generator.choice(known) & ((1 << bits) - 1)
+        if n % 3 == 0
+        else generator.getrandbits(bits) >> (n % 3 - 1) * generator.randint(0, bits - 1)
+        for n in range(count)
+    ]

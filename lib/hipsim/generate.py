@@ -35,10 +35,14 @@ class Probe:
 def probes() -> Iterator[Probe]:
     """Give every opcode number of every format, with the operands that may make it valid."""
     for op in range(0x80 - 0x20):  # the last 32 are SOPK, SOP1, SOPC and SOPP
-        yield Probe("sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"})
+        yield Probe(
+            "sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"}
+        )
     for op in range(0x20 - 3):
         yield Probe("sopk", op, (0xB << 28 | op << 23 | 16 << 16 | 0x1234,), {"s16": "D"})
-        yield Probe("sopk", op, (0xB << 28 | op << 23 | 16 << 16 | 0x0001, 0x89AB), {"s16": "D", "0x89ab": "L"})
+        yield Probe(
+            "sopk", op, (0xB << 28 | op << 23 | 16 << 16 | 0x0001, 0x89AB), {"s16": "D", "0x89ab": "L"}
+        )
     for op in range(0x100):
         yield Probe("sop1", op, (0x17D << 23 | 16 << 16 | op << 8 | 20,), {"s16": "D", "s20": "A"})
     for op in range(0x80):
@@ -89,7 +93,12 @@ def probes() -> Iterator[Probe]:
     for op in range(0x100):
         for gds in (0, 1):
             for used in range(16):
-                vdst, data1, data0, addr = 60 * (used & 1), 40 * (used >> 1 & 1), 20 * (used >> 2 & 1), 10 * (used >> 3)
+                vdst, data1, data0, addr = (
+                    60 * (used & 1),
+                    40 * (used >> 1 & 1),
+                    20 * (used >> 2 & 1),
+                    10 * (used >> 3),
+                )
                 words = 0x36 << 26 | op << 17 | gds << 16, vdst << 24 | data1 << 16 | data0 << 8 | addr
                 yield Probe("ds", op, words, fields)
     for op in range(0x80):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from hipsim_engine import Engine, assemble, kernel, missing
 from hipsim_values import DOWN, F16, F32, F64, NEAREST, UP, ZERO, Format, floats, integers
 
@@ -77,7 +78,12 @@ def integer_cases() -> None:
     add("v_bfrev_b32", "u32", "u32", lambda a: int(f"{a:032b}"[::-1], 2))
     add("v_ffbh_u32", "u32", "u32", lambda a: 32 - a.bit_length() if a else -1)
     add("v_ffbl_b32", "u32", "u32", lambda a: ctz(a) if a else -1)
-    add("v_ffbh_i32", "u32", "u32", lambda a: -1 if a in (0, MASK32) else 32 - (a ^ (MASK32 if a >> 31 else 0)).bit_length())
+    add(
+        "v_ffbh_i32",
+        "u32",
+        "u32",
+        lambda a: -1 if a in (0, MASK32) else 32 - (a ^ (MASK32 if a >> 31 else 0)).bit_length(),
+    )
     for name, f in {
         "add_u32": lambda a, b: a + b,
         "sub_u32": lambda a, b: a - b,
@@ -117,7 +123,13 @@ def integer_cases() -> None:
         ("sub_i32", -(1 << 31), (1 << 31) - 1, lambda a, b: signed(a) - signed(b)),
     ):
         text = f"v_{name}{'_e64' if name.endswith('u32') else ''} v10, v4, v6 clamp"
-        add(f"v_{name} clamp", "u32 u32", "u32", lambda a, b, f=f, l=low, h=high: clamp(f(a, b), l, h), text=text)
+        add(
+            f"v_{name} clamp",
+            "u32 u32",
+            "u32",
+            lambda a, b, f=f, least=low, most=high: clamp(f(a, b), least, most),
+            text=text,
+        )
     for name, f in {
         "add3_u32": lambda a, b, c: a + b + c,
         "lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
@@ -142,8 +154,12 @@ def integer_cases() -> None:
         "max3_i32": lambda *s: max(map(signed, s)),
         "med3_i32": lambda *s: sorted(map(signed, s))[1],
         "sad_u8": lambda a, b, c: sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True)) + c,
-        "sad_hi_u8": lambda a, b, c: (sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True)) << 16) + c,
-        "msad_u8": lambda a, b, c: sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True) if y) + c,
+        "sad_hi_u8": lambda a, b, c: (
+            (sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True)) << 16) + c
+        ),
+        "msad_u8": lambda a, b, c: (
+            sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True) if y) + c
+        ),
         "sad_u16": lambda a, b, c: abs((a & 0xFFFF) - (b & 0xFFFF)) + abs((a >> 16) - (b >> 16)) + c,
         "sad_u32": lambda a, b, c: abs(a - b) + c,
         "lerp_u8": lambda a, b, c: int.from_bytes(
@@ -167,10 +183,27 @@ def integer_cases() -> None:
     }.items():
         text = carry + f"v_{name}_co_u32_e64 v10, s[20:21], v4, v6, s[22:23]"
         add(f"v_{name}_co_u32", "u32 u32 u32", "u32+mask", f, text=text)
-    add("v_cndmask_b32", "u32 u32 u32", "u32", lambda a, b, c: b if c & 1 else a, text=carry + "v_cndmask_b32_e64 v10, v4, v6, s[22:23]")
+    add(
+        "v_cndmask_b32",
+        "u32 u32 u32",
+        "u32",
+        lambda a, b, c: b if c & 1 else a,
+        text=carry + "v_cndmask_b32_e64 v10, v4, v6, s[22:23]",
+    )
     add("v_mad_u64_u32", "u32 u32 u64", "u64+mask", lambda a, b, c: (a * b + c, a * b + c > MASK64))
-    add("v_mad_i64_i32", "u32 u32 u64", "u64", lambda a, b, c: signed(a) * signed(b) + c, text="v_mad_i64_i32 v[10:11], s[22:23], v4, v6, v[8:9]")
-    add("v_sat_pk_u8_i16", "u32", "u32", lambda a: clamp(signed(a, 16), 0, 255) | clamp(signed(a >> 16, 16), 0, 255) << 8)
+    add(
+        "v_mad_i64_i32",
+        "u32 u32 u64",
+        "u64",
+        lambda a, b, c: signed(a) * signed(b) + c,
+        text="v_mad_i64_i32 v[10:11], s[22:23], v4, v6, v[8:9]",
+    )
+    add(
+        "v_sat_pk_u8_i16",
+        "u32",
+        "u32",
+        lambda a: clamp(signed(a, 16), 0, 255) | clamp(signed(a >> 16, 16), 0, 255) << 8,
+    )
     # Halves.
     for name, f in {
         "add_u16": lambda a, b: a + b,
@@ -226,7 +259,12 @@ def integer_cases() -> None:
         bits = int(kind[1:])
         for name, f in comparisons.items():
             add(f"v_cmp_{name}_{kind}", f"{kind} {kind}", "mask", f)
-            add(f"v_cmp_{name}_i{bits}", f"{kind} {kind}", "mask", lambda a, b, f=f, n=bits: f(signed(a, n), signed(b, n)))
+            add(
+                f"v_cmp_{name}_i{bits}",
+                f"{kind} {kind}",
+                "mask",
+                lambda a, b, f=f, n=bits: f(signed(a, n), signed(b, n)),
+            )
 
 
 def octets(x: int) -> bytes:
@@ -279,7 +317,13 @@ def fused(f: Format, a: int, b: int, c: int, mode: int = NEAREST) -> int:
 
 def sum_of(f: Format, a: int, b: int, mode: int = NEAREST) -> int:
     result = f.compute(lambda x, y: x + y, lambda x, y: x + y, a, b, mode=mode)
-    if mode == DOWN and f.finite(a) and f.finite(b) and f.value(a) + f.value(b) == 0 and not (f.is_zero(a) and f.is_zero(b) and a == b):
+    if (
+        mode == DOWN
+        and f.finite(a)
+        and f.finite(b)
+        and f.value(a) + f.value(b) == 0
+        and not (f.is_zero(a) and f.is_zero(b) and a == b)
+    ):
         return f.sign
     return result
 
@@ -319,7 +363,12 @@ def median(f: Format, a: int, b: int, c: int) -> int:
 def quotient(f: Format, a: int, b: int) -> int:
     """a / b."""
     zero = f.sign if f.negative(a) != f.negative(b) else 0
-    if f.is_nan(a) or f.is_nan(b) or (f.is_zero(a) and f.is_zero(b)) or (f.is_infinite(a) and f.is_infinite(b)):
+    if (
+        f.is_nan(a)
+        or f.is_nan(b)
+        or (f.is_zero(a) and f.is_zero(b))
+        or (f.is_infinite(a) and f.is_infinite(b))
+    ):
         return f.nan
     if f.is_infinite(a) or f.is_zero(b):
         return f.infinity | zero
@@ -422,9 +471,10 @@ def float_cases(kind: str) -> None:
     add(f"v_max_{kind}", two, kind, lambda a, b: extreme(f, a, b, True))
     add(f"v_fma_{kind}", three, kind, lambda a, b, c: fused(f, a, b, c))
     suffix = "" if kind == "f64" else "_e64"
-    add(f"v_add_{kind} neg abs", two, kind, text=f"v_add_{kind}{suffix} {register(10, kind)}, -{register(4, kind)}, |{register(6, kind)}|",
+    start = f"v_add_{kind}{suffix} {register(10, kind)}, "
+    add(f"v_add_{kind} neg abs", two, kind, text=f"{start} -{register(4, kind)}, |{register(6, kind)}|",
         reference=lambda a, b: sum_of(f, a ^ f.sign, b & ~f.sign))  # fmt: skip
-    add(f"v_add_{kind} clamp", two, kind, text=f"v_add_{kind}{suffix} {register(10, kind)}, {register(4, kind)}, {register(6, kind)} clamp",
+    add(f"v_add_{kind} clamp", two, kind, text=f"{start} {register(4, kind)}, {register(6, kind)} clamp",
         reference=lambda a, b: clamp_float(f, sum_of(f, a, b)))  # fmt: skip
     add(f"v_trunc_{kind}", kind, kind, lambda a: whole(f, a, math.trunc))
     add(f"v_ceil_{kind}", kind, kind, lambda a: whole(f, a, math.ceil))
@@ -446,7 +496,12 @@ def float_cases(kind: str) -> None:
     for name, compare in comparisons.items():
         add(f"v_cmp_{name}_{kind}", two, "mask", lambda a, b, c=compare: c(f.to_double(a), f.to_double(b)))
     for name, of in inverse.items():
-        add(f"v_cmp_{name}_{kind}", two, "mask", lambda a, b, c=comparisons[of]: not c(f.to_double(a), f.to_double(b)))
+        add(
+            f"v_cmp_{name}_{kind}",
+            two,
+            "mask",
+            lambda a, b, c=comparisons[of]: not c(f.to_double(a), f.to_double(b)),
+        )
     add(f"v_cmp_class_{kind}", f"{kind} u32", "mask", lambda a, b: class_of(f, a, b))
     flushed = kind == "f32"
     for name, compute, ulps in (("rcp", reciprocal, 1), ("rsq", reciprocal_root, 1), ("sqrt", root, 1)):
@@ -459,11 +514,19 @@ def float_cases(kind: str) -> None:
         bits = 0xF0 | (mode if kind == "f32" else mode << 2)
         add(f"v_add_{kind} round {mode}", two, kind, lambda a, b, m=mode: sum_of(f, a, b, m), mode=bits)
         add(f"v_mul_{kind} round {mode}", two, kind, lambda a, b, m=mode: product(f, a, b, m), mode=bits)
-        add(f"v_fma_{kind} round {mode}", three, kind, lambda a, b, c, m=mode: fused(f, a, b, c, m), mode=bits)
+        add(
+            f"v_fma_{kind} round {mode}", three, kind, lambda a, b, c, m=mode: fused(f, a, b, c, m), mode=bits
+        )
     # No denormals, as sources or as results.
     add(f"v_mul_{kind} flush", two, kind, lambda a, b: f.flush(product(f, f.flush(a), f.flush(b))), mode=0)
     add(f"v_add_{kind} flush", two, kind, lambda a, b: f.flush(sum_of(f, f.flush(a), f.flush(b))), mode=0)
-    add(f"v_cmp_eq_{kind} flush", two, "mask", lambda a, b: f.to_double(f.flush(a)) == f.to_double(f.flush(b)), mode=0)
+    add(
+        f"v_cmp_eq_{kind} flush",
+        two,
+        "mask",
+        lambda a, b: f.to_double(f.flush(a)) == f.to_double(f.flush(b)),
+        mode=0,
+    )
 
 
 def clamp_float(f: Format, x: int) -> int:
@@ -502,19 +565,47 @@ def ldexp(f: Format, x: int, by: int) -> int:
 
 def mixed_cases() -> None:
     f = F32
-    add("v_mul_legacy_f32", "f32 f32", "f32", lambda a, b: 0 if f.is_zero(a) or f.is_zero(b) else product(f, a, b))
+    add(
+        "v_mul_legacy_f32",
+        "f32 f32",
+        "f32",
+        lambda a, b: 0 if f.is_zero(a) or f.is_zero(b) else product(f, a, b),
+    )
     flushing = lambda a, b, c: f.flush(sum_of(f, f.flush(product(f, f.flush(a), f.flush(b))), f.flush(c)))  # noqa: E731
     add("v_mad_f32", "f32 f32 f32", "f32", flushing)
     # The destination is the third source.
     add("v_mac_f32", "f32 f32 f32", "f32", flushing, text="v_mov_b32 v10, v8\n v_mac_f32 v10, v4, v6")
-    add("v_fmac_f32", "f32 f32 f32", "f32", lambda a, b, c: fused(f, a, b, c), text="v_mov_b32 v10, v8\n v_fmac_f32 v10, v4, v6")
-    add("v_madak_f32", "f32 f32", "f32", lambda a, b: flushing(a, b, 0x40490FDB), text="v_madak_f32 v10, v4, v6, 0x40490fdb")
-    add("v_madmk_f32", "f32 f32", "f32", lambda a, b: flushing(a, 0x40490FDB, b), text="v_madmk_f32 v10, v4, 0x40490fdb, v6")
+    add(
+        "v_fmac_f32",
+        "f32 f32 f32",
+        "f32",
+        lambda a, b, c: fused(f, a, b, c),
+        text="v_mov_b32 v10, v8\n v_fmac_f32 v10, v4, v6",
+    )
+    add(
+        "v_madak_f32",
+        "f32 f32",
+        "f32",
+        lambda a, b: flushing(a, b, 0x40490FDB),
+        text="v_madak_f32 v10, v4, v6, 0x40490fdb",
+    )
+    add(
+        "v_madmk_f32",
+        "f32 f32",
+        "f32",
+        lambda a, b: flushing(a, 0x40490FDB, b),
+        text="v_madmk_f32 v10, v4, 0x40490fdb, v6",
+    )
     add("v_cvt_f32_i32", "u32", "f32", lambda a: f.round(Fraction(signed(a))))
     add("v_cvt_f32_u32", "u32", "f32", lambda a: f.round(Fraction(a)))
     add("v_cvt_u32_f32", "f32", "u32", lambda a: to_integer(f, a, 0, MASK32))
     add("v_cvt_i32_f32", "f32", "u32", lambda a: to_integer(f, a, -(1 << 31), (1 << 31) - 1))
-    add("v_cvt_rpi_i32_f32", "f32", "u32", lambda a: to_integer(f, a, -(1 << 31), (1 << 31) - 1, lambda x: math.floor(x + Fraction(1, 2))))
+    add(
+        "v_cvt_rpi_i32_f32",
+        "f32",
+        "u32",
+        lambda a: to_integer(f, a, -(1 << 31), (1 << 31) - 1, lambda x: math.floor(x + Fraction(1, 2))),
+    )
     add("v_cvt_flr_i32_f32", "f32", "u32", lambda a: to_integer(f, a, -(1 << 31), (1 << 31) - 1, math.floor))
     add("v_cvt_off_f32_i4", "u32", "f32", lambda a: f.round(Fraction(signed(a, 4), 16)))
     for n in range(4):
@@ -524,9 +615,26 @@ def mixed_cases() -> None:
     add("v_cvt_f32_f16", "f16", "f32", lambda a: converted(F16, F32, a))
     add("v_cvt_f16_f32", "f32", "f16", lambda a: converted(F32, F16, a))
     for mode in (UP, DOWN, ZERO):
-        add(f"v_cvt_f16_f32 round {mode}", "f32", "f16", lambda a, m=mode: converted(F32, F16, a, m), mode=0xF0 | mode << 2)
-        add(f"v_cvt_f32_f64 round {mode}", "f64", "f32", lambda a, m=mode: converted(F64, F32, a, m), mode=0xF0 | mode)
-    add("v_cvt_pkrtz_f16_f32", "f32 f32", "pair_f16", lambda a, b: (converted(F32, F16, a, ZERO), converted(F32, F16, b, ZERO)))
+        add(
+            f"v_cvt_f16_f32 round {mode}",
+            "f32",
+            "f16",
+            lambda a, m=mode: converted(F32, F16, a, m),
+            mode=0xF0 | mode << 2,
+        )
+        add(
+            f"v_cvt_f32_f64 round {mode}",
+            "f64",
+            "f32",
+            lambda a, m=mode: converted(F64, F32, a, m),
+            mode=0xF0 | mode,
+        )
+    add(
+        "v_cvt_pkrtz_f16_f32",
+        "f32 f32",
+        "pair_f16",
+        lambda a, b: (converted(F32, F16, a, ZERO), converted(F32, F16, b, ZERO)),
+    )
     add("v_cvt_i32_f64", "f64", "u32", lambda a: to_integer(F64, a, -(1 << 31), (1 << 31) - 1))
     add("v_cvt_u32_f64", "f64", "u32", lambda a: to_integer(F64, a, 0, MASK32))
     add("v_cvt_f64_i32", "u32", "f64", lambda a: F64.round(Fraction(signed(a))))
@@ -537,12 +645,28 @@ def mixed_cases() -> None:
     add("v_cvt_i16_f16", "f16", "u32", lambda a: to_integer(F16, a, -0x8000, 0x7FFF) & 0xFFFF)
     for name, low in (("i16", -1), ("u16", 0)):
         scale = 32767 if low else 65535
-        norm = lambda x, l=low, s=scale: (  # noqa: E731
-            0 if F32.is_nan(x) else round((clamp(F32.value(x), l, 1) if F32.finite(x) else (l if F32.negative(x) else 1)) * Fraction(s)) & 0xFFFF
+        norm = lambda x, least=low, s=scale: (  # noqa: E731
+            0
+            if F32.is_nan(x)
+            else round(
+                (clamp(F32.value(x), least, 1) if F32.finite(x) else (least if F32.negative(x) else 1))
+                * Fraction(s)
+            )
+            & 0xFFFF
         )
         add(f"v_cvt_pknorm_{name}_f32", "f32 f32", "u32", lambda a, b, n=norm: n(a) | n(b) << 16)
-    add("v_pk_add_f16", "u32 u32", "pair_f16", lambda a, b: (sum_of(F16, a & 0xFFFF, b & 0xFFFF), sum_of(F16, a >> 16, b >> 16)))
-    add("v_pk_mul_f16", "u32 u32", "pair_f16", lambda a, b: (product(F16, a & 0xFFFF, b & 0xFFFF), product(F16, a >> 16, b >> 16)))
+    add(
+        "v_pk_add_f16",
+        "u32 u32",
+        "pair_f16",
+        lambda a, b: (sum_of(F16, a & 0xFFFF, b & 0xFFFF), sum_of(F16, a >> 16, b >> 16)),
+    )
+    add(
+        "v_pk_mul_f16",
+        "u32 u32",
+        "pair_f16",
+        lambda a, b: (product(F16, a & 0xFFFF, b & 0xFFFF), product(F16, a >> 16, b >> 16)),
+    )
     add("v_pk_fma_f16", "u32 u32 u32", "pair_f16", lambda a, b, c: (
         fused(F16, a & 0xFFFF, b & 0xFFFF, c & 0xFFFF), fused(F16, a >> 16, b >> 16, c >> 16)))  # fmt: skip
     add("v_pk_max_f16", "u32 u32", "pair_f16", lambda a, b: (
@@ -555,7 +679,13 @@ def mixed_cases() -> None:
     text = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), 0\n v_mul_f32_e64 v10, v4, v6 mul:4"
     add("v_mul_f32 omod", "f32 f32", "f32", text=text, mode=0, reference=lambda a, b: no_negative_zero(
         f, f.flush(product(f, f.flush(product(f, f.flush(a), f.flush(b))), 0x40800000))))  # fmt: skip
-    add("v_mul_f32 omod ignored", "f32 f32", "f32", lambda a, b: product(f, a, b), text="v_mul_f32_e64 v10, v4, v6 mul:4")
+    add(
+        "v_mul_f32 omod ignored",
+        "f32 f32",
+        "f32",
+        lambda a, b: product(f, a, b),
+        text="v_mul_f32_e64 v10, v4, v6 mul:4",
+    )
 
 
 def no_negative_zero(f: Format, x: int) -> int:
@@ -587,16 +717,54 @@ def division_cases() -> None:
  v_fma_f64 v[12:13], -v[12:13], v[18:19], v[16:17]
  v_div_fmas_f64 v[12:13], v[12:13], v[14:15], v[18:19]
  v_div_fixup_f64 v[10:11], v[12:13], v[6:7], v[4:5]"""
+    add("v_trig_preop_f64", "f64 u32", "f64", trig_segment)
     add("v_div_scale_f64", "f64 f64", "f64", lambda a, b: quotient(F64, a, b), text=text64)
+
+
+def two_over_pi(bits: int) -> int:
+    """Give 2/π × 2^bits, by Machin's formula."""
+    scale = bits + 64
+
+    def inverse_tangent(n: int) -> int:
+        term = total = (1 << scale) // n
+        for k in range(1, scale):
+            term //= n * n
+            total += -term // (2 * k + 1) if k & 1 else term // (2 * k + 1)
+        return total
+
+    pi = 4 * (4 * inverse_tangent(5) - inverse_tangent(239))
+    return ((2 << 2 * scale) // pi) >> 64
+
+
+TWO_OVER_PI = two_over_pi(1201)
+
+
+def trig_segment(x: int, segment: int) -> int:
+    """53 bits of 2/π, for the reduction of large angles."""
+    exponent = x >> 52 & 0x7FF
+    shift = (segment & 31) * 53 + max(0, exponent - 1077)
+    bits = (TWO_OVER_PI << shift) >> (1201 - 53) & ((1 << 53) - 1)
+    scale = -53 - shift + (128 if exponent >= 1968 else 0)
+    return F64.round(Fraction(bits) / (1 << -scale))
 
 
 def placed_cases() -> None:
     """SDWA and DPP."""
     for name, select in {"BYTE_0": 0, "BYTE_3": 24, "WORD_1": 16, "WORD_0": 0}.items():
         mask = 0xFF if name.startswith("BYTE") else 0xFFFF
-        text = f"v_add_u32_sdwa v10, v4, v6 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:{name} src1_sel:DWORD"
-        add(f"v_add_u32 sdwa {name}", "u32 u32", "u32", lambda a, b, s=select, m=mask: (a >> s & m) + b, text=text)
-    text = "v_add_u32_sdwa v10, sext(v4), v6 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:WORD_1"
+        text = (
+            f"v_add_u32_sdwa v10, v4, v6 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:{name} src1_sel:DWORD"
+        )
+        add(
+            f"v_add_u32 sdwa {name}",
+            "u32 u32",
+            "u32",
+            lambda a, b, s=select, m=mask: (a >> s & m) + b,
+            text=text,
+        )
+    text = (
+        "v_add_u32_sdwa v10, sext(v4), v6 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:WORD_1"
+    )
     add("v_add_u32 sdwa sext", "u32 u32", "u32", lambda a, b: signed(a >> 8, 8) + (b >> 16), text=text)
     for unused, f in {
         "UNUSED_PAD": lambda r: (r & 0xFF) << 8,
@@ -606,7 +774,13 @@ def placed_cases() -> None:
         text = f"v_or_b32_sdwa v10, v4, v6 dst_sel:BYTE_1 dst_unused:{unused} src0_sel:DWORD src1_sel:DWORD"
         add(f"v_or_b32 sdwa {unused}", "u32 u32", "u32", lambda a, b, f=f: f(a | b), text=text)
     text = "v_add_f16_sdwa v10, -v4, |v6| dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0"
-    add("v_add_f16 sdwa", "u32 u32", "high_f16", lambda a, b: sum_of(F16, a >> 16 ^ 0x8000, b & 0x7FFF), text=text)
+    add(
+        "v_add_f16 sdwa",
+        "u32 u32",
+        "high_f16",
+        lambda a, b: sum_of(F16, a >> 16 ^ 0x8000, b & 0x7FFF),
+        text=text,
+    )
     text = "v_cmp_lt_u32_sdwa s[20:21], v4, v6 src0_sel:BYTE_2 src1_sel:WORD_0"
     add("v_cmp_lt_u32 sdwa", "u32 u32", "mask", lambda a, b: (a >> 16 & 0xFF) < (b & 0xFFFF), text=text)
 
@@ -641,10 +815,22 @@ def lane_cases() -> None:
                 return result
 
             add(f"v_add_u32 dpp {control} {row} {bank} {bound}", "u32 u32", "wave", wave, text=text)
-    add("v_readlane_b32", "u32", "wave", lambda a: [a[37]] * 64, text="v_readlane_b32 s22, v4, 37\n s_nop 4\n v_mov_b32 v10, s22")
+    add(
+        "v_readlane_b32",
+        "u32",
+        "wave",
+        lambda a: [a[37]] * 64,
+        text="v_readlane_b32 s22, v4, 37\n s_nop 4\n v_mov_b32 v10, s22",
+    )
     add("v_readfirstlane_b32", "u32", "wave", lambda a: [a[5]] * 64,
-        text="s_mov_b64 s[24:25], exec\n s_mov_b64 exec, 0xf0e0\n v_readfirstlane_b32 s22, v4\n s_mov_b64 exec, s[24:25]\n v_mov_b32 v10, s22")  # fmt: skip
-    add("v_writelane_b32", "u32", "wave", lambda a: [33 if i == 9 else OLD & MASK32 for i in range(64)], text="v_writelane_b32 v10, 33, 9")
+        text="s_mov_b64 exec, 0xf0e0\n v_readfirstlane_b32 s22, v4\n s_mov_b64 exec, -1\n v_mov_b32 v10, s22")  # fmt: skip
+    add(
+        "v_writelane_b32",
+        "u32",
+        "wave",
+        lambda a: [33 if i == 9 else OLD & MASK32 for i in range(64)],
+        text="v_writelane_b32 v10, 33, 9",
+    )
     text = """s_mov_b32 s22, 0x12345678
  s_mov_b32 s23, 0xf0f0f0f0
  v_mbcnt_lo_u32_b32 v10, s22, 5
@@ -652,17 +838,26 @@ def lane_cases() -> None:
     counts = [5 + (0xF0F0F0F0_12345678 & (1 << i) - 1).bit_count() for i in range(64)]
     add("v_mbcnt", "u32", "wave", lambda a: counts, text=text)
     permute = "v_lshlrev_b32 v12, 2, v4\n "
-    add("ds_bpermute_b32", "u32 u32", "wave", lambda a, b: [b[x & 63] for x in a], text=permute + "ds_bpermute_b32 v10, v12, v6\n s_waitcnt 0")
+    add(
+        "ds_bpermute_b32",
+        "u32 u32",
+        "wave",
+        lambda a, b: [b[x & 63] for x in a],
+        text=permute + "ds_bpermute_b32 v10, v12, v6\n s_waitcnt 0",
+    )
     add("ds_permute_b32", "u32 u32", "wave", lambda a, b: [b[(i - 5) % 64] for i in range(64)],
         text="v_add_u32 v12, 5, v0\n v_lshlrev_b32 v12, 2, v12\n ds_permute_b32 v10, v12, v6\n s_waitcnt 0")  # fmt: skip
     add("ds_swizzle_b32 xor", "u32", "wave", lambda a: [a[i ^ 9] for i in range(64)],
         text="ds_swizzle_b32 v10, v4 offset:0x241f\n s_waitcnt 0")  # fmt: skip
-    add("ds_swizzle_b32 quad", "u32", "wave", lambda a: [a[(i & ~3) + (2, 3, 0, 1)[i & 3]] for i in range(64)], text="ds_swizzle_b32 v10, v4 offset:swizzle(QUAD_PERM, 2, 3, 0, 1)\n s_waitcnt 0")  # fmt: skip
+    quads = (2, 3, 0, 1)
+    add("ds_swizzle_b32 quad", "u32", "wave", lambda a: [a[(i & ~3) + quads[i & 3]] for i in range(64)],
+        text="ds_swizzle_b32 v10, v4 offset:swizzle(QUAD_PERM, 2, 3, 0, 1)\n s_waitcnt 0")  # fmt: skip
     add("v_swap_b32", "u32 u32", "wave", lambda a, b: list(b), text="v_mov_b32 v10, v4\n v_swap_b32 v10, v6")
     add("exec", "u32 u32", "wave", lambda a, b: [a[i] + b[i] & MASK32 if 0xF00F >> i % 16 & 1 else OLD & MASK32 for i in range(64)],
         text="s_mov_b32 exec_lo, 0xf00ff00f\n s_mov_b32 exec_hi, 0xf00ff00f\n v_add_u32 v10, v4, v6\n s_mov_b64 exec, -1")  # fmt: skip
     add("exec f64", "f64 f64", "wave64", lambda a, b: [sum_of(F64, a[i], b[i]) if i % 2 else OLD for i in range(64)],
-        text="s_mov_b32 exec_lo, 0xaaaaaaaa\n s_mov_b32 exec_hi, 0xaaaaaaaa\n v_add_f64 v[10:11], v[4:5], v[6:7]\n s_mov_b64 exec, -1")  # fmt: skip
+        text="s_mov_b32 exec_lo, 0xaaaaaaaa\n s_mov_b32 exec_hi, 0xaaaaaaaa\n v_add_f64 v[10:11], v[4:5], v[6:7]\n"
+        " s_mov_b64 exec, -1")  # fmt: skip
     add("gpr index", "u32 u32 u32", "wave", lambda a, b, c: list(c),
         text="s_mov_b32 s22, 4\n s_set_gpr_idx_on s22, gpr_idx(SRC0)\n v_mov_b32 v10, v4\n s_set_gpr_idx_off")  # fmt: skip
 
@@ -803,7 +998,9 @@ def test_instruction(engine: Engine, name: str) -> None:
             assert matches(F32, got, wanted, case.ulps), f"{what}: {got:#x}, not {wanted}"
         elif result == "pair_f16":
             assert isinstance(wanted, tuple)
-            assert matches(F16, got & 0xFFFF, wanted[0], 0) and matches(F16, got >> 16, wanted[1], 0), f"{what}: {got:#x}"
+            assert matches(F16, got & 0xFFFF, wanted[0], 0) and matches(F16, got >> 16, wanted[1], 0), (
+                f"{what}: {got:#x}"
+            )
         elif result == "high_f16":
             assert got & 0xFFFF == OLD & 0xFFFF, what
             assert matches(F16, got >> 16, wanted, 0), f"{what}: {got:#x}, not {wanted}"

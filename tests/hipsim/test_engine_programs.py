@@ -1,10 +1,11 @@
-"""hipsim's engine beyond single instructions: memory of all kinds, atomics, barriers, functions, waves that wait for each other, faults."""
+"""hipsim's engine beyond single instructions: memory, atomics, barriers, functions, waves that wait for others, faults."""
 
 import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+
 from hipsim_engine import Engine, assemble, kernel, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -30,7 +31,10 @@ LOADS = {  # name → bytes, result from the bytes and the old register
     "ubyte_d16": (1, lambda m, old: old & 0xFFFF0000 | m[0]),
     "ubyte_d16_hi": (1, lambda m, old: old & 0xFFFF | m[0] << 16),
     "sbyte_d16": (1, lambda m, old: old & 0xFFFF0000 | int.from_bytes(m[:1], "little", signed=True) & 0xFFFF),
-    "sbyte_d16_hi": (1, lambda m, old: old & 0xFFFF | (int.from_bytes(m[:1], "little", signed=True) & 0xFFFF) << 16),
+    "sbyte_d16_hi": (
+        1,
+        lambda m, old: old & 0xFFFF | (int.from_bytes(m[:1], "little", signed=True) & 0xFFFF) << 16,
+    ),
     "short_d16": (2, lambda m, old: old & 0xFFFF0000 | int.from_bytes(m[:2], "little")),
     "short_d16_hi": (2, lambda m, old: old & 0xFFFF | int.from_bytes(m[:2], "little") << 16),
 }
@@ -69,11 +73,14 @@ def kernels() -> dict[str, str]:
         made[name] = kernel(name, body, lds, scratch)
 
     # Loads: from a + offset of the lane (in b); the result to c.
-    start = BEGIN + """
+    start = (
+        BEGIN
+        + """
     global_load_dword v2, v1, s[10:11]
     v_mov_b32 v4, 0x1234abcd
     s_waitcnt vmcnt(0)
     """
+    )
     store = "s_waitcnt 0\n global_store_dword v1, v4, s[12:13]\n"
     for name, lds in LDS_NAMES.items():
         add(f"global_{name}", start + f"global_load_{name} v4, v2, s[8:9] offset:12\n" + store)
@@ -93,32 +100,46 @@ def kernels() -> dict[str, str]:
             + "v_mul_u32_u24 v3, 4, v1\n s_waitcnt 0\n" + f"global_store_dwordx{words} v3, v[4:{3 + words}], s[12:13]\n")  # fmt: skip
 
     # Stores: data from a, to c + offset of the lane (in b).
-    start = BEGIN + "global_load_dword v2, v1, s[10:11]\n global_load_dword v4, v1, s[8:9]\n s_waitcnt vmcnt(0)\n"
+    start = (
+        BEGIN + "global_load_dword v2, v1, s[10:11]\n global_load_dword v4, v1, s[8:9]\n s_waitcnt vmcnt(0)\n"
+    )
     for name in ("byte", "short", "dword", "byte_d16_hi", "short_d16_hi"):
         add(f"global_store_{name}", start + f"global_store_{name} v2, v4, s[12:13]\n")
 
     # Atomics: each lane on its own place, which is chosen by b; the old value to c. Data is the lane's number × 0x1000003.
     for bits in (32, 64):
         suffix = "_x2" if bits == 64 else ""
-        pair = (lambda n: f"v[{n}:{n + 1}]") if bits == 64 else (lambda n: f"v{n}")  # noqa: B023, E731
+        pair = (lambda n: f"v[{n}:{n + 1}]") if bits == 64 else (lambda n: f"v{n}")
         scale = 3 if bits == 64 else 2
-        start = BEGIN + f"""
+        start = (
+            BEGIN
+            + f"""
     v_lshlrev_b32 v3, {scale}, v0
     global_load_dwordx2 v[4:5], v3, s[10:11]
     s_waitcnt vmcnt(0)
     """
+        )
         width = "dwordx2" if bits == 64 else "dword"
         for memory, lds in ATOMICS:
             if memory:
                 add(f"atomic_{memory}_{bits}", start + f"global_atomic_{memory}{suffix} {pair(6)}, v3, {pair(4)}, s[8:9] glc\n"
                     + f"s_waitcnt vmcnt(0)\n global_store_{width} v3, {pair(6)}, s[12:13]\n")  # fmt: skip
-            add(f"ds_{lds}{bits}", start + f"global_load_{width} {pair(8)}, v3, s[8:9]\n s_waitcnt vmcnt(0)\n ds_write_b{bits} v3, {pair(8)}\n"
-                + f"s_waitcnt 0\n ds_{lds}{bits} {pair(6)}, v3, {pair(4)}\n s_waitcnt 0\n ds_read_b{bits} {pair(8)}, v3\n s_waitcnt 0\n"
+            add(f"ds_{lds}{bits}", start + f"global_load_{width} {pair(8)}, v3, s[8:9]\n s_waitcnt vmcnt(0)\n"
+                + f"ds_write_b{bits} v3, {pair(8)}\n"
+                + f"s_waitcnt 0\n ds_{lds}{bits} {pair(6)}, v3, {pair(4)}\n s_waitcnt 0\n"
+                + f"ds_read_b{bits} {pair(8)}, v3\n s_waitcnt 0\n"
                 + f"global_store_{width} v3, {pair(8)}, s[8:9]\n global_store_{width} v3, {pair(6)}, s[12:13]\n", lds=512)  # fmt: skip
 
     # All work-items add to one counter, and swap by comparison.
-    add("count", BEGIN + "v_mov_b32 v2, 0\n v_mov_b32 v3, 1\n global_atomic_add v2, v3, s[8:9]\n global_atomic_add v4, v2, v3, s[10:11] glc\n")
-    add("compare_swap", BEGIN + """
+    add(
+        "count",
+        BEGIN
+        + "v_mov_b32 v2, 0\n v_mov_b32 v3, 1\n global_atomic_add v2, v3, s[8:9]\n global_atomic_add v4, v2, v3, s[10:11] glc\n",
+    )
+    add(
+        "compare_swap",
+        BEGIN
+        + """
     v_mov_b32 v2, 0
 again:
     global_load_dword v5, v2, s[8:9]
@@ -129,10 +150,14 @@ again:
     v_cmp_ne_u32 vcc, v6, v5
     s_and_b64 exec, exec, vcc
     s_cbranch_execnz again
-""")
+""",
+    )
 
     # The sum of a workgroup of four waves by a tree in LDS.
-    add("tree", BEGIN + """
+    add(
+        "tree",
+        BEGIN
+        + """
     s_lshl_b32 s3, s2, 8
     v_add_u32 v1, s3, v0
     v_lshlrev_b32 v1, 2, v1
@@ -167,10 +192,15 @@ loop:
     v_mov_b32 v4, s5
     s_waitcnt lgkmcnt(0)
     global_store_dword v4, v5, s[10:11]
-""", lds=1024)
+""",
+        lds=1024,
+    )
 
     # Each workgroup waits until all of them have come: they must all make progress.
-    add("grid_barrier", BEGIN + """
+    add(
+        "grid_barrier",
+        BEGIN
+        + """
     v_mov_b32 v2, 0
     v_mov_b32 v3, 1
     s_mov_b64 exec, 1
@@ -181,10 +211,14 @@ wait:
     v_readfirstlane_b32 s4, v4
     s_cmp_lt_u32 s4, s10
     s_cbranch_scc1 wait
-""")
+""",
+    )
 
     # Two waves of one workgroup: the second waits for what the first writes at its end.
-    add("wave_waits", BEGIN + """
+    add(
+        "wave_waits",
+        BEGIN
+        + """
     v_mov_b32 v2, 0
     v_readfirstlane_b32 s4, v0
     s_cmp_lg_u32 s4, 0
@@ -200,12 +234,16 @@ second:
     s_sleep 1
     v_mov_b32 v3, 7
     global_store_dword v2, v3, s[8:9]
-""")
+""",
+    )
 
     # Scratch by swizzled buffer, by FLAT through the aperture, and by SCRATCH: all see the same words.
     made["scratch"] = SCRATCH
     # Function calls: by s_getpc and s_swappc, and by s_call.
-    add("calls", BEGIN + """
+    add(
+        "calls",
+        BEGIN
+        + """
     v_mov_b32 v4, 1
     s_getpc_b64 s[20:21]
     s_add_u32 s20, s20, function@rel32@lo+4
@@ -218,8 +256,12 @@ function:
     v_mul_u32_u24 v4, 3, v4
     v_add_u32 v4, v4, v0
     s_setpc_b64 s[30:31]
-""")
-    add("clock", BEGIN + """
+""",
+    )
+    add(
+        "clock",
+        BEGIN
+        + """
     s_memtime s[20:21]
     s_nop 0
     s_nop 0
@@ -231,7 +273,8 @@ function:
     s_lshl_b32 s3, s2, 3
     v_mov_b32 v1, s3
     global_store_dwordx2 v1, v[4:5], s[8:9]
-""")
+""",
+    )
     # Work-item and workgroup numbers of a grid whose last workgroups are smaller.
     made["shape"] = kernel("shape", """
     s_load_dwordx2 s[8:9], s[0:1], 0x0
@@ -261,9 +304,17 @@ function:
     add("misaligned", BEGIN + "v_mov_b32 v2, 2\n global_atomic_add v2, v0, s[8:9]\n")
     add("trap", "s_trap 2\n")
     add("unknown", "v_mov_b32 v0, 0\n s_cbranch_scc1 later\n s_endpgm\nlater:\n .long 0xd3ff0000\n .long 0\n")
-    add("unsupported", BEGIN + "global_store_dword v1, v0, s[8:9]\n s_cbranch_execnz past\n ds_append v1 offset:4 gds\npast:\n s_nop 0\n")
+    add(
+        "unsupported",
+        BEGIN
+        + "global_store_dword v1, v0, s[8:9]\n s_cbranch_execnz past\n ds_append v1 offset:4 gds\npast:\n s_nop 0\n",
+    )
     add("into_the_void", "s_mov_b64 s[4:5], 0\n s_setpc_b64 s[4:5]\n")
-    add("no_end", "s_branch after\n.long 0x12345678\nafter:\n s_getpc_b64 s[4:5]\n s_add_u32 s4, s4, 0x100000\n s_addc_u32 s5, s5, 0\n s_setpc_b64 s[4:5]\n")
+    add(
+        "no_end",
+        "s_branch after\n.long 0x12345678\nafter:\n s_getpc_b64 s[4:5]\n"
+        "s_add_u32 s4, s4, 0x100000\n s_addc_u32 s5, s5, 0\n s_setpc_b64 s[4:5]\n",
+    )
     return made
 
 
@@ -380,7 +431,9 @@ def test_atomics(engine: Engine, names: tuple[str, str], bits: int) -> None:
     data = [generator.choice(some) if n % 3 else generator.getrandbits(bits) for n in range(64)]
     for name in ([f"atomic_{names[0]}_{bits}"] if names[0] else []) + [f"ds_{names[1]}{bits}"]:
         engine.put("a", np.array(old, dtype=kind))
-        engine.put("b", np.array(data + [0], dtype=kind))  # 32-bit lanes load the next lane's data with theirs
+        engine.put(
+            "b", np.array([*data, 0], dtype=kind)
+        )  # 32-bit lanes load the next lane's data with theirs
         engine.put("c", np.zeros(64, dtype=kind))
         run(engine, name, "a", "b", "c")
         assert [int(x) for x in engine.get("c", kind)] == old

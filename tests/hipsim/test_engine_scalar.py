@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+
 from hipsim_engine import Engine, assemble, kernel, missing
 from hipsim_values import integers
 
@@ -87,7 +88,12 @@ def cases() -> None:
             add(f"s_{name}_b{bits}", (bits, bits), bits, lambda a, b, c, f=f: (f(a, b), f(a, b) != 0))
         shift = (bits, 32)
         by = bits - 1
-        add(f"s_lshl_b{bits}", shift, bits, lambda a, b, c, m=mask, n=by: (a << (b & n) & m, a << (b & n) & m != 0))
+        add(
+            f"s_lshl_b{bits}",
+            shift,
+            bits,
+            lambda a, b, c, m=mask, n=by: (a << (b & n) & m, a << (b & n) & m != 0),
+        )
         add(f"s_lshr_b{bits}", shift, bits, lambda a, b, c, n=by: (a >> (b & n), a >> (b & n) != 0))
         add(f"s_ashr_i{bits}", shift, bits, lambda a, b, c, w=bits, n=by: (
             signed(a, w) >> (b & n), signed(a, w) >> (b & n) != 0))  # fmt: skip
@@ -172,7 +178,11 @@ def body(name: str, sources: tuple[int, ...], result: int) -> str:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     place = tmp_path_factory.mktemp("scalar")
     started = Engine(place)
-    started.load(assemble("".join(kernel(f"case_{name}", body(name, s, r)) for name, (s, r, _) in CASES.items()), place))
+    started.load(
+        assemble(
+            "".join(kernel(f"case_{name}", body(name, s, r)) for name, (s, r, _) in CASES.items()), place
+        )
+    )
     yield started
     started.close()
 

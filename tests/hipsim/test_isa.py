@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hipsim_engine import SOURCE, Engine, assemble, kernel, missing
 
 from hipsim_elf import code_objects
+from hipsim_engine import SOURCE, Engine, assemble, kernel, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
@@ -23,7 +23,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def test_table_is_what_llvm_knows() -> None:
-    done = subprocess.run(["python3", SOURCE / "generate.py", "gfx906"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["python3", SOURCE / "generate.py", "gfx906"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == (SOURCE / "src" / "isa" / "gfx906.inc").read_text()
 
 
@@ -44,7 +46,9 @@ def compare(engine: Engine, code: Path) -> int:
     command = ["llvm-objdump-15", "-d", "--mcpu=gfx906", str(code)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     count = 0
-    for text, address, words in re.findall(r"^\t(\S.*?)\s*// ([0-9A-F]+): ((?:[0-9A-F]{8} ?)+)", listing, re.M):
+    for text, address, words in re.findall(
+        r"^\t(\S.*?)\s*// ([0-9A-F]+): ((?:[0-9A-F]{8} ?)+)", listing, re.M
+    ):
         size, mine = ours[int(address, 16)]
         name = re.sub(r"_(e32|e64|sdwa|dpp)$", "", text.split()[0])
         assert size == 4 * len(words.split()), f"{text}: {mine}"

@@ -43,7 +43,9 @@ class Services {
     virtual ~Services() = default;
     virtual void interrupt(uint32_t m0) = 0;  // s_sendmsg MSG_INTERRUPT: the event whose number is in M0
     virtual uint64_t counter() = 0;           // s_memtime and s_memrealtime, where the clock is not virtual
-    virtual bool cancelled() { return false; }  // true: the queue is being destroyed; the waves end where they are
+    virtual bool cancelled() {
+        return false;
+    }  // true: the queue is being destroyed; the waves end where they are
 };
 
 struct Target {

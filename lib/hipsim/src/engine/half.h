@@ -24,8 +24,7 @@ inline uint16_t double_to_half(double value, unsigned round = nearest_even) {
     uint16_t sign = uint16_t(bits >> 48 & 0x8000);
     uint64_t fraction = bits & 0xFFFFFFFFFFFFF;
     int exponent = int(bits >> 52 & 0x7FF);
-    if (exponent == 0x7FF)
-        return uint16_t(sign | 0x7C00 | (fraction ? 0x200 | (fraction >> 42) : 0));
+    if (exponent == 0x7FF) return uint16_t(sign | 0x7C00 | (fraction ? 0x200 | (fraction >> 42) : 0));
     if (exponent) fraction |= uint64_t{1} << 52;
     else exponent = 1;
     // The result has 10 bits after the point of its exponent, and no exponent is below −14.

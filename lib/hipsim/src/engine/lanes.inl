@@ -132,11 +132,15 @@ inline uint64_t pack(const uint32_t *words) {
 
 inline uint32_t select_part(uint32_t word, unsigned sel, bool sext) {
     switch (sel) {
-        case 0: case 1: case 2: case 3: {
+        case 0:
+        case 1:
+        case 2:
+        case 3: {
             uint32_t byte = word >> (8 * sel) & 0xFF;
             return sext ? uint32_t(int32_t(int8_t(byte))) : byte;
         }
-        case 4: case 5: {
+        case 4:
+        case 5: {
             uint32_t half = word >> (16 * (sel - 4)) & 0xFFFF;
             return sext ? uint32_t(int32_t(int16_t(half))) : half;
         }
@@ -183,7 +187,8 @@ inline void apply_dpp(Wave &w, const isa::Instruction &i, uint32_t *words) {
 }
 
 // One word of a source in all lanes, with SDWA and DPP applied, but not the modifiers that depend on its type.
-[[gnu::noinline]] inline void raw(Wave &w, const Op &op, unsigned n, unsigned word, unsigned width, uint32_t *out) {
+[[gnu::noinline]] inline void raw(Wave &w, const Op &op, unsigned n, unsigned word, unsigned width,
+                                  uint32_t *out) {
     const isa::Instruction &i = op.i;
     unsigned code = i.src[n];
     if (code >= isa::vgpr0) {
@@ -227,7 +232,8 @@ template <class T>
         if (negate)
             for (uint32_t &word : low) word ^= sign;
         for (unsigned l = 0; l < lanes; ++l) {
-            if constexpr (is_half<T>) out[l] = widen(flushes_in<T>(w) ? flush_half(uint16_t(low[l])) : low[l]);
+            if constexpr (is_half<T>)
+                out[l] = widen(flushes_in<T>(w) ? flush_half(uint16_t(low[l])) : low[l]);
             else if constexpr (narrow) out[l] = typename T::value(low[l]);
             else out[l] = std::bit_cast<typename T::value>(low[l]);
         }
@@ -238,7 +244,8 @@ template <class T>
 }
 
 template <class T>
-inline const typename T::value *source(Wave &w, const Op &op, unsigned n, typename T::value *buffer) {
+[[gnu::always_inline]] inline const typename T::value *source(Wave &w, const Op &op, unsigned n,
+                                                              typename T::value *buffer) {
     using value = typename T::value;
     const Source &s = op.src[n];
     if constexpr (std::is_same_v<T, Mask>) {
@@ -501,12 +508,14 @@ struct Packed {
         for (unsigned l = 0; l < lanes; ++l) {
             auto r = [&] {
                 if constexpr (count == 3) return F{}(s[0][l], s[1][l], s[2][l]);
-                else if constexpr (std::is_invocable_v<F, Value, Value, bool>) return F{}(s[0][l], s[1][l], ieee);
+                else if constexpr (std::is_invocable_v<F, Value, Value, bool>)
+                    return F{}(s[0][l], s[1][l], ieee);
                 else return F{}(s[0][l], s[1][l]);
             }();
             if constexpr (floating) {
                 uint16_t bits = narrow_half(r, w.round64);
-                if (i.clamp) bits = narrow_half(clamp_float(half_to_float(bits), w.mode & mode_dx10_clamp), 0);
+                if (i.clamp)
+                    bits = narrow_half(clamp_float(half_to_float(bits), w.mode & mode_dx10_clamp), 0);
                 out[l] = w.flush_out64 ? flush_half(bits) : bits;
             } else {
                 out[l] = uint16_t(r);
@@ -565,8 +574,10 @@ struct Adder {
     }
     template <class T, class F, class B = T>
     void compare(const std::string &name, F) {
-        registry[intern("v_cmp_" + name)] = {&Compare<F, false, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
-        registry[intern("v_cmpx_" + name)] = {&Compare<F, true, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
+        registry[intern("v_cmp_" + name)] = {
+            &Compare<F, false, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
+        registry[intern("v_cmpx_" + name)] = {
+            &Compare<F, true, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
     }
     template <bool floating, class Value, unsigned count, class F>
     Semantics &packed(const char *name, F) {

@@ -16,7 +16,8 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,prefer-vector-width=512")
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,prefer-vector-width=512")
 
 namespace hipsim::avx512 {
 namespace {

@@ -18,7 +18,9 @@ inline uint64_t scratch_place(uint64_t offset, unsigned lane) {
 
 inline bool within_known(const Wave &w, uint64_t low, uint64_t high, unsigned bytes, bool write) {
     for (const Range &range : w.ranges)
-        if (low >= range.begin && high < range.end && range.end - high >= bytes && (range.may_write || !write)) return true;
+        if (low >= range.begin && high < range.end && range.end - high >= bytes &&
+            (range.may_write || !write))
+            return true;
     return false;
 }
 
@@ -108,7 +110,8 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                 address[std::countr_zero(rest)] = apertures[std::countr_zero(rest)];
             if (scratch && other && bytes > 4) {
                 // Lanes of the two kinds differ in where their second word is.
-                w.fault(Fault::illegal_instruction, op, op.address, "lanes in scratch and elsewhere in one wide access");
+                w.fault(Fault::illegal_instruction, op, op.address,
+                        "lanes in scratch and elsewhere in one wide access");
                 return false;
             }
             access.swizzled = scratch;
@@ -135,7 +138,8 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
     uint64_t checked = 0;
     access.swizzled = swizzle && add_lane && !i.idxen && element == 4 && index_stride == 64;
     if (swizzle && !access.swizzled && bytes > element) {
-        w.fault(Fault::illegal_instruction, op, op.address, "access wider than an element of a swizzled buffer");
+        w.fault(Fault::illegal_instruction, op, op.address,
+                "access wider than an element of a swizzled buffer");
         return false;
     }
     for (uint64_t rest = access.active; rest; rest &= rest - 1) {
@@ -144,9 +148,10 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
         uint32_t offset = uint32_t(i.offset) + (i.offen ? w.v[i.addr + (i.idxen ? 1 : 0)][l] : 0);
         bool outside;
         if (swizzle) {
-            address[l] = base + soffset +
-                         (uint64_t{index / index_stride} * stride + (offset & ~(element - 1))) * index_stride +
-                         (index % index_stride) * element + (offset & (element - 1));
+            address[l] =
+                base + soffset +
+                (uint64_t{index / index_stride} * stride + (offset & ~(element - 1))) * index_stride +
+                (index % index_stride) * element + (offset & (element - 1));
             outside = stride ? index >= records || offset >= stride : false;
         } else {
             uint64_t linear = uint64_t{index} * stride + offset;
@@ -159,7 +164,8 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
             uint64_t last = address[l] + (bytes > 4 ? (bytes / 4 - 1) * scratch_stride : 0);
             if (address[l] < scratch || last + 4 > scratch + w.scratch_bytes) {
                 uint64_t relative = (address[l] - scratch) / lanes;
-                w.fault(Fault::memory, op, w.group->target->private_base + uint32_t(relative), "scratch", write);
+                w.fault(Fault::memory, op, w.group->target->private_base + uint32_t(relative), "scratch",
+                        write);
                 return false;
             }
         } else if (!outside) {
@@ -181,8 +187,12 @@ enum class Load { u8, s8, u16, s16, word, u8_low, u8_high, s8_low, s8_high, u16_
 
 constexpr unsigned load_bytes(Load kind) {
     switch (kind) {
-        case Load::u8: case Load::s8: case Load::u8_low: case Load::u8_high: case Load::s8_low: case Load::s8_high:
-            return 1;
+        case Load::u8:
+        case Load::s8:
+        case Load::u8_low:
+        case Load::u8_high:
+        case Load::s8_low:
+        case Load::s8_high: return 1;
         case Load::word: return 4;
         default: return 2;
     }
@@ -221,7 +231,7 @@ template <Load kind, unsigned words>
 void load(Wave &w, const Op &op) {
     Access access;
     if (!addresses(w, op, words > 1 ? 4 * words : load_bytes(kind), false, access)) return;
-    uint32_t(*d)[lanes] = w.v + op.i.vdst;
+    uint32_t (*d)[lanes] = w.v + op.i.vdst;
     if (access.active == ~uint64_t{0} && access.dense && !access.swizzled) {
         if (kind == Load::word && words == 1 && consecutive(access.at)) {
             std::memcpy(d[0], reinterpret_cast<const void *>(access.at[0]), sizeof d[0]);
@@ -245,11 +255,14 @@ enum class Store { byte, byte_high, half, half_high, word };
 
 template <Store kind, unsigned words>
 void store(Wave &w, const Op &op) {
-    constexpr unsigned bytes = kind == Store::word ? 4 * words : kind == Store::byte || kind == Store::byte_high ? 1 : 2;
+    constexpr unsigned bytes = kind == Store::word                               ? 4 * words
+                               : kind == Store::byte || kind == Store::byte_high ? 1
+                                                                                 : 2;
     Access access;
     if (!addresses(w, op, bytes, true, access)) return;
-    const uint32_t(*d)[lanes] = w.v + op.i.data[0];
-    if (kind == Store::word && words == 1 && access.active == ~uint64_t{0} && access.dense && consecutive(access.at)) {
+    const uint32_t (*d)[lanes] = w.v + op.i.data[0];
+    if (kind == Store::word && words == 1 && access.active == ~uint64_t{0} && access.dense &&
+        consecutive(access.at)) {
         std::memcpy(reinterpret_cast<void *>(access.at[0]), d[0], sizeof d[0]);
         return;
     }
@@ -312,7 +325,9 @@ void atomic(Wave &w, const Op &op) {
             old = __atomic_load_n(place, __ATOMIC_RELAXED);
             while (true) {
                 Bits wanted = std::bit_cast<Bits>(F{}(std::bit_cast<T>(old), data, second));
-                if (__atomic_compare_exchange_n(place, &old, wanted, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) break;
+                if (__atomic_compare_exchange_n(place, &old, wanted, true, __ATOMIC_SEQ_CST,
+                                                __ATOMIC_RELAXED))
+                    break;
             }
         }
         if (i.glc) set_data<T>(w.v + i.vdst, l, std::bit_cast<T>(old));
@@ -325,15 +340,25 @@ inline uint8_t *lds_place(const Wave &w, uint64_t address, unsigned bytes) {
     return address + bytes <= w.group->lds_bytes ? w.group->lds + address : nullptr;
 }
 
-// Whether all lanes of `mask` are within LDS with all of their bytes.
-inline bool lds_inside(const Wave &w, const uint32_t *address, uint64_t mask, uint64_t bytes) {
-    uint32_t most = 0;
-    if (mask == ~uint64_t{0})
-        for (unsigned l = 0; l < lanes; ++l) most = address[l] > most ? address[l] : most;
-    else
-        for (unsigned l = 0; l < lanes; ++l) most = (mask >> l & 1) && address[l] > most ? address[l] : most;
-    return most + bytes <= w.group->lds_bytes;
-}
+// The lowest and the highest address of the lanes of `mask`.
+struct Extent {
+    uint32_t low = 0, high = 0;
+    Extent(const uint32_t *address, uint64_t mask) {
+        if (!mask) return;
+        low = high = address[std::countr_zero(mask)];
+        if (mask == ~uint64_t{0}) {
+            for (unsigned l = 0; l < lanes; ++l) low = address[l] < low ? address[l] : low;
+            for (unsigned l = 0; l < lanes; ++l) high = address[l] > high ? address[l] : high;
+        } else {
+            for (; mask; mask &= mask - 1) {
+                uint32_t a = address[std::countr_zero(mask)];
+                low = a < low ? a : low;
+                high = a > high ? a : high;
+            }
+        }
+    }
+    bool within(const Wave &w, uint64_t bytes) const { return high + bytes <= w.group->lds_bytes; }
+};
 
 // A word of LDS for each lane of `mask`, each at `base` and its own offset.
 inline void gather(uint32_t *result, const uint8_t *base, const uint32_t *offset, uint64_t mask) {
@@ -371,7 +396,15 @@ inline void scatter(const uint32_t *data, uint8_t *base, const uint32_t *offset,
 
 // Words of LDS, whose addresses are within it; the registers that are written may hold the addresses.
 template <unsigned words>
-inline void gather_words(uint32_t (*d)[lanes], const uint8_t *base, const uint32_t *address, uint64_t mask) {
+inline void gather_words(uint32_t (*d)[lanes], const uint8_t *base, const uint32_t *address, uint64_t mask,
+                         const Extent &extent) {
+    if (mask == ~uint64_t{0} && extent.low == extent.high) {  // often, all lanes read the same words
+        for (unsigned n = 0; n < words; ++n) {
+            uint32_t word = get<uint32_t>(base + extent.low + 4 * n);
+            for (unsigned l = 0; l < lanes; ++l) d[n][l] = word;
+        }
+        return;
+    }
     alignas(64) uint32_t offset[lanes];
     if (words > 1) {
         std::memcpy(offset, address, sizeof offset);
@@ -383,10 +416,14 @@ inline void gather_words(uint32_t (*d)[lanes], const uint8_t *base, const uint32
 template <Load kind, unsigned words>
 void lds_read(Wave &w, const Op &op) {
     constexpr unsigned bytes = words > 1 ? 4 * words : load_bytes(kind);
-    if (kind == Load::word && lds_inside(w, w.v[op.i.addr], w.exec(), uint32_t(op.i.offset) + uint64_t{bytes}))
-        return gather_words<words>(w.v + op.i.vdst, w.group->lds + op.i.offset, w.v[op.i.addr], w.exec());
+    if constexpr (kind == Load::word) {
+        Extent extent(w.v[op.i.addr], w.exec());
+        if (extent.within(w, uint32_t(op.i.offset) + uint64_t{bytes}))
+            return gather_words<words>(w.v + op.i.vdst, w.group->lds + op.i.offset, w.v[op.i.addr], w.exec(),
+                                       extent);
+    }
     const uint32_t *address = w.v[op.i.addr];
-    uint32_t(*d)[lanes] = w.v + op.i.vdst;
+    uint32_t (*d)[lanes] = w.v + op.i.vdst;
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
         const uint8_t *at = lds_place(w, uint64_t{address[l]} + uint32_t(op.i.offset), bytes);
@@ -397,11 +434,16 @@ void lds_read(Wave &w, const Op &op) {
 
 template <Store kind, unsigned words>
 void lds_write(Wave &w, const Op &op) {
-    constexpr unsigned bytes = kind == Store::word ? 4 * words : kind == Store::byte || kind == Store::byte_high ? 1 : 2;
-    if (kind == Store::word && words == 1 && lds_inside(w, w.v[op.i.addr], w.exec(), uint32_t(op.i.offset) + uint64_t{bytes}))
-        return scatter(w.v[op.i.data[0]], w.group->lds + op.i.offset, w.v[op.i.addr], w.exec());
+    constexpr unsigned bytes = kind == Store::word                               ? 4 * words
+                               : kind == Store::byte || kind == Store::byte_high ? 1
+                                                                                 : 2;
+    if constexpr (kind == Store::word && words == 1) {
+        Extent extent(w.v[op.i.addr], w.exec());
+        if (extent.within(w, uint32_t(op.i.offset) + uint64_t{bytes}))
+            return scatter(w.v[op.i.data[0]], w.group->lds + op.i.offset, w.v[op.i.addr], w.exec());
+    }
     const uint32_t *address = w.v[op.i.addr];
-    const uint32_t(*d)[lanes] = w.v + op.i.data[0];
+    const uint32_t (*d)[lanes] = w.v + op.i.data[0];
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
         uint8_t *at = lds_place(w, uint64_t{address[l]} + uint32_t(op.i.offset), bytes);
@@ -427,11 +469,13 @@ void lds_read2(Wave &w, const Op &op) {
     constexpr unsigned words = sizeof(T) / 4;
     const uint32_t offset[2] = {uint32_t(op.i.offset & 0xFF) * unsigned{sizeof(T)} * scale,
                                 uint32_t(op.i.offset >> 8 & 0xFF) * unsigned{sizeof(T)} * scale};
-    if (lds_inside(w, w.v[op.i.addr], w.exec(), uint64_t{most(offset[0], offset[1])} + sizeof(T))) {
+    Extent extent(w.v[op.i.addr], w.exec());
+    if (extent.within(w, uint64_t{most(offset[0], offset[1])} + sizeof(T))) {
         alignas(64) uint32_t address[lanes];
         std::memcpy(address, w.v[op.i.addr], sizeof address);
         for (unsigned n = 0; n < 2; ++n)
-            gather_words<words>(w.v + op.i.vdst + n * words, w.group->lds + offset[n], address, w.exec());
+            gather_words<words>(w.v + op.i.vdst + n * words, w.group->lds + offset[n], address, w.exec(),
+                                extent);
         return;
     }
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
@@ -495,7 +539,8 @@ void lds_atomic_src2(Wave &w, const Op &op) {
         uint32_t a = w.v[op.i.addr][l];
         // Bit 15 of the offset chooses between an offset in words and the upper half of the address.
         int32_t words = offset & 0x8000 ? int32_t(a) >> 17 : int32_t(offset << 17) >> 17;
-        uint64_t first = offset & 0x8000 ? a & 0x1FFFF : a, second = uint32_t(int32_t(uint32_t(first)) + words * 4);
+        uint64_t first = offset & 0x8000 ? a & 0x1FFFF : a,
+                 second = uint32_t(int32_t(uint32_t(first)) + words * 4);
         uint8_t *to = lds_place(w, first, sizeof(T)), *from = lds_place(w, second, sizeof(T));
         if (!to) continue;
         T data = from ? get<T>(from) : T{};
@@ -552,7 +597,9 @@ inline void ds_swizzle(Wave &w, const Op &op) {
 
 struct MemoryAdder {
     Registry &registry;
-    void add(const std::string &name, Handler handler) { registry[intern(name)] = {handler, nullptr, Type::none, {}}; }
+    void add(const std::string &name, Handler handler) {
+        registry[intern(name)] = {handler, nullptr, Type::none, {}};
+    }
     void add_everywhere(const std::string &name, Handler handler) {
         for (const char *prefix : {"flat_", "global_", "scratch_", "buffer_"}) add(prefix + name, handler);
     }
@@ -623,7 +670,8 @@ inline void add_memory(Registry &registry) {
         {"store_byte", "write_b8", store<Store::byte, 1>, lds_write<Store::byte, 1>},
         {"store_byte_d16_hi", "write_b8_d16_hi", store<Store::byte_high, 1>, lds_write<Store::byte_high, 1>},
         {"store_short", "write_b16", store<Store::half, 1>, lds_write<Store::half, 1>},
-        {"store_short_d16_hi", "write_b16_d16_hi", store<Store::half_high, 1>, lds_write<Store::half_high, 1>},
+        {"store_short_d16_hi", "write_b16_d16_hi", store<Store::half_high, 1>,
+         lds_write<Store::half_high, 1>},
         {"store_dword", "write_b32", store<Store::word, 1>, lds_write<Store::word, 1>},
         {"store_dwordx2", "write_b64", store<Store::word, 2>, lds_write<Store::word, 2>},
         {"store_dwordx3", "write_b96", store<Store::word, 3>, lds_write<Store::word, 3>},
@@ -652,8 +700,10 @@ inline void add_memory(Registry &registry) {
     a.atomics<uint32_t, 2>("", "wrap_b32", [](uint32_t old, uint32_t data, uint32_t second) {
         return old >= data ? old - data : old + second;
     });
-    a.add("ds_write_src2_b32", lds_atomic_src2<decltype([](uint32_t, uint32_t d, uint32_t) { return d; }), uint32_t>);
-    a.add("ds_write_src2_b64", lds_atomic_src2<decltype([](uint64_t, uint64_t d, uint64_t) { return d; }), uint64_t>);
+    a.add("ds_write_src2_b32",
+          lds_atomic_src2<decltype([](uint32_t, uint32_t d, uint32_t) { return d; }), uint32_t>);
+    a.add("ds_write_src2_b64",
+          lds_atomic_src2<decltype([](uint64_t, uint64_t d, uint64_t) { return d; }), uint64_t>);
     // The data is stored where its highest bit is set, which is not stored with it.
     a.add("ds_condxchg32_rtn_b64", [](Wave &w, const Op &op) {
         for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {

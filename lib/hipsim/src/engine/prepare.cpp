@@ -13,13 +13,14 @@ bool is_float(Type type) { return type == Type::f32 || type == Type::f64 || type
 bool is_half(Type type) { return type == Type::b16 || type == Type::f16; }
 
 bool is_constant(unsigned operand) {
-    return (operand >= isa::zero && operand <= 208) || (operand >= isa::half_float && operand <= isa::inverse_2pi) ||
-           operand == isa::literal;
+    return (operand >= isa::zero && operand <= 208) ||
+           (operand >= isa::half_float && operand <= isa::inverse_2pi) || operand == isa::literal;
 }
 
 uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
     static constexpr double floats[] = {0.5, -0.5, 1, -1, 2, -2, 4, -4};
-    static constexpr uint16_t halves[] = {0x3800, 0xB800, 0x3C00, 0xBC00, 0x4000, 0xC000, 0x4400, 0xC400, 0x3118};
+    static constexpr uint16_t halves[] = {0x3800, 0xB800, 0x3C00, 0xBC00, 0x4000,
+                                          0xC000, 0x4400, 0xC400, 0x3118};
     bool wide = type == Type::f64 || type == Type::b64 || type == Type::i64;
     bool half = is_half(type) || type == Type::packed16 || type == Type::packed_f16;
     if (operand == isa::literal) {
@@ -51,7 +52,8 @@ std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) 
     if (!packed && (i.op_sel & 8) && !is_half(semantics.dst)) return "op_sel of a 32-bit result";
     bool comparison = i.dst < isa::vgpr0 && std::string_view(i.opcode->name).starts_with("v_cmp");
     if (i.omod && (!is_float(semantics.dst) || comparison)) return "omod of an integer";
-    if (i.clamp && (comparison || !(is_float(semantics.dst) || semantics.dst == Type::packed_f16 || semantics.run_clamped)))
+    if (i.clamp && (comparison ||
+                    !(is_float(semantics.dst) || semantics.dst == Type::packed_f16 || semantics.run_clamped)))
         return "clamp";
     return "";
 }
@@ -108,14 +110,15 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (found == registry().end()) return "unsupported instruction";
     const Semantics &semantics = found->second;
     Format format = i.opcode->format;
-    bool vector = format == Format::vop1 || format == Format::vop2 || format == Format::vopc || format == Format::vop3 ||
-                  format == Format::vop3p;
+    bool vector = format == Format::vop1 || format == Format::vop2 || format == Format::vopc ||
+                  format == Format::vop3 || format == Format::vop3p;
     std::string why = vector ? bad_modifier(i, semantics) : bad_memory(i);
     if (why.empty()) why = bad_register(i);
     if (!why.empty()) return "unsupported: " + why;
 
     op.run = semantics.run;
-    if (i.clamp && vector && !is_float(semantics.dst) && semantics.dst != Type::packed_f16) op.run = semantics.run_clamped;
+    if (i.clamp && vector && !is_float(semantics.dst) && semantics.dst != Type::packed_f16)
+        op.run = semantics.run_clamped;
     op.vector = vector;
     op.dst = i.dst >= isa::vgpr0 ? i.dst - isa::vgpr0 : i.dst;
     op.plain_dst = !i.omod && !i.clamp && i.variant != isa::dpp && (i.variant != isa::sdwa || i.dst_sel == 6);
@@ -125,7 +128,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (semantics.accumulates) i.src[2] = i.dst;
     bool has_c = i.opcode->width('C') || semantics.accumulates || semantics.src[2] != Type::none;
     if (i.opcode->width('L') && vector) {
-        bool before = std::string_view(i.opcode->operands).find('L') < std::string_view(i.opcode->operands).find('B');
+        bool before =
+            std::string_view(i.opcode->operands).find('L') < std::string_view(i.opcode->operands).find('B');
         i.src[2] = before ? i.src[1] : uint16_t{isa::literal};
         if (before) i.src[1] = isa::literal;
     }
@@ -134,14 +138,16 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (i.dst >= isa::vgpr0 && op.dst + width_d > 256) return "unsupported: a VGPR beyond the last";
     if (i.opcode->width('S') && i.sdst > 126) return "unsupported: destination";
 
-    const bool used[3] = {i.opcode->width('A') > 0, i.opcode->width('B') > 0 || (vector && i.opcode->width('L')), has_c};
+    const bool used[3] = {i.opcode->width('A') > 0,
+                          i.opcode->width('B') > 0 || (vector && i.opcode->width('L')), has_c};
     const char letters[3] = {'A', 'B', 'C'};
     for (unsigned n = 0; n < 3; ++n) {
         if (!used[n]) continue;
         Source &source = op.src[n];
         unsigned operand = i.src[n], width = i.opcode->width(letters[n]);
         if (n == 2 && semantics.accumulates) width = width_d;
-        bool modified = ((i.abs | i.neg | i.op_sel | i.neg_hi) >> n & 1) || (i.variant == isa::dpp && n == 0) ||
+        bool modified = ((i.abs | i.neg | i.op_sel | i.neg_hi) >> n & 1) ||
+                        (i.variant == isa::dpp && n == 0) ||
                         (i.variant == isa::sdwa && n < 2 && i.sel[n] != 6);
         if (operand >= isa::vgpr0) {
             source.index = uint16_t(operand - isa::vgpr0);

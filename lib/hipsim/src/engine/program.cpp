@@ -15,9 +15,13 @@ std::string hexadecimal(uint64_t value) {
 }
 
 bool is_branch(std::string_view name) { return name == "s_branch" || name.starts_with("s_cbranch_"); }
-bool ends_flow(std::string_view name) { return name == "s_endpgm" || name == "s_branch" || name == "s_setpc_b64"; }
+bool ends_flow(std::string_view name) {
+    return name == "s_endpgm" || name == "s_branch" || name == "s_setpc_b64";
+}
 
-uint64_t branch_target(const isa::Instruction &i, uint64_t address) { return address + 4 + int64_t{i.simm} * 4; }
+uint64_t branch_target(const isa::Instruction &i, uint64_t address) {
+    return address + 4 + int64_t{i.simm} * 4;
+}
 
 // Follows the usual way to a function's address: s_getpc, then s_add_u32 and s_addc_u32 of constants.
 class KnownPairs {
@@ -76,8 +80,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             isa::Instruction i;
             if (address % 4 == 0 && address >= begin && address < end)
                 i = isa::decode(reinterpret_cast<const uint32_t *>(host(address)), end - address);
-            else
-                i.size = 0;
+            else i.size = 0;
             Op probe;
             std::string why = i.size ? prepare(i, address, probe) : "no code";
             if (!why.empty()) {
@@ -148,7 +151,8 @@ bool Program::unchanged(Memory &memory) const {
     bool may_write = false;
     for (const Stretch &stretch : stretches_) {
         uint64_t bytes = 4 * stretch.words.size();
-        if (stretch.address < begin || stretch.address >= end) memory.range(stretch.address, &begin, &end, &may_write);
+        if (stretch.address < begin || stretch.address >= end)
+            memory.range(stretch.address, &begin, &end, &may_write);
         if (stretch.address < begin || stretch.address >= end || end - stretch.address < bytes) return false;
         if (std::memcmp(host(stretch.address), stretch.words.data(), bytes) != 0) return false;
     }

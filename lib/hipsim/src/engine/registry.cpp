@@ -7,7 +7,8 @@
 namespace hipsim {
 
 const char *intern(const std::string &name) {
-    static auto *names = new std::deque<std::string>;  // never destroyed: waves may run while the process exits
+    static auto *names =
+        new std::deque<std::string>;  // never destroyed: waves may run while the process exits
     return names->emplace_back(name).c_str();
 }
 
@@ -21,7 +22,8 @@ const Registry &registry() {
         auto at_most = [&](std::string_view level) { return wanted.empty() || wanted == level; };
         bool has_avx2 = false, has_avx512 = false;
 #ifdef __x86_64__
-        has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+        has_avx2 =
+            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
         has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                      __builtin_cpu_supports("avx512cd");

@@ -15,7 +15,7 @@ enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, p
 
 struct Semantics {
     Handler run = nullptr;
-    Handler run_clamped = nullptr;     // of integers with the clamp bit; null: clamp is not supported
+    Handler run_clamped = nullptr;  // of integers with the clamp bit; null: clamp is not supported
     Type dst = Type::none;
     Type src[3] = {};
     bool accumulates = false;      // the third source is the destination

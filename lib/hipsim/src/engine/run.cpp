@@ -43,8 +43,16 @@ struct Descriptor {
                (resources1 >> 26 & 1) << 23;
     }
 };
-enum Property { private_buffer, dispatch_pointer, queue_pointer, kernarg_pointer, dispatch_identifier, scratch_init,
-                private_size, wave32 = 10 };
+enum Property {
+    private_buffer,
+    dispatch_pointer,
+    queue_pointer,
+    kernarg_pointer,
+    dispatch_identifier,
+    scratch_init,
+    private_size,
+    wave32 = 10
+};
 
 template <class T>
 T read(uint64_t address) {
@@ -75,7 +83,8 @@ bool read_descriptor(const Launch &launch, Memory &memory, Descriptor &d, Fault 
 // Memory that is aligned for vectors and, until it is used, not there.
 class Pages {
   public:
-    explicit Pages(std::size_t bytes) : at_(bytes ? std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096) : nullptr) {
+    explicit Pages(std::size_t bytes)
+        : at_(bytes ? std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096) : nullptr) {
         if (bytes && !at_) throw std::bad_alloc();
     }
     Pages(const Pages &) = delete;
@@ -129,13 +138,21 @@ uint64_t next_random(uint64_t &state) {
 // A dispatch in progress. Threads take workgroups from it until there are no more.
 class Dispatch : public Job {
   public:
-    Dispatch(const Launch &launch, Memory &memory, const Target &target, Services &services, const Descriptor &descriptor,
-             const Shape &shape, std::shared_ptr<Program> program)
-        : launch_(launch), memory_(memory), target_(target), services_(services), descriptor_(descriptor), shape_(shape),
-          program_(std::move(program)), random_(target.hostile) {
-        uint64_t of_units = uint64_t{target.compute_units} * std::max<uint64_t>(1, target.waves_per_unit / shape.waves);
+    Dispatch(const Launch &launch, Memory &memory, const Target &target, Services &services,
+             const Descriptor &descriptor, const Shape &shape, std::shared_ptr<Program> program)
+        : launch_(launch),
+          memory_(memory),
+          target_(target),
+          services_(services),
+          descriptor_(descriptor),
+          shape_(shape),
+          program_(std::move(program)),
+          random_(target.hostile) {
+        uint64_t of_units =
+            uint64_t{target.compute_units} * std::max<uint64_t>(1, target.waves_per_unit / shape.waves);
         if (shape.lds_bytes)
-            of_units = std::min(of_units, uint64_t{target.compute_units} * std::max(1u, target.group_bytes_per_unit / shape.lds_bytes));
+            of_units = std::min(of_units, uint64_t{target.compute_units} *
+                                              std::max(1u, target.group_bytes_per_unit / shape.lds_bytes));
         most_resident_ = std::max<uint64_t>(1, of_units);
     }
 
@@ -294,7 +311,8 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     w.next = program_->entry();
     w.index = index;
     w.vgprs = descriptor_.vgprs();
-    w.v = reinterpret_cast<Vgpr *>(resident.vgprs->get() + std::size_t{index} * vgprs_of_a_wave * sizeof(Vgpr));
+    w.v =
+        reinterpret_cast<Vgpr *>(resident.vgprs->get() + std::size_t{index} * vgprs_of_a_wave * sizeof(Vgpr));
     std::memset(static_cast<void *>(w.v), target_.hostile ? 0xA5 : 0, w.vgprs * sizeof(Vgpr));
     w.scratch_bytes = uint64_t{shape_.private_bytes} * lanes;
     w.scratch = w.scratch_bytes ? resident.scratch->get() + index * w.scratch_bytes : nullptr;
@@ -322,7 +340,8 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     for (unsigned d = 0; d < 3; ++d)
         if (descriptor_.resources2 >> (7 + d) & 1) w.s[n++] = resident.group.id[d];
     if (descriptor_.resources2 >> 10 & 1) w.s[n++] = uint32_t(resident.waves.size());
-    if (descriptor_.resources2 & 1) w.s[n++] = 0;  // the offset of the wave's scratch from the base, which is its own
+    if (descriptor_.resources2 & 1)
+        w.s[n++] = 0;  // the offset of the wave's scratch from the base, which is its own
 
     for (unsigned l = 0; l < lanes; ++l) {
         uint32_t item = index * lanes + l;
@@ -452,7 +471,8 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     Shape shape = {};
     shape.total = 1;
     for (unsigned d = 0; d < 3; ++d) {
-        if (launch.group[d] == 0 || launch.grid[d] == 0) return refuse("a grid or workgroup without work-items");
+        if (launch.group[d] == 0 || launch.grid[d] == 0)
+            return refuse("a grid or workgroup without work-items");
         items *= launch.group[d];
         if (items > 1024) return refuse("a workgroup of more than 1024 work-items");
         shape.groups[d] = uint32_t((uint64_t{launch.grid[d]} + launch.group[d] - 1) / launch.group[d]);

@@ -39,7 +39,9 @@ struct One {
 };
 template <class F, class D, class A, class B>
 struct Two {
-    static void run(Wave &w, const Op &op) { set<D>(w, op.dst, D(F{}(get<A>(w, op, 0), get<B>(w, op, 1), w))); }
+    static void run(Wave &w, const Op &op) {
+        set<D>(w, op.dst, D(F{}(get<A>(w, op, 0), get<B>(w, op, 1), w)));
+    }
 };
 template <class F, class A, class B>
 struct Comparison {
@@ -61,7 +63,9 @@ struct SaveExec {  // F(source, EXEC) becomes EXEC; the destination gets the old
 };
 
 template <class T>
-constexpr Type type_of = sizeof(T) == 4 ? Type::b32 : std::is_signed_v<T> ? Type::i64 : Type::b64;
+constexpr Type type_of = sizeof(T) == 4        ? Type::b32
+                         : std::is_signed_v<T> ? Type::i64
+                                               : Type::b64;
 
 struct Adder {
     Registry &registry;
@@ -85,7 +89,8 @@ struct Adder {
     void save_exec(const char *name, F) {
         registry[name] = {&SaveExec<F, writes_source>::run, nullptr, Type::b64, {Type::b64}};
     }
-    void custom(const char *name, Handler handler, Type dst = Type::none, Type a = Type::none, Type b = Type::none) {
+    void custom(const char *name, Handler handler, Type dst = Type::none, Type a = Type::none,
+                Type b = Type::none) {
         registry[name] = {handler, nullptr, dst, {a, b}};
     }
 };
@@ -135,8 +140,15 @@ i32 first_one(T x) {
 }
 
 void add_arithmetic(Adder &a) {
-    a.two<u32, u32, u32>("s_add_u32", [](u32 x, u32 y, Wave &w) { u32 r = x + y; w.scc = r < x; return r; });
-    a.two<u32, u32, u32>("s_sub_u32", [](u32 x, u32 y, Wave &w) { w.scc = x < y; return x - y; });
+    a.two<u32, u32, u32>("s_add_u32", [](u32 x, u32 y, Wave &w) {
+        u32 r = x + y;
+        w.scc = r < x;
+        return r;
+    });
+    a.two<u32, u32, u32>("s_sub_u32", [](u32 x, u32 y, Wave &w) {
+        w.scc = x < y;
+        return x - y;
+    });
     a.two<u32, i32, i32>("s_add_i32", [](i32 x, i32 y, Wave &w) {
         i32 r;
         w.scc = __builtin_add_overflow(x, y, &r);
@@ -157,10 +169,22 @@ void add_arithmetic(Adder &a) {
         w.scc = r >> 63;
         return u32(r);
     });
-    a.two<u32, i32, i32>("s_min_i32", [](i32 x, i32 y, Wave &w) { w.scc = x < y; return x < y ? x : y; });
-    a.two<u32, u32, u32>("s_min_u32", [](u32 x, u32 y, Wave &w) { w.scc = x < y; return x < y ? x : y; });
-    a.two<u32, i32, i32>("s_max_i32", [](i32 x, i32 y, Wave &w) { w.scc = x > y; return x > y ? x : y; });
-    a.two<u32, u32, u32>("s_max_u32", [](u32 x, u32 y, Wave &w) { w.scc = x > y; return x > y ? x : y; });
+    a.two<u32, i32, i32>("s_min_i32", [](i32 x, i32 y, Wave &w) {
+        w.scc = x < y;
+        return x < y ? x : y;
+    });
+    a.two<u32, u32, u32>("s_min_u32", [](u32 x, u32 y, Wave &w) {
+        w.scc = x < y;
+        return x < y ? x : y;
+    });
+    a.two<u32, i32, i32>("s_max_i32", [](i32 x, i32 y, Wave &w) {
+        w.scc = x > y;
+        return x > y ? x : y;
+    });
+    a.two<u32, u32, u32>("s_max_u32", [](u32 x, u32 y, Wave &w) {
+        w.scc = x > y;
+        return x > y ? x : y;
+    });
     a.two<u32, u32, u32>("s_mul_i32", [](u32 x, u32 y, Wave &) { return x * y; });
     a.two<u32, u32, u32>("s_mul_hi_u32", [](u32 x, u32 y, Wave &) { return u32(u64{x} * y >> 32); });
     a.two<u32, i32, i32>("s_mul_hi_i32", [](i32 x, i32 y, Wave &) { return u32(i64{x} * y >> 32); });
@@ -184,7 +208,9 @@ void add_arithmetic(Adder &a) {
     a.one<u32, u32>("s_sext_i32_i16", [](u32 x, Wave &) { return u32(i32(int16_t(x))); });
 
     a.immediate("s_movk_i32", [](Wave &, u32 &d, i32 k) { d = u32(k); });
-    a.immediate("s_cmovk_i32", [](Wave &w, u32 &d, i32 k) { if (w.scc) d = u32(k); });
+    a.immediate("s_cmovk_i32", [](Wave &w, u32 &d, i32 k) {
+        if (w.scc) d = u32(k);
+    });
     a.immediate("s_addk_i32", [](Wave &w, u32 &d, i32 k) {
         i32 r;
         w.scc = __builtin_add_overflow(i32(d), k, &r);
@@ -208,14 +234,16 @@ void add_logic(Adder &a, const std::string &type) {
     constexpr u32 mask = 8 * sizeof(T) - 1;
     a.two<T, T, u32>(name("lshl"), [](T x, u32 y, Wave &w) { return with_scc<T>(w, x << (y & mask)); });
     a.two<T, T, u32>(name("lshr"), [](T x, u32 y, Wave &w) { return with_scc<T>(w, x >> (y & mask)); });
-    a.two<T, u32, u32>(name("bfm"), [](u32 x, u32 y, Wave &) { return ((T(1) << (x & mask)) - 1) << (y & mask); });
+    a.two<T, u32, u32>(name("bfm"),
+                       [](u32 x, u32 y, Wave &) { return ((T(1) << (x & mask)) - 1) << (y & mask); });
     a.one<T, T>(name("mov"), [](T x, Wave &) { return x; });
     a.one<T, T>(name("not"), [](T x, Wave &w) { return with_scc<T>(w, ~x); });
     a.one<T, T>(name("brev"), [](T x, Wave &) { return reversed(x); });
     a.one<T, T>(name("wqm"), [](T x, Wave &w) { return with_scc<T>(w, whole_quads(x)); });
     a.one<T, T>(name("quadmask"), [](T x, Wave &w) { return with_scc<T>(w, quad_mask(x)); });
     auto counting = [&](const char *stem) { return intern(std::string("s_") + stem + "_i32" + type); };
-    a.one<u32, T>(counting("bcnt0"), [](T x, Wave &w) { return with_scc<u32>(w, u32(std::popcount(T(~x)))); });
+    a.one<u32, T>(counting("bcnt0"),
+                  [](T x, Wave &w) { return with_scc<u32>(w, u32(std::popcount(T(~x)))); });
     a.one<u32, T>(counting("bcnt1"), [](T x, Wave &w) { return with_scc<u32>(w, u32(std::popcount(x))); });
     a.one<u32, T>(counting("ff0"), [](T x, Wave &) { return u32(first_one(T(~x))); });
     a.one<u32, T>(counting("ff1"), [](T x, Wave &) { return u32(first_one(x)); });
@@ -224,41 +252,63 @@ void add_logic(Adder &a, const std::string &type) {
     auto bit1 = [](T x, u32 y) { return bool(x >> (y & mask) & 1); };
     a.compare<T, decltype(bit0), u32>(name("bitcmp0"), bit0);
     a.compare<T, decltype(bit1), u32>(name("bitcmp1"), bit1);
-    a.custom(name("cmov"), [](Wave &w, const Op &op) { if (w.scc) set<T>(w, op.dst, get<T>(w, op, 0)); },
-             type_of<T>, type_of<T>);
-    a.custom(name("bitset0"), [](Wave &w, const Op &op) {
-        T old = T(sizeof(T) == 8 ? w.pair(op.dst) : w.s[op.dst]);
-        set<T>(w, op.dst, old & ~(T(1) << (get<u32>(w, op, 0) & mask)));
-    }, type_of<T>, Type::b32);
-    a.custom(name("bitset1"), [](Wave &w, const Op &op) {
-        T old = T(sizeof(T) == 8 ? w.pair(op.dst) : w.s[op.dst]);
-        set<T>(w, op.dst, old | T(1) << (get<u32>(w, op, 0) & mask));
-    }, type_of<T>, Type::b32);
+    a.custom(
+        name("cmov"),
+        [](Wave &w, const Op &op) {
+            if (w.scc) set<T>(w, op.dst, get<T>(w, op, 0));
+        },
+        type_of<T>, type_of<T>);
+    a.custom(
+        name("bitset0"),
+        [](Wave &w, const Op &op) {
+            T old = T(sizeof(T) == 8 ? w.pair(op.dst) : w.s[op.dst]);
+            set<T>(w, op.dst, old & ~(T(1) << (get<u32>(w, op, 0) & mask)));
+        },
+        type_of<T>, Type::b32);
+    a.custom(
+        name("bitset1"),
+        [](Wave &w, const Op &op) {
+            T old = T(sizeof(T) == 8 ? w.pair(op.dst) : w.s[op.dst]);
+            set<T>(w, op.dst, old | T(1) << (get<u32>(w, op, 0) & mask));
+        },
+        type_of<T>, Type::b32);
     // Registers whose number M0 is added to.
-    a.custom(name("movrels"), [](Wave &w, const Op &op) {
-        unsigned from = op.i.src[0] + w.s[isa::m0];
-        if (from + sizeof(T) / 4 > 102) return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
-        set<T>(w, op.dst, T(sizeof(T) == 8 ? w.pair(from) : w.s[from]));
-    }, type_of<T>, type_of<T>);
-    a.custom(name("movreld"), [](Wave &w, const Op &op) {
-        unsigned to = op.dst + w.s[isa::m0];
-        if (to + sizeof(T) / 4 > 102) return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
-        set<T>(w, to, get<T>(w, op, 0));
-    }, type_of<T>, type_of<T>);
+    a.custom(
+        name("movrels"),
+        [](Wave &w, const Op &op) {
+            unsigned from = op.i.src[0] + w.s[isa::m0];
+            if (from + sizeof(T) / 4 > 102)
+                return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
+            set<T>(w, op.dst, T(sizeof(T) == 8 ? w.pair(from) : w.s[from]));
+        },
+        type_of<T>, type_of<T>);
+    a.custom(
+        name("movreld"),
+        [](Wave &w, const Op &op) {
+            unsigned to = op.dst + w.s[isa::m0];
+            if (to + sizeof(T) / 4 > 102)
+                return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
+            set<T>(w, to, get<T>(w, op, 0));
+        },
+        type_of<T>, type_of<T>);
 }
 
 void add_bits(Adder &a) {
     add_logic<u32>(a, "_b32");
     add_logic<u64>(a, "_b64");
-    a.two<u32, i32, u32>("s_ashr_i32", [](i32 x, u32 y, Wave &w) { return with_scc<u32>(w, u32(x >> (y & 31))); });
-    a.two<u64, i64, u32>("s_ashr_i64", [](i64 x, u32 y, Wave &w) { return with_scc<u64>(w, u64(x >> (y & 63))); });
+    a.two<u32, i32, u32>("s_ashr_i32",
+                         [](i32 x, u32 y, Wave &w) { return with_scc<u32>(w, u32(x >> (y & 31))); });
+    a.two<u64, i64, u32>("s_ashr_i64",
+                         [](i64 x, u32 y, Wave &w) { return with_scc<u64>(w, u64(x >> (y & 63))); });
     a.two<u32, u32, u32>("s_bfe_u32", [](u32 x, u32 y, Wave &w) { return with_scc(w, field(x, y)); });
     a.two<u32, i32, u32>("s_bfe_i32", [](i32 x, u32 y, Wave &w) { return with_scc(w, field(x, y)); });
     a.two<u64, u64, u32>("s_bfe_u64", [](u64 x, u32 y, Wave &w) { return with_scc(w, field(x, y)); });
     a.two<u64, i64, u32>("s_bfe_i64", [](i64 x, u32 y, Wave &w) { return with_scc(w, field(x, y)); });
     a.two<u32, u32, u32>("s_pack_ll_b32_b16", [](u32 x, u32 y, Wave &) { return (x & 0xFFFF) | y << 16; });
-    a.two<u32, u32, u32>("s_pack_lh_b32_b16", [](u32 x, u32 y, Wave &) { return (x & 0xFFFF) | (y & 0xFFFF0000); });
-    a.two<u32, u32, u32>("s_pack_hh_b32_b16", [](u32 x, u32 y, Wave &) { return x >> 16 | (y & 0xFFFF0000); });
+    a.two<u32, u32, u32>("s_pack_lh_b32_b16",
+                         [](u32 x, u32 y, Wave &) { return (x & 0xFFFF) | (y & 0xFFFF0000); });
+    a.two<u32, u32, u32>("s_pack_hh_b32_b16",
+                         [](u32 x, u32 y, Wave &) { return x >> 16 | (y & 0xFFFF0000); });
     a.one<u32, i32>("s_flbit_i32", [](i32 x, Wave &) { return u32(sign_bits_before(x)); });
     a.one<u32, i64>("s_flbit_i32_i64", [](i64 x, Wave &) { return u32(sign_bits_before(x)); });
     a.one<u64, u32>("s_bitreplicate_b64_b32", [](u32 x, Wave &) {
@@ -341,16 +391,23 @@ void add_branches(Adder &a) {
                              "s_cbranch_cdbgsys_and_user"})
         a.custom(name, nothing);
     a.custom("s_getpc_b64", [](Wave &w, const Op &op) { w.set_pair(op.dst, op.address + 4); }, Type::b64);
-    a.custom("s_setpc_b64", [](Wave &w, const Op &op) { jump(w, op, get<u64>(w, op, 0)); }, Type::none, Type::b64);
-    a.custom("s_swappc_b64", [](Wave &w, const Op &op) {
-        u64 target = get<u64>(w, op, 0);
-        w.set_pair(op.dst, op.address + 4);
-        jump(w, op, target);
-    }, Type::b64, Type::b64);
-    a.custom("s_call_b64", [](Wave &w, const Op &op) {
-        w.set_pair(op.dst, op.address + 4);
-        w.next = op.target;
-    }, Type::b64);
+    a.custom(
+        "s_setpc_b64", [](Wave &w, const Op &op) { jump(w, op, get<u64>(w, op, 0)); }, Type::none, Type::b64);
+    a.custom(
+        "s_swappc_b64",
+        [](Wave &w, const Op &op) {
+            u64 target = get<u64>(w, op, 0);
+            w.set_pair(op.dst, op.address + 4);
+            jump(w, op, target);
+        },
+        Type::b64, Type::b64);
+    a.custom(
+        "s_call_b64",
+        [](Wave &w, const Op &op) {
+            w.set_pair(op.dst, op.address + 4);
+            w.next = op.target;
+        },
+        Type::b64);
 }
 
 void add_control(Adder &a) {
@@ -375,14 +432,18 @@ void add_control(Adder &a) {
         if ((op.i.simm & 0xFF) == 3) return;  // a breakpoint without a debugger
         w.fault(Fault::trap, op, op.address, "trap " + std::to_string(op.i.simm & 0xFF));
     });
-    for (const char *name : {"s_nop", "s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
-                             "s_ttracedata", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"})
+    for (const char *name :
+         {"s_nop", "s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
+          "s_ttracedata", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"})
         a.custom(name, nothing);
-    a.custom("s_set_gpr_idx_on", [](Wave &w, const Op &op) {
-        w.index_mode = op.i.src[1] & 15;
-        w.s[isa::m0] = (w.s[isa::m0] & ~0xF0FFu) | (get<u32>(w, op, 0) & 0xFF) | u32{w.index_mode} << 12;
-        w.stop();
-    }, Type::none, Type::b32);
+    a.custom(
+        "s_set_gpr_idx_on",
+        [](Wave &w, const Op &op) {
+            w.index_mode = op.i.src[1] & 15;
+            w.s[isa::m0] = (w.s[isa::m0] & ~0xF0FFu) | (get<u32>(w, op, 0) & 0xFF) | u32{w.index_mode} << 12;
+            w.stop();
+        },
+        Type::none, Type::b32);
     a.custom("s_set_gpr_idx_off", [](Wave &w, const Op &) {
         w.index_mode = 0;
         w.stop();
@@ -392,19 +453,29 @@ void add_control(Adder &a) {
         w.s[isa::m0] = (w.s[isa::m0] & ~0xF000u) | u32{w.index_mode} << 12;
         w.stop();
     });
-    a.custom("s_set_gpr_idx_idx", [](Wave &w, const Op &op) {
-        w.s[isa::m0] = (w.s[isa::m0] & ~0xFFu) | (get<u32>(w, op, 0) & 0xFF);
-    }, Type::none, Type::b32);
+    a.custom(
+        "s_set_gpr_idx_idx",
+        [](Wave &w, const Op &op) { w.s[isa::m0] = (w.s[isa::m0] & ~0xFFu) | (get<u32>(w, op, 0) & 0xFF); },
+        Type::none, Type::b32);
 }
 
 // Hardware registers, by the number in s_getreg and s_setreg.
-enum Register : unsigned { mode = 1, status = 2, trap_status = 3, hw_id = 4, gpr_alloc = 5, lds_alloc = 6, ib_status = 7,
-                           memory_bases = 15 };
+enum Register : unsigned {
+    mode = 1,
+    status = 2,
+    trap_status = 3,
+    hw_id = 4,
+    gpr_alloc = 5,
+    lds_alloc = 6,
+    ib_status = 7,
+    memory_bases = 15
+};
 
 u32 read_register(const Wave &w, unsigned number) {
     switch (number) {
         case mode: return w.mode;
-        case status: return u32{w.scc} | u32{w.exec() == 0} << 9 | u32{w.pair(isa::vcc) == 0} << 10 | 1u << 16;
+        case status:
+            return u32{w.scc} | u32{w.exec() == 0} << 9 | u32{w.pair(isa::vcc) == 0} << 10 | 1u << 16;
         case trap_status: return w.trap_status;
         case hw_id: return w.index & 15;
         case gpr_alloc: return (w.vgprs / 4 - 1) << 8;
@@ -431,10 +502,13 @@ void set_register(Wave &w, const Op &op, u32 value) {
 }
 
 void add_registers(Adder &a) {
-    a.custom("s_getreg_b32", [](Wave &w, const Op &op) {
-        Part part(op);
-        w.s[op.dst] = read_register(w, part.number) >> part.offset & part.mask();
-    }, Type::b32);
+    a.custom(
+        "s_getreg_b32",
+        [](Wave &w, const Op &op) {
+            Part part(op);
+            w.s[op.dst] = read_register(w, part.number) >> part.offset & part.mask();
+        },
+        Type::b32);
     a.custom("s_setreg_b32", [](Wave &w, const Op &op) { set_register(w, op, w.s[op.dst]); }, Type::b32);
     a.custom("s_setreg_imm32_b32", [](Wave &w, const Op &op) { set_register(w, op, op.i.literal); });
 }

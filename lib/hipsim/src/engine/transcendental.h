@@ -20,8 +20,15 @@ inline double exp2_of(double x) {
     if (!(x == x)) clamped = 0;
     double whole = nearest(clamped);
     double t = (clamped - whole) * 0.693147180559945309417;
-    double sum = 1 + t * (1 + t * (1 / 2. + t * (1 / 6. + t * (1 / 24. + t * (1 / 120. + t * (1 / 720. +
-                 t * (1 / 5040. + t * (1 / 40320. + t * (1 / 362880. + t * (1 / 3628800.))))))))));
+    double sum =
+        1 +
+        t * (1 + t * (1 / 2. +
+                      t * (1 / 6. +
+                           t * (1 / 24. +
+                                t * (1 / 120. +
+                                     t * (1 / 720. +
+                                          t * (1 / 5040. + t * (1 / 40320. + t * (1 / 362880. +
+                                                                                  t * (1 / 3628800.))))))))));
     double scale = std::bit_cast<double>(uint64_t(int64_t(whole) + 1023) << 52);
     return x == x ? sum * scale : x;
 }
@@ -33,8 +40,10 @@ inline double log2_of(double x) {
     int64_t exponent = int64_t(shifted) >> 52;
     double m = std::bit_cast<double>(bits - (uint64_t(exponent) << 52));
     double t = (m - 1) / (m + 1), s = t * t;
-    double sum = t * (2 + s * (2 / 3. + s * (2 / 5. + s * (2 / 7. + s * (2 / 9. + s * (2 / 11. + s * (2 / 13. +
-                 s * (2 / 15.))))))));
+    double sum =
+        t * (2 + s * (2 / 3. +
+                      s * (2 / 5. +
+                           s * (2 / 7. + s * (2 / 9. + s * (2 / 11. + s * (2 / 13. + s * (2 / 15.))))))));
     double result = double(exponent) + sum * 1.44269504088896340736;
     if (x == 0) result = -INFINITY;
     if (x == INFINITY) result = INFINITY;
@@ -44,8 +53,11 @@ inline double log2_of(double x) {
 // sin(2π f) for |f| ≤ ¼.
 inline double sine_of_turns(double f) {
     double y = f * 6.28318530717958647693, s = y * y;
-    return y * (1 + s * (-1 / 6. + s * (1 / 120. + s * (-1 / 5040. + s * (1 / 362880. + s * (-1 / 39916800. +
-           s * (1 / 6227020800. + s * (-1 / 1307674368000.))))))));
+    return y * (1 + s * (-1 / 6. +
+                         s * (1 / 120. +
+                              s * (-1 / 5040. + s * (1 / 362880. + s * (-1 / 39916800. +
+                                                                        s * (1 / 6227020800. +
+                                                                             s * (-1 / 1307674368000.))))))));
 }
 
 // x in turns. Out of the range of ±256 the hardware gives 0 and 1.

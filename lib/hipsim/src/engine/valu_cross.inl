@@ -23,7 +23,8 @@ inline void write_lane(Wave &w, const Op &op) {
 
 inline void swap_registers(Wave &w, const Op &op) {
     uint32_t *a = w.v[op.dst], *b = w.v[op.src[0].index];
-    for (uint64_t rest = w.exec(); rest; rest &= rest - 1) std::swap(a[std::countr_zero(rest)], b[std::countr_zero(rest)]);
+    for (uint64_t rest = w.exec(); rest; rest &= rest - 1)
+        std::swap(a[std::countr_zero(rest)], b[std::countr_zero(rest)]);
 }
 
 // Counts the lanes below this one whose bit is set.
@@ -47,7 +48,8 @@ inline void mqsad_words(Wave &w, const Op &op) {
         alignas(64) uint32_t s2[lanes];
         std::memcpy(s2, w.v[op.src[2].index + n], sizeof s2);
         for (unsigned l = 0; l < lanes; ++l)
-            result[n][l] = sad_bytes(uint32_t((s0[0][l] | uint64_t(s0[1][l]) << 32) >> (8 * n)), s1[l], true) + s2[l];
+            result[n][l] =
+                sad_bytes(uint32_t((s0[0][l] | uint64_t(s0[1][l]) << 32) >> (8 * n)), s1[l], true) + s2[l];
     }
     for (unsigned n = 0; n < 4; ++n) merge(w, w.v[op.dst + n], result[n], w.exec());
 }
@@ -104,7 +106,8 @@ void dot_integer(Wave &w, const Op &op) {
                 unsigned part = n;
                 if (bits == 16) part = (n ? i.op_sel_hi : i.op_sel) >> k & 1;
                 uint32_t field = s[k][l] >> (bits * part) & ((1u << bits) - 1);
-                factor[k] = is_signed ? int64_t(int32_t(field << (32 - bits)) >> (32 - bits)) : int64_t(field);
+                factor[k] =
+                    is_signed ? int64_t(int32_t(field << (32 - bits)) >> (32 - bits)) : int64_t(field);
             }
             sum += factor[0] * factor[1];
         }
@@ -126,7 +129,8 @@ inline void dot_half(Wave &w, const Op &op) {
         for (unsigned n = 0; n < 2; ++n) {
             double factor[2];
             for (unsigned k = 0; k < 2; ++k) {
-                unsigned upper = (n ? i.op_sel_hi : i.op_sel) >> k & 1, sign = (n ? i.neg_hi : i.neg) >> k & 1;
+                unsigned upper = (n ? i.op_sel_hi : i.op_sel) >> k & 1,
+                         sign = (n ? i.neg_hi : i.neg) >> k & 1;
                 factor[k] = widen(uint16_t(s[k][l] >> (16 * upper)) ^ sign << 15);
             }
             sum += factor[0] * factor[1];

@@ -95,8 +95,9 @@ inline V round_even(V x) {  // whatever the rounding mode is
 // x − ⌊x⌋, below 1.
 template <class V>
 inline V fraction_of(V x) {
-    if (is_infinite(x)) return std::bit_cast<V>(FloatBits<V>::most == 255 ? typename FloatBits<V>::bits(0x7FC00000)
-                                                                          : typename FloatBits<V>::bits(0x7FF8000000000000));
+    if (is_infinite(x))
+        return std::bit_cast<V>(FloatBits<V>::most == 255 ? typename FloatBits<V>::bits(0x7FC00000)
+                                                          : typename FloatBits<V>::bits(0x7FF8000000000000));
     V result = x - std::floor(x);
     constexpr V below_one = V(1) - (FloatBits<V>::fraction == 23 ? V(0x1p-24) : V(0x1p-53));
     return result > below_one ? below_one : result;
@@ -189,7 +190,8 @@ struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale u
     static void run(Wave &w, const Op &op) {
         using V = typename D::value;
         alignas(64) V buffer[3][lanes], result[lanes];
-        const V *a = source<S>(w, op, 0, buffer[0]), *b = source<S>(w, op, 1, buffer[1]), *c = source<S>(w, op, 2, buffer[2]);
+        const V *a = source<S>(w, op, 0, buffer[0]), *b = source<S>(w, op, 1, buffer[1]),
+                *c = source<S>(w, op, 2, buffer[2]);
         uint64_t vcc = w.pair(isa::vcc);
         constexpr int by = sizeof(V) == 4 ? 64 : 128;
         Rounding<D> rounding(w);
@@ -261,7 +263,8 @@ inline void add_cube(Adder &a) {
             return x < 0 ? 1 : 0;
         }
     };
-    a.op<F32, F32, F32, F32>("v_cubeid_f32", [](float x, float y, float z) { return float(Cube::face(x, y, z)); });
+    a.op<F32, F32, F32, F32>("v_cubeid_f32",
+                             [](float x, float y, float z) { return float(Cube::face(x, y, z)); });
     a.op<F32, F32, F32, F32>("v_cubesc_f32", [](float x, float y, float z) {
         const float values[] = {negate(z), z, x, x, x, negate(x)};
         return values[Cube::face(x, y, z)];
@@ -288,11 +291,15 @@ inline void add_single(Adder &a) {
     a.op<F32, F32, F32>("v_mul_legacy_f32", legacy);
     a.op<F32, F32, F32>("v_min_f32", [](f32 x, f32 y, bool ieee) { return minimum(x, y, ieee); });
     a.op<F32, F32, F32>("v_max_f32", [](f32 x, f32 y, bool ieee) { return maximum(x, y, ieee); });
-    a.op<F32, F32, F32, F32>("v_min3_f32", [](f32 x, f32 y, f32 z, bool e) { return minimum(minimum(x, y, e), z, e); });
-    a.op<F32, F32, F32, F32>("v_max3_f32", [](f32 x, f32 y, f32 z, bool e) { return maximum(maximum(x, y, e), z, e); });
+    a.op<F32, F32, F32, F32>("v_min3_f32",
+                             [](f32 x, f32 y, f32 z, bool e) { return minimum(minimum(x, y, e), z, e); });
+    a.op<F32, F32, F32, F32>("v_max3_f32",
+                             [](f32 x, f32 y, f32 z, bool e) { return maximum(maximum(x, y, e), z, e); });
     a.op<F32, F32, F32, F32>("v_med3_f32", [](f32 x, f32 y, f32 z, bool e) { return median(x, y, z, e); });
     a.op<F32, F32, F32, F32>("v_fma_f32", [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); });
-    a.op<F32, F32, F32, F32>("v_fmac_f32", [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); }).accumulates = true;
+    a.op<F32, F32, F32, F32>("v_fmac_f32", [](f32 x, f32 y, f32 z) {
+         return std::fma(x, y, z);
+     }).accumulates = true;
     // Multiplication and addition, each rounded; never with denormals.
     auto mad = [](f32 x, f32 y, f32 z) { return flush(x * y) + z; };
     using X = Flushed32;
@@ -300,7 +307,8 @@ inline void add_single(Adder &a) {
     a.op<X, X, X, X>("v_madmk_f32", mad);
     a.op<X, X, X, X>("v_madak_f32", mad);
     a.op<X, X, X, X>("v_mac_f32", mad).accumulates = true;
-    a.op<X, X, X, X>("v_mad_legacy_f32", [](f32 x, f32 y, f32 z) { return (x == 0 || y == 0 ? 0.0f : flush(x * y)) + z; });
+    a.op<X, X, X, X>("v_mad_legacy_f32",
+                     [](f32 x, f32 y, f32 z) { return (x == 0 || y == 0 ? 0.0f : flush(x * y)) + z; });
 
     a.op<X, X>("v_exp_f32", [](f32 x) { return f32(exp2_of(x)); });
     a.op<X, X>("v_exp_legacy_f32", [](f32 x) { return f32(exp2_of(x)); });
@@ -353,7 +361,8 @@ inline void add_single(Adder &a) {
     a.op<U32, F32, U32, U32>("v_cvt_pk_u8_f32", into_byte);
     a.op<U32, F32, U32, U32>("v_cvt_pkaccum_u8_f32", into_byte).accumulates = true;
 
-    a.flagged<F32, F32, F32, F32>("v_div_scale_f32", [](f32 x, f32 y, f32 z) { return division_scale(x, y, z); });
+    a.flagged<F32, F32, F32, F32>("v_div_scale_f32",
+                                  [](f32 x, f32 y, f32 z) { return division_scale(x, y, z); });
     a.custom("v_div_fmas_f32", &DivisionFmas<F32, F32>::run, Type::f32, Type::f32, Type::f32, Type::f32);
     a.op<F32, F32, F32, F32>("v_div_fixup_f32", [](f32 x, f32 y, f32 z) { return division_fixup(x, y, z); });
     add_cube(a);
@@ -383,7 +392,8 @@ inline void add_double(Adder &a) {
     a.op<F64, I32>("v_cvt_f64_i32", [](int32_t x) { return f64(x); });
     a.op<F64, U32>("v_cvt_f64_u32", [](uint32_t x) { return f64(x); });
     a.op<F64, F32>("v_cvt_f64_f32", [](float x) { return f64(x); });
-    a.flagged<F64, F64, F64, F64>("v_div_scale_f64", [](f64 x, f64 y, f64 z) { return division_scale(x, y, z); });
+    a.flagged<F64, F64, F64, F64>("v_div_scale_f64",
+                                  [](f64 x, f64 y, f64 z) { return division_scale(x, y, z); });
     a.custom("v_div_fmas_f64", &DivisionFmas<F64, F64>::run, Type::f64, Type::f64, Type::f64, Type::f64);
     a.op<F64, F64, F64, F64>("v_div_fixup_f64", [](f64 x, f64 y, f64 z) { return division_fixup(x, y, z); });
 }
@@ -399,8 +409,10 @@ inline void add_half(Adder &a) {
     a.op<F16, F16, F16>("v_mul_f16", [](f32 x, f32 y) { return x * y; });
     a.op<F16, F16, F16>("v_min_f16", [](f32 x, f32 y, bool ieee) { return minimum(x, y, ieee); });
     a.op<F16, F16, F16>("v_max_f16", [](f32 x, f32 y, bool ieee) { return maximum(x, y, ieee); });
-    a.half<F16, F16, F16, F16>("v_min3_f16", [](f32 x, f32 y, f32 z, bool e) { return minimum(minimum(x, y, e), z, e); });
-    a.half<F16, F16, F16, F16>("v_max3_f16", [](f32 x, f32 y, f32 z, bool e) { return maximum(maximum(x, y, e), z, e); });
+    a.half<F16, F16, F16, F16>("v_min3_f16",
+                               [](f32 x, f32 y, f32 z, bool e) { return minimum(minimum(x, y, e), z, e); });
+    a.half<F16, F16, F16, F16>("v_max3_f16",
+                               [](f32 x, f32 y, f32 z, bool e) { return maximum(maximum(x, y, e), z, e); });
     a.half<F16, F16, F16, F16>("v_med3_f16", [](f32 x, f32 y, f32 z, bool e) { return median(x, y, z, e); });
     using W = Wide16;
     auto fused = [](f64 x, f64 y, f64 z) { return std::fma(x, y, z); };
@@ -432,7 +444,9 @@ inline void add_half(Adder &a) {
     a.op<F16, F16>("v_rndne_f16", [](f32 x) { return round_even(x); });
     a.op<I16, F16>("v_frexp_exp_i16_f16", [](f32 x) { return int16_t(frexp_exponent(x)); });
     a.op<F16, F16>("v_frexp_mant_f16", [](f32 x) { return frexp_mantissa(x); });
-    a.op<W, W, I16>("v_ldexp_f16", [](f64 x, int16_t y) { return std::ldexp(x, y < -100 ? -100 : y > 100 ? 100 : y); });
+    a.op<W, W, I16>("v_ldexp_f16", [](f64 x, int16_t y) {
+        return std::ldexp(x, y < -100 ? -100 : y > 100 ? 100 : y);
+    });
     a.op<F16, U16>("v_cvt_f16_u16", [](uint16_t x) { return f32(x); });
     a.op<F16, I16>("v_cvt_f16_i16", [](int16_t x) { return f32(x); });
     a.op<U16, F16>("v_cvt_u16_f16", [](f32 x) { return to_integer<uint16_t>(x); });

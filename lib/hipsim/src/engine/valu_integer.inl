@@ -70,7 +70,8 @@ inline void add_integer(Adder &a) {
 
     a.op<U32, M32, M32, Mask>("v_cndmask_b32", [](u32 x, u32 y, u32 c) { return c ? y : x; });
     a.op<U32, U32, U32>(
-        "v_add_u32", [](u32 x, u32 y) { return x + y; }, [](u32 x, u32 y) { return saturate_u32(u64{x} + y); });
+        "v_add_u32", [](u32 x, u32 y) { return x + y; },
+        [](u32 x, u32 y) { return saturate_u32(u64{x} + y); });
     a.op<U32, U32, U32>(
         "v_sub_u32", [](u32 x, u32 y) { return x - y; }, [](u32 x, u32 y) { return x < y ? 0 : x - y; });
     a.op<U32, U32, U32>(
@@ -90,15 +91,17 @@ inline void add_integer(Adder &a) {
     });
     a.flagged<U32, U32, U32, Mask>(
         "v_subb_co_u32", [](u32 x, u32 y, u32 c) { return Flagged<u32>{x - y - c, x < y || (c && x == y)}; });
-    a.flagged<U32, U32, U32, Mask>(
-        "v_subbrev_co_u32", [](u32 x, u32 y, u32 c) { return Flagged<u32>{y - x - c, y < x || (c && x == y)}; });
+    a.flagged<U32, U32, U32, Mask>("v_subbrev_co_u32", [](u32 x, u32 y, u32 c) {
+        return Flagged<u32>{y - x - c, y < x || (c && x == y)};
+    });
     a.op<U32, U32, U32, U32>("v_add3_u32", [](u32 x, u32 y, u32 z) { return x + y + z; });
     a.op<U32, U32, U32, U32>("v_lshl_add_u32", [](u32 x, u32 y, u32 z) { return (x << (y & 31)) + z; });
     a.op<U32, U32, U32, U32>("v_add_lshl_u32", [](u32 x, u32 y, u32 z) { return (x + y) << (z & 31); });
     a.op<U32, U32, U32, U32>("v_xad_u32", [](u32 x, u32 y, u32 z) { return (x ^ y) + z; });
 
     a.op<I32, I32, I32>("v_mul_i32_i24", [](i32 x, i32 y) { return i32(i64{signed24(x)} * signed24(y)); });
-    a.op<I32, I32, I32>("v_mul_hi_i32_i24", [](i32 x, i32 y) { return i32(i64{signed24(x)} * signed24(y) >> 32); });
+    a.op<I32, I32, I32>("v_mul_hi_i32_i24",
+                        [](i32 x, i32 y) { return i32(i64{signed24(x)} * signed24(y) >> 32); });
     a.op<U32, U32, U32>("v_mul_u32_u24", [](u32 x, u32 y) { return unsigned24(x) * unsigned24(y); });
     a.op<U32, U32, U32>("v_mul_hi_u32_u24",
                         [](u32 x, u32 y) { return u32(u64{unsigned24(x)} * unsigned24(y) >> 32); });
@@ -153,7 +156,8 @@ inline void add_integer(Adder &a) {
     a.op<U32, U32, U32, U32>("v_or3_b32", [](u32 x, u32 y, u32 z) { return x | y | z; });
     a.op<U32, U32, U32, U32>("v_lshl_or_b32", [](u32 x, u32 y, u32 z) { return x << (y & 31) | z; });
     a.op<U32, U32, U32, U32>("v_bfi_b32", [](u32 x, u32 y, u32 z) { return (x & y) | (~x & z); });
-    a.op<U32, U32, U32, U32>("v_bfe_u32", [](u32 x, u32 y, u32 z) { return x >> (y & 31) & ((1u << (z & 31)) - 1); });
+    a.op<U32, U32, U32, U32>("v_bfe_u32",
+                             [](u32 x, u32 y, u32 z) { return x >> (y & 31) & ((1u << (z & 31)) - 1); });
     a.op<I32, I32, U32, U32>("v_bfe_i32", [](i32 x, u32 y, u32 z) {
         // The field ends at bit 31 where it would be wider.
         u32 offset = y & 31, width = z & 31;
@@ -220,7 +224,8 @@ inline void add_integer(Adder &a) {
     a.op<U16, U16, U16>(
         "v_subrev_u16", [](u16 x, u16 y) { return y - x; }, [](u16 x, u16 y) { return saturate_u16(y - x); });
     a.op<U16, U16, U16>(
-        "v_mul_lo_u16", [](u16 x, u16 y) { return u32{x} * y; }, [](u16 x, u16 y) { return saturate_u16(i64{x} * y); });
+        "v_mul_lo_u16", [](u16 x, u16 y) { return u32{x} * y; },
+        [](u16 x, u16 y) { return saturate_u16(i64{x} * y); });
     a.op<U16, U16, U16>("v_lshlrev_b16", [](u16 x, u16 y) { return y << (x & 15); });
     a.op<U16, U16, U16>("v_lshrrev_b16", [](u16 x, u16 y) { return y >> (x & 15); });
     a.op<I16, U16, I16>("v_ashrrev_i16", [](u16 x, i16 y) { return y >> (x & 15); });
@@ -252,9 +257,11 @@ inline void add_integer(Adder &a) {
     a.half<U16, U16, U16, U16>("v_med3_u16", [](u16 x, u16 y, u16 z) { return middle(x, y, z); });
     a.op<U32, U16, U16>("v_pack_b32_f16", [](u16 x, u16 y) { return x | u32{y} << 16; });
 
-    a.op<U32, U32, U32>("v_cvt_pk_u16_u32", [](u32 x, u32 y) { return least(x, 0xFFFFu) | least(y, 0xFFFFu) << 16; });
-    a.op<U32, I32, I32>("v_cvt_pk_i16_i32",
-                        [](i32 x, i32 y) { return u32(u16(saturate_i16(x))) | u32(u16(saturate_i16(y))) << 16; });
+    a.op<U32, U32, U32>("v_cvt_pk_u16_u32",
+                        [](u32 x, u32 y) { return least(x, 0xFFFFu) | least(y, 0xFFFFu) << 16; });
+    a.op<U32, I32, I32>("v_cvt_pk_i16_i32", [](i32 x, i32 y) {
+        return u32(u16(saturate_i16(x))) | u32(u16(saturate_i16(y))) << 16;
+    });
 
     a.packed_clamped<u16, 3>(
         "v_pk_mad_u16", [](u16 x, u16 y, u16 z) { return u32{x} * y + z; },

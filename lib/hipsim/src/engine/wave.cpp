@@ -26,7 +26,8 @@ void Wave::fault(Fault::Kind kind, const Op &op, uint64_t address, const std::st
     f.write = write;
     f.trap_id = kind == Fault::trap ? op.i.simm & 0xFF : 0;
     char where[80];
-    std::snprintf(where, sizeof where, ", in workgroup %u,%u,%u, wave %u", group->id[0], group->id[1], group->id[2], index);
+    std::snprintf(where, sizeof where, ", in workgroup %u,%u,%u, wave %u", group->id[0], group->id[1],
+                  group->id[2], index);
     f.text = (what.empty() ? "" : what + ": ") + isa::text(op.i) + where;
 }
 
@@ -54,8 +55,10 @@ bool Wave::allow(const Op &op, uint64_t address, uint64_t bytes, bool write) {
     }
     if (inside && (!write || found->may_write)) return true;
     char what[96];
-    std::snprintf(what, sizeof what, "%s %s of %llu bytes at 0x%llx", found && inside ? "write to read-only memory:" : "no memory for a",
-                  write ? "store" : "load", static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
+    std::snprintf(what, sizeof what, "%s %s of %llu bytes at 0x%llx",
+                  found && inside ? "write to read-only memory:" : "no memory for a",
+                  write ? "store" : "load", static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(address));
     fault(Fault::memory, op, address, what, write);
     return false;
 }
@@ -63,7 +66,8 @@ bool Wave::allow(const Op &op, uint64_t address, uint64_t bytes, bool write) {
 uint64_t Wave::scalar(unsigned operand, unsigned width) const {
     if (operand < isa::zero) return width == 2 && operand < 127 ? pair(operand) : s[operand];
     if (operand <= 192) return operand - isa::zero;
-    if (operand <= 208) return width == 2 ? uint64_t(192 - int64_t(operand)) : uint32_t(192 - int32_t(operand));
+    if (operand <= 208)
+        return width == 2 ? uint64_t(192 - int64_t(operand)) : uint32_t(192 - int32_t(operand));
     const Target &target = *group->target;
     // The words of the apertures' registers are 64 bits wide; a 32-bit read gives the low word.
     uint64_t value = 0;

@@ -38,7 +38,7 @@ struct Op {
     mutable const Op *target = nullptr;  // of a branch; of a computed jump, the last one
     uint64_t address = 0;
     Source src[3];
-    uint16_t dst = 0;  // number of the VGPR or of the SGPR
+    uint16_t dst = 0;       // number of the VGPR or of the SGPR
     bool plain_dst = true;  // no output modifiers, SDWA or DPP
     bool vector = false;    // VALU: subject to the VGPR index mode
     isa::Instruction i;
@@ -56,7 +56,7 @@ enum class State : uint8_t { running, barrier, ended, faulted };
 constexpr uint32_t mode_dx10_clamp = 1u << 8, mode_ieee = 1u << 9, mode_fp16_overflow = 1u << 23;
 
 struct alignas(64) Wave {
-    uint32_t s[128] = {};  // by operand number: SGPRs, FLAT_SCRATCH, VCC, TTMPs, M0, EXEC
+    uint32_t s[128] = {};            // by operand number: SGPRs, FLAT_SCRATCH, VCC, TTMPs, M0, EXEC
     uint32_t lane_mask[lanes] = {};  // EXEC, one word per lane; see exec_lanes()
     uint64_t lane_mask_of = 0;
     Vgpr *v = nullptr;
@@ -73,12 +73,12 @@ struct alignas(64) Wave {
     uint64_t scratch_bytes = 0;  // of the whole wave
     uint32_t mode = 0;
     uint32_t trap_status = 0;
-    uint32_t index = 0;       // of the wave in its group
-    uint8_t index_mode = 0;   // s_set_gpr_idx_on: which operands are indexed by M0
-    uint8_t round32 = 0, round64 = 0;    // 0 nearest even, 1 +inf, 2 −inf, 3 zero; round64 also for f16
+    uint32_t index = 0;                // of the wave in its group
+    uint8_t index_mode = 0;            // s_set_gpr_idx_on: which operands are indexed by M0
+    uint8_t round32 = 0, round64 = 0;  // 0 nearest even, 1 +inf, 2 −inf, 3 zero; round64 also for f16
     bool flush_in32 = false, flush_out32 = false, flush_in64 = false, flush_out64 = false;
     bool scc = false;
-    bool yielded = false;  // s_sleep
+    bool yielded = false;           // s_sleep
     bool waits_for_others = false;  // at ds_gws_barrier, in this generation:
     uint64_t waits_in = 0;
     State state = State::running;

@@ -203,9 +203,9 @@ bool takes_literal(const Instruction &i) {
         case Format::vopc:
         case Format::sop1:
         case Format::vop1:
-            return (i.opcode->width('A') && i.src[0] == literal) || (i.opcode->width('B') && i.src[1] == literal);
-        default:
-            return false;
+            return (i.opcode->width('A') && i.src[0] == literal) ||
+                   (i.opcode->width('B') && i.src[1] == literal);
+        default: return false;
     }
 }
 

@@ -8,7 +8,23 @@
 namespace hipsim::isa {
 
 enum class Format : uint8_t {
-    sop2, sopk, sop1, sopc, sopp, smem, vop2, vop1, vopc, vop3, vop3p, ds, flat, scratch, global, mubuf, unknown
+    sop2,
+    sopk,
+    sop1,
+    sopc,
+    sopp,
+    smem,
+    vop2,
+    vop1,
+    vopc,
+    vop3,
+    vop3p,
+    ds,
+    flat,
+    scratch,
+    global,
+    mubuf,
+    unknown
 };
 
 enum Variant : uint8_t { none = 0, sdwa = 1, dpp = 2 };

@@ -25,8 +25,8 @@ std::string pair(const char *name, unsigned operand, unsigned first, unsigned wi
 }
 
 std::string operand(const Instruction &i, unsigned code, unsigned width) {
-    static const char *const floats[] = {"0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0",
-                                         "0.15915494"};
+    static const char *const floats[] = {"0.5",  "-0.5", "1.0",  "-1.0",      "2.0",
+                                         "-2.0", "4.0",  "-4.0", "0.15915494"};
     if (code >= vgpr0) return range("v", code - vgpr0, width);
     if (code < flat_scratch) return range("s", code, width);
     if (code < xnack_mask) return pair("flat_scratch", code, flat_scratch, width);
@@ -109,8 +109,9 @@ std::string text(const Instruction &i) {
         result += ", saddr " + operand(i, i.saddr, 2);
     if (i.opcode->format == Format::smem && i.has_soffset) result += ", " + operand(i, i.soffset, 1);
     if (i.offset) result += " offset:" + std::to_string(i.offset);
-    const std::pair<bool, const char *> flags[] = {{i.idxen, "idxen"}, {i.offen, "offen"}, {i.glc, "glc"}, {i.slc, "slc"},
-                                                   {i.lds, "lds"},     {i.gds, "gds"},     {i.tfe, "tfe"}, {i.clamp, "clamp"}};
+    const std::pair<bool, const char *> flags[] = {{i.idxen, "idxen"}, {i.offen, "offen"}, {i.glc, "glc"},
+                                                   {i.slc, "slc"},     {i.lds, "lds"},     {i.gds, "gds"},
+                                                   {i.tfe, "tfe"},     {i.clamp, "clamp"}};
     for (auto [set, name] : flags)
         if (set) result += std::string(" ") + name;
     if (i.omod) result += " omod:" + std::to_string(i.omod);
@@ -121,8 +122,9 @@ std::string text(const Instruction &i) {
         result += " op_sel:" + std::to_string(i.op_sel);
     }
     if (i.variant == sdwa) {
-        result += " sdwa dst_sel:" + std::to_string(i.dst_sel) + " dst_unused:" + std::to_string(i.dst_unused) +
-                  " src0_sel:" + std::to_string(i.sel[0]) + " src1_sel:" + std::to_string(i.sel[1]);
+        result += " sdwa dst_sel:" + std::to_string(i.dst_sel) +
+                  " dst_unused:" + std::to_string(i.dst_unused) + " src0_sel:" + std::to_string(i.sel[0]) +
+                  " src1_sel:" + std::to_string(i.sel[1]);
     } else if (i.variant == dpp) {
         result += " dpp " + hexadecimal(i.dpp_ctrl) + " row_mask:" + hexadecimal(i.row_mask) +
                   " bank_mask:" + hexadecimal(i.bank_mask) + (i.bound_ctrl ? " bound_ctrl:0" : "");

@@ -37,7 +37,8 @@ namespace {
 class Mapping {
   public:
     explicit Mapping(uint64_t bytes) : bytes((bytes + 4095) & ~uint64_t{4095}) {
-        at = static_cast<uint8_t *>(mmap(nullptr, this->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        at = static_cast<uint8_t *>(
+            mmap(nullptr, this->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         if (at == MAP_FAILED) throw std::bad_alloc();
     }
     Mapping(const Mapping &) = delete;
@@ -98,13 +99,15 @@ struct CodeObject {
         image = std::make_unique<Mapping>(end);
         for (unsigned n = 0; n < header->e_phnum; ++n)
             if (segments[n].p_type == PT_LOAD)
-                std::memcpy(image->at + segments[n].p_vaddr, file.data() + segments[n].p_offset, segments[n].p_filesz);
+                std::memcpy(image->at + segments[n].p_vaddr, file.data() + segments[n].p_offset,
+                            segments[n].p_filesz);
         auto *sections = reinterpret_cast<const Elf64_Shdr *>(file.data() + header->e_shoff);
         for (unsigned n = 0; n < header->e_shnum; ++n) {
             const Elf64_Shdr &section = sections[n];
             if (section.sh_type == SHT_DYNSYM) {
                 auto *symbol = reinterpret_cast<const Elf64_Sym *>(file.data() + section.sh_offset);
-                auto *names = reinterpret_cast<const char *>(file.data() + sections[section.sh_link].sh_offset);
+                auto *names =
+                    reinterpret_cast<const char *>(file.data() + sections[section.sh_link].sh_offset);
                 for (uint64_t k = 0; k < section.sh_size / sizeof *symbol; ++k)
                     symbols[names + symbol[k].st_name] = symbol[k].st_value;
             } else if (section.sh_type == SHT_RELA) {
@@ -177,10 +180,12 @@ class Tool {
     bool argument(std::istream &words) {
         std::string kind, value;
         words >> kind >> value;
-        uint64_t number = kind == "buffer" ? uint64_t(buffers_.at(value).memory->at) : std::stoull(value, nullptr, 0);
+        uint64_t number =
+            kind == "buffer" ? uint64_t(buffers_.at(value).memory->at) : std::stoull(value, nullptr, 0);
         std::size_t bytes = kind == "u32" ? 4 : 8;
         arguments_.resize((arguments_.size() + bytes - 1) / bytes * bytes);
-        arguments_.insert(arguments_.end(), reinterpret_cast<uint8_t *>(&number), reinterpret_cast<uint8_t *>(&number) + bytes);
+        arguments_.insert(arguments_.end(), reinterpret_cast<uint8_t *>(&number),
+                          reinterpret_cast<uint8_t *>(&number) + bytes);
         return true;
     }
     bool run_kernel(std::istream &words) {
@@ -213,15 +218,16 @@ class Tool {
             std::printf("ok %llu %llu %.6f\n", static_cast<unsigned long long>(result.instructions),
                         static_cast<unsigned long long>(result.end_ns), seconds.count());
         else
-            std::printf("fault %d %s; instruction at 0x%llx\n", int(result.fault.kind), result.fault.text.c_str(),
-                        static_cast<unsigned long long>(result.fault.pc));
+            std::printf("fault %d %s; instruction at 0x%llx\n", int(result.fault.kind),
+                        result.fault.text.c_str(), static_cast<unsigned long long>(result.fault.pc));
         return true;
     }
     bool dump(std::istream &words) {
         std::string name, path;
         words >> name >> path;
         const Buffer &buffer = buffers_.at(name);
-        std::ofstream(path, std::ios::binary).write(reinterpret_cast<char *>(buffer.memory->at), std::streamsize(buffer.bytes));
+        std::ofstream(path, std::ios::binary)
+            .write(reinterpret_cast<char *>(buffer.memory->at), std::streamsize(buffer.bytes));
         std::printf("ok\n");
         return true;
     }
