@@ -10,6 +10,7 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/rocprofiler")
+OPTIONAL_PARTS = ("lib/hipsim",)  # needs AMD's headers, which not every distribution has
 PAGES = [path.name for path in Path("man/man8").glob("*.8")]
 BUILT_PAGES = "build/man"
 
@@ -23,6 +24,9 @@ class BuildWithMake(build_py):
             variables.append(f"CUDA_INCLUDE={cuda_include}")
         for part in CPP_PARTS:
             subprocess.run(["make", "--silent", "-C", part, *variables], check=True)
+        for part in OPTIONAL_PARTS:
+            if subprocess.run(["make", "--silent", "-C", part], stderr=subprocess.DEVNULL).returncode:
+                print(f"left out: {part} does not build; make -C {part} says why", file=sys.stderr)
         if PAGES:
             subprocess.run([sys.executable, "script/manpages.py", BUILT_PAGES], check=True)
         super().run()
@@ -35,7 +39,7 @@ class BinaryDistribution(Distribution):
         return True
 
 
-for part in CPP_PARTS:
+for part in CPP_PARTS + OPTIONAL_PARTS:
     Path(part, "lib").mkdir(exist_ok=True)  # what make will fill is a package already
 setup(
     packages=find_namespace_packages(

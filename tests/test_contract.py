@@ -33,6 +33,7 @@ NEVER_FOR_HELP = (
     "lz4",
     "zstandard",
 )
+DEVICES = ("cudasim", "hipsim")  # commands that run a program on an embedded device
 
 
 def tool_module(name):
@@ -67,10 +68,10 @@ def option_strings(tool):
 
 def test_tools_commands_pages_examples_and_completions_are_one_set():
     assert TOOLS
-    assert {name: target for name, target in COMMANDS.items() if name != "cudasim"} == {
+    assert {name: target for name, target in COMMANDS.items() if name not in DEVICES} == {
         tool: f"gpubpf.tools.{tool}:main" for tool in TOOLS
     }
-    both = {*TOOLS, "cudasim"}
+    both = {*TOOLS, *DEVICES}
     assert set(manpages.names()) == both
     assert {path.name for path in (REPOSITORY / "completions").iterdir()} == both
     assert {path.stem for path in (REPOSITORY / "tools").glob("*.txt")} == {
@@ -250,7 +251,7 @@ def test_the_example_text_shows_real_options(tool):
         assert not unknown
 
 
-@pytest.mark.parametrize("tool", [*TOOLS, "cudasim"])
+@pytest.mark.parametrize("tool", [*TOOLS, *DEVICES])
 def test_completion_completes_options_and_commands(tool):
     if subprocess.run(["bash", "-c", "test -e /usr/share/bash-completion/bash_completion"]).returncode:
         pytest.skip("bash-completion is not installed")
@@ -268,7 +269,8 @@ def test_completion_completes_options_and_commands(tool):
 
 
 @pytest.mark.parametrize(
-    ("tool", "begun", "whole"), [*((tool, "ver", "version") for tool in TOOLS), ("cudasim", "clo", "clock")]
+    ("tool", "begun", "whole"),
+    [*((tool, "ver", "version") for tool in TOOLS), *((device, "clo", "clock") for device in DEVICES)],
 )
 def test_options_complete(tool, begun, whole, tmp_path):
     pytest.importorskip("argcomplete")

@@ -1,0 +1,1 @@
+"""The embedded AMD device: a software GPU under AMD's own HIP runtime and ROCr."""

@@ -1,0 +1,48 @@
+// The vector instructions, compiled for AVX-512.
+
+#include "engine/half.h"
+#include "engine/registry.h"
+#include "engine/transcendental.h"
+
+#include <bit>
+#include <cfenv>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,prefer-vector-width=512")
+
+namespace hipsim::avx512 {
+namespace {
+#include "engine/lanes.inl"
+#include "engine/valu_integer.inl"
+#include "engine/valu_float.inl"
+#include "engine/valu_cross.inl"
+#include "engine/memory.inl"
+}  // namespace
+
+void add_vector(Registry &registry) {
+    Adder adder{registry};
+    add_integer(adder);
+    add_single(adder);
+    add_double(adder);
+    add_half(adder);
+    add_comparisons(adder);
+    add_cross(adder);
+    add_memory(registry);
+}
+
+}  // namespace hipsim::avx512
+
+#else
+namespace hipsim::avx512 {
+void add_vector(Registry &registry) { plain::add_vector(registry); }
+}  // namespace hipsim::avx512
+#endif

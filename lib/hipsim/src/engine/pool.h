@@ -1,0 +1,34 @@
+// Host threads that help with dispatches. They are started when they are first needed, and never end.
+
+#pragma once
+
+#include <cstdint>
+
+namespace hipsim {
+
+class Job {
+  public:
+    virtual ~Job() = default;
+    virtual void work() = 0;  // called by several threads at once; returns when there is nothing to take
+};
+
+class Pool {
+  public:
+    static unsigned cpus();
+
+    // Lets up to `helpers` threads work on a job while this object lives.
+    class Shared {
+      public:
+        Shared(Job &job, unsigned helpers);
+        Shared(const Shared &) = delete;
+        Shared &operator=(const Shared &) = delete;
+        ~Shared() { end(); }
+        void end();  // no thread works on the job any more
+
+      private:
+        struct State;
+        State *state_ = nullptr;
+    };
+};
+
+}  // namespace hipsim

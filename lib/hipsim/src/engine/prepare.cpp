@@ -1,0 +1,174 @@
+// From a decoded instruction to one that is ready to run: its function, its constants, and what is not supported.
+
+#include "engine/program.h"
+#include "engine/registry.h"
+
+#include <bit>
+#include <string_view>
+
+namespace hipsim {
+namespace {
+
+bool is_float(Type type) { return type == Type::f32 || type == Type::f64 || type == Type::f16; }
+bool is_half(Type type) { return type == Type::b16 || type == Type::f16; }
+
+bool is_constant(unsigned operand) {
+    return (operand >= isa::zero && operand <= 208) ||
+           (operand >= isa::half_float && operand <= isa::inverse_2pi) || operand == isa::literal;
+}
+
+uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
+    static constexpr double floats[] = {0.5, -0.5, 1, -1, 2, -2, 4, -4};
+    static constexpr uint16_t halves[] = {0x3800, 0xB800, 0x3C00, 0xBC00, 0x4000,
+                                          0xC000, 0x4400, 0xC400, 0x3118};
+    bool wide = type == Type::f64 || type == Type::b64 || type == Type::i64;
+    bool half = is_half(type) || type == Type::packed16 || type == Type::packed_f16;
+    if (operand == isa::literal) {
+        if (type == Type::f64) return uint64_t{i.literal} << 32;
+        return type == Type::i64 ? uint64_t(int64_t(int32_t(i.literal))) : i.literal;
+    }
+    if (operand <= 208) {
+        int64_t value = operand <= 192 ? int64_t(operand) - isa::zero : 192 - int64_t(operand);
+        return wide ? uint64_t(value) : uint32_t(value);
+    }
+    unsigned n = operand - isa::half_float;
+    if (half) return halves[n];
+    if (operand == isa::inverse_2pi) return wide ? 0x3FC45F306DC9C882 : 0x3E22F983;
+    return wide ? std::bit_cast<uint64_t>(floats[n]) : std::bit_cast<uint32_t>(float(floats[n]));
+}
+
+// Which modifiers an instruction has that its types do not allow.
+std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) {
+    bool packed = i.opcode->format == isa::Format::vop3p;
+    for (unsigned n = 0; n < 3; ++n) {
+        Type type = semantics.src[n];
+        unsigned bit = 1u << n;
+        bool negatable = is_float(type) || type == Type::packed_f16;
+        if (((i.abs | i.neg) & bit) && !negatable) return "neg or abs of an integer";
+        if (packed && (i.neg_hi & bit) && !negatable) return "neg of an integer";
+        if (!packed && (i.op_sel & bit) && !is_half(type)) return "op_sel of a 32-bit operand";
+        if ((i.sext & bit) && is_float(type)) return "sext of a float";
+    }
+    if (!packed && (i.op_sel & 8) && !is_half(semantics.dst)) return "op_sel of a 32-bit result";
+    bool comparison = i.dst < isa::vgpr0 && std::string_view(i.opcode->name).starts_with("v_cmp");
+    if (i.omod && (!is_float(semantics.dst) || comparison)) return "omod of an integer";
+    if (i.clamp && (comparison ||
+                    !(is_float(semantics.dst) || semantics.dst == Type::packed_f16 || semantics.run_clamped)))
+        return "clamp";
+    return "";
+}
+
+// What memory instructions may have, and this engine does not do.
+std::string bad_memory(const isa::Instruction &i) {
+    using isa::Format;
+    bool wave_sync = std::string_view(i.opcode->name).starts_with("ds_gws_");
+    if (i.gds && !wave_sync) return "global data share";
+    if (i.lds) return "load into LDS";
+    if (i.tfe) return "texture fail enable";
+    Format format = i.opcode->format;
+    if (format == Format::ds) {
+        std::string_view name = i.opcode->name;
+        if (name == "ds_swizzle_b32" && (i.offset & 0x8000) && (i.offset & 0x7F00)) return "swizzle mode";
+    }
+    auto beyond = [](unsigned first, unsigned width) { return first + width > 256; };
+    if (format >= Format::ds && format <= Format::mubuf)
+        if (beyond(i.vdst, i.opcode->width('D')) || beyond(i.addr, i.opcode->width('A')) ||
+            beyond(i.data[0], i.opcode->width('B')) || beyond(i.data[1], i.opcode->width('C')))
+            return "a VGPR beyond the last";
+    if ((format == Format::global || format == Format::scratch) && i.saddr != 0x7F && i.saddr > 126)
+        return "scalar address";
+    if (format == Format::mubuf && i.srsrc > 124) return "buffer descriptor";
+    if (format == Format::smem && i.opcode->width('D') && i.dst + i.opcode->width('D') > 128)
+        return "an SGPR beyond the last";
+    return "";
+}
+
+std::string bad_register(const isa::Instruction &i) {
+    static constexpr std::string_view known_registers = "\1\2\3\4\5\6\7\17";
+    std::string_view name = i.opcode->name;
+    unsigned number = i.simm & 63;
+    if (name == "s_getreg_b32") {
+        if (known_registers.find(char(number)) == std::string_view::npos)
+            return "hardware register " + std::to_string(number);
+    } else if (name == "s_setreg_b32" || name == "s_setreg_imm32_b32") {
+        if (number != 1 && number != 3) return "writing hardware register " + std::to_string(number);
+    } else if (name == "s_sendmsg" && (i.simm & 15) != 1) {
+        return "message " + std::to_string(i.simm & 15);
+    }
+    return "";
+}
+
+}  // namespace
+
+std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &op) {
+    using isa::Format;
+    op.i = instruction;
+    op.address = address;
+    isa::Instruction &i = op.i;
+    if (!i.opcode) return "unknown instruction";
+    auto found = registry().find(i.opcode->name);
+    if (found == registry().end()) return "unsupported instruction";
+    const Semantics &semantics = found->second;
+    Format format = i.opcode->format;
+    bool vector = format == Format::vop1 || format == Format::vop2 || format == Format::vopc ||
+                  format == Format::vop3 || format == Format::vop3p;
+    std::string why = vector ? bad_modifier(i, semantics) : bad_memory(i);
+    if (why.empty()) why = bad_register(i);
+    if (!why.empty()) return "unsupported: " + why;
+
+    op.run = semantics.run;
+    if (i.clamp && vector && !is_float(semantics.dst) && semantics.dst != Type::packed_f16)
+        op.run = semantics.run_clamped;
+    op.vector = vector;
+    op.dst = i.dst >= isa::vgpr0 ? i.dst - isa::vgpr0 : i.dst;
+    op.plain_dst = !i.omod && !i.clamp && i.variant != isa::dpp && (i.variant != isa::sdwa || i.dst_sel == 6);
+    if (format >= Format::smem && !vector) return "";
+
+    // v_mac adds to its destination; v_madmk and v_madak have a literal among their sources.
+    if (semantics.accumulates) i.src[2] = i.dst;
+    bool has_c = i.opcode->width('C') || semantics.accumulates || semantics.src[2] != Type::none;
+    if (i.opcode->width('L') && vector) {
+        bool before =
+            std::string_view(i.opcode->operands).find('L') < std::string_view(i.opcode->operands).find('B');
+        i.src[2] = before ? i.src[1] : uint16_t{isa::literal};
+        if (before) i.src[1] = isa::literal;
+    }
+    unsigned width_d = i.opcode->width('D');
+    if (i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128) return "unsupported: destination";
+    if (i.dst >= isa::vgpr0 && op.dst + width_d > 256) return "unsupported: a VGPR beyond the last";
+    if (i.opcode->width('S') && i.sdst > 126) return "unsupported: destination";
+
+    const bool used[3] = {i.opcode->width('A') > 0,
+                          i.opcode->width('B') > 0 || (vector && i.opcode->width('L')), has_c};
+    const char letters[3] = {'A', 'B', 'C'};
+    for (unsigned n = 0; n < 3; ++n) {
+        if (!used[n]) continue;
+        Source &source = op.src[n];
+        unsigned operand = i.src[n], width = i.opcode->width(letters[n]);
+        if (n == 2 && semantics.accumulates) width = width_d;
+        bool modified = ((i.abs | i.neg | i.op_sel | i.neg_hi) >> n & 1) ||
+                        (i.variant == isa::dpp && n == 0) ||
+                        (i.variant == isa::sdwa && n < 2 && i.sel[n] != 6);
+        if (operand >= isa::vgpr0) {
+            source.index = uint16_t(operand - isa::vgpr0);
+            source.kind = modified ? Source::other : Source::vgpr;
+            if (source.index + width > 256) return "unsupported: a VGPR beyond the last";
+        } else if (is_constant(operand)) {
+            source.value = constant(i, operand, semantics.src[n]);
+            source.kind = modified ? Source::other : Source::constant;
+        } else if (operand < isa::zero) {
+            source.index = uint16_t(operand);
+            source.kind = modified ? Source::other : Source::sgpr;
+            if (operand + width > 128) return "unsupported: an SGPR beyond the last";
+        } else if (operand >= isa::shared_base && operand <= isa::private_limit) {
+            source.kind = Source::other;
+        } else if (operand == isa::vccz || operand == isa::execz || operand == isa::scc) {
+            source.kind = Source::other;
+        } else {
+            return "unsupported: operand " + std::to_string(operand);
+        }
+    }
+    return "";
+}
+
+}  // namespace hipsim

@@ -1,0 +1,126 @@
+// The state of a wave, and the predecoded instructions that change it.
+
+#pragma once
+
+#include "engine/engine.h"
+#include "isa/instruction.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace hipsim {
+
+constexpr unsigned lanes = 64;
+
+struct Op;
+struct Wave;
+struct Group;
+class Program;
+
+using Handler = void (*)(Wave &, const Op &);
+using Vgpr = uint32_t[lanes];
+
+// Where a source comes from, resolved when the instruction is predecoded.
+struct Source {
+    enum Kind : uint8_t {
+        vgpr,      // without modifiers
+        constant,  // without modifiers
+        sgpr,      // without modifiers; VCC, EXEC and M0 among them
+        other,     // with modifiers, or a register that is computed
+    } kind = constant;
+    uint16_t index = 0;  // of the VGPR; or the operand
+    uint64_t value = 0;  // of a constant
+};
+
+struct Op {
+    Handler run = nullptr;
+    mutable const Op *target = nullptr;  // of a branch; of a computed jump, the last one
+    uint64_t address = 0;
+    Source src[3];
+    uint16_t dst = 0;       // number of the VGPR or of the SGPR
+    bool plain_dst = true;  // no output modifiers, SDWA or DPP
+    bool vector = false;    // VALU: subject to the VGPR index mode
+    isa::Instruction i;
+};
+
+// An allocation that was looked up lately.
+struct Range {
+    uint64_t begin = 0, end = 0;
+    bool may_write = false;
+};
+
+enum class State : uint8_t { running, barrier, ended, faulted };
+
+// Bits of the MODE register.
+constexpr uint32_t mode_dx10_clamp = 1u << 8, mode_ieee = 1u << 9, mode_fp16_overflow = 1u << 23;
+
+struct alignas(64) Wave {
+    uint32_t s[128] = {};            // by operand number: SGPRs, FLAT_SCRATCH, VCC, TTMPs, M0, EXEC
+    uint32_t lane_mask[lanes] = {};  // EXEC, one word per lane; see exec_lanes()
+    uint64_t lane_mask_of = 0;
+    Vgpr *v = nullptr;
+    const Op *next = nullptr;
+    int64_t budget = 0;     // instructions left of this time slice
+    int64_t remaining = 0;  // what budget was when the slice ended early
+    int64_t slice = 0;
+    uint64_t time = 0;  // instructions (virtual clock: also waits) until the begin of this slice
+    uint64_t instructions = 0;
+    uint64_t dpp_lanes = 0;  // lanes that the DPP instruction in progress may write
+    Group *group = nullptr;
+    Program *program = nullptr;
+    uint8_t *scratch = nullptr;
+    uint64_t scratch_bytes = 0;  // of the whole wave
+    uint32_t mode = 0;
+    uint32_t trap_status = 0;
+    uint32_t index = 0;                // of the wave in its group
+    uint8_t index_mode = 0;            // s_set_gpr_idx_on: which operands are indexed by M0
+    uint8_t round32 = 0, round64 = 0;  // 0 nearest even, 1 +inf, 2 −inf, 3 zero; round64 also for f16
+    bool flush_in32 = false, flush_out32 = false, flush_in64 = false, flush_out64 = false;
+    bool scc = false;
+    bool yielded = false;           // s_sleep
+    bool waits_for_others = false;  // at ds_gws_barrier, in this generation:
+    uint64_t waits_in = 0;
+    State state = State::running;
+    unsigned vgprs = 0;
+    Range ranges[4];
+    unsigned next_range = 0;
+
+    uint64_t pair(unsigned n) const {
+        uint64_t value;
+        std::memcpy(&value, s + n, 8);
+        return value;
+    }
+    void set_pair(unsigned n, uint64_t value) { std::memcpy(s + n, &value, 8); }
+    uint64_t exec() const { return pair(isa::exec); }
+
+    // Ends the time slice after this instruction.
+    void stop() {
+        remaining = budget;
+        budget = 0;
+    }
+    uint64_t now() const { return time + uint64_t(slice - budget); }
+    void set_mode(uint32_t value);
+    void fault(Fault::Kind kind, const Op &op, uint64_t address, const std::string &what, bool write = false);
+    // Looks an access up; false if the device may not make it (then the wave has a fault).
+    bool allow(const Op &op, uint64_t address, uint64_t bytes, bool write);
+    // The same without the fault.
+    const Range *range(uint64_t address);
+    // The value of an operand that is no VGPR, as the low and high word of it.
+    uint64_t scalar(unsigned operand, unsigned width) const;
+};
+
+// What waves of one workgroup share.
+struct Group {
+    const Launch *launch = nullptr;
+    const Target *target = nullptr;
+    Memory *memory = nullptr;
+    Services *services = nullptr;
+    Fault *fault = nullptr;  // where a wave puts its fault
+    uint8_t *lds = nullptr;
+    uint32_t lds_bytes = 0;
+    uint32_t id[3] = {};
+    uint32_t number = 0;
+};
+
+}  // namespace hipsim

@@ -1,0 +1,112 @@
+// The calls of hsakmt.h on memory; heap.cpp does the work.
+
+#include <hsakmt.h>
+
+#include "config.h"
+#include "thunk/heap.h"
+
+namespace hipsim {
+namespace {
+
+bool is_node(uint32_t id) { return id <= static_cast<uint32_t>(config().devices); }
+
+HSAKMT_STATUS nodes_of(uint64_t count, const HSAuint32 *list, Nodes *nodes) {
+    if (count > 0 && list == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
+    for (uint64_t i = 0; i < count; i++) {
+        if (!is_node(list[i])) return HSAKMT_STATUS_INVALID_NODE_UNIT;
+        nodes->add(list[i]);
+    }
+    return HSAKMT_STATUS_SUCCESS;
+}
+
+}  // namespace
+}  // namespace hipsim
+
+using namespace hipsim;
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+HSAKMT_STATUS hsaKmtAllocMemoryAlign(HSAuint32 node, HSAuint64 size, HSAuint64 alignment, HsaMemFlags flags,
+                                     void **address) {
+    if (!is_node(node)) return HSAKMT_STATUS_INVALID_NODE_UNIT;
+    HSAKMT_STATUS status = heap().allocate(node, size, alignment, flags, address);
+    // Scratch belongs to its GPU from the start.
+    if (status == HSAKMT_STATUS_SUCCESS && flags.ui32.Scratch) {
+        Nodes owner;
+        owner.add(node);
+        heap().map(*address, owner);
+    }
+    return status;
+}
+
+HSAKMT_STATUS hsaKmtAllocMemory(HSAuint32 node, HSAuint64 size, HsaMemFlags flags, void **address) {
+    return hsaKmtAllocMemoryAlign(node, size, 0, flags, address);
+}
+
+HSAKMT_STATUS hsaKmtFreeMemory(void *address, HSAuint64) {
+    return address == nullptr ? HSAKMT_STATUS_ERROR : heap().release(address);
+}
+
+HSAKMT_STATUS hsaKmtAvailableMemory(HSAuint32 node, HSAuint64 *bytes) {
+    if (bytes == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
+    if (node == 0 || !is_node(node)) return HSAKMT_STATUS_INVALID_NODE_UNIT;
+    *bytes = heap().available(node);
+    return HSAKMT_STATUS_SUCCESS;
+}
+
+HSAKMT_STATUS hsaKmtRegisterMemoryToNodes(void *address, HSAuint64 size, HSAuint64 count, HSAuint32 *list) {
+    Nodes nodes;
+    HsaMemFlags flags{};
+    flags.ui32.HostAccess = 1;
+    HSAKMT_STATUS status = nodes_of(count, list, &nodes);
+    return status != HSAKMT_STATUS_SUCCESS ? status : heap().add_registered(address, size, flags, nodes);
+}
+
+HSAKMT_STATUS hsaKmtRegisterMemory(void *address, HSAuint64 size) {
+    return hsaKmtRegisterMemoryToNodes(address, size, 0, nullptr);
+}
+
+HSAKMT_STATUS hsaKmtRegisterMemoryWithFlags(void *address, HSAuint64 size, HsaMemFlags flags) {
+    // Only ordinary memory of the host, as in KFD's library.
+    if (!flags.ui32.HostAccess || flags.ui32.NonPaged) return HSAKMT_STATUS_NOT_SUPPORTED;
+    return heap().add_registered(address, size, flags, Nodes{});
+}
+
+HSAKMT_STATUS hsaKmtDeregisterMemory(void *address) { return heap().deregister(address); }
+
+HSAKMT_STATUS hsaKmtMapMemoryToGPU(void *address, HSAuint64, HSAuint64 *alternate) {
+    if (address == nullptr) return HSAKMT_STATUS_ERROR;
+    return heap().map(address, Nodes{}, alternate);
+}
+
+HSAKMT_STATUS hsaKmtMapMemoryToGPUNodes(void *address, HSAuint64, HSAuint64 *alternate, HsaMemMapFlags,
+                                        HSAuint64 count, HSAuint32 *list) {
+    if (address == nullptr) return HSAKMT_STATUS_ERROR;
+    Nodes nodes;
+    if (HSAKMT_STATUS status = nodes_of(count, list, &nodes); status != HSAKMT_STATUS_SUCCESS) return status;
+    return heap().map(address, nodes, alternate);
+}
+
+HSAKMT_STATUS hsaKmtUnmapMemoryToGPU(void *address) {
+    return address == nullptr ? HSAKMT_STATUS_SUCCESS : heap().unmap(address);
+}
+
+HSAKMT_STATUS hsaKmtQueryPointerInfo(const void *address, HsaPointerInfo *info) {
+    return info == nullptr ? HSAKMT_STATUS_INVALID_PARAMETER : heap().describe(address, info);
+}
+
+HSAKMT_STATUS hsaKmtSetMemoryUserData(const void *address, void *data) {
+    return heap().set_user_data(address, data);
+}
+
+// Coherency and traps need no set-up here. The trap handler of ROCr never runs: faults.cpp says what it would say.
+HSAKMT_STATUS hsaKmtSetMemoryPolicy(HSAuint32, HSAuint32, HSAuint32, void *, HSAuint64) {
+    return HSAKMT_STATUS_SUCCESS;
+}
+HSAKMT_STATUS hsaKmtSetTrapHandler(HSAuint32, void *, HSAuint64, void *, HSAuint64) {
+    return HSAKMT_STATUS_SUCCESS;
+}
+
+#pragma GCC visibility pop
+}

@@ -1,0 +1,65 @@
+// User-mode queues: the program writes packets into memory and stores to a doorbell; no call tells that it did.
+//
+// One thread looks at all doorbells, and wakes the thread of each queue that has packets. aql.cpp and sdma.cpp process
+// the packets.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <hsakmt.h>
+
+namespace hipsim {
+
+struct Queue {
+    uint64_t id = 0;
+    uint32_t node = 0;
+    bool aql = false;         // else SDMA
+    uint64_t ring = 0;        // packets
+    uint64_t ring_bytes = 0;  // a power of two
+    uint64_t *read =
+        nullptr;  // what the device has processed: packets (AQL) or bytes (SDMA), which only grow
+    uint64_t *write = nullptr;  // what the program has written
+    uint64_t *doorbell = nullptr;
+    uint64_t own_pointers[2] = {0, 0};  // SDMA: *read and *write
+    std::vector<uint32_t> cu_mask;
+
+    std::mutex mutex;
+    std::condition_variable wake;
+    uint64_t rung = ~uint64_t{0};        // the doorbell's value when the look-out saw it last
+    bool pending = false;                // the doorbell has been rung since the thread last looked
+    std::atomic<bool> suspended{false};  // hsaKmtUpdateQueue with 0 %
+    std::atomic<bool> failed{false};     // after an error; the program can only destroy the queue
+    std::atomic<bool> destroyed{false};
+    uint64_t time = 0;  // virtual clock: when the last packet ended
+    std::thread thread;
+};
+
+// What the look-out does each few microseconds, done now: the caller is about to wait.
+void wake_queues();
+
+// Process all packets that the program has submitted. Return when there are none, or the queue has failed.
+void process_aql(Queue &queue);
+void process_sdma(Queue &queue);
+
+// Waits until `condition()` holds. Returns false if the queue is destroyed first.
+template <typename Condition>
+bool wait_for(const Queue &queue, Condition condition);
+
+// One step of waiting for what changes without notice: memory that the program stores to.
+void pause(uint32_t step);
+
+template <typename Condition>
+bool wait_for(const Queue &queue, Condition condition) {
+    for (uint32_t step = 0; !condition(); step++) {
+        if (queue.destroyed.load(std::memory_order_relaxed)) return false;
+        pause(step);
+    }
+    return true;
+}
+
+}  // namespace hipsim

@@ -1,0 +1,73 @@
+// What KFD offers beyond computing: debugging, performance counters, graphics. The answer is the one of a KFD without it.
+//
+// Some of these functions are in newer headers only: those of ROCr 5.7 (Ubuntu 24.04), 6.1 (Debian 13) and 6.2.
+
+#include <cstring>
+
+#include <hsakmt.h>
+
+#define REFUSED                             \
+    {                                       \
+        return HSAKMT_STATUS_NOT_SUPPORTED; \
+    }
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+// ROCr asks with the address of its list of code objects. Without support for exceptions in KFD, it takes errors of
+// queues from their inactive signals (faults.cpp).
+HSAKMT_STATUS hsaKmtRuntimeEnable(void *, bool) REFUSED HSAKMT_STATUS
+    hsaKmtRuntimeDisable(void) REFUSED HSAKMT_STATUS
+    hsaKmtGetKernelDebugTrapVersionInfo(HSAuint32 *, HSAuint32 *) REFUSED HSAKMT_STATUS
+    hsaKmtDbgRegister(HSAuint32) REFUSED HSAKMT_STATUS hsaKmtDbgUnregister(HSAuint32) REFUSED HSAKMT_STATUS
+    hsaKmtDbgWavefrontControl(HSAuint32, HSA_DBG_WAVEOP, HSA_DBG_WAVEMODE, HSAuint32,
+                              HsaDbgWaveMessage *) REFUSED HSAKMT_STATUS
+    hsaKmtDbgAddressWatch(HSAuint32, HSAuint32, HSA_DBG_WATCH_MODE *, void **, HSAuint64 *,
+                          HsaEvent **) REFUSED
+
+    HSAKMT_STATUS hsaKmtPmcGetCounterProperties(HSAuint32, HsaCounterProperties **) REFUSED HSAKMT_STATUS
+    hsaKmtPmcRegisterTrace(HSAuint32, HSAuint32, HsaCounter *, HsaPmcTraceRoot *) REFUSED HSAKMT_STATUS
+    hsaKmtPmcUnregisterTrace(HSAuint32, HSATraceId) REFUSED HSAKMT_STATUS
+    hsaKmtPmcAcquireTraceAccess(HSAuint32, HSATraceId) REFUSED HSAKMT_STATUS
+    hsaKmtPmcReleaseTraceAccess(HSAuint32, HSATraceId) REFUSED HSAKMT_STATUS
+    hsaKmtPmcStartTrace(HSATraceId, void *, HSAuint64) REFUSED HSAKMT_STATUS
+    hsaKmtPmcQueryTrace(HSATraceId) REFUSED HSAKMT_STATUS hsaKmtPmcStopTrace(HSATraceId) REFUSED HSAKMT_STATUS
+    hsaKmtSPMAcquire(HSAuint32) REFUSED HSAKMT_STATUS hsaKmtSPMRelease(HSAuint32) REFUSED HSAKMT_STATUS
+    hsaKmtSPMSetDestBuffer(HSAuint32, HSAuint32, HSAuint32 *, HSAuint32 *, void *, bool *) REFUSED
+
+    HSAKMT_STATUS hsaKmtMapGraphicHandle(HSAuint32, HSAuint64, HSAuint64, HSAuint64, HSAuint64,
+                                         HSAuint64 *) REFUSED HSAKMT_STATUS
+    hsaKmtUnmapGraphicHandle(HSAuint32, HSAuint64, HSAuint64) REFUSED HSAKMT_STATUS
+    hsaKmtRegisterGraphicsHandleToNodes(HSAuint64, HsaGraphicsResourceInfo *, HSAuint64, HSAuint32 *) REFUSED
+
+    HSAKMT_STATUS hsaKmtProcessVMRead(HSAuint32, HsaMemoryRange *, HSAuint64, HsaMemoryRange *, HSAuint64,
+                                      HSAuint64 *) REFUSED HSAKMT_STATUS
+    hsaKmtProcessVMWrite(HSAuint32, HsaMemoryRange *, HSAuint64, HsaMemoryRange *, HSAuint64,
+                         HSAuint64 *) REFUSED
+
+    // ROCr's image code asserts that this works. There are no tiles: images are not supported.
+    HSAKMT_STATUS hsaKmtGetTileConfig(HSAuint32, HsaGpuTileConfig *config) {
+    if (config == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
+    config->NumTileConfigs = config->NumMacroTileConfigs = 0;
+    config->GbAddrConfig = config->NumBanks = config->NumRanks = 0;
+    return HSAKMT_STATUS_SUCCESS;
+}
+
+// Newer headers.
+HSAKMT_STATUS hsaKmtOpenSMI(HSAuint32, int *) REFUSED HSAKMT_STATUS
+    hsaKmtExportDMABufHandle(void *, HSAuint64, int *, HSAuint64 *) REFUSED HSAKMT_STATUS
+    hsaKmtReplaceAsanHeaderPage(void *) REFUSED HSAKMT_STATUS
+    hsaKmtReturnAsanHeaderPage(void *) REFUSED HSAKMT_STATUS
+    hsaKmtGetRuntimeCapabilities(HSAuint32 *) REFUSED HSAKMT_STATUS
+    hsaKmtDbgEnable(void **, HSAuint32 *) REFUSED HSAKMT_STATUS hsaKmtDbgDisable(void) REFUSED HSAKMT_STATUS
+    hsaKmtDbgGetDeviceData(void **, HSAuint32 *, HSAuint32 *) REFUSED HSAKMT_STATUS
+    hsaKmtDbgGetQueueData(void **, HSAuint32 *, HSAuint32 *, bool) REFUSED HSAKMT_STATUS
+    hsaKmtGetAMDGPUDeviceHandle(HSAuint32, void **) REFUSED HSAKMT_STATUS
+    hsaKmtPcSamplingQueryCapabilities(HSAuint32, void *, HSAuint32, HSAuint32 *) REFUSED HSAKMT_STATUS
+    hsaKmtPcSamplingCreate(HSAuint32, void *, HSAuint32 *) REFUSED HSAKMT_STATUS
+    hsaKmtPcSamplingDestroy(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS
+    hsaKmtPcSamplingStart(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS
+    hsaKmtPcSamplingStop(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS hsaKmtPcSamplingSupport(void) REFUSED
+
+#pragma GCC visibility pop
+}

@@ -1,0 +1,125 @@
+"""Programs that hipcc built, on AMD's own libamdhip64 and libhsa-runtime64; each checks its results itself."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hipsim_device import program, run
+
+KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block".split()
+SETTINGS = {
+    "plain": {},
+    "hostile": {"HIPSIM_HOSTILE": "1"},
+    "no-sdma": {"HSA_ENABLE_SDMA": "0"},
+    "no-interrupts": {"HSA_ENABLE_INTERRUPT": "0"},
+    "virtual-clock": {"HIPSIM_CLOCK": "virtual"},
+    "one-thread": {"HIPSIM_THREADS": "1"},
+}
+
+
+def output(name: str, *arguments: str, options: tuple[str, ...] = (), **settings: str) -> str:
+    """What the program prints; it must succeed."""
+    done = run([program(name, *options), *arguments], **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hipsim:" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_kernels(setting: str) -> None:
+    assert output("kernels", **SETTINGS[setting]).split() == KERNELS
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_copies(setting: str) -> None:
+    assert output("copies", "memset", **SETTINGS[setting]) == "copies are right\n"
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile", "no-interrupts"])
+def test_streams(setting: str) -> None:
+    assert output("streams", **SETTINGS[setting]) == "streams are right\n"
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile"])
+def test_memory_and_errors(setting: str) -> None:
+    assert output("memory", HIPSIM_MEMORY="1G", **SETTINGS[setting]) == "gfx906:sramecc+:xnack-\n"
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile", "no-sdma"])
+def test_two_devices(setting: str) -> None:
+    assert output("devices", HIPSIM_DEVICES="2", **SETTINGS[setting]) == "devices are right\n"
+
+
+def test_printf() -> None:
+    lines = output("output").splitlines()
+    first = [f"block {b} thread {t}: text 2.500 1099511627776" for b in (0, 1) for t in (5, 37)]
+    rest = [f"block 0 thread 5: text {i}.000 1099511627776" for i in range(3)]
+    assert sorted(lines[:4]) == sorted(first)  # blocks print in any order
+    assert lines[4:] == [*rest, "done"]
+
+
+def test_cooperative_launch() -> None:
+    assert output("cooperative") == "all rounds are right\n"
+
+
+@pytest.mark.long
+def test_rocrand() -> None:
+    assert output("random", options=("-lrocrand",)).split() == "xorwow mrg32k3a philox mtgp32 sobol32".split()
+
+
+@pytest.mark.long
+def test_rocprim() -> None:
+    assert output("primitives").split() == ["scan", "reduce", "sort", "select"]
+
+
+@pytest.mark.parametrize(
+    ("what", "ours", "amds"),
+    [
+        (
+            "write",
+            r"kernel 'writeOutside\(int\*, unsigned long\)'.*: write to 0x\w+, which is not mapped",
+            "Page not present",
+        ),
+        ("null", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x0, which", "on address (nil)"),
+        ("host", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x", "Page not present"),
+        ("freed", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x", "Page not present"),
+    ],
+)
+def test_memory_faults(what: str, ours: str, amds: str) -> None:
+    done = run([program("faults"), what])
+    assert done.returncode == -6, done.stderr  # ROCr aborts the program
+    assert re.search(f"^hipsim: {ours}", done.stderr, re.MULTILINE), done.stderr
+    assert "Memory access fault by GPU node-1" in done.stderr and amds in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("abort", ""), ("assert", "Device-side assertion `value == 1' failed")]
+)
+def test_traps(what: str, said: str) -> None:
+    done = run([program("faults"), what])
+    assert done.returncode == -6, done.stderr
+    assert said in done.stdout + done.stderr
+    assert "HSA_STATUS_ERROR_EXCEPTION" in done.stderr and "hipsim: kernel '" in done.stderr
+
+
+def test_damaged_code() -> None:
+    code = program("store", "--genco")
+    assert run([program("modules"), code]).returncode == 0
+    for size in ("0", "3", "1000", "4096"):
+        done = run([program("modules"), code, size])
+        assert (done.returncode, done.stdout) == (0, "hipErrorInvalidKernelFile\n"), done.stderr
+
+
+def test_code_for_another_gpu() -> None:
+    foreign = program("store", "--genco", gpu="gfx1030")
+    for command in ([program("modules"), foreign], [program("vectoradd", gpu="gfx1030")]):
+        done = run(command)
+        assert done.returncode == -6  # HIP 5.2 aborts the program
+        assert "hipErrorNoBinaryForGpu: Unable to find code object" in done.stderr
+
+
+def test_no_device() -> None:
+    done = run([program("vectoradd")], HIPSIM_DEVICES="0")
+    assert done.returncode == 1 and "hipErrorInvalidDevice" in done.stderr

@@ -1,0 +1,92 @@
+"""The embedded AMD device for tests: its library, and programs that g++ and hipcc build."""
+
+from __future__ import annotations
+
+import ctypes.util
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HIPSIM = ROOT / "lib" / "hipsim"
+PROGRAMS = Path(__file__).parent / "hipsim" / "programs"
+_BUILD = ROOT / "build" / "tests"
+
+
+@functools.cache
+def libraries() -> Path:
+    """The folder with libhsakmt.so.1, brought up to date by make. Skips where AMD's headers are missing."""
+    if not any(Path(folder, "hsakmt.h").exists() for folder in ("/usr/include", "/usr/include/hsakmt")):
+        pytest.skip("no hsakmt.h here; install libhsakmt-dev and libhsa-runtime-dev")
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    with open(_BUILD / "hipsim.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "--silent", "-j2", "-C", str(HIPSIM)], check=True, stdout=subprocess.DEVNULL)
+    return HIPSIM / "lib"
+
+
+def _built(source: Path, command: list[str], *libraries: str) -> Path:
+    """The program that `command` makes of `source`; kept by content."""
+    content = source.read_bytes() + " ".join(command).encode()
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    target = _BUILD / f"hip-{source.stem}-{hashlib.sha256(content).hexdigest()[:16]}"
+    if not target.exists():
+        made = target.with_suffix(f".{os.getpid()}")
+        platform = {**os.environ, "HIP_PLATFORM": "amd"}  # hipcc would take an installed nvcc
+        subprocess.run([*command, str(source), *libraries, "-o", str(made)], check=True, env=platform)
+        made.replace(target)
+    return target
+
+
+@functools.cache
+def thunk_program(name: str) -> Path:
+    """`programs/NAME.cpp`, which calls libhsakmt itself."""
+    folder = libraries()
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-pthread", "-idirafter", "/usr/include/hsa"]
+    command += ["-idirafter", "/usr/include/hsakmt"]
+    return _built(PROGRAMS / f"{name}.cpp", command, f"-L{folder}", "-l:libhsakmt.so.1")
+
+
+@functools.cache
+def hipcc() -> str:
+    """The compiler; skips the test where it or AMD's runtime is missing."""
+    found = shutil.which("hipcc")
+    if found is None:
+        pytest.skip("no hipcc here; script/setup installs it where the distribution has it")
+    if ctypes.util.find_library("amdhip64") is None:
+        pytest.skip("no libamdhip64 here; script/setup installs it where the distribution has it")
+    return found
+
+
+@functools.cache
+def program(name: str, *options: str, gpu: str = "gfx906") -> Path:
+    """`programs/NAME.hip` built by hipcc."""
+    command = [hipcc(), f"--offload-arch={gpu}", "-w", "-std=c++17", *options]
+    return _built(PROGRAMS / f"{name}.hip", command)
+
+
+def environment(hostile: bool | None = None, **more: str) -> dict[str, str]:
+    """The environment for a program on the embedded AMD device."""
+    made = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), **more}
+    if hostile is not None:
+        made["HIPSIM_HOSTILE"] = str(int(hostile))
+    return made
+
+
+def run(
+    command: list[str | Path], hostile: bool | None = None, timeout: float = 60, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on the embedded AMD device; its output as text."""
+    return subprocess.run(
+        [str(part) for part in command],
+        env=environment(hostile, **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
