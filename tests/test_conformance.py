@@ -126,7 +126,8 @@ def small_suite(place: Path) -> build.Suite:
     written = place / "list.toml"
     written.write_text(
         'url = "u"\ncommit = "c"\nwrong = "FAIL"\ndirectory = "src/*"\nflags = "-I$SUITE"\n[programs]\n'
-        'good = { args = "-n \'1 2\'", files = "in*", smaller = { "N 1000" = "N 10" }, modules = { "a.fatbin" = "main.cu" } }\n'
+        'good = { args = "-n \'1 2\' $SUITE/x", files = "in*", '
+        'smaller = { "N 1000" = "N 10" }, modules = { "a.fatbin" = "main.cu" } }\n'
         'bad = { flags = "-Ifails" }\n'
     )
     return build.suite(written)
@@ -136,7 +137,7 @@ def test_programs_of_a_list_are_built_once(tmp_path: Path, monkeypatch: pytest.M
     suite, calls = small_suite(tmp_path), fake_compiler(tmp_path, monkeypatch)
     good, bad = suite.programs
     place = tmp_path / "built"
-    command = [str(place / "good" / "good"), "-n", "1 2"]
+    command = [str(place / "good" / "good"), "-n", "1 2", f"{tmp_path}/x"]
     assert build.built(good, tmp_path, "1", place) == (command, "")
     assert (place / "good" / "source" / "main.cu").read_text() == "#define N 10\n"
     assert (place / "good" / "input").resolve() == tmp_path / "src" / "good" / "input"
@@ -148,6 +149,10 @@ def test_programs_of_a_list_are_built_once(tmp_path: Path, monkeypatch: pytest.M
         build.built(good, tmp_path, version, place)
         build.built(bad, tmp_path, "1", place)
         assert len(calls.read_text().splitlines()) == times
+    build.built(good, tmp_path, "3", place)
+    other = [*command[:-3], "-o"]  # other arguments need no other executable
+    assert build.built(replace(good, args="-o"), tmp_path, "3", place) == (other, "")
+    assert len(calls.read_text().splitlines()) == times + 2
 
 
 def test_sizes_that_the_sources_do_not_have_are_named(
@@ -187,6 +192,18 @@ def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Pat
     program.chmod(0o755)
     (found,) = programs.outcomes("program", [str(program)], "FAIL")
     assert found == Outcome("program", "plain", DIFFERENT, "says that its result is wrong: Test FAILED")
+
+
+def test_programs_run_only_in_the_ways_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools: list[list[str]] = []
+    monkeypatch.setattr(programs, "run", lambda _place, _jobs, ways: tools.append(ways) or iter(()))
+    for ways in ("alone", "launchlate,threadhist"):
+        assert run.main(["programs", "--from", str(tmp_path), "--ways", ways]) == 0
+    assert tools == [[], ["threadhist", "launchlate"]]
+    with pytest.raises(SystemExit):
+        run.main(["programs", "--from", str(tmp_path), "--ways", "plain"])
 
 
 def test_without_nvcc_a_list_is_skipped(

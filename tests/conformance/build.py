@@ -10,7 +10,7 @@ flags: nvcc's options. The suite's own are in the list's `flags`; a program's ar
 modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
 files: patterns of other files that the program opens. It runs in a directory with links to these.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
-args: the program's arguments.
+args: the program's arguments, in which `$SUITE` is the checkout, too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from gpubpf.session.device import LIBRARIES
 LISTS = Path(__file__).parent
 BUILT = ROOT / "build" / "conformance"
 LIMIT = 600.0  # seconds for nvcc
+SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 # The embedded device is NVIDIA's driver and runtime as shared libraries.
 DEVICE = ("-cudart", "shared", "-arch=sm_80")
 
@@ -80,8 +81,10 @@ def built(program: Program, checkout: Path, version: str | None, place: Path) ->
     version: the checkout's commit; without one, the program is built again.
     """
     place = place / program.name
-    key = hashlib.sha256(json.dumps([asdict(program), version, DEVICE, _compiler()]).encode()).hexdigest()
-    command = [str(place / program.name), *shlex.split(program.args)]
+    what = asdict(replace(program, args=""))  # other arguments need no other executable
+    key = hashlib.sha256(json.dumps([what, version, DEVICE, _compiler()]).encode()).hexdigest()
+    args = shlex.split(program.args)
+    command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
     kept = place / "built.json"
     if version and kept.exists() and (known := json.loads(kept.read_text()))["key"] == key:
         return command, known["reason"]
@@ -130,7 +133,7 @@ def _copy(directory: Path, copy: Path, words: Mapping[str, str]) -> str:
     missing = set(words)
     shutil.copytree(directory, copy)
     for path in copy.rglob("*"):
-        if path.suffix in (".cu", ".cuh", ".cpp", ".h"):
+        if path.suffix in SOURCES:
             text = path.read_text(errors="surrogateescape")
             missing -= {old for old in words if old in text}
             for old, new in words.items():

@@ -39,12 +39,12 @@ def commands(directory: Path) -> Iterator[list[str]]:
         yield [str(path), *(shlex.split(arguments.read_text()) if arguments.exists() else ())]
 
 
-def run(directory: Path, jobs: int) -> Iterator[Outcome]:
-    """Run each program below a directory alone and under each tool."""
+def run(directory: Path, jobs: int, tools: Sequence[str] = TOOLS) -> Iterator[Outcome]:
+    """Run each program below a directory alone and under each of the tools."""
     found = list(commands(directory))
     names = [str(Path(command[0]).relative_to(directory)) for command in found]
     with ProcessPoolExecutor(jobs) as processes:
-        for given in processes.map(outcomes, names, found):
+        for given in processes.map(partial(outcomes, tools=tools), names, found):
             yield from given
 
 
@@ -56,9 +56,10 @@ def run_list(
     only: str = "*",
     build_only: bool = False,
     done: Collection[str] = (),
+    tools: Sequence[str] = TOOLS,
 ) -> Iterator[Outcome]:
-    """Build the programs of a list whose names match `only`, but not those of `done`, and run each alone and under each tool."""
-    work = partial(_listed, suite, directory, build.commit(directory), place, build_only)
+    """Build the programs of a list whose names match `only`, but not those of `done`, and run each alone and under the tools."""
+    work = partial(_listed, suite, directory, build.commit(directory), place, build_only, tools)
     wanted = [p for p in suite.programs if fnmatch(p.name, only) and p.name not in done]
     with ProcessPoolExecutor(jobs) as processes:
         for given in processes.map(work, wanted):
@@ -71,6 +72,7 @@ def _listed(
     version: str | None,
     place: Path,
     build_only: bool,
+    tools: Sequence[str],
     program: build.Program,
 ) -> list[Outcome]:
     command, reason = build.built(program, directory, version, place)
@@ -78,12 +80,14 @@ def _listed(
         return [Outcome(program.name, "build", REFUSED, reason)]
     return [
         Outcome(program.name, "build", SAME),
-        *(() if build_only else outcomes(program.name, command, suite.wrong)),
+        *(() if build_only else outcomes(program.name, command, suite.wrong, tools)),
     ]
 
 
-def outcomes(name: str, command: Sequence[str], wrong: str = NOTHING) -> list[Outcome]:
-    """Run one program alone, count its launches from outside, and run it under each tool.
+def outcomes(
+    name: str, command: Sequence[str], wrong: str = NOTHING, tools: Sequence[str] = TOOLS
+) -> list[Outcome]:
+    """Run one program alone, count its launches from outside, and run it under each of the tools.
 
     wrong: a pattern of what the program prints if its own check fails.
     """
@@ -104,10 +108,10 @@ def outcomes(name: str, command: Sequence[str], wrong: str = NOTHING) -> list[Ou
     seconds = round(min(first, time.monotonic() - began), 2)
     if comparable(again) != comparable(printed):
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
-    made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
+    made = counted(under("cudasnoop", simulated, 5 * LIMIT, place)) if tools else None
     return [
         Outcome(name, "plain", SAME, seconds=seconds),
-        *(_timed(name, tool, _under(tool, command, place), printed, made) for tool in TOOLS),
+        *(_timed(name, tool, _under(tool, command, place), printed, made) for tool in tools),
     ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from conformance import bpf, build, programs, ptx
 from conformance.outcome import DIFFERENT, Outcome, table
+from conformance.tools import TOOLS
 
 EPILOG = """\
 suites:
@@ -34,7 +35,6 @@ examples:
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
     "ptx": ptx.run,
-    "programs": programs.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
 SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    suites = [*RUN, *LISTS]
+    suites = [*RUN, *LISTS, "programs"]
     parser.add_argument("suite", choices=suites, metavar="SUITE", help=", ".join(suites))
     parser.add_argument("--from", dest="directory", type=Path, metavar="DIR", help="take the suite from DIR")
     parser.add_argument("--commit", metavar="C", help="check out this commit, not the one of the table")
@@ -94,6 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on where FILE of --json ends (built suites)"
+    )
+    parser.add_argument(
+        "--ways",
+        type=_ways,
+        default=TOOLS,
+        metavar="WAYS",
+        help=f"run CUDA programs only in these ways: alone, {', '.join(TOOLS)} (default all; alone is always one)",
     )
     parser.add_argument("--build-only", action="store_true", help="build the programs, and run none")
     args = parser.parse_args(argv)
@@ -128,6 +135,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(o.verdict == DIFFERENT for o in outcomes))
 
 
+def _ways(text: str) -> list[str]:
+    """Return the tools among the ways in a list with commas."""
+    ways = text.split(",")
+    if unknown := set(ways) - {"alone", *TOOLS}:
+        raise argparse.ArgumentTypeError(f"no such way: {', '.join(sorted(unknown))}")
+    return [tool for tool in TOOLS if tool in ways]
+
+
 def _earlier(args: argparse.Namespace) -> list[Outcome]:
     """Return the outcomes in the file of an interrupted run, except those of the last program: some may be missing."""
     if not args.resume or not args.json.exists():
@@ -139,11 +154,13 @@ def _earlier(args: argparse.Namespace) -> list[Outcome]:
 
 
 def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) -> Iterator[Outcome]:
+    if args.suite == "programs":
+        return programs.run(directory, args.jobs, args.ways)
     if args.suite not in LISTS:
         return RUN[args.suite](directory, args.jobs)
     place = build.BUILT / args.suite
     suite = LISTS[args.suite]
-    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done)
+    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done, args.ways)
 
 
 if __name__ == "__main__":
