@@ -23,6 +23,7 @@ suites:
   ptx        PTX kernels of ZLUDA's tests, plain and under each tool
   polybench  CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
   samples    the same for NVIDIA's cuda-samples
+  samples12  the same for samples of release 12.5 that later releases do not have
   hecbench   the same for HeCBench
   programs   CUDA programs that you built: each executable in DIR, plain and under each tool
 
