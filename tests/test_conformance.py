@@ -89,6 +89,8 @@ def test_values_in_rust() -> None:
 def test_outputs_are_compared_without_what_was_measured() -> None:
     first = programs.comparable("sum 41\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
     assert first == programs.comparable("sum 41\nGPU Time in seconds:\n0.25\nsum 42\nBandwidth = 2.5 GB/s")
+    clocks = [programs.comparable(f"{n} ticks\nsum 1", "ticks$") for n in (1, 2)]
+    assert clocks[0] == clocks[1] != programs.comparable("1 ticks\nsum 2", "ticks$")
     assert first != programs.comparable("sum 43\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
 
 

@@ -11,6 +11,7 @@ modules: files that the program loads at run time, such as `a.fatbin`, each with
 files: patterns of other files that the program opens. It runs in a directory with links to these.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
 args: the program's arguments, in which `$SUITE` is the checkout, too.
+measured: a pattern of lines whose numbers differ between runs, besides those that the runner recognizes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Program:
     files: str = ""
     smaller: Mapping[str, str] = field(default_factory=dict)
     args: str = ""
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def built(program: Program, checkout: Path, version: str | None, place: Path) ->
     version: the checkout's commit; without one, the program is built again.
     """
     place = place / program.name
-    what = asdict(replace(program, args=""))  # other arguments need no other executable
+    what = asdict(replace(program, args="", measured=""))  # these need no other executable
     key = hashlib.sha256(json.dumps([what, version, DEVICE, _compiler()]).encode()).hexdigest()
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
@@ -162,5 +164,6 @@ def _stubs(place: Path) -> Path:
 def _error(text: str) -> str:
     """Return the first error of a compiler or linker, without its place."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = next((line for line in lines if "error" in line.lower() or "undefined" in line), "nvcc failed")
+    signs = ("error", "undefined", "fatal")
+    line = next((line for line in lines if any(sign in line.lower() for sign in signs)), "nvcc failed")
     return line[line.lower().find("error") :][:160] if "error" in line.lower() else line[:160]

@@ -24,7 +24,9 @@ NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")
 # Numbers that programs print beside one of these words, or in a unit of time or speed, are measured and differ between runs.
-_MEASURED = re.compile(r"time|second|elapsed|bandwidth|throughput|flop|\b[mun]?s(ec)?\b|/s\b", re.IGNORECASE)
+_MEASURED = re.compile(
+    r"tim(e|ing)|second|elapsed|bandwidth|throughput|speedup|clocks|flop|\b[mun]?s(ec)?\b|/s\b", re.IGNORECASE
+)
 
 
 def commands(directory: Path) -> Iterator[list[str]]:
@@ -80,16 +82,20 @@ def _listed(
         return [Outcome(program.name, "build", REFUSED, reason)]
     return [
         Outcome(program.name, "build", SAME),
-        *(() if build_only else outcomes(program.name, command, suite.wrong, tools)),
+        *(() if build_only else outcomes(program.name, command, suite.wrong, tools, program.measured)),
     ]
 
 
 def outcomes(
-    name: str, command: Sequence[str], wrong: str = NOTHING, tools: Sequence[str] = TOOLS
+    name: str,
+    command: Sequence[str],
+    wrong: str = NOTHING,
+    tools: Sequence[str] = TOOLS,
+    measured: str = "",
 ) -> list[Outcome]:
     """Run one program alone, count its launches from outside, and run it under each of the tools.
 
-    wrong: a pattern of what the program prints if its own check fails.
+    wrong: a pattern of what the program prints if its own check fails. measured: see comparable().
     """
     place = Path(command[0]).parent
     simulated = [sys.executable, "-m", "cudasim.launcher", "--", *command]
@@ -106,22 +112,28 @@ def outcomes(
     first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
     again, _, _ = finished(simulated, LIMIT, place)
     seconds = round(min(first, time.monotonic() - began), 2)
-    if comparable(again) != comparable(printed):
+    expected = comparable(printed, measured)
+    if comparable(again, measured) != expected:
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
     made = counted(under("cudasnoop", simulated, 5 * LIMIT, place)) if tools else None
     return [
         Outcome(name, "plain", SAME, seconds=seconds),
-        *(_timed(name, tool, _under(tool, command, place), printed, made) for tool in tools),
+        *(_timed(name, tool, _under(tool, command, place), expected, measured, made) for tool in tools),
     ]
 
 
-def comparable(printed: str) -> str:
-    """Return an output without the numbers of lines that report a measurement, and of the line after such a line."""
-    lines, measured = [], False
+def comparable(printed: str, measured: str = "") -> str:
+    """Return an output without the numbers of lines that report a measurement, and of the line after such a line.
+
+    measured: a pattern of other lines without whose numbers it is; "" for none.
+    """
+    lines, before = [], False
     for line in printed.splitlines():
         reports = _MEASURED.search(line) is not None
-        lines.append(re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?", "N", line) if reports or measured else line)
-        measured = reports
+        differs = reports or before or (measured != "" and re.search(measured, line) is not None)
+        without = re.sub(r"\s*[-+]?[\d.]+(e[-+]?\d+)?", " N", line)  # columns may have other widths
+        lines.append(without if differs else line)
+        before = reports
     return "\n".join(lines)
 
 
@@ -144,24 +156,26 @@ def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
     return watched
 
 
-def _timed(name: str, tool: str, watched: Watched, printed: str, made: int | None) -> Outcome:
+def _timed(name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None) -> Outcome:
     """Return the outcome of a program under a tool, with its time and launches."""
     summary = watched.summary
     return replace(
-        _watched(name, tool, watched, printed, made),
+        _watched(name, tool, watched, expected, measured, made),
         seconds=None if watched.status is None else round(watched.seconds, 2),
         launches=summary.get("launches_matched"),
         instrumented=summary.get("launches_instrumented"),
     )
 
 
-def _watched(name: str, tool: str, watched: Watched, printed: str, made: int | None) -> Outcome:
+def _watched(
+    name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None
+) -> Outcome:
     summary = watched.summary
     if watched.status is None:
         return Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
     if watched.status != 0 or not summary:
         return Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
-    if comparable(watched.printed) != comparable(printed):
+    if comparable(watched.printed, measured) != expected:
         return Outcome(name, tool, DIFFERENT, "prints something different")
     if made is not None and summary["launches_seen"] != made:
         reason = f"{summary['launches_seen']} launches seen, {made} made; {_notes(tool, watched)}"
