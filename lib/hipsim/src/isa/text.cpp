@@ -83,7 +83,8 @@ std::string field(const Instruction &i, char letter, unsigned width) {
         case 'C': return vector_memory ? range("v", i.data[1], width) : source(i, 2, width);
         case 'R': return range("s", i.srsrc, width);
         case 'O': return operand(i, i.soffset, width);
-        case 'V': return "vcc";
+        // SDWA comparisons may write another pair.
+        case 'V': return i.opcode->format == Format::vopc ? operand(i, i.dst, width) : "vcc";
         case 'L': return hexadecimal(i.literal);
         default: return hexadecimal(uint16_t(i.simm));
     }
