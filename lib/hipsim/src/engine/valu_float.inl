@@ -190,7 +190,7 @@ inline float division_fixup_half(float quotient, float denominator, float numera
 template <class V>
 inline V scaled_fma(V a, V b, V c, int by) {
     V sum = std::fma(a, b, c);
-    if (!std::isfinite(sum)) return sum;
+    if (!std::isfinite(sum) || exponent_of(sum) + by > 0) return std::ldexp(sum, by);
     V error = std::fma(a, b, c - sum);
     if (error != 0 && !(bits_of(sum) & 1)) {
         bool larger = (error > 0) == (sum > 0);

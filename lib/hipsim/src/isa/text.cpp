@@ -107,7 +107,7 @@ std::string text(const Instruction &i) {
             while (p[2] == 'I') p += 2;
     }
     if (i.saddr != 0x7F && (i.opcode->format == Format::scratch || i.opcode->format == Format::global))
-        result += ", saddr " + operand(i, i.saddr, 2);
+        result += ", saddr " + operand(i, i.saddr, i.opcode->format == Format::global ? 2 : 1);
     if (i.opcode->format == Format::smem && i.has_soffset) result += ", " + operand(i, i.soffset, 1);
     if (i.offset) result += " offset:" + std::to_string(i.offset);
     const std::pair<bool, const char *> flags[] = {{i.idxen, "idxen"}, {i.offen, "offen"}, {i.glc, "glc"},
