@@ -74,6 +74,7 @@ def build_parser() -> cli.Parser:
     cli.add_calls(parser)
     cli.add_call_views(parser)
     cli.add_host_filters(parser, "calls")
+    cli.add_embedded_device(parser)
     cli.add_looks(parser, device_programs=False)
     cli.add_output(parser)
     return parser
@@ -81,7 +82,7 @@ def build_parser() -> cli.Parser:
 
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
-    from gpubpf.calls import command_libraries, hip, kfd
+    from gpubpf.calls import command_libraries, embedded_device, hip, kfd
     from gpubpf.calls.delay_probes import DelayProbes
     from gpubpf.calls.hip_devices import TIMEOUT, HipDevices
     from gpubpf.calls.kernel_names import KernelNames
@@ -103,7 +104,8 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
         options = CallOptions.from_arguments(args, events=kernel_times.needs_calls)
         if options.everybody:  # let it end first: its calls would count, too
             devices.devices(TIMEOUT)
-        processes = TracedProcesses(args, kernel_times.environment, note)
+        simulated, notice = embedded_device.choose(args.device) if args.command else ({}, None)
+        processes = TracedProcesses(args, {**simulated, **kernel_times.environment}, note)
 
         # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.
         api = hip.API
@@ -120,7 +122,8 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
         calls.start()
 
         # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
-        inputs = ReportInputs(api, calls, delay_probes, kernels, processes, kernel_times, driver, devices)
+        vendor = (kernel_times, driver, devices, notice)
+        inputs = ReportInputs(api, calls, delay_probes, kernels, processes, *vendor)
         report = CallReport(inputs, args, out)
         with processes.follow(calls):
             report.begin()

@@ -73,7 +73,7 @@ def build_parser(device: EmbeddedDevice) -> argparse.ArgumentParser:
     parser.add_argument(
         "--clock",
         choices=CLOCKS,
-        help="clock that programs and events read: real (default), or virtual, which repeats exactly",
+        help="clock that programs and events read: real (default), or virtual, which counts instructions",
     )
     if device.gpus:
         parser.add_argument("--gpu", choices=device.gpus, help=f"GPU to be (default: {device.gpus[0]})")

@@ -33,9 +33,11 @@ class AttachedProcesses:
         args: argparse.Namespace,
         out: cli.Output,
         note: Callable[[str], None],
+        first_notice: str | None = None,
     ) -> None:
         self._processes, self._calls, self._kernels = processes, calls, kernels
         self._args, self._out, self._note = args, out, note
+        self._first_notice = first_notice  # said before the first process is announced
         self._names = LibraryNames(*calls.api.libraries)
         self._comms: dict[int, str] = {}
         self.attached: set[int] = set()
@@ -77,6 +79,9 @@ class AttachedProcesses:
         self._kernels.look(pid)
         if pid in self.waiting:
             self.waiting.remove(pid)
+        if self._first_notice is not None:
+            self._note(self._first_notice)
+            self._first_notice = None
         self._note(f"attached to {pid} ({comm})")
         self._calls.announced(pid)
         if self._args.json:

@@ -46,7 +46,10 @@ EARLY_TICK, EARLY = 0.005, 1.0
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What a report reads. The last three exist only for vendors that have such an interface."""
+    """What a report reads. The last four exist only for vendors that have such an interface.
+
+    `device_notice`: what to say of the device as soon as a process uses it.
+    """
 
     api: Api
     calls: CallProbes
@@ -56,6 +59,7 @@ class ReportInputs:
     kernel_times: KernelTimes | None = None
     driver: DriverEvents | None = None
     devices: HipDevices | None = None
+    device_notice: str | None = None
 
 
 class SelectedSums:
@@ -88,7 +92,7 @@ class CallReport:
     def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
         self._inputs, self._args, self._out = inputs, args, out
         self._processes = AttachedProcesses(
-            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note
+            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note, inputs.device_notice
         )
         self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
         self._kernels = KernelSelection(args.kernel or ())

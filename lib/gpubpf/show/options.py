@@ -185,6 +185,15 @@ def add_device(made: Parser, times: bool = False) -> None:
     )
 
 
+def add_embedded_device(made: Parser) -> None:
+    """Add what the command runs on, for a tool that has no device programs: --device."""
+    made.add_argument_group("device").add_argument(
+        "--device",
+        choices=("auto", "gpu", "sim"),
+        help="gpu, or sim: COMMAND runs on the embedded device (default auto: a GPU if there is one)",
+    )
+
+
 def add_rings(made: Parser) -> None:
     """Add the ring buffers for records of device programs: --ring-size, --ring."""
     group = made.add_argument_group("records")

@@ -103,23 +103,14 @@ inline const uint32_t *exec_lanes(Wave &w, uint64_t exec) {
 
 // Writes the lanes of `mask`.
 inline void merge(Wave &w, uint32_t *destination, const uint32_t *result, uint64_t mask) {
-#ifdef __AVX512F__
-    (void)w;
-    for (unsigned i = 0; i < lanes; i += 16)
-        _mm512_mask_storeu_epi32(destination + i, __mmask16(mask >> i), _mm512_loadu_si512(result + i));
-#else
     const uint32_t *keep = exec_lanes(w, mask);
     for (unsigned i = 0; i < lanes; ++i) destination[i] ^= (destination[i] ^ result[i]) & keep[i];
-#endif
 }
 
 // One bit for each lane whose word has its highest bit set.
 inline uint64_t pack(const uint32_t *words) {
     uint64_t bits = 0;
-#if defined(__AVX512DQ__)
-    for (unsigned i = 0; i < lanes; i += 16)
-        bits |= uint64_t(_mm512_movepi32_mask(_mm512_loadu_si512(words + i))) << i;
-#elif defined(__SSE2__)
+#ifdef __SSE2__
     for (unsigned i = 0; i < lanes; i += 4) {
         __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i *>(words + i));
         bits |= uint64_t(_mm_movemask_ps(_mm_castsi128_ps(four))) << i;
@@ -244,8 +235,8 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline const typename T::value *source(Wave &w, const Op &op, unsigned n,
-                                                              typename T::value *buffer) {
+[[gnu::noinline]] const typename T::value *fetch(Wave &w, const Op &op, unsigned n,
+                                                 typename T::value *buffer) {
     using value = typename T::value;
     const Source &s = op.src[n];
     if constexpr (std::is_same_v<T, Mask>) {
@@ -300,6 +291,15 @@ template <class T>
         }
         return buffer;
     }
+}
+
+// The values of a source: in the register itself where that is possible, else in the buffer.
+template <class T>
+inline const typename T::value *source(Wave &w, const Op &op, unsigned n, typename T::value *buffer) {
+    if constexpr (T::words == 1 && T::type != Type::b16 && T::type != Type::f16 && !std::is_same_v<T, Mask>)
+        if (op.src[n].kind == Source::vgpr && !flushes_in<T>(w))
+            return reinterpret_cast<const typename T::value *>(w.v[op.src[n].index]);
+    return fetch<T>(w, op, n, buffer);
 }
 
 template <class Value>
@@ -366,7 +366,7 @@ inline uint16_t narrow_half(float x, unsigned round) { return double_to_half(x, 
 inline uint16_t narrow_half(double x, unsigned round) { return double_to_half(x, round); }
 
 template <class T, bool keep_other>
-inline void write(Wave &w, const Op &op, typename T::value *r) {
+[[gnu::noinline]] void write(Wave &w, const Op &op, typename T::value *r) {
     if constexpr (is_half<T>) {
         alignas(64) uint32_t words[lanes];
         if (op.i.omod || op.i.clamp) {

@@ -362,12 +362,6 @@ struct Extent {
 
 // A word of LDS for each lane of `mask`, each at `base` and its own offset.
 inline void gather(uint32_t *result, const uint8_t *base, const uint32_t *offset, uint64_t mask) {
-#ifdef __AVX512F__
-    for (unsigned i = 0; i < lanes; i += 16) {
-        __m512i old = _mm512_loadu_si512(result + i), at = _mm512_loadu_si512(offset + i);
-        _mm512_storeu_si512(result + i, _mm512_mask_i32gather_epi32(old, __mmask16(mask >> i), at, base, 1));
-    }
-#else
     if (mask == ~uint64_t{0}) {
         for (unsigned l = 0; l < lanes; ++l) result[l] = get<uint32_t>(base + offset[l]);
         return;
@@ -376,22 +370,14 @@ inline void gather(uint32_t *result, const uint8_t *base, const uint32_t *offset
         unsigned l = unsigned(std::countr_zero(mask));
         result[l] = get<uint32_t>(base + offset[l]);
     }
-#endif
 }
 
 // Of lanes with the same place, the last one's word stays.
 inline void scatter(const uint32_t *data, uint8_t *base, const uint32_t *offset, uint64_t mask) {
-#ifdef __AVX512F__
-    for (unsigned i = 0; i < lanes; i += 16) {
-        __m512i words = _mm512_loadu_si512(data + i), at = _mm512_loadu_si512(offset + i);
-        _mm512_mask_i32scatter_epi32(base, __mmask16(mask >> i), at, words, 1);
-    }
-#else
     for (; mask; mask &= mask - 1) {
         unsigned l = unsigned(std::countr_zero(mask));
         put(base + offset[l], data[l]);
     }
-#endif
 }
 
 // Words of LDS, whose addresses are within it; the registers that are written may hold the addresses.

@@ -80,6 +80,7 @@ std::string bad_memory(const isa::Instruction &i) {
     if (format == Format::mubuf && i.srsrc > 124) return "buffer descriptor";
     if (format == Format::smem && i.opcode->width('D') && i.dst + i.opcode->width('D') > 128)
         return "an SGPR beyond the last";
+    if (format == Format::smem && i.src[0] + i.opcode->width('A') > 128) return "an SGPR beyond the last";
     return "";
 }
 
@@ -126,6 +127,11 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
 
     // v_mac adds to its destination; v_madmk and v_madak have a literal among their sources.
     if (semantics.accumulates) i.src[2] = i.dst;
+    // Their functions take these registers as they are.
+    std::string_view name = i.opcode->name;
+    if ((name == "v_swap_b32" && i.src[0] < isa::vgpr0) ||
+        (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))
+        return "unsupported: an SGPR in the place of a VGPR";
     bool has_c = i.opcode->width('C') || semantics.accumulates || semantics.src[2] != Type::none;
     if (i.opcode->width('L') && vector) {
         bool before =

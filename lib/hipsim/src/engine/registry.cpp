@@ -19,17 +19,12 @@ const Registry &registry() {
         add_gws(*made);
         const char *chosen = std::getenv("HIPSIM_VECTORS");
         std::string_view wanted = chosen ? chosen : "";
-        auto at_most = [&](std::string_view level) { return wanted.empty() || wanted == level; };
-        bool has_avx2 = false, has_avx512 = false;
+        bool has_avx2 = false;
 #ifdef __x86_64__
-        has_avx2 =
-            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-        has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                     __builtin_cpu_supports("avx512cd");
+        has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                   __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
 #endif
-        if (has_avx512 && at_most("avx512")) avx512::add_vector(*made);
-        else if (has_avx2 && at_most("avx2")) avx2::add_vector(*made);
+        if (has_avx2 && wanted != "plain") avx2::add_vector(*made);
         else plain::add_vector(*made);
         return made;
     }();

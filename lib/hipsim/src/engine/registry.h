@@ -36,11 +36,8 @@ void add_vector(Registry &registry);
 namespace avx2 {
 void add_vector(Registry &registry);
 }
-namespace avx512 {
-void add_vector(Registry &registry);
-}
 
-// All that the engine can execute, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2|avx512 chooses.
+// All that the engine can execute, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
 const Registry &registry();
 
 }  // namespace hipsim

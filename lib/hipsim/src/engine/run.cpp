@@ -23,7 +23,9 @@ namespace hipsim {
 namespace {
 
 constexpr unsigned vgprs_of_a_wave = 256;
-constexpr int64_t wave_slice = 4000;     // instructions of one wave before the next wave's turn
+constexpr unsigned vgprs_allocated =
+    260;                              // an operand of several registers that starts at an index may go beyond
+constexpr int64_t wave_slice = 4000;  // instructions of one wave before the next wave's turn
 constexpr int64_t group_slice = 200000;  // instructions of one workgroup before the next workgroup's turn
 
 // The fields of a kernel descriptor that say how its waves begin. See "Kernel Descriptor" in LLVM's AMDGPU guide.
@@ -272,7 +274,7 @@ void Dispatch::give(std::unique_ptr<Resident> resident, bool ended, const Fault 
 std::unique_ptr<Resident> Dispatch::make() {
     auto resident = std::make_unique<Resident>();
     resident->waves = std::vector<Wave>(shape_.waves);
-    resident->vgprs = std::make_unique<Pages>(std::size_t{shape_.waves} * vgprs_of_a_wave * sizeof(Vgpr));
+    resident->vgprs = std::make_unique<Pages>(std::size_t{shape_.waves} * vgprs_allocated * sizeof(Vgpr));
     resident->lds = std::make_unique<Pages>(shape_.lds_bytes);
     resident->scratch = std::make_unique<Pages>(std::size_t{shape_.waves} * shape_.private_bytes * lanes);
     Group &group = resident->group;
@@ -312,7 +314,7 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     w.index = index;
     w.vgprs = descriptor_.vgprs();
     w.v =
-        reinterpret_cast<Vgpr *>(resident.vgprs->get() + std::size_t{index} * vgprs_of_a_wave * sizeof(Vgpr));
+        reinterpret_cast<Vgpr *>(resident.vgprs->get() + std::size_t{index} * vgprs_allocated * sizeof(Vgpr));
     std::memset(static_cast<void *>(w.v), target_.hostile ? 0xA5 : 0, w.vgprs * sizeof(Vgpr));
     w.scratch_bytes = uint64_t{shape_.private_bytes} * lanes;
     w.scratch = w.scratch_bytes ? resident.scratch->get() + index * w.scratch_bytes : nullptr;
@@ -356,7 +358,7 @@ void run_indexed(Wave &w, const Op &op) {
     Op indexed = op;
     unsigned by = w.s[isa::m0] & 0xFF;
     auto move = [&](uint16_t &number) {
-        if (number + by + 4 > vgprs_of_a_wave + 3u) {
+        if (number + by >= vgprs_of_a_wave) {
             w.fault(Fault::illegal_instruction, op, op.address, "a VGPR beyond the last");
             return false;
         }

@@ -185,6 +185,20 @@ inline float division_fixup_half(float quotient, float denominator, float numera
     return with_sign(quotient, sign);
 }
 
+// fma, scaled by a power of 2 and rounded only once, also where the result is denormal: where the sum is not exact, its
+// last bit is set before the scaling.
+template <class V>
+inline V scaled_fma(V a, V b, V c, int by) {
+    V sum = std::fma(a, b, c);
+    if (!std::isfinite(sum) || exponent_of(sum) + by > 0) return std::ldexp(sum, by);
+    V error = std::fma(a, b, c - sum);
+    if (error != 0 && !(bits_of(sum) & 1)) {
+        bool larger = (error > 0) == (sum > 0);
+        sum = std::bit_cast<V>(bits_of(sum) + (larger ? 1 : -1));
+    }
+    return std::ldexp(sum, by);
+}
+
 template <class D, class S>
 struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale undone
     static void run(Wave &w, const Op &op) {
@@ -197,7 +211,8 @@ struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale u
         Rounding<D> rounding(w);
         for (unsigned l = 0; l < lanes; ++l) {
             V fused = std::fma(a[l], b[l], c[l]);
-            if (vcc >> l & 1) fused = std::ldexp(fused, exponent_of(c[l]) > FloatBits<V>::bias ? by : -by);
+            if (vcc >> l & 1)
+                fused = scaled_fma(a[l], b[l], c[l], exponent_of(c[l]) > FloatBits<V>::bias ? by : -by);
             result[l] = fused;
         }
         write<D, false>(w, op, result);

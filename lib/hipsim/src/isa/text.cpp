@@ -83,7 +83,8 @@ std::string field(const Instruction &i, char letter, unsigned width) {
         case 'C': return vector_memory ? range("v", i.data[1], width) : source(i, 2, width);
         case 'R': return range("s", i.srsrc, width);
         case 'O': return operand(i, i.soffset, width);
-        case 'V': return "vcc";
+        // SDWA comparisons may write another pair.
+        case 'V': return i.opcode->format == Format::vopc ? operand(i, i.dst, width) : "vcc";
         case 'L': return hexadecimal(i.literal);
         default: return hexadecimal(uint16_t(i.simm));
     }
@@ -106,7 +107,7 @@ std::string text(const Instruction &i) {
             while (p[2] == 'I') p += 2;
     }
     if (i.saddr != 0x7F && (i.opcode->format == Format::scratch || i.opcode->format == Format::global))
-        result += ", saddr " + operand(i, i.saddr, 2);
+        result += ", saddr " + operand(i, i.saddr, i.opcode->format == Format::global ? 2 : 1);
     if (i.opcode->format == Format::smem && i.has_soffset) result += ", " + operand(i, i.soffset, 1);
     if (i.offset) result += " offset:" + std::to_string(i.offset);
     const std::pair<bool, const char *> flags[] = {{i.idxen, "idxen"}, {i.offen, "offen"}, {i.glc, "glc"},
