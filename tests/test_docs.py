@@ -18,7 +18,14 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md"))
 LINKED = [*PAGES, *(name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists())]
 LONGEST = 100
 # Where the files are that pages name by a path.
-PLACES = [ROOT, ROOT / "lib", ROOT / "lib/gpubpf", ROOT / "lib/gpubpf/agent", ROOT / "lib/cudasim", ROOT / "lib/hipsim"]
+PLACES = [
+    ROOT,
+    ROOT / "lib",
+    ROOT / "lib/gpubpf",
+    ROOT / "lib/gpubpf/agent",
+    ROOT / "lib/cudasim",
+    ROOT / "lib/hipsim",
+]
 SOURCES = ("lib", "tests", "tools", "script", "benchmarks", "man")
 SUFFIXES = {".py", ".h", ".cpp", ".c", ".cu", ".def", ".8", ".txt", ""}
 
