@@ -80,7 +80,7 @@ def environment(hostile: bool | None = None, **more: str) -> dict[str, str]:
 
 
 def run(
-    command: list[str | Path], hostile: bool | None = None, timeout: float = 60, **more: str
+    command: list[str | Path], hostile: bool | None = None, timeout: float = 300, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program on the embedded AMD device; its output as text."""
     return subprocess.run(

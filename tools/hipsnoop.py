@@ -104,7 +104,9 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
         options = CallOptions.from_arguments(args, events=kernel_times.needs_calls)
         if options.everybody:  # let it end first: its calls would count, too
             devices.devices(TIMEOUT)
-        simulated, notice = embedded_device.choose(args.device) if args.command else ({}, None)
+        simulated, notice = (
+            embedded_device.choose(args.device, args.command[0]) if args.command else ({}, None)
+        )
         processes = TracedProcesses(args, {**simulated, **kernel_times.environment}, note)
 
         # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.

@@ -19,7 +19,7 @@ def test_a_command_runs_on_the_embedded_device_with_one_notice(tmp_path: Path) -
     app, out = program("vectoradd"), tmp_path / "out"
     libraries()
     done = subprocess.run(
-        [*TOOL, "--json", "-e", "-o", out, "--", app], capture_output=True, text=True, timeout=60
+        [*TOOL, "--json", "-e", "-o", out, "--", app], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
     assert done.stderr.count("no AMD GPU here: HIP programs run on hipsim") == 1
@@ -34,9 +34,21 @@ def test_a_command_runs_on_the_embedded_device_with_one_notice(tmp_path: Path) -
     assert copies == [4000] * 3
 
 
+def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:
+    app = program("vectoradd", gpu="gfx90a")
+    libraries()
+    alone, traced = (
+        subprocess.run(command, capture_output=True, text=True, timeout=300)
+        for command in ([app], [*TOOL, "--", app])
+    )
+    assert traced.returncode == alone.returncode != 0
+    assert alone.stderr in traced.stderr and alone.stdout in traced.stdout
+    assert f"{app} has no code for gfx906, so it runs without a device" in traced.stderr
+
+
 def test_no_gpu_where_one_was_asked_for() -> None:
     done = subprocess.run(
-        [*TOOL, "--device", "gpu", "--", "true"], capture_output=True, text=True, timeout=60
+        [*TOOL, "--device", "gpu", "--", "true"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     assert done.stderr.startswith("hipsnoop: no AMD GPU can be used: KFD knows none;")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpubpf.errors import SessionError
+from gpubpf.process import target_files
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "hipsim" / "lib"
 NOTICE = "no AMD GPU here: HIP programs run on hipsim, the embedded AMD device; results are exact, times mean nothing"
+OTHER_CODE = "has no code for gfx906, so it runs without a device: hipsim would end it"
+_CODE, _FOR_THIS_GPU = re.compile(rb"-amdgcn-amd-amdhsa-+gfx\w"), re.compile(rb"-amdgcn-amd-amdhsa-+gfx906\b")
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -25,13 +31,28 @@ def has_gpu() -> bool:
     return False
 
 
-def choose(
-    wanted: str | None, environment: Mapping[str, str] = os.environ
-) -> tuple[dict[str, str], str | None]:
-    """Return the variables to add to the command's environment, and a notice for the user or None.
+def _has_only_code_for_others(program: str) -> bool:
+    """Return whether a program has code for GPUs, and none for this one: HIP aborts such a program if there is a device."""
+    has_code, end = False, b""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(target_files.open_regular(shutil.which(program) or program), "rb") as file,
+    ):
+        while part := file.read(1 << 20):
+            if _FOR_THIS_GPU.search(end + part):
+                return False
+            has_code = has_code or _CODE.search(end + part) is not None
+            end = part[-64:]  # a name may begin in one part and end in the next
+    return has_code
 
-    `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU and the device is built.
-    Raises SessionError if the device that was asked for cannot be used.
+
+def choose(
+    wanted: str | None, program: str, environment: Mapping[str, str] = os.environ
+) -> tuple[dict[str, str], str | None]:
+    """Return the variables to add to the environment of a command, and a notice for the user or None.
+
+    `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU, the device is built, and `program`,
+    the command's first word, has no code for other GPUs only. Raises SessionError if the device that was asked for cannot be used.
     """
     built = (LIBRARIES / "libhsakmt.so.1").exists()
     if wanted == "gpu":
@@ -44,5 +65,7 @@ def choose(
         raise SessionError("the embedded AMD device is not built; run script/setup")
     if wanted != "sim" and (not built or has_gpu()):
         return {}, None
+    if wanted != "sim" and _has_only_code_for_others(program):
+        return {}, f"{program} {OTHER_CODE}"
     path = filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH")))
     return {"LD_LIBRARY_PATH": ":".join(path)}, None if wanted == "sim" else NOTICE
