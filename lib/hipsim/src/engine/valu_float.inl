@@ -185,18 +185,16 @@ inline float division_fixup_half(float quotient, float denominator, float numera
     return with_sign(quotient, sign);
 }
 
-// fma, scaled by a power of 2 and rounded only once, also where the result is denormal: where the sum is not exact, its
-// last bit is set before the scaling.
+// fma, scaled by a power of 2. Where the result is denormal, it is still that of one rounding: a sum that the scaling puts
+// halfway between two denormals was rounded, and its error says which of them is nearer.
 template <class V>
-inline V scaled_fma(V a, V b, V c, int by) {
-    V sum = std::fma(a, b, c);
-    if (!std::isfinite(sum) || exponent_of(sum) + by > 0) return std::ldexp(sum, by);
+inline V scaled_fma(V a, V b, V c, int by, unsigned round) {
+    V sum = std::fma(a, b, c), scaled = std::ldexp(sum, by);
+    if (!std::isfinite(sum) || exponent_of(sum) + by > 0 || round != nearest_even) return scaled;
     V error = std::fma(a, b, c - sum);
-    if (error != 0 && !(bits_of(sum) & 1)) {
-        bool larger = (error > 0) == (sum > 0);
-        sum = std::bit_cast<V>(bits_of(sum) + (larger ? 1 : -1));
-    }
-    return std::ldexp(sum, by);
+    V beyond = sum - std::ldexp(scaled, -by), step = std::ldexp(std::numeric_limits<V>::denorm_min(), -by);
+    bool halfway = 2 * std::fabs(beyond) == step;
+    return halfway && error != 0 && (error > 0) == (beyond > 0) ? std::ldexp(sum + beyond, by) : scaled;
 }
 
 template <class D, class S>
@@ -212,7 +210,8 @@ struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale u
         for (unsigned l = 0; l < lanes; ++l) {
             V fused = std::fma(a[l], b[l], c[l]);
             if (vcc >> l & 1)
-                fused = scaled_fma(a[l], b[l], c[l], exponent_of(c[l]) > FloatBits<V>::bias ? by : -by);
+                fused = scaled_fma(a[l], b[l], c[l], exponent_of(c[l]) > FloatBits<V>::bias ? by : -by,
+                                   is_float32<D> ? w.round32 : w.round64);
             result[l] = fused;
         }
         write<D, false>(w, op, result);
