@@ -274,7 +274,7 @@ def test_an_interrupted_run_goes_on(
     asked = []
 
     def run_list(*given: object) -> list[Outcome]:
-        asked.append(given[-1])
+        asked.append(given[-2])  # before the tools
         return [Outcome("b", "plain", SAME), Outcome("c", "plain", REFUSED, "no")]
 
     monkeypatch.setattr(programs, "run_list", run_list)
