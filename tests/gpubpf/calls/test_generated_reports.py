@@ -122,6 +122,7 @@ def test_a_generated_report(seed: int, tmp_path: Path, capsys: pytest.CaptureFix
         _, args, page, _ = opened(tool, *options)
         drop_views_without_csv(args, lambda text: None)
         inputs: Any = SimpleNamespace(
+            device_notice=None,
             api=api,
             kernel_times=None,
             driver=None,

@@ -12,6 +12,8 @@ PROGRAM = """
 import os, selectors, signal, threading
 from gpubpf.session.command import Signals
 
+signal.signal(signal.Signals[{number!r}], signal.SIG_DFL)  # under nohup, SIGHUP is ignored
+before = signal.getsignal(signal.Signals[{number!r}])
 signals = Signals()
 signals.catch()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -33,10 +35,7 @@ print(signal.getsignal(number) is before)
     ("number", "flags"), [("SIGINT", "True False"), ("SIGTERM", "False True"), ("SIGHUP", "False True")]
 )
 def test_a_signal_that_another_thread_receives(number: str, flags: str) -> None:
-    program = PROGRAM.replace(
-        "signals = Signals()", f"before = signal.getsignal(signal.{number})\nsignals = Signals()"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", program.format(number=number)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM.format(number=number)], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == (f"[True] {flags} True\n", "")
