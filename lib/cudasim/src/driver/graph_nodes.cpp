@@ -244,6 +244,7 @@ CUresult any_operation(CUgraphNodeParams &parameters, Operation &operation) {
 template <class Make>
 CUresult add(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, Make make) {
     if (CUresult status = check_initialized()) return status;
+    if (node == nullptr || !tables().graphs.get(graph)) return CUDA_ERROR_INVALID_VALUE;
     Operation operation;
     if (CUresult status = make(operation)) return status;
     return add(node, graph, dependencies, count, std::move(operation));

@@ -9,12 +9,12 @@ namespace cudasim::driver {
 
 struct Context;
 
-// The records of an interprocess event, in memory of all processes that have opened it. A record is a number; those up to `done_` are
+// The records of an interprocess event, in memory of all processes that have opened it. A record is a number; those up to `done` are
 // done.
 class SharedEvent {
   public:
     static std::shared_ptr<SharedEvent> create();        // null: no memory
-    static std::shared_ptr<SharedEvent> open(int file);  // takes the file; null: it is none of an event
+    static std::shared_ptr<SharedEvent> open(int file);  // takes the file; null: not the file of an event
     SharedEvent(const SharedEvent &) = delete;
     SharedEvent &operator=(const SharedEvent &) = delete;
     ~SharedEvent();
