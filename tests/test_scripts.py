@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,3 +127,15 @@ def test_names_that_scripts_take_from_the_library_exist() -> None:
             ):
                 missing.append(f"{file.name}:{node.lineno} {node.value.id}.{node.attr}")
     assert not missing
+
+
+def test_the_demo_asks_for_functions_that_exist() -> None:
+    from gpubpf.ebpf import compile
+    from gpubpf.session import device
+
+    modules = {"compile": compile, "device": device}
+    asked = re.findall(
+        r"ask '[^']*?\b(compile|device)\.(\w+)\(", (REPOSITORY / "script" / "demo").read_text()
+    )
+    assert {module for module, _ in asked} == set(modules)
+    assert [name for module, name in asked if not callable(getattr(modules[module], name, None))] == []
