@@ -36,7 +36,7 @@ from typing import Any
 from gpubpf import elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
 from gpubpf.process import target_files, traceable
 from gpubpf.session import device
@@ -147,19 +147,28 @@ class MachineWatcher:
     # --- running processes ---
 
     def _scan_loop(self) -> None:
+        failed = False  # the scan before this one
         while not self._closing.wait(MIN_SCAN_INTERVAL):
             lost = self._hold_helper.lost
             if lost[1] and not self._lost_before[1]:
                 self._note(
                     "the kernel skipped a probe; new processes may be attached late, and short-lived ones missed"
                 )
-            self._scan(late=True, lost=lost != self._lost_before)
-            self._lost_before = lost
+            try:
+                self._scan(late=True, everything=failed, lost=lost != self._lost_before)
+            except OSError as error:
+                if not failed:
+                    self._note(f"processes may be attached late or missed: {in_words(error)}")
+                failed = True
+            else:
+                failed = False
+                self._lost_before = lost
 
     def _scan(self, late: bool, everything: bool = False, lost: bool = False) -> list[Future[None]]:
         """Scan processes that are due, or all (`everything`, `lost`), for driver files; return the attachments that this started.
 
-        `late`: count these processes as reached late. `lost`: the probes did not report every process."""
+        `late`: count these processes as reached late. `lost`: the probes did not report every process.
+        Raises OSError, above all when no more files can be opened."""
         before = set(self._probed_files)
         joins = self._scan_processes(late, everything or lost, lost)
         # Other processes may use these files since before the probes.
@@ -217,7 +226,7 @@ class MachineWatcher:
             self._probed_files.setdefault(file, _NO_PROBE)
 
     def _place_probe(self, path: str, file: _FileId | None) -> None:
-        """Put a probe on cuInit of a driver file, and note that. Each file is tried once, unless it disappears."""
+        """Put a probe on cuInit of a driver file, and note that. Each file is tried once, unless it disappears, or no more files can be opened."""
         files: list[_FileId] = [] if file is None else [file]
         placed = _NO_PROBE
         try:
@@ -236,8 +245,9 @@ class MachineWatcher:
                         placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
-        except OSError:
-            pass
+        except OSError as error:
+            if out_of_files(error):
+                return
         self._probed_files.update(dict.fromkeys(files, placed))
 
 
@@ -250,11 +260,16 @@ def _started_by_a_tool(pid: int) -> bool:
 
 
 def _drivers(pid: int) -> dict[_FileId, str]:
-    """Return the driver files that a process maps: id → a path that works in this process's mount namespace."""
+    """Return the driver files that a process maps: id → a path that works in this process's mount namespace.
+
+    Empty if it has ended, or may not be read. Raises OSError if no more files can be opened."""
     found: dict[_FileId, str] = {}
-    with contextlib.suppress(OSError):
+    try:
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
             found.setdefault((place, int(inode)), f"/proc/{pid}/map_files/{where.decode()}")
+    except OSError as error:
+        if out_of_files(error):
+            raise
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -566,6 +567,39 @@ def test_who_came_unseen_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) 
         child.communicate(b"\n", timeout=60)
     assert joined.missed == [(child.pid, "comes", REACHED_LATE)] and joined.ran == [child.pid]
     assert sum("skipped" in note for note in notes) == 1
+
+
+def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that cannot open files says so once, and looks at every process again when it can."""
+    notes: list[str] = []
+    joined = Joined(built)
+    failing = 3
+    drivers = machine._drivers
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        nonlocal failing
+        if failing and path.name == "maps":
+            failing -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_bytes(path)
+
+    child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    monkeypatch.setattr(machine, "_drivers", lambda pid: {})
+    watched = MachineWatcher(joined.join, joined.miss, notes.append)
+    watched.start()
+    try:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        monkeypatch.setattr(machine, "_drivers", drivers)
+        eventually(lambda: joined.missed, 20)
+    finally:
+        watched.close()
+        child.communicate(b"\n", timeout=60)
+    assert failing == 0 and joined.missed == [(child.pid, "comes", REACHED_LATE)]
+    assert [note for note in notes if "open files" in note] == [
+        "processes may be attached late or missed: too many open files; raise the limit (ulimit -n)"
+    ]
 
 
 def test_what_the_kernel_skipped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
