@@ -226,7 +226,7 @@ class MachineWatcher:
             self._probed_files.setdefault(file, _NO_PROBE)
 
     def _place_probe(self, path: str, file: _FileId | None) -> None:
-        """Put a probe on cuInit of a driver file, and note that. Each file is tried once, unless it disappears, or no more files can be opened."""
+        """Put a probe on cuInit of a driver file, and note that. A file that disappeared, or could not be opened, is tried again."""
         files: list[_FileId] = [] if file is None else [file]
         placed = _NO_PROBE
         try:
