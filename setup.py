@@ -43,7 +43,7 @@ for part in CPP_PARTS + OPTIONAL_PARTS:
     Path(part, "lib").mkdir(exist_ok=True)  # what make will fill is a package already
 setup(
     packages=find_namespace_packages(
-        "lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*"]
+        "lib", exclude=["*.__pycache__", "*.build", "*.sanitize*", "*.egg-info*", "embedded"]
     ),
     data_files=[
         ("share/man/man8", [f"{BUILT_PAGES}/{page}" for page in PAGES]),

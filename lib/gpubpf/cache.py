@@ -5,7 +5,7 @@ It is in a directory that only its user can enter: the first usable one of ``$XD
 every `get` is a miss and every `put` does nothing.
 
 A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. The embedded device keeps its translations in
-the subdirectory `cudasim`, in almost the same format (cudasim/src/engine/cache.cpp). `Cache.sweep` removes them, too: a read there
+the subdirectory `cudasim`, in almost the same format (embedded/cache.cpp). `Cache.sweep` removes them, too: a read there
 sets a file's modification time, as `Cache.get` does.
 A file whose digest is wrong counts as missing, and the next `put` replaces it.
 
@@ -33,7 +33,7 @@ _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
 _DIGEST = hashlib.sha256().digest_size
-_SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; cudasim/src/engine/cache.cpp does the same
+_SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; embedded/cache.cpp does the same
 
 
 def key(*parts: str | bytes) -> str:

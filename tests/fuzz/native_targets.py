@@ -63,6 +63,8 @@ class NativeTarget:
         include = [
             "-iquote",
             self.folder / "src",
+            "-iquote",
+            ROOT / "lib",
             f"-I{generated}",
             "-isystem",
             cuda_include() or "/usr/include",

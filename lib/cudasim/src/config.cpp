@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include "config.h"
+#include "embedded/cache.h"
+
+const char *const embedded::kDevice = "cudasim";
 
 namespace cudasim {
 namespace {

@@ -2,7 +2,9 @@
 #ifdef __clang__  // some versions do not know the name "sha"
 #define __builtin_cpu_supports(feature) false
 #endif
-#include "engine/cache.cpp"
+#include "embedded/cache.cpp"
+
+const char *const embedded::kDevice = "cudasim";
 
 static const std::string &folder() {
     static char name[] = "/tmp/cudasim-fuzz-XXXXXX";
@@ -20,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (file < 0 || write(file, data, size) != static_cast<ssize_t>(size)) abort();
     close(file);
-    const std::optional<std::string> found = cudasim::read_cached("module");
+    const std::optional<std::string> found = embedded::read_cached("module");
     if (found && *found != "content") abort();
     return 0;
 }

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/cache.h"
+#include "embedded/cache.h"
 #include "engine/internal.h"
 
 namespace cudasim {
@@ -24,7 +24,7 @@ LoadedImage::~LoadedImage() {
 static int sealed_file(std::string_view content) {
     const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0) return -1;
-    if (write_all(file, content) &&
+    if (embedded::write_all(file, content) &&
         fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
         return file;
     close(file);
@@ -42,8 +42,9 @@ static void *load_object(std::string_view object, const std::string &name) {
         handle = dlopen((path + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
         close(file);
     }
-    if (handle == nullptr && read_cached(name) == object)  // some systems do not execute files in memory
-        handle = dlopen(cached_path(name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr &&
+        embedded::read_cached(name) == object)  // some systems do not execute files in memory
+        handle = dlopen(embedded::cached_path(name).c_str(), RTLD_NOW | RTLD_LOCAL);
     return handle;
 }
 
@@ -126,7 +127,7 @@ std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
 
 void LoadedImage::keep_parts(std::vector<std::string> texts) const {
     for (uint32_t k = 0; k < texts.size(); k++)
-        if (!write_cached(part_name(k, ".c"), texts[k])) texts_[k] = std::move(texts[k]);
+        if (!embedded::write_cached(part_name(k, ".c"), texts[k])) texts_[k] = std::move(texts[k]);
 }
 
 // Makes the shared objects of these parts, from their C texts, or from the PTX if the cache has lost a text.
@@ -137,7 +138,7 @@ bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t,
     std::map<uint32_t, std::string> texts;
     for (const uint32_t part : parts) {
         if (const auto kept = texts_.find(part); kept != texts_.end()) texts[part] = kept->second;
-        else if (std::optional<std::string> text = read_cached(part_name(part, ".c")))
+        else if (std::optional<std::string> text = embedded::read_cached(part_name(part, ".c")))
             texts[part] = std::move(*text);
     }
     if (texts.size() < parts.size()) {
@@ -153,7 +154,7 @@ bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t,
     }
     std::string log;
     for (auto &[part, object] : compile_parts(texts, log)) {
-        if (current) write_cached(part_name(part, ".so"), object);
+        if (current) embedded::write_cached(part_name(part, ".so"), object);
         objects[part] = std::move(object);
     }
     for (const uint32_t part : parts) {
@@ -177,7 +178,7 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     for (uint32_t k = 0; k < kernel.nparts; k++) {
         const uint32_t part = kernel.parts[k];
         if (parts_.count(part)) continue;
-        if (std::optional<std::string> object = read_cached(part_name(part, ".so")))
+        if (std::optional<std::string> object = embedded::read_cached(part_name(part, ".so")))
             objects[part] = std::move(*object);
         else missing.push_back(part);
     }

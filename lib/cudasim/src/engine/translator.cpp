@@ -15,9 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/cache.h"
+#include "embedded/cache.h"
 #include "engine/internal.h"
-#include "engine/sha256.h"
+#include "embedded/sha256.h"
 
 extern char **environ;
 
@@ -32,7 +32,7 @@ std::mutex &translator_mutex = *new std::mutex;
 std::string &translator_python = *new std::string, &translator_path = *new std::string;
 
 std::string python() {
-    std::string found = variable("CUDASIM_PYTHON");
+    std::string found = embedded::variable("CUDASIM_PYTHON");
     if (!found.empty()) return found;
 #ifdef CUDASIM_PYTHON
     if (access(CUDASIM_PYTHON, X_OK) == 0)
@@ -46,7 +46,7 @@ std::string python() {
 }
 
 std::string pythonpath() {
-    std::string found = variable("CUDASIM_PYTHONPATH");
+    std::string found = embedded::variable("CUDASIM_PYTHONPATH");
     if (!found.empty()) return found;
 #ifdef CUDASIM_PYTHONPATH
     found = CUDASIM_PYTHONPATH;
@@ -94,7 +94,7 @@ std::string translator_version(const std::string &path) {
     std::lock_guard<std::mutex> lock(mutex);
     std::string &version = known[path + " " + stamps];
     if (!version.empty()) return version;
-    Sha256 hash;
+    embedded::Sha256 hash;
     for (const std::string &file : files) {
         std::ostringstream text;
         text << std::ifstream(file, std::ios::binary).rdbuf();
@@ -107,9 +107,9 @@ std::string translator_version(const std::string &path) {
 }
 
 // Adds what a translation depends on besides the PTX: the translator, the compiler, the host's instruction set.
-void hash_translator(Sha256 &hash) {
+void hash_translator(embedded::Sha256 &hash) {
     hash.add(translator_version(pythonpath()));
-    hash.add(variable("CUDASIM_CC_COMPILER"));
+    hash.add(embedded::variable("CUDASIM_CC_COMPILER"));
 #ifdef __x86_64__
     __builtin_cpu_init();  // machine_flags() in compiler.py asks for the same
     hash.add(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -213,7 +213,7 @@ int run_translator(const std::vector<std::string> &arguments, const std::string 
 }
 
 std::string translation_key(std::string_view ptx, bool virtual_clock) {
-    Sha256 hash;
+    embedded::Sha256 hash;
     hash_translator(hash);
     hash.add(virtual_clock ? "virtual" : "real");
     hash.add(ptx.data(), ptx.size());
@@ -221,7 +221,7 @@ std::string translation_key(std::string_view ptx, bool virtual_clock) {
 }
 
 bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error) {
-    const ScratchDirectory scratch;
+    const embedded::ScratchDirectory scratch;
     if (!scratch.write("module.ptx", ptx)) {
         error = {300, no_room};
         return false;
@@ -244,7 +244,7 @@ bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made
 
 std::map<uint32_t, std::string> compile_parts(const std::map<uint32_t, std::string> &texts,
                                               std::string &log) {
-    const ScratchDirectory scratch;
+    const embedded::ScratchDirectory scratch;
     std::map<uint32_t, std::string> objects;
     std::vector<std::string> words;
     for (const auto &[number, text] : texts) {
@@ -268,12 +268,12 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
     std::lock_guard<std::mutex> lock(images_mutex);
     if (auto found = images[key].lock()) return found;
     std::shared_ptr<LoadedImage> image;
-    if (const std::optional<std::string> object = read_cached(key + ".so"))
+    if (const std::optional<std::string> object = embedded::read_cached(key + ".so"))
         image = LoadedImage::load(key, ptx, *object, error);
     if (!image) {
         Translation made;
         if (!run_translation(ptx, virtual_clock, made, error)) return nullptr;
-        write_cached(key + ".so", made.object);
+        embedded::write_cached(key + ".so", made.object);
         if (!(image = LoadedImage::load(key, ptx, made.object, error))) return nullptr;
         image->keep_parts(std::move(made.parts));
     }
@@ -282,7 +282,7 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
 }
 
 bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error) {
-    Sha256 hash;
+    embedded::Sha256 hash;
     hash_translator(hash);
     hash.add(complete ? "link" : "check");
     for (const LinkInput &input : inputs) {
@@ -291,11 +291,11 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
         hash.add(input.text);
     }
     const std::string name = hash.hex() + ".ptx";
-    if (std::optional<std::string> found = read_cached(name)) {
+    if (std::optional<std::string> found = embedded::read_cached(name)) {
         text = std::move(*found);
         return true;
     }
-    const ScratchDirectory scratch;
+    const embedded::ScratchDirectory scratch;
     std::vector<std::string> words = {complete ? "--link" : "--check", scratch.path() + "/linked.ptx"};
     for (const LinkInput &input : inputs) {
         const std::string file = std::to_string(words.size()) + ".ptx";
@@ -313,7 +313,7 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
         return false;
     }
     text = std::move(*linked);
-    write_cached(name, text);
+    embedded::write_cached(name, text);
     return true;
 }
 

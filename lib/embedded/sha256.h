@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-namespace cudasim {
+namespace embedded {
 
 class Sha256 {
   public:
@@ -152,4 +152,4 @@ class Sha256 {
     uint64_t total_ = 0;
 };
 
-}  // namespace cudasim
+}  // namespace embedded

@@ -1,12 +1,16 @@
-// The cache of translations, and a directory for the files of one translation. A cached file has a digest, and is used only if no
-// other user but root can have written it.
+// The cache of an embedded device (of cudasim: translations; of hipsim: code objects), and a directory for the files of one translation.
+// A cached file has a digest, and is used only if no other user but root can have written it.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <string_view>
 
-namespace cudasim {
+namespace embedded {
+
+// The device's name: cudasim or hipsim. Each library defines it. Its cache is $CUDASIM_CACHE or $HIPSIM_CACHE, else a directory of
+// that name beside those of gpubpf's tools.
+extern const char *const kDevice;
 
 // Returns the content that was stored under a name. Returns nothing if the file is missing, is damaged, has another version's format,
 // was stored under another name, or could have been changed by another user.
@@ -40,4 +44,4 @@ std::string variable(const char *name);
 
 bool write_all(int file, std::string_view content);
 
-}  // namespace cudasim
+}  // namespace embedded

@@ -1,9 +1,10 @@
-// The cache of translations. Its folder may be full, read-only, damaged or somebody else's: then everything is translated anew.
+// The cache of an embedded device. Its folder may be full, read-only, damaged or somebody else's: then everything is made anew.
 //
 // A file is its content, the SHA-256 of (name, NUL, content), and kMark. gpubpf/cache.py has the same format, but puts its
 // stage before the name. The name contains a key of everything that the content is made of.
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -15,10 +16,10 @@
 #include <unistd.h>
 #include <vector>
 
-#include "engine/cache.h"
-#include "engine/sha256.h"
+#include "embedded/cache.h"
+#include "embedded/sha256.h"
 
-namespace cudasim {
+namespace embedded {
 
 namespace {
 
@@ -53,17 +54,20 @@ bool usable(const std::string &path) {
 }
 
 std::string cache_directory() {
+    const std::string device = kDevice;
+    std::string chosen_by = device + "_CACHE";
+    for (char &c : chosen_by) c = static_cast<char>(toupper(static_cast<unsigned char>(c)));
     std::vector<std::string> places;
-    if (const std::string chosen = variable("CUDASIM_CACHE"); !chosen.empty())
+    if (const std::string chosen = variable(chosen_by.c_str()); !chosen.empty())
         places.push_back(is_absolute(chosen) ? chosen : "./" + chosen);
     if (const std::string xdg = variable("XDG_CACHE_HOME"); is_absolute(xdg))
-        places.push_back(xdg + "/gpubpf/cudasim");
+        places.push_back(xdg + "/gpubpf/" + device);
     if (const std::string home = variable("HOME"); is_absolute(home))
-        places.push_back(home + "/.cache/gpubpf/cudasim");
+        places.push_back(home + "/.cache/gpubpf/" + device);
     for (const std::string &place : places)
         if (usable(place)) return place;
     // Not in TMPDIR, as in gpubpf/cache.py.
-    const std::string shared = "/tmp/gpubpf-" + std::to_string(geteuid()), place = shared + "/cudasim";
+    const std::string shared = "/tmp/gpubpf-" + std::to_string(geteuid()), place = shared + "/" + device;
     return usable(shared) && usable(place) ? place : "";
 }
 
@@ -166,7 +170,7 @@ ScratchDirectory::ScratchDirectory() {
          {variable("TMPDIR"), std::string("/tmp"), std::string("/dev/shm"), cache_directory()}) {
         struct statvfs space;
         if (!is_absolute(place) || statvfs(place.c_str(), &space) != 0) continue;
-        std::string path = place + "/cudasim-XXXXXX";
+        std::string path = place + "/" + kDevice + "-XXXXXX";
         if (mkdtemp(path.data()) == nullptr) continue;
         const bool roomy = static_cast<uint64_t>(space.f_bavail) * space.f_frsize >= kScratchBytes;
         if (path_.empty() || roomy) {
@@ -195,4 +199,4 @@ std::optional<std::string> ScratchDirectory::read(const std::string &name) const
     return read_file(path_ + "/" + name, [](const struct stat &) { return true; });  // whatever the umask
 }
 
-}  // namespace cudasim
+}  // namespace embedded
