@@ -203,12 +203,12 @@ class DelayProbes:
     def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the rows since the last time, and the rows between launches: see `delays.split_gaps`.
 
-        A delay that has not ended counts up to now.
+        A delay that has not ended counts up to now, or to the end of the measurement.
         """
         import numpy as np
 
         self.tick()
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now = self._calls.ended_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         host = self._calls.host
         items = host.items("call_why")
         items = items[items["key"]["tgid"] != 0]  # 0: the thread was preempted while its entry was made

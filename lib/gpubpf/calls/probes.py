@@ -116,7 +116,7 @@ class CallProbes:
         self.api, self.chosen, self.options = api, tuple(chosen), options
         self._note = note
         self._host: Host | None = None
-        self._over = False
+        self.ended_ns: int | None = None  # when the measurement was over, CLOCK_BOOTTIME
         namespace = os.stat("/proc/self/ns/pid")
         initial = namespace.st_ino == _INITIAL_NAMESPACE
         self._numbers_differ = not initial
@@ -131,6 +131,7 @@ class CallProbes:
             "events": options.events,
             "errors": options.errors,
             "everybody": options.everybody,
+            "over": False,
         }
         self.bpf = BPF(text=text)
         self.bpf.statistics = options.statistics
@@ -178,10 +179,18 @@ class CallProbes:
         if self.host.uprobes is not None:
             self.host.uprobes.limit_privileges(privileges.apply)
 
+    def _set(self, **changed: int) -> None:
+        """Change settings while the programs run."""
+        self._settings |= changed
+        self.bpf["call_settings"].set(self._settings)
+        self.host.update("call_settings", bytes(4), self.bpf.values["call_settings"])
+
     def stop(self) -> None:
         """Detach the programs. What they counted can still be read."""
-        if not self._over:
-            self._over = True
+        if self.ended_ns is None:
+            # First, for all programs at once: a call whose return has lost its program would never end.
+            self._set(over=True)
+            self.ended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self.host.detach()
             self.host.wait_until_detached()
             _wait_for_programs()  # nothing else waits for programs at raw tracepoints
@@ -254,11 +263,9 @@ class CallProbes:
         import numpy as np
 
         ended = None
-        if not self._over:
+        if self.ended_ns is None:
             ended = self._settings["generation"]
-            self._settings["generation"] = ended + 1
-            self.bpf["call_settings"].set(self._settings)
-            self.host.update("call_settings", bytes(4), self.bpf.values["call_settings"])
+            self._set(generation=ended + 1)
             _wait_for_programs()
         items = self.host.items("call_sums")
         if ended is not None:

@@ -50,6 +50,7 @@ struct call_settings {
     u8 events;        /* record each call */
     u8 errors;        /* skip calls that succeeded */
     u8 everybody;     /* trace every process */
+    u8 over;          /* ignore all that happens: the programs are detached one after another, which takes 0.1 s and more */
 };
 
 /* What a thread spent its time on, added up by gpubpf_delays.h. The first four are times off the CPU. */
@@ -141,6 +142,15 @@ static __always_inline void call_count(int which)
 static __always_inline u64 call_off_ns(const struct call_spent *s)
 {
     return s->preempted_ns + s->blocked_ns + s->io_ns + s->fault_ns;
+}
+
+/* Return whether the measurement is over. What a thread is in then stays as it is, although its programs may be gone. */
+static __always_inline int call_over(void)
+{
+    int zero = 0;
+    struct call_settings *s = call_settings.lookup(&zero);
+
+    return !s || s->over;
 }
 
 /* Return whether the current process is traced. */
@@ -239,7 +249,7 @@ int call_entry(struct pt_regs *ctx)
     struct call_layout *l;
     struct call_thread *t = call_threads.lookup(&tid);
 
-    if (!s || !filter || !layouts || function >= CALL_FUNCTIONS)
+    if (!s || s->over || !filter || !layouts || function >= CALL_FUNCTIONS)
         return 1;
     l = &layouts->of[function];
     if (!t && !call_measured(s, id >> 32))
@@ -367,7 +377,7 @@ int call_return(struct pt_regs *ctx)
     struct call_thread *t = call_threads.lookup(&tid);
     struct call_event *e;
 
-    if (!s || !filter || !layouts || function >= CALL_FUNCTIONS)
+    if (!s || s->over || !filter || !layouts || function >= CALL_FUNCTIONS)
         return 0;
     l = &layouts->of[function];
     if (!t) {
@@ -491,7 +501,7 @@ static __always_inline void call_thread_ends(u32 tid)
 {
     struct call_thread *t = call_threads.lookup(&tid);
 
-    if (!t)
+    if (!t || call_over())
         return;
     if (t->function != CALL_GAP)
         call_count(CALL_ABANDONED);
@@ -505,7 +515,7 @@ static __always_inline void call_process_ends(u64 id)
     struct call_process *p;
     struct bpf_pidns_info seen;
 
-    if (!s)
+    if (!s || s->over)
         return;
     call_numbers(s, id, &seen);
     p = call_processes.lookup(&seen.tgid);

@@ -296,6 +296,8 @@ static __always_inline int delay_switched(u32 leaves, u32 comes, u64 state, int 
 {
     struct call_thread *t = leaves ? call_threads.lookup(&leaves) : 0;
 
+    if (call_over())
+        return 0;
     if (t) {
         delay_check(t);
         delay_leaves(t, state, old);
@@ -311,6 +313,8 @@ static __always_inline int delay_switched_time(u32 leaves, u32 comes, u64 state)
     struct call_thread *t = leaves ? call_threads.lookup(&leaves) : 0;
     u64 ns;
 
+    if (call_over())
+        return 0;
     if (t) {
         delay_check(t);
         t->left_state = state && !(state & SWITCH_RUNNABLE) ? DELAY_BLOCKED : DELAY_PREEMPTED;
@@ -371,7 +375,7 @@ static __always_inline int delay_made_free(int old)
     struct call_thread *t = call_threads.lookup(&tid);
     u64 now, ns;
 
-    if (!t || !t->reclaim_ns)
+    if (!t || !t->reclaim_ns || call_over())
         return 0;
     now = bpf_ktime_get_boot_ns();
     ns = now - t->reclaim_ns;
@@ -397,7 +401,7 @@ int delay_fault(void *ctx)
     struct call_thread *t = call_threads.lookup(&tid);
     struct delay_part part = {DELAY_FAULTS, DELAY_OUTSIDE, 1};
 
-    if (!t)
+    if (!t || call_over())
         return 0;
     t->spent.faults++;
     delay_tell(t, tid, &part);
@@ -410,6 +414,8 @@ int delay_exit(void *ctx)
     struct call_thread *t = call_threads.lookup(&tid);
     struct delay_gap *g = delay_gaps.lookup(&tid);
 
+    if (call_over())
+        return 0;
     if (t && g && g->launched_ns != t->launched_ns)
         delay_close(g);
     if (g)
@@ -426,7 +432,7 @@ int delay_retransmit(struct delay_retransmit_arguments *ctx)
     struct delay_socket *known, first = {.count = 1};
     u32 tgid = 0;
 
-    if (!s)
+    if (!s || call_over())
         return 0;
     bpf_probe_read_kernel(&socket, sizeof(socket), (void *)(ctx->sk + s->socket));
     if (!socket) /* closed: no thread waits for it */

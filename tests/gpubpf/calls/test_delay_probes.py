@@ -414,6 +414,36 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
 
 
 @told
+def test_what_happens_while_the_programs_are_detached_is_in_no_call(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs at functions go first. The return of a call has none then, and the thread's later waits are not in that call."""
+    with Watched(built, "call", "sleep", "500") as watched:
+        host = watched.calls.host
+        detach = host.detach
+
+        def slowly() -> None:
+            bpf_syscall.close_all(host.uprobes.stop())
+            watched._line()
+            watched._waits()
+            detach()
+
+        monkeypatch.setattr(host, "detach", slowly)
+        watched._say()
+        until = time.monotonic() + 60
+        while not Path(f"/proc/{watched.process.pid}/syscall").read_text().startswith("230 "):
+            assert time.monotonic() < until, "it does not sleep"
+            time.sleep(0.001)
+        watched.calls.stop()
+        monkeypatch.setattr(host, "detach", detach)
+        rows, _ = watched.delay_probes.delays()
+        inside = rows[(rows["function"] == WORK) & ~np.isin(rows["reason"], list(ALWAYS))]
+        assert [delays.text(*row) for row in inside[["reason", "syscall"]].tolist()] == [
+            "blocked in clock_nanosleep"
+        ]
+        assert inside["count"].tolist() == [1] and inside["ns"][0] < 500 * MS
+
+
 def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
     with Watched(built, "call", "sleep", "20") as watched:
         seen = watched.go()
