@@ -134,20 +134,20 @@ def say_if_no_gpu(command: list[str]) -> None:
         cli.note(TOOL, f"no GPU here; use {TOOL} -- cudasim -- {shlex.join(command)}")
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
-        if args.ebpf:
-            from gpubpf.ebpf import headers
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        from gpubpf.ebpf import headers
 
-            out.write(headers.self_contained(PROGRAM).lstrip())
-            return 0
-        if args.list:
-            from gpubpf.calls import cuda, listing
+        out.write(headers.self_contained(PROGRAM).lstrip())
+        return 0
+    if args.list:
+        from gpubpf.calls import cuda, listing
 
-            return listing.show(cuda.API, PROGRAM, args, out)
-        return measure(args, out)
+        return listing.show(cuda.API, PROGRAM, args, out)
+    return measure(args, out)
 
 
 if __name__ == "__main__":

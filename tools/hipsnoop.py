@@ -137,20 +137,20 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
         return processes.status or report.status
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
-        if args.ebpf:
-            from gpubpf.ebpf import headers
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        from gpubpf.ebpf import headers
 
-            out.write(headers.self_contained(PROGRAM).lstrip())
-            return 0
-        if args.list:
-            from gpubpf.calls import hip, listing
+        out.write(headers.self_contained(PROGRAM).lstrip())
+        return 0
+    if args.list:
+        from gpubpf.calls import hip, listing
 
-            return listing.show(hip.API, PROGRAM, args, out)
-        return measure(args, out)
+        return listing.show(hip.API, PROGRAM, args, out)
+    return measure(args, out)
 
 
 if __name__ == "__main__":

@@ -164,50 +164,50 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
-        if args.ebpf:
-            out.write(PROGRAM.lstrip())
-            return 0
-        from gpubpf.program import BPF
-        from gpubpf.session import tracing
-        from gpubpf.session.measurement import Follow
-        from gpubpf.show.owner_columns import OwnerColumns
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.session import tracing
+    from gpubpf.session.measurement import Follow
+    from gpubpf.show.owner_columns import OwnerColumns
 
+    if args.heatmap:
+        from gpubpf.show import picture
+
+        picture.check(args.heatmap)  # now, not at the end
+    virtual = tracing.virtual(args)
+    recorded = bool(args.each or args.heatmap or virtual)
+    b = BPF(text=PROGRAM)
+    on_exit = "on_record" if recorded else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
+    follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
+    with b.trace(args, follow) as session:
+        from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
+
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results.head(session.device.clock_notice)
+        printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
+        log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
+        for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
+            if not args.each:
+                report(session, log, owners, args, results)
+            if out.closed:
+                break
         if args.heatmap:
-            from gpubpf.show import picture
-
-            picture.check(args.heatmap)  # now, not at the end
-        virtual = tracing.virtual(args)
-        recorded = bool(args.each or args.heatmap or virtual)
-        b = BPF(text=PROGRAM)
-        on_exit = "on_record" if recorded else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
-        b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
-        if args.list or args.ptx:
-            from gpubpf.images import listing
-
-            return listing.show(b, args, out)
-        pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
-        follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
-        with b.trace(args, follow) as session:
-            from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
-
-            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
-            results.head(session.device.clock_notice)
-            printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
-            log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
-            for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
-                if not args.each:
-                    report(session, log, owners, args, results)
-                if out.closed:
-                    break
-            if args.heatmap:
-                picture.write(args.heatmap, log.pictures())
-                cli.note(TOOL, f"wrote {args.heatmap}")
-            results.end(*log.summary(session))
+            picture.write(args.heatmap, log.pictures())
+            cli.note(TOOL, f"wrote {args.heatmap}")
+        results.end(*log.summary(session))
     return session.status
 
 

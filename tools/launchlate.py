@@ -149,40 +149,40 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
-        if args.ebpf:
-            out.write(PROGRAM.lstrip())
-            return 0
-        from gpubpf.program import BPF
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
 
-        b = BPF(text=PROGRAM)
-        b.attach_launch(fn_name="on_launch")
-        b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
-        b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
-        if args.list or args.ptx:
-            from gpubpf.images import listing
+    b = BPF(text=PROGRAM)
+    b.attach_launch(fn_name="on_launch")
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    if args.list or args.ptx:
+        from gpubpf.images import listing
 
-            return listing.show(b, args, out)
-        from gpubpf.session import tracing
-        from gpubpf.session.measurement import Follow
-        from gpubpf.show import perfetto
+        return listing.show(b, args, out)
+    from gpubpf.session import tracing
+    from gpubpf.session.measurement import Follow
+    from gpubpf.show import perfetto
 
-        b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
-        off_cpu = None
-        if args.slow:
-            from gpubpf.launches.off_cpu import OffCpu
+    b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
+    off_cpu = None
+    if args.slow:
+        from gpubpf.launches.off_cpu import OffCpu
 
-            off_cpu = OffCpu(b)
-        trace = perfetto.Trace(args.trace) if args.trace else None
-        follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
-        with b.trace(args, follow) as session:
-            results = cli.ResultWriter(args, out, session.now_ns)
-            results.head(session.device.clock_notice)
-            measure(session, off_cpu, trace, args, results)
+        off_cpu = OffCpu(b)
+    trace = perfetto.Trace(args.trace) if args.trace else None
+    follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
+    with b.trace(args, follow) as session:
+        results = cli.ResultWriter(args, out, session.now_ns)
+        results.head(session.device.clock_notice)
+        measure(session, off_cpu, trace, args, results)
     return session.status
 
 

@@ -166,42 +166,42 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        args.measures_times = bool(args.heatmap)
-        out = cli.open_results(args)
-        if cli.records_accesses(args):
-            from gpubpf.memory import access_trace
+    args = cli.parse(build_parser(), argv)
+    args.measures_times = bool(args.heatmap)
+    out = cli.open_results(args)
+    if cli.records_accesses(args):
+        from gpubpf.memory import access_trace
 
-            return access_trace.trace(args, out)
-        if args.ebpf:
-            out.write(PROGRAM.lstrip())
-            return 0
-        from gpubpf.program import BPF
-        from gpubpf.show.owner_columns import OwnerColumns
+        return access_trace.trace(args, out)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.show.owner_columns import OwnerColumns
 
-        b = BPF(text=PROGRAM)
-        attach(b, args)
-        if args.list or args.ptx:
-            from gpubpf.images import listing
+    b = BPF(text=PROGRAM)
+    attach(b, args)
+    if args.list or args.ptx:
+        from gpubpf.images import listing
 
-            return listing.show(b, args, out)
-        grain = grain_of(b, args)
-        with b.trace(args, grain.follow if grain else None) as session:
-            from gpubpf.memory.traffic import Traffic  # imports NumPy, which would delay the first probe
+        return listing.show(b, args, out)
+    grain = grain_of(b, args)
+    with b.trace(args, grain.follow if grain else None) as session:
+        from gpubpf.memory.traffic import Traffic  # imports NumPy, which would delay the first probe
 
-            traffic, covered = Traffic(), coverage_of(grain, args)
-            tick = (lambda: covered.take(session)) if covered else None
-            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
-            for _ in session.intervals(args.interval, args.count, tick=tick):
-                report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
-                if covered and not results.csv:
-                    report_coverage(covered, session, owners, args, results)
-                if out.closed:
-                    break
-            results.end(session.summary())
+        traffic, covered = Traffic(), coverage_of(grain, args)
+        tick = (lambda: covered.take(session)) if covered else None
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        for _ in session.intervals(args.interval, args.count, tick=tick):
+            report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
+            if covered and not results.csv:
+                report_coverage(covered, session, owners, args, results)
+            if out.closed:
+                break
+        results.end(session.summary())
     return session.status
 
 

@@ -93,36 +93,36 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+@cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    with cli.errors(TOOL):
-        args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
-        if args.ebpf:
-            out.write(PROGRAM.lstrip())
-            return 0
-        from gpubpf.program import BPF
-        from gpubpf.show.owner_columns import OwnerColumns
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.show.owner_columns import OwnerColumns
 
-        b = BPF(text=PROGRAM)
-        on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
-        b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
-        if args.list or args.ptx:
-            from gpubpf.images import listing
+    b = BPF(text=PROGRAM)
+    on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
+    if args.list or args.ptx:
+        from gpubpf.images import listing
 
-            return listing.show(b, args, out)
-        with b.trace(args) as session:
-            from gpubpf.threads.thread_counts import (
-                Reader,  # imports NumPy, which would delay the first probe
-            )
+        return listing.show(b, args, out)
+    with b.trace(args) as session:
+        from gpubpf.threads.thread_counts import (
+            Reader,  # imports NumPy, which would delay the first probe
+        )
 
-            reader = Reader(args.block, args.thread, since_last=bool(args.interval))
-            results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
-            for _ in session.intervals(args.interval, args.count):
-                report(reader.read(session), owners, args, results)
-                if out.closed:
-                    break
-            results.end(session.summary())
+        reader = Reader(args.block, args.thread, since_last=bool(args.interval))
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        for _ in session.intervals(args.interval, args.count):
+            report(reader.read(session), owners, args, results)
+            if out.closed:
+                break
+        results.end(session.summary())
     return session.status
 
 

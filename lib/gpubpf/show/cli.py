@@ -1,6 +1,7 @@
 """What a tool's script needs of its command line and output: ``from gpubpf.show import cli``.
 
-    with cli.errors(TOOL):
+    @cli.command(TOOL)
+    def main(argv=None):
         args = cli.parse(build_parser(), argv)
         out = cli.open_results(args)
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modules are loaded
 
 # isort: split
+import atexit
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
@@ -63,6 +66,7 @@ __all__ = [
     "add_targets",
     "add_threads",
     "chooses_threads",
+    "command",
     "complain",
     "csv_cells",
     "errors",
@@ -81,6 +85,61 @@ __all__ = [
     "split_command",
     "summary_lines",
 ]
+
+
+def command(tool: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a function `main(argv=None)` a tool's command: see `errors`. If this process runs the tool, it ends with the status.
+
+    It ends where Python would begin to take itself apart. Threads may be left then that wait in the kernel, such as for a file system
+    that does not answer. If they wake up in that, the process can crash (CPython 3.11).
+    """
+
+    ending: list[int] = []
+    if _runs(tool):
+        atexit.register(_end, tool, ending)  # before others, so that it is called after them
+
+    def made(main: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def run(argv: list[str] | None = None) -> int:
+            try:
+                with errors(tool):
+                    status = main(argv)
+            except SystemExit as leaving:
+                if leaving.code is None or isinstance(leaving.code, int):
+                    ending[:] = [leaving.code or 0]
+                raise
+            ending[:] = [status]
+            return status
+
+        return run
+
+    return made
+
+
+def _runs(tool: str) -> bool:
+    """Return whether this process was started as the tool."""
+    return os.path.basename(sys.argv[0]).removesuffix(".py") == tool
+
+
+def _end(tool: str, ending: list[int]) -> None:
+    """End the process with a status, once all its own ends are over. Without a status, Python ends it, and shows a traceback."""
+    if not ending:
+        return
+    status = ending[0]
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except (OSError, ValueError) as error:
+        complain(tool, f"cannot write the results: {getattr(error, 'strerror', None) or error}")
+        status = status or 1
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+    os._exit(status & 0xFF)
 
 
 @contextmanager
@@ -112,7 +171,7 @@ def errors(tool: str) -> Iterator[None]:
         raise SystemExit(1) from None
     finally:
         # At the end of the program, Ctrl-C still ends it quietly: Python waits for threads, where nobody would catch it.
-        if quiet and os.path.basename(sys.argv[0]).removesuffix(".py") != tool:
+        if quiet and not _runs(tool):
             interrupt.raises()
 
 

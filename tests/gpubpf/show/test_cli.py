@@ -219,6 +219,69 @@ with cli.errors("tool"):
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
+ENDS = """
+import atexit, sys, threading, time
+from gpubpf.errors import Error
+from gpubpf.show import cli
+
+sys.argv[0] = "/usr/bin/tool.py"
+
+class Told:
+    def __del__(self):
+        print("Python took itself apart", file=sys.stderr)
+
+told = Told()
+
+@cli.command("tool")
+def main(argv=None):
+    atexit.register(lambda: print("at exit"))
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print("results")
+    {end}
+
+sys.exit(main())
+"""
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("return 0", 0, ""),
+        ("return 137", 137, ""),
+        ("sys.exit(3)", 3, ""),
+        ("raise Error('no device; look for one')", 1, "tool: no device; look for one\n"),
+        ("raise BrokenPipeError", 0, ""),
+    ],
+)
+def test_a_tool_ends_before_python_takes_itself_apart(end: str, status: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(end=end)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=BUFFERED,
+    )
+    printed = "" if "Pipe" in end else "results\nat exit\n"
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, said)
+
+
+def test_a_bug_in_a_tool_is_shown_with_its_traceback() -> None:
+    code = ENDS.format(end="raise ZeroDivisionError")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr and "results\n" in done.stdout
+
+
+def test_results_that_cannot_be_written_at_the_end_are_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", ENDS.format(end="return 0")]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, env=BUFFERED
+        )
+    assert done.returncode == 1
+    assert done.stderr == "tool: cannot write the results: No space left on device\n"
+
+
 def test_a_bug_of_ours_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), cli.errors("tool"):
         raise ZeroDivisionError
