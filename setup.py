@@ -9,7 +9,7 @@ from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
-CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/rocprofiler")
+CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/device_times")
 OPTIONAL_PARTS = ("lib/hipsim",)  # needs AMD's headers, which not every distribution has
 PAGES = [path.name for path in Path("man/man8").glob("*.8")]
 BUILT_PAGES = "build/man"

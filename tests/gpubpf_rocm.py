@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.calls import rocprofiler
+from gpubpf.calls import device_times
 
 SOURCES = Path(__file__).parent / "gpubpf" / "calls" / "rocprofiler"
 
 
 def build(place: Path) -> Path:
     """`place`, with lib/ and program in it."""
-    if not rocprofiler.LIBRARY.exists():
+    if not device_times.ROCPROFILER.library.exists():
         pytest.skip("libgpubpf-rocprofiler.so is not built; run script/setup")
-    if not rocprofiler.loadable(rocprofiler.LIBRARY):
-        pytest.skip(f"not every user can read {rocprofiler.LIBRARY}")
+    if not device_times.loadable(device_times.ROCPROFILER.library):
+        pytest.skip(f"not every user can read {device_times.ROCPROFILER.library}")
     library = place / "lib"
     library.mkdir()
     compiler = ["cc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{SOURCES}", f"-L{library}"]

@@ -57,7 +57,7 @@ def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
 def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
     built = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
-    for part in ("cudasim", "gpubpf/agent", "gpubpf/calls/rocprofiler"):
+    for part in ("cudasim", "gpubpf/agent", "gpubpf/calls/device_times"):
         shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
     for directory in ("man", "completions"):
         shutil.copytree(REPOSITORY / directory, tmp_path / directory)
@@ -72,7 +72,7 @@ def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
     wanted = {
         "cudasim.lib",
         "gpubpf.agent.lib",
-        "gpubpf.calls.rocprofiler.lib",
+        "gpubpf.calls.device_times.lib",
         "cudasim.src",
         "gpubpf.ebpf.prebuilt",
         "build/man/threadhist.8",

@@ -6,8 +6,8 @@ USAGE: hipsnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG.
 
 eBPF programs in the Linux kernel run when a thread enters or leaves a function of AMD's HIP runtime library.
 Other programs, at tracepoints, measure why the thread was off the CPU meanwhile. Nothing is injected into the
-process, with one exception: if rocprofiler-sdk is installed, ROCm loads a small library into COMMAND, which
-reports when kernels ran on the GPU.
+process, with one exception: if rocprofiler-sdk is installed, or on hipsim, ROCm loads a small library into
+COMMAND, which reports when kernels ran on the GPU.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     check_privileges(args)
     drop_views_without_csv(args, note)
     with ExitStack() as stack:
+        simulated, notice = (
+            embedded_device.choose(args.device, args.command[0]) if args.command else ({}, None)
+        )
         # AMD's own interfaces: when kernels ran on the GPU, and which GPUs there are.
-        kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args)))
+        kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, bool(simulated))))
         devices = stack.enter_context(closing(HipDevices()))
         options = CallOptions.from_arguments(args, events=kernel_times.needs_calls)
         if options.everybody:  # let it end first: its calls would count, too
             devices.devices(TIMEOUT)
-        simulated, notice = (
-            embedded_device.choose(args.device, args.command[0]) if args.command else ({}, None)
-        )
         processes = TracedProcesses(args, {**simulated, **kernel_times.environment}, note)
 
         # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.

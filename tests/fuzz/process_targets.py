@@ -32,7 +32,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CONTROL, LEAST_CAPACITY, PROTOCOL_VERSION, Message, Place, SnapshotFlag
 from gpubpf.attach import patching
 from gpubpf.calls import driver_log, kfd
-from gpubpf.calls.rocprofiler import dispatches
+from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error, ImageError

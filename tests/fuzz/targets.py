@@ -23,7 +23,7 @@ from gpubpf.agent import definitions, protocol
 from gpubpf.agent.definitions import CONTROL, LOG_HEADER, Message, Place
 from gpubpf.attach import patching
 from gpubpf.calls import kernel_names
-from gpubpf.calls.rocprofiler import dispatches
+from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import bytecode, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import Error, ImageError, PtxError, SessionError, VerifyError

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from gpubpf.calls import device_times
 from gpubpf_host import needs_bpf
-from hipsim_device import ROOT, libraries, program
+from hipsim_device import ROOT, environment, libraries, program
 
 TOOL = [sys.executable, str(ROOT / "tools" / "hipsnoop.py")]
 
@@ -52,3 +60,219 @@ def test_no_gpu_where_one_was_asked_for() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("hipsnoop: no AMD GPU can be used: KFD knows none;")
+
+
+class Serving:
+    """programs/serves.hip, which does what lines of its standard input say."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._line() == "ready\n"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def does(self, *lines: str) -> None:
+        assert self.process.stdin is not None
+        for line in lines:
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+            assert self._line() == "done\n"
+
+
+@contextlib.contextmanager
+def serving(*command: str | Path, **variables: str) -> Iterator[Serving]:
+    process = subprocess.Popen(
+        [*command, program("serves")],
+        env=environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Serving(process)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def watching(pid: int, out: Path, *options: str) -> Iterator[None]:
+    """hipsnoop on a running process: from when it is attached until it has ended."""
+    command = [*TOOL, "--json", "-o", out, "-p", str(pid), *options]
+    tool = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert tool.stderr is not None and f"attached to {pid}" in tool.stderr.readline()
+    try:
+        yield
+        if tool.poll() is None and not any(word.isdigit() for word in options):
+            tool.send_signal(signal.SIGINT)
+        assert tool.wait(60) == 0
+    finally:
+        tool.kill()
+        tool.wait()
+
+
+def records(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [r for r in map(json.loads, out.read_text().splitlines()) if r["type"] == kind]
+
+
+def test_a_running_process_is_watched(tmp_path: Path) -> None:
+    """Every call once, with its true result and the kernel's name, although the tool came after all had been loaded."""
+    out = tmp_path / "out"
+    with serving() as served:
+        served.does("rounds 2")
+        with watching(served.process.pid, out, "-e"):
+            served.does("rounds 5", "threads 3 50", "fail")
+        served.does("rounds 2")
+    calls = records(out, "call")
+    assert Counter(call["api"] for call in calls) == {
+        "hipLaunchKernel": 10 + 150 + 1,
+        "hipStreamSynchronize": 5 + 3,
+        "hipMemcpy": 5 + 1,
+        "hipStreamCreate": 3,
+        "hipStreamDestroy": 3,
+        "hipMalloc": 1,
+    }
+    assert [(call["api"], call["error"]) for call in calls if call["ret"]] == [
+        ("hipMalloc", "hipErrorOutOfMemory"),
+        ("hipMemcpy", "hipErrorInvalidValue"),
+        ("hipLaunchKernel", "hipErrorInvalidConfiguration"),
+    ]
+    launches = Counter((call["kernel"], call["block_dim"][0]) for call in calls if "kernel" in call)
+    assert launches == {("work", 256): 5, ("tiny", 64): 5 + 150, ("work", 4096): 1}
+    assert len({call["tid"] for call in calls}) == 4
+    (summary,) = records(out, "summary")
+    assert (summary["calls"], summary["lost"]) == (len(calls), 0)
+
+
+def test_intervals_add_up(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with serving() as served, watching(served.process.pid, out, "0.3", "3"):
+        served.does("rounds 7")
+    counts = Counter[str]()
+    for record in records(out, "api"):
+        counts[record["api"]] += record["count"]
+    assert counts == {"hipLaunchKernel": 14, "hipStreamSynchronize": 7, "hipMemcpy": 7}
+    kernels = Counter[str]()
+    for record in records(out, "kernel"):
+        kernels[record["kernel"]] += record["count"]
+    assert kernels == {"work": 7, "tiny": 7}
+
+
+def test_a_wait_for_the_gpu_is_explained(tmp_path: Path) -> None:
+    """A thread that blocks until a kernel has ended waits in a system call; that is nearly all of its time."""
+    out = tmp_path / "out"
+    with serving() as served, watching(served.process.pid, out, "--why"):
+        served.does("long 30000")
+    (call,) = [record for record in records(out, "api") if record["api"] == "hipStreamSynchronize"]
+    waits = [record for record in records(out, "why") if record["api"] == "hipStreamSynchronize"]
+    off = sum(wait["ns"] for wait in waits if wait["reason"] in ("blocked", "preempted"))
+    assert {wait["syscall"] for wait in waits if wait["reason"] == "blocked"} == {"futex"}
+    assert 0.5 * call["total_ns"] < off <= call["total_ns"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"HIPSIM_HOSTILE": "1"}, {"HSA_ENABLE_INTERRUPT": "0"}],
+    ids=["default", "hostile", "no interrupts"],
+)
+def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> None:
+    """AMD's ROCr reports when each kernel ran; its call is known, and it ran after the call began."""
+    out = tmp_path / "out"
+    with serving(*TOOL, "--json", "-e", "-o", out, "--", **settings) as served:
+        served.does("rounds 10", "threads 4 100", "long 2000", "fail")
+    (summary,) = records(out, "summary")
+    assert summary["device_times"] == {
+        "source": "ROCr", "device": "sim", "dispatches": 421, "lost": 0, "unended": 0, "without_call": 0, "without_name": 0,
+    }  # fmt: skip
+    calls = {
+        (call["tid"], call["ts_ns"]): call
+        for call in records(out, "call")
+        if "kernel" in call and call["ret"] == 0
+    }
+    dispatches = records(out, "dispatch")
+    assert len(dispatches) == len(calls) == 421
+    ends = dict[str, int]()
+    for dispatch in sorted(dispatches, key=lambda one: one["ts_ns"]):
+        call = calls.pop((dispatch["tid"], dispatch["call_ns"]))
+        for field in ("kernel", "grid", "block_dim", "stream"):
+            assert dispatch[field] == call[field]
+        assert dispatch["latency_ns"] > 0 and dispatch["exec_ns"] > 0
+        assert dispatch["ts_ns"] >= ends.get(dispatch["stream"], 0)  # one after the other within a stream
+        ends[dispatch["stream"]] = dispatch["ts_ns"] + dispatch["exec_ns"]
+    kernels = {record["kernel"]: record for record in records(out, "dispatch")}
+    assert set(kernels) == {"work", "tiny"}
+
+
+@pytest.mark.parametrize("name", ["kernels", "streams", "cooperative", "devices", "output"])
+def test_programs_do_not_notice_the_agent(name: str) -> None:
+    """Events, graphs, callbacks, printf and barriers of whole grids work with queues that the agent watches."""
+    variables = environment(HIPSIM_DEVICES="2")
+    alone, traced = (
+        subprocess.run([*command, program(name)], env=variables, capture_output=True, text=True, timeout=300)
+        for command in ([], [*TOOL, "-o", "/dev/null", "--"])
+    )
+    assert (traced.returncode, traced.stdout) == (alone.returncode, alone.stdout)
+    assert alone.returncode == 0
+    others = [line for line in traced.stderr.splitlines() if not line.startswith("hipsnoop: note:")]
+    assert others == alone.stderr.splitlines()
+
+
+def test_no_times_on_the_virtual_clock() -> None:
+    done = subprocess.run(
+        [*TOOL, "--", program("vectoradd")],
+        env=environment(HIPSIM_CLOCK="virtual"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "no GPU timestamps: those of the virtual clock cannot be compared" in done.stdout
+
+
+def test_the_agent_knows_amds_structures(tmp_path: Path) -> None:
+    """hsa.h says where things are in ROCr's structures. AMD's headers say the same."""
+    folder = Path("/usr/include/hsa")
+    if not (folder / "hsa_api_trace.h").exists():
+        pytest.skip("no headers of ROCr here; install libhsa-runtime-dev")
+    source = tmp_path / "same.cpp"
+    source.write_text("""
+#define AMD_INTERNAL_BUILD
+#include "hsa_api_trace.h"
+#include "amd_hsa_signal.h"
+namespace ours {
+#define _Static_assert static_assert
+#define _Bool bool
+#include "ours.h"
+}
+#define AT(table, member, index) \\
+    static_assert(offsetof(table, member) == sizeof(ours::hsa_version) + sizeof(void *) * ours::index)
+AT(CoreApiTable, hsa_queue_create_fn, HSA_CORE_CREATE_QUEUE);
+AT(CoreApiTable, hsa_executable_freeze_fn, HSA_CORE_FREEZE);
+AT(AmdExtTable, hsa_amd_queue_intercept_create_fn, HSA_AMD_CREATE_INTERCEPTED_QUEUE);
+AT(AmdExtTable, hsa_amd_queue_intercept_register_fn, HSA_AMD_INTERCEPT);
+static_assert(offsetof(HsaApiTable, core_) == offsetof(ours::hsa_tables, core));
+static_assert(offsetof(HsaApiTable, amd_ext_) == offsetof(ours::hsa_tables, amd));
+static_assert(offsetof(amd_signal_t, start_ts) == offsetof(ours::hsa_signal, start));
+static_assert(offsetof(amd_signal_t, end_ts) == offsetof(ours::hsa_signal, end));
+static_assert(offsetof(hsa_queue_t, id) == offsetof(ours::hsa_queue, id));
+static_assert(offsetof(hsa_kernel_dispatch_packet_t, kernel_object) == offsetof(ours::hsa_packet, kernel));
+static_assert(offsetof(hsa_kernel_dispatch_packet_t, completion_signal) == offsetof(ours::hsa_packet, completion));
+static_assert(offsetof(hsa_kernel_dispatch_packet_t, grid_size_x) == offsetof(ours::hsa_packet, grid));
+static_assert(offsetof(hsa_kernel_dispatch_packet_t, workgroup_size_x) == offsetof(ours::hsa_packet, block));
+static_assert(HSA_SYSTEM_INFO_TIMESTAMP_FREQUENCY == int(ours::HSA_TIMESTAMP_FREQUENCY));
+static_assert(HSA_AGENT_INFO_DEVICE == int(ours::HSA_AGENT_DEVICE) && HSA_DEVICE_TYPE_GPU == int(ours::HSA_GPU));
+static_assert(HSA_EXECUTABLE_SYMBOL_INFO_TYPE == int(ours::HSA_SYMBOL_TYPE));
+static_assert(HSA_EXECUTABLE_SYMBOL_INFO_NAME_LENGTH == int(ours::HSA_SYMBOL_NAME_LENGTH));
+static_assert(HSA_EXECUTABLE_SYMBOL_INFO_NAME == int(ours::HSA_SYMBOL_NAME));
+static_assert(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT == int(ours::HSA_SYMBOL_KERNEL_OBJECT));
+static_assert(HSA_SYMBOL_KIND_KERNEL == int(ours::HSA_KERNEL) && HSA_SIGNAL_CONDITION_LT == int(ours::HSA_LESS));
+static_assert(HSA_PACKET_TYPE_KERNEL_DISPATCH == int(ours::HSA_KERNEL_DISPATCH));
+static_assert(HSA_CORE_API_TABLE_MAJOR_VERSION == ours::HSA_MAJOR && HSA_AMD_EXT_API_TABLE_MAJOR_VERSION == ours::HSA_MAJOR);
+""")
+    ours = Path(device_times.__file__).with_name("hsa.h").read_text()
+    (tmp_path / "ours.h").write_text(ours.replace("#pragma once", "").replace("#include <std", "// <std"))
+    command = ["g++", "-std=c++17", "-w", "-fsyntax-only", f"-I{folder}", str(source)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_every_dispatch_is_joined_to_the_call_of_its_thread(rocm):
     )
     assert len(expected) == 400
     summary = found["summary"][0]["device_times"]
+    assert summary.pop("source") == "rocprofiler-sdk" and summary.pop("device") in ("gpu", "sim")
     assert summary == {"dispatches": 400, "lost": 0, "unended": 0, "without_call": 0, "without_name": 0}
     calls = {(c["tid"], c["ts_ns"]): c for c in found["call"] if c["api"] == "hipLaunchKernel"}
     joined = [calls.pop((d["tid"], d["call_ns"])) for d in dispatches]  # each call once
@@ -125,7 +127,8 @@ def test_without_it_one_line_says_why(rocm, tmp_path):
     done = hipsnoop(rocm, "--", "plain", results=path, ROCM_PATH="", STANDIN_SDK_VERSION="1")
     assert done.returncode == 0
     (line,) = [line for line in path.read_text().split("\n") if line.startswith("no GPU timestamps")]
-    assert "rocprofiler-sdk" in line and "EXEC" not in path.read_text()
+    # On a machine without a GPU, hipsim's ROCr is asked instead, which this program does not load.
+    assert re.search("rocprofiler-sdk|none loaded ROCr", line) and "EXEC" not in path.read_text()
     found, _ = records(rocm, "--", "plain", STANDIN_SDK_VERSION="90000")
     summary = found["summary"][0]
     assert summary["device_times"] is None and "9.0.0" in summary["no_device_times"]

@@ -1,12 +1,11 @@
 """The times of kernels on an AMD GPU, joined with the calls that launched them.
 
-rocprofiler-sdk reports kernel dispatches (rocprofiler/dispatches.py). Its agent notes when a thread put a
-dispatch into a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread
-is in one call at a time, so the call of the same thread around that time launched the dispatch. There are two
-exceptions. If the work-group sizes differ, the call is unknown: another thread's dispatch went into a shared
-queue, or the runtime enqueued it later from a thread of its own. In a PID namespace other than the tool's, a
-thread that has ended has no known number; then the call counts only if no other thread of the process was in
-a call.
+An agent in the program reports kernel dispatches (device_times/). It notes when a thread put a dispatch into
+a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread is in one call
+at a time, so the call of the same thread around that time launched the dispatch. There are two exceptions. If
+the work-group sizes differ, the call is unknown: another thread's dispatch went into a shared queue, or the
+runtime enqueued it later from a thread of its own. In a PID namespace other than the tool's, a thread that
+has ended has no known number; then the call counts only if no other thread of the process was in a call.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.calls import arrays
-from gpubpf.calls.rocprofiler.dispatches import DISPATCH, Dispatches
+from gpubpf.calls.device_times.dispatches import DISPATCH, Dispatches
 from gpubpf.calls.selection import KernelSelection, selects_launches
 from gpubpf.calls.statistics import CallStatistics, Durations
 from gpubpf.process import users
@@ -175,7 +174,7 @@ class DispatchJoiner:
             yield record
 
     def kernel(self, process: int, kernel: int) -> names.KernelName | str:
-        """Return the name of a kernel, or "kernel N" if rocprofiler-sdk reported no name."""
+        """Return the name of a kernel, or "kernel N" if none was reported."""
         mangled = self._processes.processes[process].names.get(kernel)
         return names.demangle(mangled) if mangled else f"kernel {kernel}"
 
@@ -230,7 +229,7 @@ class KernelTimes:
     last=True); times.summary(); times.close()
 
     `uid`: of the command's user. `wanted` returns whether a kernel was asked for. `filtered`: only some calls
-    are recorded, so count only dispatches whose call is known.
+    are recorded, so count only dispatches whose call is known. `simulated`: the command runs on hipsim.
     """
 
     def __init__(
@@ -241,10 +240,11 @@ class KernelTimes:
         uid: int,
         wanted: Callable[[names.KernelName | str], bool] = lambda name: True,
         filtered: bool = False,
+        simulated: bool = False,
     ) -> None:
-        self._processes = Dispatches(command, environment, uid)
+        self._processes = Dispatches(command, environment, uid, simulated)
         self._joiner = DispatchJoiner(api, self._processes)
-        self._wanted, self._filtered = wanted, filtered
+        self._wanted, self._filtered, self._simulated = wanted, filtered, simulated
         self._runs: dict[tuple[int, str], Durations] = {}
         self._count = self._unknown = 0
 
@@ -318,6 +318,7 @@ class KernelTimes:
             return {"device_times": None, "no_device_times": self.reason}
         return {
             "device_times": {
+                "source": processes.source, "device": "sim" if self._simulated else "gpu",
                 "dispatches": self._count, "lost": processes.lost, "unended": processes.unended,
                 "without_call": self._unknown, "without_name": processes.names_lost,
             }
@@ -328,8 +329,8 @@ class KernelTimes:
         self._processes.close()
 
 
-def kernel_times_of_command(api: Api, args: argparse.Namespace) -> KernelTimes:
-    """Return the `KernelTimes` for a command line. Without COMMAND there are no times."""
+def kernel_times_of_command(api: Api, args: argparse.Namespace, simulated: bool = False) -> KernelTimes:
+    """Return the `KernelTimes` for a command line. Without COMMAND there are no times. `simulated`: it runs on hipsim."""
     user = users.command_user(args.user) if args.command else None
     return KernelTimes(
         api,
@@ -338,6 +339,7 @@ def kernel_times_of_command(api: Api, args: argparse.Namespace) -> KernelTimes:
         user.uid if user else os.geteuid(),
         KernelSelection(args.kernel or ()).includes,
         any((args.api, args.errors, args.slow, args.cgroup, args.comm, args.tid, selects_launches(args))),
+        simulated,
     )
 
 

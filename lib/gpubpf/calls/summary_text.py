@@ -19,7 +19,8 @@ def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield from table.wrap(f"no GPU timestamps: {summary['no_device_times']}")
         return
     dispatches = table.count(times["dispatches"], "kernel dispatch")
-    said = f"rocprofiler-sdk reported {dispatches} (not tested on AMD hardware)"
+    where = " on hipsim" if times["device"] == "sim" else " (not tested on AMD hardware)"
+    said = f"{times['source']} reported {dispatches}{where}"
     missing = (
         ("lost", "lost, because they came too fast"),
         ("unended", "whose end was not reported"),

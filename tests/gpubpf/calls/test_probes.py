@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import gpubpf_calls
-from gpubpf.calls import arrays, delay_probes, delays, kernel_names, rocprofiler
+from gpubpf.calls import arrays, delay_probes, delays, device_times, kernel_names
 from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.device_times import dispatches
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
-from gpubpf.calls.rocprofiler import dispatches
 from gpubpf.ebpf import headers
 from gpubpf.linux import uprobes
 from gpubpf.memory import traffic
@@ -89,7 +89,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_constants_are_those_of_the_headers() -> None:
     found = {}
-    for path in (*headers.INCLUDE.glob("gpubpf_*.h"), Path(rocprofiler.__file__).with_name("ring.h")):
+    for path in (*headers.INCLUDE.glob("gpubpf_*.h"), Path(device_times.__file__).with_name("ring.h")):
         for name, value in re.findall(r"^#define (\w+) \(?(-?\w+(?: << \d+)?)[)\s]", path.read_text(), re.M):
             number = re.fullmatch(r"(-?(?:0x)?[0-9a-f]+?)u?l*(?: << (\d+))?", value)
             if number is not None:
@@ -104,8 +104,8 @@ def test_constants_are_those_of_the_headers() -> None:
         "RING_MAGIC": dispatches.MAGIC,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
-    agent = Path(rocprofiler.__file__).with_name("agent.c").read_text()
-    assert f'#define SOCKET "{dispatches.SOCKET}"' in agent
+    ring = Path(device_times.__file__).with_name("ring.h").read_text()
+    assert f'#define SOCKET "{dispatches.SOCKET}"' in ring
 
 
 def enumerators(text: str) -> dict[str, int]:
@@ -120,7 +120,7 @@ def enumerators(text: str) -> dict[str, int]:
 
 
 def test_enumerators_are_those_of_the_headers() -> None:
-    ring = Path(rocprofiler.__file__).with_name("ring.h")
+    ring = Path(device_times.__file__).with_name("ring.h")
     paths = (*headers.INCLUDE.glob("gpubpf_*.h"), ring)
     found = {name: value for path in paths for name, value in enumerators(path.read_text()).items()}
     reasons = ("PREEMPTED", "BLOCKED", "BLOCK_IO", "PAGE_FAULT", "MEMORY", "STOPPED", "FAULTS", "RETRANSMITS")

@@ -10,16 +10,17 @@ import struct
 import subprocess
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf.calls import kernel_times, rocprofiler
+from gpubpf.calls import device_times, kernel_times
 from gpubpf.calls.api import Api, ApiFunction
-from gpubpf.calls.rocprofiler import dispatches as reader
-from gpubpf.calls.rocprofiler.dispatches import Dispatches
+from gpubpf.calls.device_times import dispatches as reader
+from gpubpf.calls.device_times.dispatches import Dispatches
 from gpubpf.linux import libraries
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
@@ -154,7 +155,7 @@ def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
     monkeypatch.setattr(libraries, "files", lambda names: [])
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
-        ([], found, "only on a COMMAND"),
+        ([], found, "only of a COMMAND"),
         (["true"], found | {"ROCP_TOOL_LIBRARIES": "other.so"}, "for another profiler"),
         (["true"], {}, "not installed"),
     ):
@@ -164,16 +165,16 @@ def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
     packages = tmp_path / "venv" / "lib" / "python3.12" / "site-packages" / "torch" / "lib"
     packages.mkdir(parents=True)
     (packages / "librocprofiler-sdk.so.1").touch()
-    assert rocprofiler.installed(["python"], {"VIRTUAL_ENV": str(tmp_path / "venv")})
+    assert device_times.installed(["python"], {"VIRTUAL_ENV": str(tmp_path / "venv")})
 
 
 def test_a_library_that_some_process_could_not_load_is_not_named(rocm, tmp_path, monkeypatch):
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     copy = private / "agent.so"
-    copy.write_bytes(rocprofiler.LIBRARY.read_bytes())
+    copy.write_bytes(device_times.ROCPROFILER.library.read_bytes())
     for library, right in ((copy, os.geteuid() != 0), (Path(__file__), False)):
-        monkeypatch.setattr(reader, "LIBRARY", library)
+        monkeypatch.setattr(device_times, "ROCPROFILER", replace(device_times.ROCPROFILER, library=library))
         with closing(Dispatches(["true"], {"ROCM_PATH": str(rocm)}, 0)) as dispatches:
             assert bool(dispatches.environment) == right
 

@@ -1,5 +1,5 @@
-"""Read the kernel dispatches that the agents (agent.c) in a command's processes report: when each was
-enqueued, started and ended.
+"""Read the kernel dispatches that the agents in a command's processes report: when each was enqueued, started
+and ended.
 
     dispatches = Dispatches(command, environment, uid)
     …                           # start the command with dispatches.environment
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf.calls.rocprofiler import LIBRARY, OTHERS, installed, loadable
+from gpubpf.calls.device_times import ROCPROFILER, Agent, agent_for
 from gpubpf.process import ptrace
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class Dispatches:
     ignored.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], uid: int) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], uid: int, simulated: bool = False
+    ) -> None:
         self.processes: list[AgentProcess] = []
         self.environment: dict[str, str] = {}
         self.lost = 0  # dispatches that were overwritten, or only partly written
@@ -102,33 +104,27 @@ class Dispatches:
         self._uids = {uid, 0}
         self._listener: socket.socket | None = None
         self._waiting: list[socket.socket] = []
-        self._why = self._impossible(command, environment)
-        if self._why:
+        self._agent = ROCPROFILER
+        self._why: str | None = None
+        found = agent_for(command, environment, simulated)
+        if not isinstance(found, Agent):
+            self._why = found
             return
+        self._agent = found
         name = f"gpubpf-{random.SystemRandom().randrange(10**24):024}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listener.bind("\0" + name)
         self._listener.listen(MOST_PROCESSES)
-        self.environment = {"ROCPROFILER_REGISTER_LIBRARY": str(LIBRARY.resolve()), SOCKET: name}
-        if "ROCPROFILER_LOG_LEVEL" not in environment:  # its warnings would be lines on the command's stderr
-            self.environment["ROCPROFILER_LOG_LEVEL"] = "error"
-
-    @staticmethod
-    def _impossible(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-        if not command:
-            return "rocprofiler-sdk can report only on a COMMAND that the tool starts"
-        for name in OTHERS:
-            if environment.get(name):
-                return f"{name} is set for another profiler"
-        if not installed(command, environment):
-            return "rocprofiler-sdk is not installed, or not found (set ROCM_PATH)"
-        if not LIBRARY.exists():
-            return "libgpubpf-rocprofiler.so is not built; run script/setup"
-        if not loadable(LIBRARY.resolve()):
-            return (
-                f"not every user can read and load {LIBRARY.resolve()}; install gpubpf where every user can"
+        self.environment = {found.variable: str(found.library.resolve()), SOCKET: name}
+        if found is ROCPROFILER and "ROCPROFILER_LOG_LEVEL" not in environment:
+            self.environment["ROCPROFILER_LOG_LEVEL"] = (
+                "error"  # its warnings would be lines on the command's stderr
             )
-        return None
+
+    @property
+    def source(self) -> str:
+        """What reports the times: rocprofiler-sdk or ROCr."""
+        return self._agent.source
 
     def close(self) -> None:
         """Close all connections. What agents still write is not read."""
@@ -148,7 +144,9 @@ class Dispatches:
         said = {
             NO_SDK: "librocprofiler-sdk could not be loaded into the program",
             OTHER_TOOL: "another profiler in the program uses rocprofiler-sdk",
-            VERSION: "rocprofiler-sdk {2} in the program is not supported; only 1.x is",
+            VERSION: "rocprofiler-sdk {2} in the program is not supported; only 1.x is"
+            if self._agent is ROCPROFILER
+            else "the program's ROCr has another interface for tools",
             REFUSED: "rocprofiler-sdk returned error status {1}",
             NO_MEMORY: "the program's limits leave no memory for its records",
         }
@@ -157,8 +155,7 @@ class Dispatches:
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
         return (
-            "no process reported any: none loaded librocprofiler-register (ROCm 6.2 or newer), "
-            "or only in another network namespace"
+            f"no process reported any: none loaded {self._agent.loads}, or only in another network namespace"
         )
 
     @property

@@ -11,98 +11,48 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "ring.h"
 #include "sdk.h"
-
-#define SOCKET "GPUBPF_DISPATCHES"      /* variable with the name of the tool's socket, an abstract one */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local bool starting;
 static sdk_functions sdk;
 static const void *caller;              /* an address in librocprofiler-register */
-static struct hello hello = {.magic = RING_MAGIC};
-static bool forked;                     /* this process is a child: the ring is its parent's */
-static int memory_file = -1;            /* open only while starting */
-static struct ring_header *header;
-static struct ring_dispatch *slots;
-static char *names;
-
-static size_t ring_bytes(void) {
-    return RING_HEADER + RING_SLOTS * sizeof(struct ring_dispatch) + RING_NAMES;
-}
-
-static void on_fork(void) {
-    forked = true;
-}
-
-static bool here(void) {
-    return !forked && !__atomic_load_n(&header->stopped, __ATOMIC_RELAXED);
-}
 
 static void on_symbol(sdk_record record, sdk_user_data *user, void *data) {
     (void)user, (void)data;
     const sdk_kernel_symbol *symbol = record.payload;
     if (record.kind != SDK_CODE_OBJECT || record.operation != SDK_KERNEL_SYMBOL || record.phase != SDK_PHASE_ENTER || !symbol ||
-        symbol->size < sizeof *symbol || !symbol->name || !here())
+        symbol->size < sizeof *symbol || !symbol->name || !ring_here())
         return;
-    size_t length = strnlen(symbol->name, UINT16_MAX), size = sizeof(struct ring_name) + ((length + 7) & ~(size_t)7);
-    uint64_t at = __atomic_load_n(&header->names, __ATOMIC_RELAXED);
-    do {
-        if (at + size > RING_NAMES) {
-            __atomic_fetch_add(&header->names_lost, 1, __ATOMIC_RELAXED);
-            return;
-        }
-    } while (!__atomic_compare_exchange_n(&header->names, &at, at + size, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    struct ring_name *name = (struct ring_name *)(names + at);
-    name->kernel = symbol->kernel;
-    name->length = (uint32_t)length;
-    memcpy(name + 1, symbol->name, length);
-    __atomic_store_n(&name->done, 1, __ATOMIC_RELEASE);
-}
-
-static uint32_t gpu_of(uint64_t agent) {
-    for (uint32_t gpu = 0; gpu < header->gpus; gpu++)
-        if (header->gpu[gpu] == agent)
-            return gpu;
-    return UINT32_MAX;
+    ring_name(symbol->kernel, symbol->name);
 }
 
 static void on_complete(const sdk_record *record, uint64_t enqueued_ns) {
     const sdk_dispatch *dispatch = record->payload;
-    uint64_t number = __atomic_fetch_add(&header->written, 1, __ATOMIC_RELAXED);
-    struct ring_dispatch *slot = &slots[number % RING_SLOTS];
-    __atomic_store_n(&slot->number, 0, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    slot->start_ns = dispatch->start_ns;
-    slot->end_ns = dispatch->end_ns;
-    slot->enqueued_ns = enqueued_ns;
-    slot->queue = dispatch->info.queue;
-    slot->kernel = dispatch->info.kernel;
-    slot->correlation = record->correlation.internal;
-    slot->dispatch = dispatch->info.dispatch;
-    slot->tid = (uint32_t)record->thread;
-    slot->gpu = gpu_of(dispatch->info.agent);
-    memcpy(slot->grid, dispatch->info.grid, sizeof slot->grid);
-    memcpy(slot->block, dispatch->info.block, sizeof slot->block);
-    slot->shared = dispatch->info.shared;
-    slot->scratch = dispatch->info.scratch;
-    __atomic_store_n(&slot->number, number + 1, __ATOMIC_RELEASE);
+    struct ring_dispatch ended = {
+        .start_ns = dispatch->start_ns,
+        .end_ns = dispatch->end_ns,
+        .enqueued_ns = enqueued_ns,
+        .queue = dispatch->info.queue,
+        .kernel = dispatch->info.kernel,
+        .correlation = record->correlation.internal,
+        .dispatch = dispatch->info.dispatch,
+        .tid = (uint32_t)record->thread,
+        .gpu = ring_gpu(dispatch->info.agent),
+        .shared = dispatch->info.shared,
+        .scratch = dispatch->info.scratch,
+    };
+    memcpy(ended.grid, dispatch->info.grid, sizeof ended.grid);
+    memcpy(ended.block, dispatch->info.block, sizeof ended.block);
+    ring_put(&ended);
 }
 
 /* Called in the launching thread when it enqueues a kernel, and in a thread of the runtime when the kernel has ended. The SDK passes the
@@ -110,13 +60,10 @@ static void on_complete(const sdk_record *record, uint64_t enqueued_ns) {
 static void on_dispatch(sdk_record record, sdk_user_data *user, void *data) {
     (void)data;
     const sdk_dispatch *dispatch = record.payload;
-    if (record.kind != SDK_KERNEL_DISPATCH || !dispatch || dispatch->size < sizeof *dispatch || !user || !here())
+    if (record.kind != SDK_KERNEL_DISPATCH || !dispatch || dispatch->size < sizeof *dispatch || !user || !ring_here())
         return;
     if (record.operation == SDK_ENQUEUE && record.phase == SDK_PHASE_ENTER) {
-        struct timespec now;
-        clock_gettime(CLOCK_BOOTTIME, &now);
-        user->value = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-        __atomic_fetch_add(&header->enqueued, 1, __ATOMIC_RELAXED);
+        user->value = ring_enqueued();
     } else if (record.operation == SDK_COMPLETE) {
         on_complete(&record, user->value);
     }
@@ -124,38 +71,18 @@ static void on_dispatch(sdk_record record, sdk_user_data *user, void *data) {
 
 static sdk_status on_agents(int version, const void **agents, size_t count, void *data) {
     (void)data;
-    for (size_t i = 0; version == SDK_AGENT_VERSION && i < count && header->gpus < RING_GPUS; i++) {
+    for (size_t i = 0; version == SDK_AGENT_VERSION && i < count; i++) {
         const sdk_agent *agent = agents[i];
         if (agent->type == SDK_AGENT_GPU)
-            header->gpu[header->gpus++] = agent->id;
+            ring_add_gpu(agent->id);
     }
     return 0;
-}
-
-/* Map memory from a file that cannot shrink, which the tool reads. Return false if that fails, such as for the program's limits. */
-static bool take_memory(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < ring_bytes()) /* a larger file would raise SIGXFSZ, which ends the program */
-        return false;
-    memory_file = memfd_create("gpubpf-dispatches", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (memory_file < 0)
-        return false;
-    void *memory = MAP_FAILED;
-    if (!ftruncate(memory_file, (off_t)ring_bytes()) && !fcntl(memory_file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        memory = mmap(NULL, ring_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_file, 0);
-    if (memory == MAP_FAILED)
-        return false;
-    header = memory;
-    slots = (struct ring_dispatch *)((char *)memory + RING_HEADER);
-    names = (char *)(slots + RING_SLOTS);
-    header->magic = RING_MAGIC;
-    return !pthread_atfork(NULL, NULL, on_fork);
 }
 
 static int initialize(sdk_finalize_client finalize, void *data) {
     (void)finalize, (void)data;
     sdk_context symbols = {0}, dispatches = {0};
-    if (!take_memory()) {
+    if (!ring_create()) {
         hello.state = AGENT_NO_MEMORY;
         return -1;
     }
@@ -169,7 +96,7 @@ static int initialize(sdk_finalize_client finalize, void *data) {
     hello.state = status ? AGENT_REFUSED : AGENT_STARTED;
     hello.status = (uint32_t)status;
     if (status) /* a context may have started */
-        header->stopped = 1;
+        ring_stop();
     return status ? -1 : 0;
 }
 
@@ -226,38 +153,6 @@ static bool find_sdk(void) {
     return false;
 }
 
-/* Send the greeting and the memory's file to the tool, unless it cannot take the message at once. */
-static void tell(const char *name) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(name);
-    if (length + 1 > sizeof address.sun_path)
-        return;
-    memcpy(address.sun_path + 1, name, length);
-    int file = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (file < 0)
-        return;
-    hello.pid = (uint32_t)getpid();
-    int own = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
-    if (own >= 0) {
-        if (read(own, hello.comm, sizeof hello.comm - 1) < 0) /* then the tool reads the name itself */
-            hello.comm[0] = 0;
-        close(own);
-    }
-    struct iovec text = {.iov_base = &hello, .iov_len = sizeof hello};
-    union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr alignment; } control = {.bytes = {0}};
-    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1};
-    if (hello.state == AGENT_STARTED) {
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        *rights = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
-        memcpy(CMSG_DATA(rights), &memory_file, sizeof(int));
-    }
-    if (!connect(file, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)))
-        sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    close(file);
-}
-
 static void start(void) {
     const char *name = secure_getenv(SOCKET);
     const char *others = getenv("ROCP_TOOL_LIBRARIES");
@@ -276,10 +171,7 @@ static void start(void) {
             hello.status = (uint32_t)status;
         }
     }
-    tell(name);
-    if (memory_file >= 0)
-        close(memory_file);
-    memory_file = -1;
+    ring_tell(name);
     starting = false;
 }
 

@@ -1,10 +1,13 @@
 /*
- * ring.h: what the agent and the tool share: the agent's greeting, and memory for dispatches and names of kernels.
+ * ring.h: what an agent and the tool share: the agent's greeting, and memory for dispatches and names of kernels.
  * dispatches.py defines the same layouts. Little-endian, x86-64.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
+
+#define SOCKET "GPUBPF_DISPATCHES"      /* variable with the name of the tool's socket, an abstract one */
 
 #define RING_SLOTS 32768u               /* dispatches that the ring holds until the tool reads them */
 #define RING_HEADER 4096u
@@ -45,3 +48,23 @@ struct ring_name {                      /* followed by the name without NUL, pad
     uint64_t kernel;
     uint32_t length, done;              /* `done` is written last */
 };
+
+/* --- for agents: ring.c --- */
+
+extern struct hello hello;              /* the agent sets state, status and version */
+
+/* Map memory from a file that cannot shrink, which the tool reads. Return false if that fails, such as for the program's limits. */
+bool ring_create(void);
+/* Send the greeting and the memory's file to the tool, unless it cannot take the message at once. */
+void ring_tell(const char *socket);
+/* Return whether dispatches are to be written. Not in a child of the process, and not once the tool has stopped reading. */
+bool ring_here(void);
+void ring_stop(void);
+void ring_add_gpu(uint64_t gpu);
+/* Return the number of a GPU that was added, or ~0. */
+uint32_t ring_gpu(uint64_t gpu);
+void ring_name(uint64_t kernel, const char *name);
+/* Count a dispatch that is being enqueued, and return the time. */
+uint64_t ring_enqueued(void);
+/* Write a dispatch that has ended; `number` is set here. */
+void ring_put(const struct ring_dispatch *dispatch);

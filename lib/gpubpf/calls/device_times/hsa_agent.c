@@ -1,0 +1,275 @@
+/*
+ * libgpubpf-hsa.so: reports to the tool that started the program when each kernel dispatch started and ended on an AMD GPU.
+ *
+ * ROCr loads the libraries that HSA_TOOLS_LIB names, and passes its tables of functions to `OnLoad`. This library puts functions of its
+ * own in place of two of them. A queue of the program becomes one whose packets pass `on_packets` on their way to the GPU. There each
+ * kernel dispatch gets a completion signal of ours. When the kernel has ended, ROCr's thread for signals calls `on_end`, which writes
+ * the times down, and hands them and the completion on to the signal that the program had given. Names of kernels come from executables
+ * as they are frozen.
+ *
+ * This library has no thread of its own, keeps no file open, and does nothing in forked child processes.
+ * Tested with AMD's ROCr 5.2 on hipsim, not on AMD hardware.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hsa.h"
+#include "ring.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+#define BATCH 16                        /* packets that are changed at once */
+#define BUCKETS 4096
+
+/* A dispatch from its packet to its end. It is used again, and its signal with it. */
+struct pending {
+    struct ring_dispatch dispatch;
+    hsa_handle agent, own, programs;    /* the signal that the packet has, and the one that it had */
+    struct pending *next;
+};
+struct queue {                          /* never freed: a dispatch may outlive its queue */
+    hsa_handle agent;
+    uint64_t id;
+};
+struct kernel {
+    uint64_t object, number;            /* address of its descriptor; its number in the ring, never the same for two kernels */
+    struct kernel *next;
+};
+
+static hsa_functions hsa;
+static hsa_create_queue create_queue, create_intercepted_queue;
+static hsa_intercept intercept;
+static hsa_freeze freeze;
+static uint64_t frequency;              /* of ROCr's clock, which is CLOCK_BOOTTIME on Linux */
+static hsa_handle gpus[RING_GPUS];
+static uint32_t gpu_count;
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pending *pool;
+static pthread_rwlock_t kernels_lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct kernel *kernels[BUCKETS];
+static uint64_t kernel_count;
+
+/* --- names of kernels --- */
+
+static struct kernel **bucket(uint64_t object) {
+    return &kernels[(object >> 6) % BUCKETS];
+}
+
+static uint64_t number_of(uint64_t object) {
+    uint64_t number = 0;
+    pthread_rwlock_rdlock(&kernels_lock);
+    for (struct kernel *kernel = *bucket(object); kernel && !number; kernel = kernel->next)
+        if (kernel->object == object)
+            number = kernel->number;
+    pthread_rwlock_unlock(&kernels_lock);
+    return number;
+}
+
+static void add_kernel(uint64_t object, const char *name) {
+    struct kernel *kernel = malloc(sizeof *kernel);
+    if (!kernel)
+        return;
+    pthread_rwlock_wrlock(&kernels_lock);
+    *kernel = (struct kernel){.object = object, .number = ++kernel_count, .next = *bucket(object)};
+    *bucket(object) = kernel; /* before an older one at the same address, whose executable is gone */
+    pthread_rwlock_unlock(&kernels_lock);
+    ring_name(kernel->number, name);
+}
+
+static hsa_status on_symbol(hsa_handle executable, hsa_handle agent, hsa_handle symbol, void *data) {
+    (void)executable, (void)agent, (void)data;
+    uint32_t type = 0, length = 0;
+    uint64_t object = 0;
+    if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_TYPE, &type) || type != HSA_KERNEL ||
+        hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME_LENGTH, &length) ||
+        hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_KERNEL_OBJECT, &object))
+        return 0;
+    char *name = calloc(1, (size_t)length + 1);
+    if (name && !hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME, name))
+        add_kernel(object, name);
+    free(name);
+    return 0;
+}
+
+static hsa_status on_freeze(hsa_handle executable, const char *options) {
+    hsa_status status = freeze(executable, options);
+    for (uint32_t gpu = 0; !status && ring_here() && gpu < gpu_count; gpu++)
+        hsa.executable_iterate_agent_symbols(executable, gpus[gpu], on_symbol, NULL);
+    return status;
+}
+
+/* --- dispatches --- */
+
+static struct pending *take_pending(void) {
+    pthread_mutex_lock(&pool_lock);
+    struct pending *found = pool;
+    if (found)
+        pool = found->next;
+    pthread_mutex_unlock(&pool_lock);
+    if (found) {
+        hsa.signal_store_relaxed(found->own, 1);
+        return found;
+    }
+    found = calloc(1, sizeof *found);
+    if (found && hsa.signal_create(1, 0, NULL, &found->own)) {
+        free(found);
+        found = NULL;
+    }
+    return found;
+}
+
+static void put_pending(struct pending *pending) {
+    pthread_mutex_lock(&pool_lock);
+    pending->next = pool;
+    pool = pending;
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Called in ROCr's thread for signals. Returns that it need not be called again. */
+static bool on_end(int64_t value, void *data) {
+    (void)value;
+    struct pending *pending = data;
+    const hsa_signal *own = (const hsa_signal *)pending->own.handle;
+    uint64_t times[2] = {0, 0};
+    bool timed = !hsa.amd_profiling_get_dispatch_time(pending->agent, pending->own, times);
+    if (pending->programs.handle) {
+        hsa_signal *programs = (hsa_signal *)pending->programs.handle;
+        programs->start = own->start;
+        programs->end = own->end;
+        hsa.signal_subtract_screlease(pending->programs, 1);
+    }
+    if (timed && ring_here()) {
+        pending->dispatch.start_ns = (uint64_t)((unsigned __int128)times[0] * 1000000000u / frequency);
+        pending->dispatch.end_ns = (uint64_t)((unsigned __int128)times[1] * 1000000000u / frequency);
+        ring_put(&pending->dispatch);
+    }
+    put_pending(pending);
+    return false;
+}
+
+/* Give a dispatch a signal of ours, unless there is none to be had. */
+static void follow(hsa_packet *packet, const struct queue *queue, uint64_t index) {
+    struct pending *pending = take_pending();
+    if (!pending)
+        return;
+    pending->agent = queue->agent;
+    pending->programs = packet->completion;
+    pending->dispatch = (struct ring_dispatch){
+        .enqueued_ns = ring_enqueued(),
+        .queue = queue->id,
+        .kernel = number_of(packet->kernel),
+        .dispatch = index,
+        .tid = (uint32_t)syscall(SYS_gettid),
+        .gpu = ring_gpu(queue->agent.handle),
+        .shared = packet->shared,
+        .scratch = packet->scratch,
+    };
+    for (int axis = 0; axis < 3; axis++) {
+        pending->dispatch.grid[axis] = packet->grid[axis];
+        pending->dispatch.block[axis] = packet->block[axis];
+    }
+    if (hsa.amd_signal_async_handler(pending->own, HSA_LESS, 1, on_end, pending))
+        put_pending(pending);
+    else
+        packet->completion = pending->own;
+}
+
+/* Called in the thread that puts packets into a queue. */
+static void on_packets(const void *data, uint64_t count, uint64_t index, void *user, hsa_writer write) {
+    const hsa_packet *packets = data;
+    hsa_packet changed[BATCH];
+    if (!ring_here()) {
+        write(packets, count);
+        return;
+    }
+    for (uint64_t at = 0, batch; at < count; at += batch) {
+        batch = count - at < BATCH ? count - at : BATCH;
+        memcpy(changed, packets + at, batch * sizeof *changed);
+        for (uint64_t i = 0; i < batch; i++)
+            if ((changed[i].header & 0xff) == HSA_KERNEL_DISPATCH)
+                follow(&changed[i], user, index + at + i);
+        write(changed, batch);
+    }
+}
+
+static hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data, uint32_t scratch,
+                                  uint32_t shared, hsa_queue **made) {
+    struct queue *queue = ring_here() ? malloc(sizeof *queue) : NULL;
+    if (!queue || !made || create_intercepted_queue(agent, size, type, error, data, scratch, shared, made)) {
+        free(queue);
+        return create_queue(agent, size, type, error, data, scratch, shared, made);
+    }
+    *queue = (struct queue){.agent = agent, .id = (*made)->id};
+    intercept(*made, on_packets, queue);
+    hsa.amd_profiling_set_profiler_enabled(*made, 1);
+    return 0;
+}
+
+/* --- start --- */
+
+static hsa_status on_agent(hsa_handle agent, void *data) {
+    (void)data;
+    uint32_t device = 0;
+    if (!hsa.agent_get_info(agent, HSA_AGENT_DEVICE, &device) && device == HSA_GPU && gpu_count < RING_GPUS) {
+        gpus[gpu_count++] = agent;
+        ring_add_gpu(agent.handle);
+    }
+    return 0;
+}
+
+static bool find(void *library, const char *name, void *function) {
+    char symbol[96];
+    snprintf(symbol, sizeof symbol, "hsa_%s", name);
+    *(void **)function = dlsym(library, symbol);
+    return *(void **)function != NULL;
+}
+
+static bool find_hsa(void) {
+    void *library = dlopen("libhsa-runtime64.so.1", RTLD_NOLOAD | RTLD_LAZY);
+#define FIND(name) find(library, #name, &hsa.name)
+    return library && FIND(system_get_info) && FIND(iterate_agents) && FIND(agent_get_info) && FIND(executable_iterate_agent_symbols) &&
+           FIND(executable_symbol_get_info) && FIND(signal_create) && FIND(signal_store_relaxed) && FIND(signal_subtract_screlease) &&
+           FIND(amd_signal_async_handler) && FIND(amd_profiling_set_profiler_enabled) && FIND(amd_profiling_get_dispatch_time);
+#undef FIND
+}
+
+static bool has(const hsa_table *table, int index) {
+    return table && table->version.major == HSA_MAJOR && table->version.size >= sizeof(hsa_table) + sizeof(void *) * ((size_t)index + 1);
+}
+
+static uint32_t start(hsa_tables *tables) {
+    if (!has(tables->core, HSA_CORE_FREEZE) || !has(tables->amd, HSA_AMD_INTERCEPT) || !find_hsa() ||
+        hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) || !frequency)
+        return AGENT_VERSION;
+    if (!ring_create())
+        return AGENT_NO_MEMORY;
+    hsa.iterate_agents(on_agent, NULL);
+    void **core = tables->core->functions, **amd = tables->amd->functions;
+    create_intercepted_queue = (hsa_create_queue)amd[HSA_AMD_CREATE_INTERCEPTED_QUEUE];
+    intercept = (hsa_intercept)amd[HSA_AMD_INTERCEPT];
+    create_queue = (hsa_create_queue)core[HSA_CORE_CREATE_QUEUE];
+    freeze = (hsa_freeze)core[HSA_CORE_FREEZE];
+    core[HSA_CORE_CREATE_QUEUE] = (void *)on_create_queue;
+    core[HSA_CORE_FREEZE] = (void *)on_freeze;
+    return AGENT_STARTED;
+}
+
+/* Called by ROCr once, before the program can make a queue. It ignores the library if the result is false. */
+EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char *const *names) {
+    (void)version, (void)failed, (void)names;
+    const char *socket = secure_getenv(SOCKET);
+    if (!socket || !tables || create_queue)
+        return false;
+    hello.state = start(tables);
+    ring_tell(socket);
+    return hello.state == AGENT_STARTED;
+}
+
+EXPORTED void OnUnload(void) {
+}
