@@ -31,7 +31,9 @@
 struct pending {
     struct ring_dispatch dispatch;
     hsa_handle agent, own, programs;    /* the signal that the packet has, and the one that it had */
-    struct pending *next;
+    int outstanding;                    /* its end has not been written */
+    struct pending *next;               /* in `pool` */
+    struct pending *older;              /* in `every` */
 };
 struct queue {                          /* never freed: a dispatch may outlive its queue */
     hsa_handle agent;
@@ -50,7 +52,7 @@ static uint64_t frequency;              /* of ROCr's clock, which is CLOCK_BOOTT
 static hsa_handle gpus[RING_GPUS];
 static uint32_t gpu_count;
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pending *pool;
+static struct pending *pool, *every;
 static pthread_rwlock_t kernels_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct kernel *kernels[BUCKETS];
 static uint64_t kernel_count;
@@ -117,10 +119,14 @@ static struct pending *take_pending(void) {
         return found;
     }
     found = calloc(1, sizeof *found);
-    if (found && hsa.signal_create(1, 0, NULL, &found->own)) {
+    if (!found || hsa.signal_create(1, 0, NULL, &found->own)) {
         free(found);
-        found = NULL;
+        return NULL;
     }
+    pthread_mutex_lock(&pool_lock);
+    found->older = every;
+    every = found;
+    pthread_mutex_unlock(&pool_lock);
     return found;
 }
 
@@ -131,10 +137,10 @@ static void put_pending(struct pending *pending) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-/* Called in ROCr's thread for signals. Returns that it need not be called again. */
-static bool on_end(int64_t value, void *data) {
-    (void)value;
-    struct pending *pending = data;
+/* Write a dispatch that has ended, and tell the program. Nothing happens if another thread has done that. */
+static void end(struct pending *pending) {
+    if (!__atomic_exchange_n(&pending->outstanding, 0, __ATOMIC_ACQ_REL))
+        return;
     const hsa_signal *own = (const hsa_signal *)pending->own.handle;
     uint64_t times[2] = {0, 0};
     bool timed = !hsa.amd_profiling_get_dispatch_time(pending->agent, pending->own, times);
@@ -149,8 +155,26 @@ static bool on_end(int64_t value, void *data) {
         pending->dispatch.end_ns = (uint64_t)((unsigned __int128)times[1] * 1000000000u / frequency);
         ring_put(&pending->dispatch);
     }
-    put_pending(pending);
+}
+
+/* Called in ROCr's thread for signals. Returns that it need not be called again. */
+static bool on_end(int64_t value, void *data) {
+    (void)value;
+    end(data);
+    put_pending(data);
     return false;
+}
+
+/* The program exits, and ROCr's thread may not have seen the last ends yet. */
+static void on_exit_of_program(void) {
+    if (!ring_here())
+        return;
+    pthread_mutex_lock(&pool_lock);
+    for (struct pending *pending = every; pending; pending = pending->older)
+        if (__atomic_load_n(&pending->outstanding, __ATOMIC_ACQUIRE) &&
+            __atomic_load_n(&((const hsa_signal *)pending->own.handle)->value, __ATOMIC_ACQUIRE) < 1)
+            end(pending);
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* Give a dispatch a signal of ours, unless there is none to be had. */
@@ -174,10 +198,13 @@ static void follow(hsa_packet *packet, const struct queue *queue, uint64_t index
         pending->dispatch.grid[axis] = packet->grid[axis];
         pending->dispatch.block[axis] = packet->block[axis];
     }
-    if (hsa.amd_signal_async_handler(pending->own, HSA_LESS, 1, on_end, pending))
+    __atomic_store_n(&pending->outstanding, 1, __ATOMIC_RELEASE);
+    if (hsa.amd_signal_async_handler(pending->own, HSA_LESS, 1, on_end, pending)) {
+        pending->outstanding = 0;
         put_pending(pending);
-    else
+    } else {
         packet->completion = pending->own;
+    }
 }
 
 /* Called in the thread that puts packets into a queue. */
@@ -247,7 +274,7 @@ static uint32_t start(hsa_tables *tables) {
     if (!has(tables->core, HSA_CORE_FREEZE) || !has(tables->amd, HSA_AMD_INTERCEPT) || !find_hsa() ||
         hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) || !frequency)
         return AGENT_VERSION;
-    if (!ring_create())
+    if (!ring_create() || atexit(on_exit_of_program))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
