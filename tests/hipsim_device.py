@@ -65,10 +65,10 @@ def hipcc() -> str:
 
 
 @functools.cache
-def program(name: str, *options: str, gpu: str = "gfx906") -> Path:
+def program(name: str, *options: str, gpu: str = "gfx906", folder: Path = PROGRAMS) -> Path:
     """`programs/NAME.hip` built by hipcc."""
     command = [hipcc(), f"--offload-arch={gpu}", "-w", "-std=c++17", *options]
-    return _built(PROGRAMS / f"{name}.hip", command)
+    return _built(folder / f"{name}.hip", command)
 
 
 def environment(hostile: bool | None = None, **more: str) -> dict[str, str]:

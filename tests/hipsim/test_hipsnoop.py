@@ -214,10 +214,34 @@ def test_programs_do_not_notice_the_agent(name: str) -> None:
         subprocess.run([*command, program(name)], env=variables, capture_output=True, text=True, timeout=300)
         for command in ([], [*TOOL, "-o", "/dev/null", "--"])
     )
-    assert (traced.returncode, traced.stdout) == (alone.returncode, alone.stdout)
-    assert alone.returncode == 0
+    assert (traced.returncode, alone.returncode) == (0, 0)
+    assert sorted(traced.stdout.splitlines()) == sorted(
+        alone.stdout.splitlines()
+    )  # blocks print in any order
     others = [line for line in traced.stderr.splitlines() if not line.startswith("hipsnoop: note:")]
     assert others == alone.stderr.splitlines()
+
+
+def test_the_example_is_explained(tmp_path: Path) -> None:
+    """The known answers in the first comment of examples/hip/saxpy.hip, and every kernel's time although the program exits at once."""
+    out = tmp_path / "out"
+    example = program("saxpy", "-O2", folder=ROOT / "examples" / "hip")
+    done = subprocess.run(
+        [*TOOL, "--json", "--why", "-o", out, "--", example], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, f"{20 * 131072}\n"), done.stderr
+    counts = {record["api"]: record["count"] for record in records(out, "api")}
+    assert (counts["hipLaunchKernel"], counts["hipStreamSynchronize"], counts["hipMemcpy"]) == (
+        20,
+        20,
+        2 + 10 + 1,
+    )
+    (kernel,) = records(out, "kernel")
+    assert (kernel["kernel"], kernel["count"], kernel["exec_ns"]["max"] > 0) == ("saxpy", 20, True)
+    asleep = [w for w in records(out, "why") if w["api"] is None and w["syscall"] == "clock_nanosleep"]
+    assert [wait["count"] for wait in asleep] == [19] and asleep[0]["ns"] >= 19 * 5_000_000
+    (summary,) = records(out, "summary")
+    assert (summary["device_times"]["dispatches"], summary["device_times"]["unended"]) == (20, 0)
 
 
 def test_no_times_on_the_virtual_clock() -> None:
