@@ -1,11 +1,10 @@
-"""CUDA programs, built by the user or from a list: each plain and under each tool, with the same output and every launch seen."""
+"""CUDA and HIP programs, built by the user or from a list: each plain and under each tool, with the same output and every launch seen."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,10 +15,11 @@ from pathlib import Path
 
 from conformance import build
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
-from conformance.tools import TOOLS, Watched, finished, under
+from conformance.tools import APIS, TOOLS, Api, Watched, finished, under
 
 # Seconds for one program alone; under a tool, it may take five times as long.
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
+HIP_LAUNCHED = re.compile(r": hip\w*Launch\w*Kernel\w*: Returned hipSuccess")
 NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")
@@ -77,13 +77,13 @@ def _listed(
     tools: Sequence[str],
     program: build.Program,
 ) -> list[Outcome]:
-    command, reason = build.built(program, directory, version, place)
+    command, reason = build.built(program, directory, version, place, suite.api)
     if reason:
         return [Outcome(program.name, "build", REFUSED, reason)]
-    return [
-        Outcome(program.name, "build", SAME),
-        *(() if build_only else outcomes(program.name, command, suite.wrong, tools, program.measured)),
-    ]
+    found = [Outcome(program.name, "build", SAME)]
+    if not build_only:
+        found += outcomes(program.name, command, suite.wrong, tools, program.measured, suite.api)
+    return found
 
 
 def outcomes(
@@ -92,13 +92,14 @@ def outcomes(
     wrong: str = NOTHING,
     tools: Sequence[str] = TOOLS,
     measured: str = "",
+    api: Api = APIS["cuda"],
 ) -> list[Outcome]:
-    """Run one program alone, count its launches from outside, and run it under each of the tools.
+    """Run one program alone, count its launches in another way than the tools do, and run it under each of the tools.
 
     wrong: a pattern of what the program prints if its own check fails. measured: see comparable().
     """
     place = Path(command[0]).parent
-    simulated = [sys.executable, "-m", "cudasim.launcher", "--", *command]
+    simulated = api.alone(command)
     began = time.monotonic()
     printed, said, status = finished(simulated, LIMIT, place)
     if status is None:
@@ -115,11 +116,16 @@ def outcomes(
     expected = comparable(printed, measured)
     if comparable(again, measured) != expected:
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
-    made = counted(under("cudasnoop", simulated, 5 * LIMIT, place)) if tools else None
-    return [
-        Outcome(name, "plain", SAME, seconds=seconds),
-        *(_timed(name, tool, _under(tool, command, place), expected, measured, made) for tool in tools),
-    ]
+    found = [Outcome(name, "plain", SAME, seconds=seconds)]
+    if not tools:
+        return found
+    if api is APIS["hip"]:
+        made = told_by_hip(simulated, place)
+    else:
+        made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
+    for tool in tools:
+        found.append(_timed(name, tool, _under(tool, command, place), expected, measured, made))
+    return found
 
 
 def comparable(printed: str, measured: str = "") -> str:
@@ -145,6 +151,13 @@ def counted(watched: Watched) -> int | None:
     if any("GraphLaunch" in r["api"] for r in calls):
         return None
     return sum(r["count"] - r["errors"] for r in calls if LAUNCH.match(r["api"]))
+
+
+def told_by_hip(command: Sequence[str], place: Path) -> int | None:
+    """Return how many launches the HIP runtime's own log of calls has."""
+    told = {**os.environ, "AMD_LOG_LEVEL": "3", "AMD_LOG_MASK": "1"}  # on standard error: calls only
+    _, said, status = finished(command, 5 * LIMIT, place, told)
+    return len(HIP_LAUNCHED.findall(said)) if status == 0 else None
 
 
 def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
