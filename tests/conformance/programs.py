@@ -1,4 +1,4 @@
-"""CUDA and HIP programs, built by the user or from a list: each plain and under each tool, with the same output and every launch seen."""
+"""CUDA and HIP programs, built here or before: each plain and under each tool, with the same output and every launch seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.tools import APIS, TOOLS, Api, Watched, finished, under
 
 # Seconds for one program alone; under a tool, it may take five times as long.
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
-HIP_LAUNCHED = re.compile(r": hip\w*Launch\w*Kernel\w*: Returned hipSuccess")
+HIP_LAUNCHED = re.compile(r"\bhip\w*Launch\w*Kernel\w*: Returned hipSuccess")
 NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")
@@ -172,24 +172,40 @@ def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
 def _timed(name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None) -> Outcome:
     """Return the outcome of a program under a tool, with its time and launches."""
     summary = watched.summary
+    if watched.status is None:
+        found = Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
+    elif watched.status != 0 or not summary:
+        found = Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
+    elif comparable(watched.printed, measured) != expected:
+        found = Outcome(name, tool, DIFFERENT, "prints something different")
+    elif tool in APIS["hip"].tools:
+        found = _traced(name, tool, watched, made)
+    else:
+        found = _watched(name, tool, watched, made)
     return replace(
-        _watched(name, tool, watched, expected, measured, made),
+        found,
         seconds=None if watched.status is None else round(watched.seconds, 2),
-        launches=summary.get("launches_matched"),
+        launches=traced_launches(watched) if tool in APIS["hip"].tools else summary.get("launches_matched"),
         instrumented=summary.get("launches_instrumented"),
     )
 
 
-def _watched(
-    name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None
-) -> Outcome:
+def traced_launches(watched: Watched) -> int:
+    """Return how many launches of kernels hipsnoop counted."""
+    kernels = [r for r in watched.records if r["type"] == "kernel" and "GraphLaunch" not in r["kernel"]]
+    return sum(r["count"] - r["errors"] for r in kernels)
+
+
+def _traced(name: str, tool: str, watched: Watched, made: int | None) -> Outcome:
+    if watched.summary["lost"]:
+        return Outcome(name, tool, DIFFERENT, f"{watched.summary['lost']} calls lost")
+    if made is not None and (found := traced_launches(watched)) != made:
+        return Outcome(name, tool, DIFFERENT, f"{found} launches seen, {made} made; {_notes(tool, watched)}")
+    return Outcome(name, tool, SAME)
+
+
+def _watched(name: str, tool: str, watched: Watched, made: int | None) -> Outcome:
     summary = watched.summary
-    if watched.status is None:
-        return Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
-    if watched.status != 0 or not summary:
-        return Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
-    if comparable(watched.printed, measured) != expected:
-        return Outcome(name, tool, DIFFERENT, "prints something different")
     if made is not None and summary["launches_seen"] != made:
         reason = f"{summary['launches_seen']} launches seen, {made} made; {_notes(tool, watched)}"
         return Outcome(name, tool, DIFFERENT, reason)

@@ -62,6 +62,8 @@ APIS = {
             "--use_fast_math": "-ffast-math",
             "-fmad=false": "-ffp-contract=off",
             "-rdc=true": "-fgpu-rdc",
+            "--default-stream": "-fgpu-default-stream=per-thread",
+            "per-thread": "",
             "-maxrregcount=32": "",
         },
         environment={"HIP_PLATFORM": "amd"},  # hipcc would take an installed nvcc
