@@ -6,7 +6,7 @@ A list begins with the suite's address and commit, and with defaults for its pro
 
 directory: the program's directory in the checkout, where the compiler runs. `*` stands for the program's name.
 sources: patterns of the files to compile, from this directory.
-flags: the compiler's options. The suite's own are in the list's `flags`; a program's are added. `$SUITE` is the checkout, `*` the name.
+flags: the compiler's options. The list's own are in its `flags`; a program's are added. `$SUITE` is the checkout, `*` the name.
 modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
 files: patterns of other files that the program opens. It runs in a directory with links to these.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.

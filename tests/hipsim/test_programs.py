@@ -94,6 +94,13 @@ def test_rocprim() -> None:
 
 
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
+def test_rocsparse(setting: str) -> None:
+    library("rocsparse")
+    done = output("sparse", options=("-lrocsparse",), **SETTINGS[setting])
+    assert done.split() == ["product", "transposed", "solution", "factors"]
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile"])
 def test_kernels_that_the_program_compiles(setting: str) -> None:
     assert output("compiled", **SETTINGS[setting]).split() == ["errors", "kernel", "template", "variable"]
 
