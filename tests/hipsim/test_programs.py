@@ -9,7 +9,7 @@ import pytest
 
 from hipsim_device import program, run
 
-KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block".split()
+KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block whole_words".split()
 SETTINGS = {
     "plain": {},
     "hostile": {"HIPSIM_HOSTILE": "1"},
