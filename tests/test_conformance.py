@@ -259,6 +259,8 @@ def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Pat
     program.chmod(0o755)
     (found,) = programs.outcomes("program", [str(program)], "FAIL")
     assert found == Outcome("program", "plain", DIFFERENT, "says that its result is wrong: Test FAILED")
+    (found,) = programs.outcomes("program", [str(program)], "wrong", right="PASS")
+    assert found == Outcome("program", "plain", DIFFERENT, "does not say that its result is right")
 
 
 def test_programs_run_only_in_the_ways_that_are_asked_for(

@@ -59,13 +59,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of programs. wrong: a pattern that a program's output has if its own check failed."""
+    """A list of programs. Patterns of their output: wrong, if the program's own check failed; right, if it passed ("": unknown)."""
 
     url: str
     commit: str
     wrong: str
     programs: Sequence[Program]
     api: Api = APIS["cuda"]
+    right: str = ""
 
 
 def suite(path: Path) -> Suite:
@@ -76,7 +77,7 @@ def suite(path: Path) -> Suite:
         other = tomllib.loads(path.with_name(f"{twin}.toml").read_text())
         lines = _shared(other.pop("programs"), given.pop("names").split(), lines, api)
         given = {key: other[key] for key in ("url", "commit", "wrong", "sources")} | given
-    about = {key: given.pop(key) for key in ("url", "commit", "wrong")}
+    about = {key: given.pop(key) for key in ("url", "commit", "wrong", "right") if key in given}
     common = Program(name="", **given)
     programs = []
     for name, line in lines.items():

@@ -82,7 +82,7 @@ def _listed(
         return [Outcome(program.name, "build", REFUSED, reason)]
     found = [Outcome(program.name, "build", SAME)]
     if not build_only:
-        found += outcomes(program.name, command, suite.wrong, tools, program.measured, suite.api)
+        found += outcomes(program.name, command, suite.wrong, tools, program.measured, suite.api, suite.right)
     return found
 
 
@@ -93,10 +93,11 @@ def outcomes(
     tools: Sequence[str] = TOOLS,
     measured: str = "",
     api: Api = APIS["cuda"],
+    right: str = "",
 ) -> list[Outcome]:
     """Run one program alone, count its launches in another way than the tools do, and run it under each of the tools.
 
-    wrong: a pattern of what the program prints if its own check fails. measured: see comparable().
+    wrong, right: patterns of what the program prints if its own check fails, and if it passes. measured: see comparable().
     """
     place = Path(command[0]).parent
     simulated = api.alone(command)
@@ -110,6 +111,8 @@ def outcomes(
         return [
             Outcome(name, "plain", REFUSED, f"status {status}: {_last_line(said) or _last_line(printed)}")
         ]
+    if not re.search(right, printed):
+        return [Outcome(name, "plain", DIFFERENT, "does not say that its result is right")]
     first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
     again, _, _ = finished(simulated, LIMIT, place)
     seconds = round(min(first, time.monotonic() - began), 2)
