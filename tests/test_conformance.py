@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 from dataclasses import asdict, replace
@@ -235,9 +236,10 @@ def test_launches_of_hip_programs_are_compared_with_the_log_of_the_runtime(
 
     monkeypatch.setattr(programs, "finished", finished)
     monkeypatch.setattr(programs, "under", under)
+    hip = pickle.loads(pickle.dumps(APIS["hip"]))  # as in the processes that run programs
     for counted, verdict in ((4, SAME), (3, DIFFERENT)):
         app = [str(tmp_path / "app")]
-        found = programs.outcomes("app", app, tools=("hipsnoop",), api=APIS["hip"])
+        found = programs.outcomes("app", app, tools=("hipsnoop",), api=hip)
         assert [(o.way, o.verdict) for o in found] == [("plain", SAME), ("hipsnoop", verdict)]
         assert (found[1].launches, found[1].instrumented) == (counted - 1, None)
     assert found[1].reason.startswith("2 launches seen, 3 made")

@@ -122,7 +122,7 @@ def outcomes(
     found = [Outcome(name, "plain", SAME, seconds=seconds)]
     if not tools:
         return found
-    if api is APIS["hip"]:
+    if api == APIS["hip"]:  # a copy, in another process
         made = told_by_hip(simulated, place)
     else:
         made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
