@@ -91,6 +91,7 @@ def test_rocrand_in_kernels() -> None:
 def test_rocprim() -> None:
     library("rocprim")
     assert output("primitives").split() == ["scan", "reduce", "sort", "select"]
+    assert output("algorithms").split() == ["pairs", "merges", "segments", "runs", "histogram"]
 
 
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
