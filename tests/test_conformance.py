@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ import pytest
 from conformance import bpf, build, programs, ptx, run
 from conformance.bpf_assembler import Unknown, assemble
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
+from conformance.tools import APIS, Watched
 from gpubpf.ebpf import bytecode as b
 from gpubpf.session.device import LIBRARIES
 
@@ -179,6 +181,71 @@ def test_a_list_is_built_only_where_this_is_asked(tmp_path: Path, monkeypatch: p
     assert list(programs.run_list(suite, tmp_path, tmp_path / "built", 1, "b*", True)) == found[1:]
 
 
+def test_a_list_of_hip_programs_takes_lines_from_its_twin(tmp_path: Path) -> None:
+    (tmp_path / "cuda.toml").write_text(
+        'url = "u"\ncommit = "c"\nwrong = "FAIL"\ndirectory = "src/*-cuda"\nsources = "main.cu"\n[programs]\n'
+        'a = { args = "1", flags = "-Xcompiler -fopenmp -use_fast_math -I$SUITE/b-cuda", smaller = { "N 9" = "N 1" } }\n'
+        "b = { args = '2' }\nunwanted = {}\n"
+    )
+    (tmp_path / "hip.toml").write_text(
+        'api = "hip"\ntwin = "cuda"\ndirectory = "src/*-hip"\nflags = "-I*-cuda"\nnames = "b a"\n'
+        "[programs]\nb = { sources = 'c.cu' }\n"
+    )
+    suite = build.suite(tmp_path / "hip.toml")
+    assert (suite.url, suite.commit, suite.wrong, suite.api) == ("u", "c", "FAIL", APIS["hip"])
+    a, b = suite.programs
+    assert (a.name, a.directory, a.sources, a.args) == ("a", "src/a-hip", "main.cu", "1")
+    assert a.flags.split() == ["-Ia-cuda", "-fopenmp", "-ffast-math", "-I$SUITE/b-hip", "-I$SUITE/b-cuda"]
+    assert a.smaller == {"N 9": "N 1"}
+    assert (b.sources, b.args, b.flags.split()) == ("c.cu", "2", ["-Ib-cuda"])
+
+
+def test_hip_programs_are_built_with_hipcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = small_suite(tmp_path).programs[0]
+    calls = fake_compiler(tmp_path, monkeypatch)
+    (tmp_path / "bin" / "nvcc").rename(tmp_path / "bin" / "hipcc")
+    assert build.built(replace(good, modules={}), tmp_path, "1", tmp_path / "built", APIS["hip"])[1] == ""
+    (call,) = calls.read_text().splitlines()
+    assert call.startswith("--offload-arch=gfx906") and "cudart" not in call and "-Xlinker" not in call
+
+
+def test_launches_of_hip_programs_are_compared_with_the_log_of_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = "".join(
+        f":3: : 1 us: 7 : [tid:0x1] {line}\n"
+        for line in (
+            "hipLaunchKernel ( 0x1, {1,1,1}, {64,1,1}, 0x2, 0, stream:<null> )",
+            "ihipLaunchKernel: Returned hipSuccess : ",
+            "hipLaunchKernel: Returned hipSuccess : ",
+            "hipLaunchKernel: Returned hipErrorInvalidConfiguration : ",
+            "hipModuleLaunchKernel: Returned hipSuccess : ",
+            "hipExtLaunchKernel: Returned hipSuccess : ",
+            "hipMalloc: Returned hipSuccess : ",
+        )
+    )
+
+    def finished(command: list[str], *_: object) -> tuple[str, str, int]:
+        assert command[1:3] == ["-m", "hipsim.launcher"]
+        return "sum 3\n", log, 0
+
+    def under(tool: str, _command: list[str], *_: object) -> Watched:
+        kernel = {"type": "kernel", "kernel": "k", "count": counted, "errors": 1}
+        graph = {"type": "kernel", "kernel": "[hipGraphLaunch]", "count": 9, "errors": 0}
+        return Watched("sum 3\n", "", 0, [kernel, graph, {"type": "summary", "lost": 0}], 1.0)
+
+    monkeypatch.setattr(programs, "finished", finished)
+    monkeypatch.setattr(programs, "under", under)
+    hip = pickle.loads(pickle.dumps(APIS["hip"]))  # as in the processes that run programs
+    for counted, verdict in ((4, SAME), (3, DIFFERENT)):
+        app = [str(tmp_path / "app")]
+        found = programs.outcomes("app", app, tools=("hipsnoop",), api=hip)
+        assert [(o.way, o.verdict) for o in found] == [("plain", SAME), ("hipsnoop", verdict)]
+        assert (found[1].launches, found[1].instrumented) == (counted - 1, None)
+    assert found[1].reason.startswith("2 launches seen, 3 made")
+    assert "hipsnoop: 2 launches counted" in table(found)
+
+
 @pytest.mark.parametrize("name", run.LISTS)
 def test_the_lists_can_be_read(name: str) -> None:
     suite = run.LISTS[name]
@@ -194,6 +261,8 @@ def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Pat
     program.chmod(0o755)
     (found,) = programs.outcomes("program", [str(program)], "FAIL")
     assert found == Outcome("program", "plain", DIFFERENT, "says that its result is wrong: Test FAILED")
+    (found,) = programs.outcomes("program", [str(program)], "wrong", right="PASS")
+    assert found == Outcome("program", "plain", DIFFERENT, "does not say that its result is right")
 
 
 def test_programs_run_only_in_the_ways_that_are_asked_for(

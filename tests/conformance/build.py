@@ -1,17 +1,21 @@
-"""Suites of CUDA programs in source form: the lists in `SUITE.toml`, and what nvcc makes of each program.
+"""Suites of CUDA and HIP programs in source form: the lists in `SUITE.toml`, and what the compiler makes of each program.
 
 A list begins with the suite's address and commit, and with defaults for its programs. `[programs]` has one line for each:
 
     vectorAdd = { directory = "Samples/0_Introduction/vectorAdd", args = "-n 1000" }
 
-directory: the program's directory in the checkout, where nvcc runs. `*` stands for the program's name.
+directory: the program's directory in the checkout, where the compiler runs. `*` stands for the program's name.
 sources: patterns of the files to compile, from this directory.
-flags: nvcc's options. The suite's own are in the list's `flags`; a program's are added. `$SUITE` is the checkout.
+flags: the compiler's options. The list's own are in its `flags`; a program's are added. `$SUITE` is the checkout, `*` the name.
 modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
 files: patterns of other files that the program opens. It runs in a directory with links to these.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
 args: the program's arguments, in which `$SUITE` is the checkout, too.
 measured: a pattern of lines whose numbers differ between runs, besides those that the runner recognizes.
+
+A list of HIP programs has `api = "hip"`. It can be the twin of a CUDA list: `twin` is the name of that list, which also has
+the address and the commit. `names` are programs of the twin whose lines hold here, too: nvcc's options become those of hipcc.
+The fields of a line in `[programs]` take the place of those of the twin's line.
 """
 
 from __future__ import annotations
@@ -27,16 +31,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from conformance.tools import ROOT, finished
+from conformance.tools import APIS, ROOT, Api, finished
 from gpubpf.session.device import LIBRARIES
 
 LISTS = Path(__file__).parent
 BUILT = ROOT / "build" / "conformance"
-LIMIT = 600.0  # seconds for nvcc
+LIMIT = 600.0  # seconds for the compiler
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
-# The embedded device is NVIDIA's driver and runtime as shared libraries.
-DEVICE = ("-cudart", "shared", "-arch=sm_80")
 
 
 @dataclass(frozen=True)
@@ -56,35 +59,64 @@ class Program:
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of programs. wrong: a pattern that a program's output has if its own check failed."""
+    """A list of programs. Patterns of their output: wrong, if the program's own check failed; right, if it passed ("": unknown)."""
 
     url: str
     commit: str
     wrong: str
     programs: Sequence[Program]
+    api: Api = APIS["cuda"]
+    right: str = ""
 
 
 def suite(path: Path) -> Suite:
     """Return the list in a file."""
     given = tomllib.loads(path.read_text())
-    lines, about = given.pop("programs"), {key: given.pop(key) for key in ("url", "commit", "wrong")}
+    lines, api = given.pop("programs"), APIS[given.pop("api", "cuda")]
+    if twin := given.pop("twin", ""):
+        other = tomllib.loads(path.with_name(f"{twin}.toml").read_text())
+        lines = _shared(other.pop("programs"), given.pop("names").split(), lines, api)
+        given = {key: other[key] for key in ("url", "commit", "wrong", "sources")} | given
+    about = {key: given.pop(key) for key in ("url", "commit", "wrong", "right") if key in given}
     common = Program(name="", **given)
     programs = []
     for name, line in lines.items():
-        flags = f"{common.flags} {line.pop('flags', '')}"
+        flags = f"{common.flags} {line.pop('flags', '')}".replace("*", name)
         program = replace(common, name=name, flags=flags, **line)
         programs.append(replace(program, directory=program.directory.replace("*", name)))
-    return Suite(programs=programs, **about)
+    return Suite(programs=programs, api=api, **about)
 
 
-def built(program: Program, checkout: Path, version: str | None, place: Path) -> tuple[list[str], str]:
-    """Build a program in `place`, unless it is there already. Return its command, and why nvcc failed or "".
+def _shared(
+    twin: Mapping[str, Any], names: Sequence[str], own: Mapping[str, Any], api: Api
+) -> dict[str, dict[str, Any]]:
+    """Return the lines of a list that shares programs with another one, in the order of their names."""
+    lines = {}
+    for name in sorted({*names, *own}, key=str.lower):
+        line = {**twin.get(name, {})}
+        if flags := line.get("flags"):
+            line["flags"] = " ".join(_translated(flag, api) for flag in flags.split())
+        line |= own.get(name, {})
+        lines[name] = line
+    return lines
+
+
+def _translated(flag: str, api: Api) -> str:
+    """Return what takes the place of one of nvcc's options. Headers come first from the twin's directory."""
+    other = f"{flag.removesuffix('cuda')}hip " if flag.startswith("-I") and flag.endswith("-cuda") else ""
+    return other + api.flags.get(flag, flag)
+
+
+def built(
+    program: Program, checkout: Path, version: str | None, place: Path, api: Api = APIS["cuda"]
+) -> tuple[list[str], str]:
+    """Build a program in `place`, unless it is there already. Return its command, and why the compiler failed or "".
 
     version: the checkout's commit; without one, the program is built again.
     """
     place = place / program.name
     what = asdict(replace(program, args="", measured=""))  # these need no other executable
-    key = hashlib.sha256(json.dumps([what, version, DEVICE, _compiler()]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([what, version, api.options, _version(api)]).encode()).hexdigest()
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
     kept = place / "built.json"
@@ -92,7 +124,7 @@ def built(program: Program, checkout: Path, version: str | None, place: Path) ->
         return command, known["reason"]
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    reason = _build(program, checkout, place)
+    reason = _build(program, checkout, place, api)
     kept.write_text(json.dumps({"key": key, "reason": reason}))
     return command, reason
 
@@ -104,11 +136,16 @@ def commit(checkout: Path) -> str | None:
     return found.stdout.strip() if found.returncode == 0 else None
 
 
-def _compiler() -> str:
-    return subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
+def _version(api: Api) -> str:
+    command = [api.compiler, "--version"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=_environment(api)).stdout
 
 
-def _build(program: Program, checkout: Path, place: Path) -> str:
+def _environment(api: Api) -> dict[str, str]:
+    return {**os.environ, **api.environment}
+
+
+def _build(program: Program, checkout: Path, place: Path, api: Api) -> str:
     directory = checkout / program.directory
     if program.smaller and (missing := _copy(directory, directory := place / "source", program.smaller)):
         return f"the sources do not have: {missing}"
@@ -118,12 +155,16 @@ def _build(program: Program, checkout: Path, place: Path) -> str:
     steps = [["-o", str(place / program.name), *sources]]
     for name, source in program.modules.items():
         steps.append(["-ptx" if name.endswith(".ptx") else "-fatbin", "-o", str(place / name), source])
+    # Programs of CUDA's driver API link with -lcuda, whose place has the name libcuda.so.1 only.
+    libraries = [f"-L{_stubs(place.parent)}", "-Xlinker", "--allow-shlib-undefined"]
+    options = [*api.options, *(libraries if api.compiler == "nvcc" else ()), *flags]
     for step in steps:
-        # Programs of the driver API link with -lcuda, whose place has the name libcuda.so.1 only.
-        libraries = [f"-L{_stubs(place.parent)}", "-Xlinker", "--allow-shlib-undefined"]
-        said, errors, status = finished(["nvcc", *DEVICE, *libraries, *flags, *step], LIMIT, directory)
+        command = [api.compiler, *options, *step]
+        said, errors, status = finished(command, LIMIT, directory, _environment(api))
+        if status is None:
+            return f"{api.compiler} takes longer than {LIMIT:.0f} s"
         if status != 0:
-            return _error(errors + said) if status is not None else f"nvcc takes longer than {LIMIT:.0f} s"
+            return _error(errors + said, api)
     for name in _matches(directory, program.files):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).symlink_to(checkout / program.directory / name)
@@ -161,9 +202,11 @@ def _stubs(place: Path) -> Path:
     return link.parent
 
 
-def _error(text: str) -> str:
+def _error(text: str, api: Api) -> str:
     """Return the first error of a compiler or linker, without its place."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     signs = ("error", "undefined", "fatal")
-    line = next((line for line in lines if any(sign in line.lower() for sign in signs)), "nvcc failed")
+    line = next((line for line in lines if any(sign in line.lower() for sign in signs)), None)
+    if line is None:
+        return f"{api.compiler} failed"
     return line[line.lower().find("error") :][:160] if "error" in line.lower() else line[:160]

@@ -53,7 +53,11 @@ def _launches(outcomes: list[Outcome]) -> list[str]:
     lines = []
     for way in dict.fromkeys(o.way for o in outcomes if o.launches is not None):
         found = [o for o in outcomes if o.way == way and o.launches is not None]
-        launches, instrumented = sum(o.launches or 0 for o in found), sum(o.instrumented or 0 for o in found)
+        launches = sum(o.launches or 0 for o in found)
+        if all(o.instrumented is None for o in found):
+            lines.append(f"{way}: {launches:,} launches counted")
+            continue
+        instrumented = sum(o.instrumented or 0 for o in found)
         share = f"{100 * instrumented / launches:.1f} %" if launches else "none"
         lines.append(f"{way}: {instrumented:,} of {launches:,} launches instrumented ({share})")
     return ["", *lines] if lines else []

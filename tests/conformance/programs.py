@@ -1,11 +1,10 @@
-"""CUDA programs, built by the user or from a list: each plain and under each tool, with the same output and every launch seen."""
+"""CUDA and HIP programs, built here or before: each plain and under each tool, with the same output and every launch seen."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,10 +15,11 @@ from pathlib import Path
 
 from conformance import build
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
-from conformance.tools import TOOLS, Watched, finished, under
+from conformance.tools import APIS, TOOLS, Api, Watched, finished, under
 
 # Seconds for one program alone; under a tool, it may take five times as long.
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
+HIP_LAUNCHED = re.compile(r"\bhip\w*Launch\w*Kernel\w*: Returned hipSuccess")
 NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")
@@ -77,13 +77,13 @@ def _listed(
     tools: Sequence[str],
     program: build.Program,
 ) -> list[Outcome]:
-    command, reason = build.built(program, directory, version, place)
+    command, reason = build.built(program, directory, version, place, suite.api)
     if reason:
         return [Outcome(program.name, "build", REFUSED, reason)]
-    return [
-        Outcome(program.name, "build", SAME),
-        *(() if build_only else outcomes(program.name, command, suite.wrong, tools, program.measured)),
-    ]
+    found = [Outcome(program.name, "build", SAME)]
+    if not build_only:
+        found += outcomes(program.name, command, suite.wrong, tools, program.measured, suite.api, suite.right)
+    return found
 
 
 def outcomes(
@@ -92,13 +92,15 @@ def outcomes(
     wrong: str = NOTHING,
     tools: Sequence[str] = TOOLS,
     measured: str = "",
+    api: Api = APIS["cuda"],
+    right: str = "",
 ) -> list[Outcome]:
-    """Run one program alone, count its launches from outside, and run it under each of the tools.
+    """Run one program alone, count its launches in another way than the tools do, and run it under each of the tools.
 
-    wrong: a pattern of what the program prints if its own check fails. measured: see comparable().
+    wrong, right: patterns of what the program prints if its own check fails, and if it passes. measured: see comparable().
     """
     place = Path(command[0]).parent
-    simulated = [sys.executable, "-m", "cudasim.launcher", "--", *command]
+    simulated = api.alone(command)
     began = time.monotonic()
     printed, said, status = finished(simulated, LIMIT, place)
     if status is None:
@@ -109,17 +111,24 @@ def outcomes(
         return [
             Outcome(name, "plain", REFUSED, f"status {status}: {_last_line(said) or _last_line(printed)}")
         ]
+    if not re.search(right, printed):
+        return [Outcome(name, "plain", DIFFERENT, "does not say that its result is right")]
     first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
     again, _, _ = finished(simulated, LIMIT, place)
     seconds = round(min(first, time.monotonic() - began), 2)
     expected = comparable(printed, measured)
     if comparable(again, measured) != expected:
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
-    made = counted(under("cudasnoop", simulated, 5 * LIMIT, place)) if tools else None
-    return [
-        Outcome(name, "plain", SAME, seconds=seconds),
-        *(_timed(name, tool, _under(tool, command, place), expected, measured, made) for tool in tools),
-    ]
+    found = [Outcome(name, "plain", SAME, seconds=seconds)]
+    if not tools:
+        return found
+    if api == APIS["hip"]:  # a copy, in another process
+        made = told_by_hip(simulated, place)
+    else:
+        made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
+    for tool in tools:
+        found.append(_timed(name, tool, _under(tool, command, place), expected, measured, made))
+    return found
 
 
 def comparable(printed: str, measured: str = "") -> str:
@@ -147,6 +156,13 @@ def counted(watched: Watched) -> int | None:
     return sum(r["count"] - r["errors"] for r in calls if LAUNCH.match(r["api"]))
 
 
+def told_by_hip(command: Sequence[str], place: Path) -> int | None:
+    """Return how many launches the HIP runtime's own log of calls has."""
+    told = {**os.environ, "AMD_LOG_LEVEL": "3", "AMD_LOG_MASK": "1"}  # on standard error: calls only
+    _, said, status = finished(command, 5 * LIMIT, place, told)
+    return len(HIP_LAUNCHED.findall(said)) if status == 0 else None
+
+
 def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
     """Run a program under a tool, and up to twice again if another tool, of all processes, had hooked it."""
     for _ in range(3):
@@ -159,24 +175,40 @@ def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
 def _timed(name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None) -> Outcome:
     """Return the outcome of a program under a tool, with its time and launches."""
     summary = watched.summary
+    if watched.status is None:
+        found = Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
+    elif watched.status != 0 or not summary:
+        found = Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
+    elif comparable(watched.printed, measured) != expected:
+        found = Outcome(name, tool, DIFFERENT, "prints something different")
+    elif tool in APIS["hip"].tools:
+        found = _traced(name, tool, watched, made)
+    else:
+        found = _watched(name, tool, watched, made)
     return replace(
-        _watched(name, tool, watched, expected, measured, made),
+        found,
         seconds=None if watched.status is None else round(watched.seconds, 2),
-        launches=summary.get("launches_matched"),
+        launches=traced_launches(watched) if tool in APIS["hip"].tools else summary.get("launches_matched"),
         instrumented=summary.get("launches_instrumented"),
     )
 
 
-def _watched(
-    name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None
-) -> Outcome:
+def traced_launches(watched: Watched) -> int:
+    """Return how many launches of kernels hipsnoop counted."""
+    kernels = [r for r in watched.records if r["type"] == "kernel" and "GraphLaunch" not in r["kernel"]]
+    return sum(r["count"] - r["errors"] for r in kernels)
+
+
+def _traced(name: str, tool: str, watched: Watched, made: int | None) -> Outcome:
+    if watched.summary["lost"]:
+        return Outcome(name, tool, DIFFERENT, f"{watched.summary['lost']} calls lost")
+    if made is not None and (found := traced_launches(watched)) != made:
+        return Outcome(name, tool, DIFFERENT, f"{found} launches seen, {made} made; {_notes(tool, watched)}")
+    return Outcome(name, tool, SAME)
+
+
+def _watched(name: str, tool: str, watched: Watched, made: int | None) -> Outcome:
     summary = watched.summary
-    if watched.status is None:
-        return Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
-    if watched.status != 0 or not summary:
-        return Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
-    if comparable(watched.printed, measured) != expected:
-        return Outcome(name, tool, DIFFERENT, "prints something different")
     if made is not None and summary["launches_seen"] != made:
         reason = f"{summary['launches_seen']} launches seen, {made} made; {_notes(tool, watched)}"
         return Outcome(name, tool, DIFFERENT, reason)

@@ -15,17 +15,18 @@ from pathlib import Path
 
 from conformance import bpf, build, programs, ptx
 from conformance.outcome import DIFFERENT, Outcome, table
-from conformance.tools import TOOLS
+from conformance.tools import APIS, TOOLS
 
 EPILOG = """\
 suites:
-  bpf        eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
-  ptx        PTX kernels of ZLUDA's tests, plain and under each tool
-  polybench  CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
-  samples    the same for NVIDIA's cuda-samples
-  samples12  the same for samples of release 12.5 that later releases do not have
-  hecbench   the same for HeCBench
-  programs   CUDA programs that you built: each executable in DIR, plain and under each tool
+  bpf           eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
+  ptx           PTX kernels of ZLUDA's tests, plain and under each tool
+  polybench     CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
+  samples       the same for NVIDIA's cuda-samples
+  samples12     the same for samples of release 12.5 that later releases do not have
+  hecbench      the same for HeCBench
+  hecbench-hip  HIP programs of HeCBench, built with hipcc, plain and under hipsnoop
+  programs      CUDA programs that you built: each executable in DIR, plain and under each tool
 
 examples:
   script/conformance bpf                            check out the suite and run it
@@ -38,6 +39,7 @@ RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "ptx": ptx.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
+EVERY_TOOL = [tool for api in APIS.values() for tool in api.tools]
 SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
 SOURCES |= {name: (suite.url, suite.commit) for name, suite in LISTS.items()}
 PATIENCE = 600  # seconds for a step of git
@@ -99,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ways",
         type=_ways,
-        default=TOOLS,
+        default=EVERY_TOOL,
         metavar="WAYS",
-        help=f"run CUDA programs only in these ways: alone, {', '.join(TOOLS)} (default all; alone is always one)",
+        help=f"run programs only in these ways: alone, {', '.join(EVERY_TOOL)} (default all that fit; alone is always one)",
     )
     parser.add_argument("--build-only", action="store_true", help="build the programs, and run none")
     args = parser.parse_args(argv)
@@ -120,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 0
-    if args.suite in LISTS and not shutil.which("nvcc"):
-        print(f"conformance: skipped {args.suite}: nvcc is missing", file=sys.stderr)
+    if args.suite in LISTS and not shutil.which(compiler := LISTS[args.suite].api.compiler):
+        print(f"conformance: skipped {args.suite}: {compiler} is missing", file=sys.stderr)
         return 0
     outcomes = _earlier(args)
     with args.json.open("a" if args.resume else "w") if args.json else contextlib.nullcontext() as file:
@@ -139,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ways(text: str) -> list[str]:
     """Return the tools among the ways in a list with commas."""
     ways = text.split(",")
-    if unknown := set(ways) - {"alone", *TOOLS}:
+    if unknown := set(ways) - {"alone", *EVERY_TOOL}:
         raise argparse.ArgumentTypeError(f"no such way: {', '.join(sorted(unknown))}")
-    return [tool for tool in TOOLS if tool in ways]
+    return [tool for tool in EVERY_TOOL if tool in ways]
 
 
 def _earlier(args: argparse.Namespace) -> list[Outcome]:
@@ -156,12 +158,13 @@ def _earlier(args: argparse.Namespace) -> list[Outcome]:
 
 def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) -> Iterator[Outcome]:
     if args.suite == "programs":
-        return programs.run(directory, args.jobs, args.ways)
+        return programs.run(directory, args.jobs, [tool for tool in TOOLS if tool in args.ways])
     if args.suite not in LISTS:
         return RUN[args.suite](directory, args.jobs)
     place = build.BUILT / args.suite
     suite = LISTS[args.suite]
-    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done, args.ways)
+    tools = [tool for tool in suite.api.tools if tool in args.ways]
+    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done, tools)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run a command under one of the tools, and read how many launches the tool saw."""
+"""Run a command under one of the tools, and read how many launches the tool saw; what CUDA and HIP need for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,59 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "launchlate")
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Api:
+    """The API of a suite's programs: its compiler and the compiler's options, its embedded device, and its tools.
+
+    device: the embedded device's package. flags: what takes the place of nvcc's options in a list that both APIs share.
+    """
+
+    compiler: str
+    options: Sequence[str]
+    device: str
+    tools: Sequence[str]
+    flags: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    def alone(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs another one on the embedded device."""
+        return [sys.executable, "-m", f"{self.device}.launcher", "--", *command]
+
+
+APIS = {
+    "cuda": Api(
+        compiler="nvcc",
+        # The embedded device is NVIDIA's driver and runtime as shared libraries.
+        options=("-cudart", "shared", "-arch=sm_80"),
+        device="cudasim",
+        tools=("threadhist", "kernelretsnoop", "memtrace", "launchlate"),
+        flags={},
+        environment={},
+    ),
+    "hip": Api(
+        compiler="hipcc",
+        options=("--offload-arch=gfx906", "-w"),
+        device="hipsim",
+        tools=("hipsnoop",),
+        flags={
+            "-Xcompiler": "",
+            "--expt-relaxed-constexpr": "",
+            "--extended-lambda": "",
+            "-use_fast_math": "-ffast-math",
+            "--use_fast_math": "-ffast-math",
+            "-fmad=false": "-ffp-contract=off",
+            "-rdc=true": "-fgpu-rdc",
+            "--default-stream": "-fgpu-default-stream=per-thread",
+            "per-thread": "",
+            "-maxrregcount=32": "",
+        },
+        environment={"HIP_PLATFORM": "amd"},  # hipcc would take an installed nvcc
+    ),
+}
+TOOLS = APIS["cuda"].tools
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,37 @@ loop:
         lds=1024,
     )
 
+    # LDS accesses whose address, in v4, is 64 bytes before the place that offsets reach: negative in most lanes.
+    add(
+        "negative_base",
+        BEGIN
+        + """
+    v_lshlrev_b32 v3, 2, v0
+    v_add_u32 v2, 1, v0
+    ds_write_b32 v3, v2
+    v_mov_b32 v2, 0
+    ds_write_b32 v3, v2 offset:256
+    v_subrev_u32 v4, 64, v3
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v5, v4 offset:64
+    ds_read2_b32 v[6:7], v4 offset0:16 offset1:16
+    ds_add_u32 v4, v0 offset:320
+    ds_write2_b32 v4, v0, v0 offset0:144 offset1:144
+    ds_add_rtn_u32 v8, v4, v0 offset:64
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v9, v3 offset:256
+    ds_read_b32 v10, v3 offset:512
+    s_waitcnt lgkmcnt(0)
+    v_add_u32 v5, v5, v6
+    v_add3_u32 v5, v5, v7, v8
+    v_add3_u32 v5, v5, v9, v10
+    global_store_dword v1, v5, s[8:9]
+""",
+        lds=1024,
+    )
+
     # Each workgroup waits until all of them have come: they must all make progress.
     add(
         "grid_barrier",
@@ -457,6 +488,12 @@ def test_barriers(engine: Engine) -> None:
     engine.put("b", np.zeros(7, dtype=np.uint32))
     run(engine, "tree", "a", "b", "b", items=256 * 7, group=256)
     assert list(engine.get("b", np.uint32)) == list(values.reshape(7, 256).sum(axis=1))
+
+
+def test_lds_addresses_may_be_negative_before_the_offset_is_added(engine: Engine) -> None:
+    engine.put("a", np.zeros(64, dtype=np.uint32))
+    run(engine, "negative_base", "a", "a", "a")
+    assert list(engine.get("a", np.uint32)) == [4 * (lane + 1) + 2 * lane for lane in range(64)]
 
 
 def test_workgroups_that_wait_for_each_other(engine: Engine) -> None:

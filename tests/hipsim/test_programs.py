@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from hipsim_device import program, run
 
-KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block".split()
+KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block whole_words".split()
 SETTINGS = {
     "plain": {},
     "hostile": {"HIPSIM_HOSTILE": "1"},
@@ -64,14 +65,45 @@ def test_cooperative_launch() -> None:
     assert output("cooperative") == "all rounds are right\n"
 
 
-@pytest.mark.long
-def test_rocrand() -> None:
-    assert output("random", options=("-lrocrand",)).split() == "xorwow mrg32k3a philox mtgp32 sobol32".split()
+def library(name: str) -> None:
+    """Skip the test where a library of AMD's is missing."""
+    if not Path("/usr/include", name).exists():
+        pytest.skip(f"no {name} here; install lib{name}-dev")
+
+
+GENERATORS = ["philox", "mtgp32", "sobol32", "sobol64"]
+SLOW = [pytest.param(name, marks=pytest.mark.long) for name in ("xorwow", "mrg32k3a")]
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, *SLOW])
+def test_rocrand(name: str) -> None:
+    library("rocrand")
+    done = run([program("random", "-lrocrand"), name])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name}\n", "")
+
+
+def test_rocrand_in_kernels() -> None:
+    library("rocrand")
+    assert output("random_engines").split() == "xorwow mrg32k3a philox sobol32 sobol64".split()
 
 
 @pytest.mark.long
 def test_rocprim() -> None:
+    library("rocprim")
     assert output("primitives").split() == ["scan", "reduce", "sort", "select"]
+    assert output("algorithms").split() == ["pairs", "merges", "segments", "runs", "histogram"]
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile"])
+def test_rocsparse(setting: str) -> None:
+    library("rocsparse")
+    done = output("sparse", options=("-lrocsparse",), **SETTINGS[setting])
+    assert done.split() == ["product", "transposed", "solution", "factors"]
+
+
+@pytest.mark.parametrize("setting", ["plain", "hostile"])
+def test_kernels_that_the_program_compiles(setting: str) -> None:
+    assert output("compiled", **SETTINGS[setting]).split() == ["errors", "kernel", "template", "variable"]
 
 
 @pytest.mark.parametrize(

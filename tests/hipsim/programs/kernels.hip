@@ -241,6 +241,25 @@ static void check_last_block() {
     CHECK(total.read()[0] == 50 * 51 / 2);
 }
 
+// Half of the blocks store words of 64 bits whose halves are equal, the others load them.
+__global__ void whole_words(volatile unsigned long long *words, unsigned *torn) {
+    for (unsigned i = 1; i <= 20000; i++) {
+        if (blockIdx.x % 2) {
+            words[threadIdx.x] = i * 0x100000001ull;
+        } else {
+            unsigned long long word = words[threadIdx.x];
+            if (word >> 32 != unsigned(word)) atomicAdd(torn, 1u);
+        }
+    }
+}
+
+static void check_whole_words() {
+    Buffer<unsigned long long> words(std::vector<unsigned long long>(64, 0));
+    Buffer<unsigned> torn(std::vector<unsigned>{0});
+    whole_words<<<8, 64>>>(words, torn);
+    CHECK(torn.read()[0] == 0);
+}
+
 int main(int count, char **names) {
     struct {
         const char *name;
@@ -248,7 +267,7 @@ int main(int count, char **names) {
     } checks[] = {{"transpose", check_transpose},  {"shuffles", check_shuffles},   {"votes", check_votes},
                   {"atomics", check_atomics},      {"multiply", check_multiply},   {"dynamic", check_dynamic},
                   {"scratch", check_scratch},      {"arguments", check_arguments}, {"doubles", check_doubles},
-                  {"last_block", check_last_block}};
+                  {"last_block", check_last_block}, {"whole_words", check_whole_words}};
     for (auto &one : checks)
         if (count < 2 || strcmp(names[1], one.name) == 0) {
             one.check();

@@ -225,6 +225,33 @@ inline uint32_t loaded(const uint8_t *at, uint32_t old) {
     if constexpr (kind == Load::u16_high) return low_kept | uint32_t(get<uint16_t>(at)) << 16;
 }
 
+// Two words in one access of the host: no store of another workgroup comes between them, as on the GPU.
+using AnyPlace = uint64_t __attribute__((aligned(1), may_alias));
+
+inline uint64_t get_pair(const uint8_t *at) {
+    return *reinterpret_cast<const volatile AnyPlace *>(at);
+}
+inline void put_pair(uint8_t *at, uint64_t value) {
+    *reinterpret_cast<volatile AnyPlace *>(at) = value;
+}
+
+template <unsigned words>
+inline void load_words(uint32_t (*d)[lanes], unsigned lane, const uint8_t *at) {
+    for (unsigned n = 0; n + 1 < words; n += 2) {
+        uint64_t pair = get_pair(at + 4 * n);
+        d[n][lane] = uint32_t(pair);
+        d[n + 1][lane] = uint32_t(pair >> 32);
+    }
+    if constexpr (words % 2) d[words - 1][lane] = get<uint32_t>(at + 4 * (words - 1));
+}
+
+template <unsigned words>
+inline void store_words(const uint32_t (*d)[lanes], unsigned lane, uint8_t *at) {
+    for (unsigned n = 0; n + 1 < words; n += 2)
+        put_pair(at + 4 * n, d[n][lane] | uint64_t(d[n + 1][lane]) << 32);
+    if constexpr (words % 2) put(at + 4 * (words - 1), d[words - 1][lane]);
+}
+
 constexpr uint8_t nothing_there[16] = {};  // what a load outside a buffer reads
 
 template <Load kind, unsigned words>
@@ -237,17 +264,23 @@ void load(Wave &w, const Op &op) {
             std::memcpy(d[0], reinterpret_cast<const void *>(access.at[0]), sizeof d[0]);
             return;
         }
-        for (unsigned n = 0; n < words; ++n)
-            for (unsigned l = 0; l < lanes; ++l)
-                d[n][l] = loaded<kind>(reinterpret_cast<const uint8_t *>(access.at[l]) + 4 * n, d[n][l]);
+        for (unsigned l = 0; l < lanes; ++l) {
+            const uint8_t *at = reinterpret_cast<const uint8_t *>(access.at[l]);
+            if constexpr (words > 1) load_words<words>(d, l, at);
+            else d[0][l] = loaded<kind>(at, d[0][l]);
+        }
         return;
     }
     for (uint64_t rest = access.active; rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
         const uint8_t *at = reinterpret_cast<const uint8_t *>(access.at[l]);
-        unsigned step = access.swizzled && at ? scratch_stride : 4;
         if (!at) at = nothing_there;
-        for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * step, d[n][l]);
+        else if (words > 1 && access.swizzled) {
+            for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * scratch_stride, d[n][l]);
+            continue;
+        }
+        if constexpr (words > 1) load_words<words>(d, l, at);
+        else d[0][l] = loaded<kind>(at, d[0][l]);
     }
 }
 
@@ -270,13 +303,12 @@ void store(Wave &w, const Op &op) {
         unsigned l = unsigned(std::countr_zero(rest));
         uint8_t *at = reinterpret_cast<uint8_t *>(access.at[l]);
         if (!at) continue;
-        unsigned step = access.swizzled ? scratch_stride : 4;
-        for (unsigned n = 0; n < words; ++n) {
-            uint32_t value = kind == Store::byte_high || kind == Store::half_high ? d[n][l] >> 16 : d[n][l];
-            if constexpr (bytes == 1) *at = uint8_t(value);
-            else if constexpr (bytes == 2) put(at, uint16_t(value));
-            else put(at + n * step, value);
-        }
+        uint32_t value = kind == Store::byte_high || kind == Store::half_high ? d[0][l] >> 16 : d[0][l];
+        if constexpr (bytes == 1) *at = uint8_t(value);
+        else if constexpr (bytes == 2) put(at, uint16_t(value));
+        else if (!access.swizzled) store_words<words>(d, l, at);
+        else
+            for (unsigned n = 0; n < words; ++n) put(at + n * scratch_stride, d[n][l]);
     }
 }
 
@@ -334,10 +366,10 @@ void atomic(Wave &w, const Op &op) {
     }
 }
 
-// DS. Addresses are bytes of the workgroup's LDS.
+// DS. Addresses are bytes of the workgroup's LDS: sums of 32 bits, so a base may be negative.
 
-inline uint8_t *lds_place(const Wave &w, uint64_t address, unsigned bytes) {
-    return address + bytes <= w.group->lds_bytes ? w.group->lds + address : nullptr;
+inline uint8_t *lds_place(const Wave &w, uint32_t address, unsigned bytes) {
+    return uint64_t{address} + bytes <= w.group->lds_bytes ? w.group->lds + address : nullptr;
 }
 
 // The lowest and the highest address of the lanes of `mask`.
@@ -412,7 +444,7 @@ void lds_read(Wave &w, const Op &op) {
     uint32_t (*d)[lanes] = w.v + op.i.vdst;
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        const uint8_t *at = lds_place(w, uint64_t{address[l]} + uint32_t(op.i.offset), bytes);
+        const uint8_t *at = lds_place(w, address[l] + uint32_t(op.i.offset), bytes);
         if (!at) at = nothing_there;
         for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + 4 * n, d[n][l]);
     }
@@ -432,7 +464,7 @@ void lds_write(Wave &w, const Op &op) {
     const uint32_t (*d)[lanes] = w.v + op.i.data[0];
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        uint8_t *at = lds_place(w, uint64_t{address[l]} + uint32_t(op.i.offset), bytes);
+        uint8_t *at = lds_place(w, address[l] + uint32_t(op.i.offset), bytes);
         if (!at) continue;
         for (unsigned n = 0; n < words; ++n) {
             uint32_t value = kind == Store::byte_high || kind == Store::half_high ? d[n][l] >> 16 : d[n][l];
@@ -446,7 +478,7 @@ void lds_write(Wave &w, const Op &op) {
 // The two addresses of read2, write2 and wrxchg2: each byte of the offset counts elements, or 64 of them.
 template <class T, unsigned scale>
 inline uint8_t *lds_pair(const Wave &w, const Op &op, unsigned lane, unsigned which) {
-    uint64_t offset = uint64_t(op.i.offset >> (8 * which) & 0xFF) * sizeof(T) * scale;
+    uint32_t offset = uint32_t(op.i.offset >> (8 * which) & 0xFF) * unsigned{sizeof(T)} * scale;
     return lds_place(w, w.v[op.i.addr][lane] + offset, sizeof(T));
 }
 
@@ -504,7 +536,7 @@ template <class F, class T, unsigned operands, bool returns>
 void lds_atomic(Wave &w, const Op &op) {
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        uint8_t *at = lds_place(w, uint64_t{w.v[op.i.addr][l]} + uint32_t(op.i.offset), sizeof(T));
+        uint8_t *at = lds_place(w, w.v[op.i.addr][l] + uint32_t(op.i.offset), sizeof(T));
         T data = data_of<T>(w.v + op.i.data[0], l), second{};
         if constexpr (operands == 2) second = data_of<T>(w.v + op.i.data[1], l);
         T old{};
@@ -525,8 +557,7 @@ void lds_atomic_src2(Wave &w, const Op &op) {
         uint32_t a = w.v[op.i.addr][l];
         // Bit 15 of the offset chooses between an offset in words and the upper half of the address.
         int32_t words = offset & 0x8000 ? int32_t(a) >> 17 : int32_t(offset << 17) >> 17;
-        uint64_t first = offset & 0x8000 ? a & 0x1FFFF : a,
-                 second = uint32_t(int32_t(uint32_t(first)) + words * 4);
+        uint32_t first = offset & 0x8000 ? a & 0x1FFFF : a, second = first + uint32_t(words) * 4;
         uint8_t *to = lds_place(w, first, sizeof(T)), *from = lds_place(w, second, sizeof(T));
         if (!to) continue;
         T data = from ? get<T>(from) : T{};
@@ -535,7 +566,7 @@ void lds_atomic_src2(Wave &w, const Op &op) {
 }
 
 inline void lds_add_lane(Wave &w, const Op &op, bool read) {
-    uint64_t base = uint32_t(op.i.offset) + (w.s[isa::m0] & 0xFFFF);
+    uint32_t base = uint32_t(op.i.offset) + (w.s[isa::m0] & 0xFFFF);
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
         uint8_t *at = lds_place(w, base + l * 4, 4);
