@@ -30,8 +30,14 @@ def library() -> ctypes.CDLL:
 
 
 def _library() -> ctypes.CDLL:
-    sources = [*sorted((SOURCES / "engine").glob("*.cpp")), SOURCES / "error_text.cpp", HARNESS]
-    headers = [*(SOURCES / "engine").glob("*.h"), SOURCES / "device_abi.h"]
+    embedded = ROOT / "lib" / "embedded"
+    sources = [
+        *sorted((SOURCES / "engine").glob("*.cpp")),
+        SOURCES / "error_text.cpp",
+        embedded / "cache.cpp",
+        HARNESS,
+    ]
+    headers = [*(SOURCES / "engine").glob("*.h"), SOURCES / "device_abi.h", *embedded.glob("*.h")]
     extra = os.environ.get("CUDASIM_TEST_CXXFLAGS", "").split()
     objects, compiling = [], []
     for source in sources:
@@ -50,6 +56,7 @@ def _library() -> ctypes.CDLL:
                 "-fPIC",
                 *extra,
                 f"-I{SOURCES}",
+                f"-I{ROOT / 'lib'}",
                 "-c",
             ]
             compiling.append((target, subprocess.Popen([*command, str(source), "-o", str(target)])))

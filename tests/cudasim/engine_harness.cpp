@@ -7,7 +7,10 @@
 #include <sys/mman.h>
 #include <vector>
 
+#include "embedded/cache.h"
 #include "engine/engine.h"
+
+const char *const embedded::kDevice = "cudasim";
 
 using namespace cudasim;
 
