@@ -6,8 +6,8 @@ USAGE: hipsnoop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG.
 
 eBPF programs in the Linux kernel run when a thread enters or leaves a function of AMD's HIP runtime library.
 Other programs, at tracepoints, measure why the thread was off the CPU meanwhile. Nothing is injected into the
-process, with one exception: if rocprofiler-sdk is installed, or on hipsim, ROCm loads a small library into
-COMMAND, which reports when kernels ran on the GPU.
+process, with one exception: if rocprofiler-sdk is installed, on hipsim, or with GPUBPF_HSA_TIMES=1, ROCm
+loads a small library into COMMAND, which reports when kernels ran on the GPU.
 """
 
 from __future__ import annotations

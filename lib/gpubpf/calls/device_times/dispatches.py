@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls.device_times import ROCPROFILER, Agent, agent_for
+from gpubpf.errors import TOO_MANY_FILES
 from gpubpf.process import ptrace
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
 MOST_PROCESSES = 4096  # of one measurement; each needs two open files while it runs
 MOST_THREADS = 1 << 16  # thread numbers to keep for a process
 MOST_WAITING = 256  # connections without a greeting
+ENDED, UNKNOWN = -1, -2  # in place of a process's pidfd
 PATIENCE = 20  # how often to wait for a slot that is being written
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
 _HELLO = struct.Struct("<Q4I16s")
@@ -74,7 +76,7 @@ class AgentProcess:
     inside: int
     comm: str
     file: int
-    life: int  # a pidfd; -1: it has ended
+    life: int  # a pidfd, ENDED or UNKNOWN
     taken: int = 0  # dispatches that were read
     enqueued: int = 0
     waited: int = 0
@@ -101,6 +103,7 @@ class Dispatches:
         self.environment: dict[str, str] = {}
         self.lost = 0  # dispatches that were overwritten, or only partly written
         self._states: set[tuple[int, int, int]] = set()
+        self._refused = False  # an agent's memory could not be taken
         self._uids = {uid, 0}
         self._listener: socket.socket | None = None
         self._waiting: list[socket.socket] = []
@@ -154,6 +157,8 @@ class Dispatches:
             version = state[2]
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
+        if self._refused:
+            return TOO_MANY_FILES
         return (
             f"no process reported any: none loaded {self._agent.loads}, or only in another network namespace"
         )
@@ -225,13 +230,18 @@ class Dispatches:
                 raise OSError("not its memory")
             name = re.split(b"[\n\0]", comm)[0].decode("utf-8", "backslashreplace")
             self._follow(peer[0], inside, name, files.pop())
+        else:
+            self._refused = True
         connection.close()
         return True
 
     def _follow(self, pid: int, inside: int, comm: str, file: int) -> None:
-        life = -1
-        with contextlib.suppress(OSError):
+        try:
             life = os.pidfd_open(pid)
+        except ProcessLookupError:
+            life = ENDED
+        except OSError:  # such as too many open files; it is read until the measurement is over
+            life = UNKNOWN
         self.processes.append(AgentProcess(pid, inside, comm or "?", file, life))
 
     def _leave(self, process: AgentProcess) -> None:
@@ -241,7 +251,7 @@ class Dispatches:
             os.close(process.file)
         if process.life >= 0:
             os.close(process.life)
-        process.file = process.life = -1
+        process.file, process.life = -1, ENDED
 
     # --- dispatches ---
 
@@ -258,7 +268,7 @@ class Dispatches:
         return np.concatenate(parts) if parts else np.empty(0, DISPATCH)
 
     def _take(self, number: int, process: AgentProcess, last: bool) -> Array:
-        ended = process.life < 0 or bool(select.select([process.life], [], [], 0)[0])
+        ended = process.life == ENDED or (process.life >= 0 and _is_readable(process.life))
         slots = list(self._read(process, last or ended))
         self._read_names(process)
         if ended:
@@ -339,3 +349,10 @@ class Dispatches:
             for tid in unknown:
                 process.threads.setdefault(tid, 0)
         return np.array([process.threads[int(tid)] for tid in tids], tids.dtype)
+
+
+def _is_readable(file: int) -> bool:
+    """Return whether a file can be read now. Its number may be large, which select(2) does not take."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(0))

@@ -26,11 +26,15 @@
 #define EXPORTED __attribute__((visibility("default")))
 #define BATCH 16                        /* packets that are changed at once */
 #define BUCKETS 4096
+#define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
+#define BARRIER 0x1503                  /* header: barrier-and, after all packets before it, scopes of the system */
 
 /* A dispatch from its packet to its end. It is used again, and its signal with it. */
 struct pending {
     struct ring_dispatch dispatch;
     hsa_handle agent, own, programs;    /* the signal that the packet has, and the one that it had */
+    hsa_handle handed;                  /* becomes 0 once the program's signal has been told */
+    hsa_handle passed;                  /* becomes 0 once a barrier has seen that; before, neither may be used again */
     int outstanding;                    /* its end has not been written */
     struct pending *next;               /* in `pool` */
     struct pending *older;              /* in `every` */
@@ -53,6 +57,8 @@ static hsa_handle gpus[RING_GPUS];
 static uint32_t gpu_count;
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *pool, *every;
+static uint32_t pending_count;
+static bool unloaded;                   /* ROCr has been shut down, and its signals are gone */
 static pthread_rwlock_t kernels_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct kernel *kernels[BUCKETS];
 static uint64_t kernel_count;
@@ -108,25 +114,34 @@ static hsa_status on_freeze(hsa_handle executable, const char *options) {
 
 /* --- dispatches --- */
 
+static int64_t value_of(hsa_handle signal) {
+    return __atomic_load_n(&((const hsa_signal *)signal.handle)->value, __ATOMIC_ACQUIRE);
+}
+
 static struct pending *take_pending(void) {
     pthread_mutex_lock(&pool_lock);
-    struct pending *found = pool;
+    struct pending **at = &pool, *found;
+    while (*at && value_of((*at)->passed) > 0)
+        at = &(*at)->next;
+    found = *at;
     if (found)
-        pool = found->next;
+        *at = found->next;
+    else if (pending_count < MOST_PENDING && (found = calloc(1, sizeof *found))) {
+        if (hsa.signal_create(1, 0, NULL, &found->own) || hsa.signal_create(1, 0, NULL, &found->handed) ||
+            hsa.signal_create(0, 0, NULL, &found->passed)) {
+            free(found);
+            found = NULL;
+        } else {
+            pending_count++;
+            found->older = every;
+            every = found;
+        }
+    }
     pthread_mutex_unlock(&pool_lock);
     if (found) {
         hsa.signal_store_relaxed(found->own, 1);
-        return found;
+        hsa.signal_store_relaxed(found->handed, 1);
     }
-    found = calloc(1, sizeof *found);
-    if (!found || hsa.signal_create(1, 0, NULL, &found->own)) {
-        free(found);
-        return NULL;
-    }
-    pthread_mutex_lock(&pool_lock);
-    found->older = every;
-    every = found;
-    pthread_mutex_unlock(&pool_lock);
     return found;
 }
 
@@ -150,6 +165,7 @@ static void end(struct pending *pending) {
         programs->end = own->end;
         hsa.signal_subtract_screlease(pending->programs, 1);
     }
+    hsa.signal_store_relaxed(pending->handed, 0);
     if (timed && ring_here()) {
         pending->dispatch.start_ns = (uint64_t)((unsigned __int128)times[0] * 1000000000u / frequency);
         pending->dispatch.end_ns = (uint64_t)((unsigned __int128)times[1] * 1000000000u / frequency);
@@ -165,23 +181,25 @@ static bool on_end(int64_t value, void *data) {
     return false;
 }
 
-/* The program exits, and ROCr's thread may not have seen the last ends yet. */
-static void on_exit_of_program(void) {
-    if (!ring_here())
-        return;
+/* The program exits, or ROCr is shut down, and ROCr's thread may not have seen the last ends yet. */
+static void write_last(void) {
     pthread_mutex_lock(&pool_lock);
+    if (!ring_here() || unloaded) {
+        pthread_mutex_unlock(&pool_lock);
+        return;
+    }
     for (struct pending *pending = every; pending; pending = pending->older)
-        if (__atomic_load_n(&pending->outstanding, __ATOMIC_ACQUIRE) &&
-            __atomic_load_n(&((const hsa_signal *)pending->own.handle)->value, __ATOMIC_ACQUIRE) < 1)
+        if (__atomic_load_n(&pending->outstanding, __ATOMIC_ACQUIRE) && value_of(pending->own) < 1)
             end(pending);
     pthread_mutex_unlock(&pool_lock);
 }
 
-/* Give a dispatch a signal of ours, unless there is none to be had. */
-static void follow(hsa_packet *packet, const struct queue *queue, uint64_t index) {
+/* Give a dispatch a signal of ours, unless there is none to be had. Return whether a barrier has to follow it: packets behind it must
+   not complete before the program's signal is told, and a barrier of the program would. `barrier` is that packet. */
+static bool follow(hsa_packet *packet, hsa_packet *barrier, const struct queue *queue, uint64_t index) {
     struct pending *pending = take_pending();
     if (!pending)
-        return;
+        return false;
     pending->agent = queue->agent;
     pending->programs = packet->completion;
     pending->dispatch = (struct ring_dispatch){
@@ -202,26 +220,36 @@ static void follow(hsa_packet *packet, const struct queue *queue, uint64_t index
     if (hsa.amd_signal_async_handler(pending->own, HSA_LESS, 1, on_end, pending)) {
         pending->outstanding = 0;
         put_pending(pending);
-    } else {
-        packet->completion = pending->own;
+        return false;
     }
+    packet->completion = pending->own;
+    if (!pending->programs.handle)
+        return false;
+    hsa.signal_store_relaxed(pending->passed, 1);
+    memset(barrier, 0, sizeof *barrier);
+    barrier->header = BARRIER;
+    barrier->completion = pending->passed;
+    memcpy((char *)barrier + 8, &pending->handed, sizeof pending->handed); /* dep_signal[0] */
+    return true;
 }
 
 /* Called in the thread that puts packets into a queue. */
 static void on_packets(const void *data, uint64_t count, uint64_t index, void *user, hsa_writer write) {
     const hsa_packet *packets = data;
-    hsa_packet changed[BATCH];
+    hsa_packet changed[2 * BATCH];
     if (!ring_here()) {
         write(packets, count);
         return;
     }
-    for (uint64_t at = 0, batch; at < count; at += batch) {
-        batch = count - at < BATCH ? count - at : BATCH;
-        memcpy(changed, packets + at, batch * sizeof *changed);
-        for (uint64_t i = 0; i < batch; i++)
-            if ((changed[i].header & 0xff) == HSA_KERNEL_DISPATCH)
-                follow(&changed[i], user, index + at + i);
-        write(changed, batch);
+    for (uint64_t at = 0; at < count;) {
+        uint64_t made = 0;
+        for (int i = 0; i < BATCH && at < count; i++, at++) {
+            hsa_packet *packet = &changed[made++];
+            *packet = packets[at];
+            if ((packet->header & 0xff) == HSA_KERNEL_DISPATCH)
+                made += follow(packet, packet + 1, user, index + at);
+        }
+        write(changed, made);
     }
 }
 
@@ -274,7 +302,7 @@ static uint32_t start(hsa_tables *tables) {
     if (!has(tables->core, HSA_CORE_FREEZE) || !has(tables->amd, HSA_AMD_INTERCEPT) || !find_hsa() ||
         hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) || !frequency)
         return AGENT_VERSION;
-    if (!ring_create() || atexit(on_exit_of_program))
+    if (!ring_create() || atexit(write_last))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
@@ -287,16 +315,23 @@ static uint32_t start(hsa_tables *tables) {
     return AGENT_STARTED;
 }
 
-/* Called by ROCr once, before the program can make a queue. It ignores the library if the result is false. */
+/* Called by ROCr before the program can make a queue. It ignores the library if the result is false: also when ROCr is initialized once
+   more after it was shut down. */
 EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char *const *names) {
     (void)version, (void)failed, (void)names;
     const char *socket = secure_getenv(SOCKET);
     if (!socket || !tables || create_queue)
         return false;
     hello.state = start(tables);
-    ring_tell(socket);
+    if (!ring_tell(socket) && hello.state == AGENT_STARTED)
+        ring_stop(); /* nobody reads */
     return hello.state == AGENT_STARTED;
 }
 
+/* Called by ROCr as it is shut down. */
 EXPORTED void OnUnload(void) {
+    write_last();
+    pthread_mutex_lock(&pool_lock);
+    unloaded = true;
+    pthread_mutex_unlock(&pool_lock);
 }

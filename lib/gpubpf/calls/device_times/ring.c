@@ -101,15 +101,15 @@ void ring_put(const struct ring_dispatch *dispatch) {
     __atomic_store_n(&slot->number, number + 1, __ATOMIC_RELEASE);
 }
 
-static void send_hello(const char *name) {
+static bool send_hello(const char *name) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(name);
     if (length + 1 > sizeof address.sun_path)
-        return;
+        return false;
     memcpy(address.sun_path + 1, name, length);
     int file = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (file < 0)
-        return;
+        return false;
     hello.pid = (uint32_t)getpid();
     int own = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
     if (own >= 0) {
@@ -127,14 +127,16 @@ static void send_hello(const char *name) {
         *rights = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
         memcpy(CMSG_DATA(rights), &memory_file, sizeof(int));
     }
-    if (!connect(file, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)))
-        sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    bool sent = !connect(file, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) &&
+                sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof hello;
     close(file);
+    return sent;
 }
 
-void ring_tell(const char *name) {
-    send_hello(name);
+bool ring_tell(const char *name) {
+    bool told = send_hello(name);
     if (memory_file >= 0)
         close(memory_file);
     memory_file = -1;
+    return told;
 }

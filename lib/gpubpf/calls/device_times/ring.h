@@ -55,8 +55,8 @@ extern struct hello hello;              /* the agent sets state, status and vers
 
 /* Map memory from a file that cannot shrink, which the tool reads. Return false if that fails, such as for the program's limits. */
 bool ring_create(void);
-/* Send the greeting and the memory's file to the tool, unless it cannot take the message at once. */
-void ring_tell(const char *socket);
+/* Send the greeting and the memory's file to the tool. Return false if it cannot take the message at once. */
+bool ring_tell(const char *socket);
 /* Return whether dispatches are to be written. Not in a child of the process, and not once the tool has stopped reading. */
 bool ring_here(void);
 void ring_stop(void);

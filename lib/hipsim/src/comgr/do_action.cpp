@@ -11,6 +11,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <elf.h>
+#include <filesystem>
 #include <functional>
 #include <link.h>
 #include <optional>
@@ -36,6 +37,7 @@ constexpr amd_comgr_data_kind_t kKinds[] = {
 // Changes with the format of files, and with what keys are made of.
 constexpr uint64_t kFormat = 1;
 constexpr size_t kLarge = 1 << 16;
+constexpr size_t kMostFiles = 1000;
 
 struct Data {
     uint64_t kind;
@@ -128,8 +130,12 @@ bool depends_on_input_only(amd_comgr_action_kind_t kind, amd_comgr_language_t la
             break;
         default: return false;  // another kind takes little time, or may read files
     }
-    for (const std::string &option : options)
+    for (const std::string &option : options) {  // none that may name a file
         if (option.find_first_of("/@") != std::string::npos) return false;
+        if (option.rfind("-", 0) != 0 && option.find('.') != std::string::npos) return false;
+        for (const char *start : {"-I", "-i", "-fplugin", "-fmodule", "-mlink", "-load"})
+            if (option.rfind(start, 0) == 0) return false;
+    }
     for (const Data &data : input) {
         if (data.kind != AMD_COMGR_DATA_KIND_SOURCE && data.kind != AMD_COMGR_DATA_KIND_INCLUDE) continue;
         std::string text = data.bytes;  // without line continuations, which may be within a word
@@ -137,7 +143,7 @@ bool depends_on_input_only(amd_comgr_action_kind_t kind, amd_comgr_language_t la
         for (const char *word : {"include", "import", "embed", "__DATE__", "__TIME"})
             if (text.find(word) != std::string::npos) return false;
     }
-    for (char **variable = environ; *variable; variable++)  // of AMD's library and of clang
+    for (char **variable = environ; variable && *variable; variable++)  // of AMD's library and of clang
         for (const char *start : {"AMD_COMGR_", "CCC_", "CLANG_", "LLVM_"})
             if (strncmp(*variable, start, strlen(start)) == 0) return false;
     return true;
@@ -240,6 +246,16 @@ bool replace_contents(amd_comgr_data_set_t set, const std::vector<Data> &result)
     return true;
 }
 
+// Returns whether the cache takes another file. Programs that compile kernels of their own, each a little different, would fill it.
+bool has_room() {
+    std::error_code error;
+    size_t files = 0;
+    for (std::filesystem::directory_iterator file(embedded::cached_path(""), error), end;
+         !error && file != end; file.increment(error))
+        if (++files >= kMostFiles) return false;
+    return !error;
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) amd_comgr_status_t
@@ -255,7 +271,7 @@ amd_comgr_do_action(amd_comgr_action_kind_t kind, amd_comgr_action_info_t info, 
             kept && replace_contents(result, *kept))
             return AMD_COMGR_STATUS_SUCCESS;
     const amd_comgr_status_t status = amds(kind, info, input, result);
-    if (status == AMD_COMGR_STATUS_SUCCESS)
+    if (status == AMD_COMGR_STATUS_SUCCESS && has_room())
         if (const std::optional<std::vector<Data>> made = contents(result))
             embedded::write_cached(name, packed(*made));
     return status;
