@@ -82,6 +82,7 @@ def test_rocrand(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name}\n", "")
 
 
+@pytest.mark.long
 def test_rocrand_in_kernels() -> None:
     library("rocrand")
     assert output("random_engines").split() == "xorwow mrg32k3a philox sobol32 sobol64".split()
