@@ -4,9 +4,9 @@ It is in a directory that only its user can enter: the first usable one of ``$XD
 ``~/.cache/gpubpf`` and ``/tmp/gpubpf-UID``. The cache is optional: without a usable directory,
 every `get` is a miss and every `put` does nothing.
 
-A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. The embedded device keeps its translations in
-the subdirectory `cudasim`, in almost the same format (embedded/cache.cpp). `Cache.sweep` removes them, too: a read there
-sets a file's modification time, as `Cache.get` does.
+A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. The embedded devices keep their files in
+the subdirectories `cudasim` and `hipsim`, in almost the same format (embedded/cache.cpp). `Cache.sweep` removes them, too:
+a read there sets a file's modification time, as `Cache.get` does.
 A file whose digest is wrong counts as missing, and the next `put` replaces it.
 
     key = cache.key("sm_90", options, ptx)

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "embedded/cache.h"
-#include "engine/internal.h"
 #include "embedded/sha256.h"
+#include "engine/internal.h"
 
 extern char **environ;
 

@@ -103,7 +103,7 @@ class Dispatches:
         self.environment: dict[str, str] = {}
         self.lost = 0  # dispatches that were overwritten, or only partly written
         self._states: set[tuple[int, int, int]] = set()
-        self._refused = False  # an agent's memory could not be taken
+        self._refused: str | None = None  # why an agent's memory could not be taken
         self._uids = {uid, 0}
         self._listener: socket.socket | None = None
         self._waiting: list[socket.socket] = []
@@ -120,9 +120,8 @@ class Dispatches:
         self._listener.listen(MOST_PROCESSES)
         self.environment = {found.variable: str(found.library.resolve()), SOCKET: name}
         if found is ROCPROFILER and "ROCPROFILER_LOG_LEVEL" not in environment:
-            self.environment["ROCPROFILER_LOG_LEVEL"] = (
-                "error"  # its warnings would be lines on the command's stderr
-            )
+            # Its warnings would be lines on the command's stderr.
+            self.environment["ROCPROFILER_LOG_LEVEL"] = "error"
 
     @property
     def source(self) -> str:
@@ -157,9 +156,7 @@ class Dispatches:
             version = state[2]
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
-        if self._refused:
-            return TOO_MANY_FILES
-        return (
+        return self._refused or (
             f"no process reported any: none loaded {self._agent.loads}, or only in another network namespace"
         )
 
@@ -220,7 +217,11 @@ class Dispatches:
             raise OSError("no greeting")
         if state != STARTED:
             self._states.add((state, status, version))
-        elif len(files) == 1 and len(self.processes) < MOST_PROCESSES:
+        elif len(self.processes) >= MOST_PROCESSES:
+            self._refused = f"more than {MOST_PROCESSES} processes"
+        elif len(files) != 1:  # the kernel had no number for it
+            self._refused = TOO_MANY_FILES
+        else:
             # Reading a memfd never blocks. Only memfds have seals.
             if (
                 not fcntl.fcntl(files[0], _F_GET_SEALS) & _F_SEAL_SHRINK
@@ -230,8 +231,6 @@ class Dispatches:
                 raise OSError("not its memory")
             name = re.split(b"[\n\0]", comm)[0].decode("utf-8", "backslashreplace")
             self._follow(peer[0], inside, name, files.pop())
-        else:
-            self._refused = True
         connection.close()
         return True
 

@@ -29,7 +29,7 @@
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
 #define BARRIER 0x1503                  /* header: barrier-and, after all packets before it, scopes of the system */
 
-/* A dispatch from its packet to its end. It is used again, and its signal with it. */
+/* A dispatch from its packet to its end. It is used again, and its three signals with it. */
 struct pending {
     struct ring_dispatch dispatch;
     hsa_handle agent, own, programs;    /* the signal that the packet has, and the one that it had */
@@ -43,7 +43,7 @@ struct queue {                          /* never freed: a dispatch may outlive i
     hsa_handle agent;
     uint64_t id;
 };
-struct kernel {
+struct kernel {                         /* never freed: a program may still launch it while its executable is destroyed */
     uint64_t object, number;            /* address of its descriptor; its number in the ring, never the same for two kernels */
     struct kernel *next;
 };
@@ -197,13 +197,14 @@ static void write_last(void) {
 /* Give a dispatch a signal of ours, unless there is none to be had. Return whether a barrier has to follow it: packets behind it must
    not complete before the program's signal is told, and a barrier of the program would. `barrier` is that packet. */
 static bool follow(hsa_packet *packet, hsa_packet *barrier, const struct queue *queue, uint64_t index) {
+    uint64_t now = ring_enqueued(); /* counted without a signal, too: its end is then missing */
     struct pending *pending = take_pending();
     if (!pending)
         return false;
     pending->agent = queue->agent;
     pending->programs = packet->completion;
     pending->dispatch = (struct ring_dispatch){
-        .enqueued_ns = ring_enqueued(),
+        .enqueued_ns = now,
         .queue = queue->id,
         .kernel = number_of(packet->kernel),
         .dispatch = index,
