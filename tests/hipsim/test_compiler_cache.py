@@ -34,7 +34,7 @@ def compile(tmp_path: Path) -> Callable[..., tuple[int, dict[str, tuple[int, byt
         variables = environment(HIPSIM_CACHE=str(place), **more)
         command = [sys.executable, str(PROGRAM), *options]
         done = subprocess.run(
-            command, input=source, env=variables, capture_output=True, text=True, timeout=300
+            command, input=source, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout), {
@@ -81,11 +81,22 @@ def test_what_differs_is_compiled_anew(compile: Callable, source: str, options: 
         ('#include "other.h"\n' + SOURCE, ["-I{}"], {}),
         ('#inc\\\nlude "other.h"\n' + SOURCE, ["-I", "{}"], {}),
         (SOURCE, ["-include", "{}/other.h"], {}),
+        (SOURCE, ["-include", "other.h"], {}),
+        (SOURCE, ["-imacros", "other.h"], {}),
         ("constant char when[] = __DATE__ __TIME__;\n" + SOURCE, [], {}),
         (SOURCE, [], {"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}),
         (SOURCE, [], {"CCC_OVERRIDE_OPTIONS": "+-DX=1"}),
     ],
-    ids=["include", "split include", "option", "time", "verbose", "override"],
+    ids=[
+        "include",
+        "split include",
+        "option",
+        "option in its folder",
+        "macros",
+        "time",
+        "verbose",
+        "override",
+    ],
 )
 def test_what_depends_on_something_else_is_not_kept(
     compile: Callable, tmp_path: Path, source: str, options: list[str], variables: dict[str, str]
