@@ -10,7 +10,7 @@ of its threads at a time; a stopped process must not wait for that. When the too
 
 Messages are JSON objects, one per packet. To the helper:
 
-    place       path and offset: attach a probe there
+    place       path and offset: attach a probe there. Answer: 0, or the error's number (errno)
     release     the process continues
     done        the process continues, and is not held again. Answer: whether it called cuInit while it was attached to as it ran
     ask         a running process, and when it was seen (ns). Answer: whether to attach to it
@@ -26,6 +26,7 @@ A message with an `id` is answered by one with the same `id`, and `answer`. Othe
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -182,12 +183,12 @@ class _HoldHelper:
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 
-    def _attach(self, path: str, offset: int) -> bool:
+    def _attach(self, path: str, offset: int) -> int:
         try:
             self._probes.attach(path, offset)
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
 
     def _done(self, pid: int) -> bool:
         """Note that the tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""

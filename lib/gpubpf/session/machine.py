@@ -16,6 +16,7 @@ mapped before, such as a container's copy, is found by scanning /proc again: oft
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -100,6 +101,9 @@ class MachineWatcher:
             wait(self._scan(late=False, everything=True), FIRST_JOINS_WAIT)
             if set(self._probed_files.values()) <= {_NO_DRIVER}:
                 self._note("no CUDA driver found yet; waiting for a process that loads one")
+        except OSError as error:
+            self.close()
+            raise SessionError(in_words(error)) from error
         except BaseException:
             self.close()
             raise
@@ -215,18 +219,25 @@ class MachineWatcher:
         return joins
 
     def _probe_driver(self, path: str, file: _FileId | None = None) -> None:
-        """Put a probe on cuInit of a driver file. `file`: its id in /proc/PID/maps, if known."""
+        """Put a probe on cuInit of a driver file. `file`: its id in /proc/PID/maps, if known.
+
+        Raises OSError if no more files can be opened."""
+        failed: list[OSError] = []
         placing = threading.Thread(
-            target=self._place_probe, args=(path, file), name="gpubpf-file", daemon=True
+            target=self._place_probe, args=(path, file, failed), name="gpubpf-file", daemon=True
         )
         placing.start()
         placing.join(FILE_WAIT)
         if placing.is_alive() and file is not None:
             # The traced process itself may serve that file system (FUSE).
             self._probed_files.setdefault(file, _NO_PROBE)
+        if failed:
+            raise failed[0]
 
-    def _place_probe(self, path: str, file: _FileId | None) -> None:
-        """Put a probe on cuInit of a driver file, and note that. A file that disappeared, or could not be opened, is tried again."""
+    def _place_probe(self, path: str, file: _FileId | None, failed: list[OSError]) -> None:
+        """Put a probe on cuInit of a driver file, and note that. A file that has disappeared is tried again.
+
+        So is one for which no more files could be opened, here or in the hold helper; that error is added to `failed`."""
         files: list[_FileId] = [] if file is None else [file]
         placed = _NO_PROBE
         try:
@@ -241,12 +252,13 @@ class MachineWatcher:
                     )
                     # `path` may lead nowhere by now: the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
-                    if self._hold_helper.add_probe(open_file, driver.offset(found.address)):
-                        placed = time.clock_gettime(time.CLOCK_BOOTTIME)
+                    self._hold_helper.add_probe(open_file, driver.offset(found.address))
+                    placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
         except OSError as error:
             if out_of_files(error):
+                failed.append(error)
                 return
         self._probed_files.update(dict.fromkeys(files, placed))
 
@@ -353,9 +365,10 @@ class HoldHelper:
         # The kernel removes the helper's probes one by one, which takes a while; do not wait for that.
         threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
 
-    def add_probe(self, path: str, offset: int) -> bool:
-        """Put a probe on cuInit, at this offset in the file. Return whether that worked."""
-        return bool(self._request(place=[path, offset]))
+    def add_probe(self, path: str, offset: int) -> None:
+        """Put a probe on cuInit, at this offset in the file. Raises OSError."""
+        if (failed := self._request(place=[path, offset])) != 0:  # None: the helper did not answer
+            raise OSError(number := failed or errno.EIO, os.strerror(number))
 
     def claim(self, pid: int, seen: int) -> bool:
         """Return whether to attach to a running process.

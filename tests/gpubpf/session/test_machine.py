@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -398,6 +399,7 @@ def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from gpubpf.session import machine
 def join(pid, tid):
     if not os.readlink(f"/proc/{{pid}}/exe").startswith({str(built)!r}):
@@ -600,6 +602,44 @@ def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.
     assert [note for note in notes if "open files" in note] == [
         "processes may be attached late or missed: too many open files; raise the limit (ulimit -n)"
     ]
+
+
+def test_a_probe_for_which_there_is_no_file_is_placed_later(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hold helper has no number for the probe's file: a driver that nobody had mapped is not given up."""
+    notes: list[str] = []
+    failing = 3
+    request = machine.HoldHelper._request
+
+    def asked(helper: machine.HoldHelper, **message: Any) -> Any:
+        nonlocal failing
+        if "place" in message and failing:
+            failing -= 1
+            return errno.EMFILE
+        return request(helper, **message)
+
+    joined = Joined(built)
+    with monkeypatch.context() as nothing_known:
+        nothing_known.setattr(machine.libraries, "files", lambda *a, **k: [])
+        watched = MachineWatcher(joined.join, joined.miss, notes.append)
+        watched.start()
+    monkeypatch.setattr(machine.HoldHelper, "_request", asked)
+    try:
+        child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        eventually(lambda: joined.missed, 20)
+    finally:
+        watched.close()
+        child.communicate(b"\n", timeout=60)
+    assert failing == 0 and joined.missed == [(child.pid, "comes", REACHED_LATE)]
+    assert sum("too many open files" in note for note in notes) == 1
+
+
+def test_without_open_files_there_is_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.HoldHelper, "_request", lambda helper, **message: errno.ENFILE)
+    watched = MachineWatcher(lambda pid, tid: None, lambda *a: None, lambda text: None)
+    with pytest.raises(SessionError, match="too many open files; raise the limit"):
+        watched.start()
 
 
 def test_what_the_kernel_skipped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
