@@ -169,10 +169,11 @@ def value_covers(old: Value | None, new: Value | None, ids: dict[int, object]) -
     """
     if old is None:
         return True
-    if new is None or old.kind != new.kind or old.object != new.object or old.nullable != new.nullable:
-        return False
-    if not old.range.includes(new.range):
-        return False
+    if old is not new:
+        if new is None or old.kind != new.kind or old.object != new.object or old.nullable != new.nullable:
+            return False
+        if not old.range.includes(new.range):
+            return False
     if not old.id:
         return True
     same: object = new.id
