@@ -947,6 +947,7 @@ def matches(f: Format, got: int, expected: object, ulps: float) -> bool:
     return abs(f.value(got) - Fraction(expected)) <= ulps * ulp + Fraction(1, 1 << 50) * (f.bits < 64)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_instruction(engine: Engine, name: str) -> None:
     """The instruction's result in each work-item: edges, like sizes, random bits."""

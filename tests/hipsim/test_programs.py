@@ -28,16 +28,19 @@ def output(name: str, *arguments: str, options: tuple[str, ...] = (), **settings
     return done.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels(setting: str) -> None:
     assert output("kernels", **SETTINGS[setting]).split() == KERNELS
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_copies(setting: str) -> None:
     assert output("copies", "memset", **SETTINGS[setting]) == "copies are right\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", ["plain", "hostile", "no-interrupts"])
 def test_streams(setting: str) -> None:
     assert output("streams", **SETTINGS[setting]) == "streams are right\n"
@@ -48,6 +51,7 @@ def test_memory_and_errors(setting: str) -> None:
     assert output("memory", HIPSIM_MEMORY="1G", **SETTINGS[setting]) == "gfx906:sramecc+:xnack-\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", ["plain", "hostile", "no-sdma"])
 def test_two_devices(setting: str) -> None:
     assert output("devices", HIPSIM_DEVICES="2", **SETTINGS[setting]) == "devices are right\n"
@@ -75,6 +79,7 @@ GENERATORS = ["philox", "mtgp32", "sobol32", "sobol64"]
 SLOW = [pytest.param(name, marks=pytest.mark.long) for name in ("xorwow", "mrg32k3a")]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [*GENERATORS, *SLOW])
 def test_rocrand(name: str) -> None:
     library("rocrand")
@@ -95,6 +100,7 @@ def test_rocprim() -> None:
     assert output("algorithms").split() == ["pairs", "merges", "segments", "runs", "histogram"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
 def test_rocsparse(setting: str) -> None:
     library("rocsparse")

@@ -90,6 +90,7 @@ def decoded(program: Path, codes: Iterable[str]) -> list[str]:
     return answer.stdout.splitlines()
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs binutils")
 @pytest.mark.parametrize("library", ["libstdc++.so.6", "libc.so.6"])
 def test_instructions(decoder: Path, library: str) -> None:

@@ -245,6 +245,7 @@ def test_a_log_may_hold_anything() -> None:
     latency.graph_candidates(view, chosen)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("of", ["context", "queue", "slot", "exec"])
 def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
     records = np.zeros(40_000, operation_log.DTYPE)

@@ -298,6 +298,7 @@ def test_counts_of_edges(edges: Module, kernel: str, number: int) -> None:
     compare(edges, kernel, number)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", ["sm_75", "sm_75 debug"])
 @pytest.mark.parametrize(
     ("kernel", "numbers"),

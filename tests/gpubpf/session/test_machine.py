@@ -170,6 +170,7 @@ def placed() -> Iterator[CuInitProbes]:
         watch.close()
 
 
+@pytest.mark.long
 def test_nobody_waits_long_for_a_tool_that_does_not_answer(built: Path) -> None:
     with placed() as watch:
 
@@ -428,6 +429,7 @@ time.sleep(60)
     tool.communicate()
 
 
+@pytest.mark.long
 def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word, after a while: every thread of a program that checks itself."""
     monkeypatch.setattr(borrow, "TURNS", 20)

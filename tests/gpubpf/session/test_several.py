@@ -371,6 +371,7 @@ def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Progra
     assert summary["launches_instrumented"] == 36 and summary["lost"] == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("limit", [100, 1 << 16, 9 << 20, 20 << 20])
 def test_a_program_whose_files_must_be_small(
     built: Path, start: Callable[..., Program], limit: int, tmp_path: Path

@@ -50,6 +50,7 @@ def counts(rng: random.Random, grid: tuple[int, int, int], block: tuple[int, int
     return ThreadCounts(instance, shape, max(number(rng, 10**10), 1), runs, work, selected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", seeds(60))
 def test_a_generated_report(seed: int) -> None:
     rng = random.Random(seed)
