@@ -29,6 +29,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     if processes := summary.get("processes"):
         missed = "; missed: " + ", ".join(_reasons(processes["missed"]).values())
         lines.append(f"processes measured: {processes['measured']:,}{missed if processes['missed'] else ''}")
+        if processes["missed"].keys() - {"no CUDA driver"}:  # without a driver there are no launches
+            lines.append("  how many launches of theirs the tool did not see is unknown")
     if "overhead" in summary:
         lines.append(_overhead_line(summary["overhead"]))
     return [part for line in lines for part in table.wrap(line.lstrip(), len(line) - len(line.lstrip()))]

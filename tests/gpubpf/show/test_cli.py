@@ -426,7 +426,10 @@ def test_every_report_ends_with_what_was_not_seen():
         "graphs created before attaching: 3 launches; their kernels are unknown and not",
         "  counted",
         "processes measured: 2; missed: 7 (no CUDA driver), 1 (ended)",
+        "  how many launches of theirs the tool did not see is unknown",
     ]
+    told = cli.summary_lines(summary(processes={"measured": 2, "missed": {"no CUDA driver": 7}}))
+    assert told[1:] == ["processes measured: 2; missed: 7 (no CUDA driver)"]
     assert cli.summary_lines(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
     assert cli.summary_lines(summary(launches_seen=0)) == ["counted nothing"]
     nothing = summary(launches_matched=0, launches_instrumented=0)
