@@ -3,6 +3,7 @@
 
 benchmarks/attach.py                 results/attach.json, results/attach.md; about four minutes
 benchmarks/attach.py --only cost     this part anew, the others as they were measured last; under three minutes
+benchmarks/attach.py --only arrivals many programs that start at once while a tool watches the machine
 benchmarks/attach.py --only stress   200 attachments under load, 50 tools killed; some minutes, only when asked for
 """
 
@@ -140,6 +141,66 @@ def describe_first_launch(found: dict[str, Any]) -> list[str]:
             cells.append(f"{mean:.2f} ± {wide:.2f} (least {min(found[name][what]):.2f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+# --- many at once ---
+
+ARRIVALS = 50
+
+
+def processor_time(pid: int) -> float:
+    """Seconds of processor time of a process and of its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = 0
+    for one in [pid, *map(int, children)]:
+        found += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def arrivals(program: Path, rounds: int) -> dict[str, Any]:
+    """Start ARRIVALS programs at once while threadhist watches the machine: how many were measured, from their first launch, and the
+    seconds of processor time of the tool and its hold helper for each."""
+
+    def run(number: int) -> None:
+        started = [
+            subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            for _ in range(number)
+        ]
+        for one in started:
+            one.communicate(b"4 0\n", timeout=300)
+
+    found: dict[str, Any] = {"own": [], "measured": [], "missed": [], "launches": []}
+    for _ in range(rounds):
+        tool = subprocess.Popen(
+            [sys.executable, str(ROOT / "tools" / "threadhist.py"), "--device", "sim", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert tool.stderr is not None
+        for line in tool.stderr:
+            if "watching every process" in line:
+                break
+        run(1)  # fills the caches
+        before = processor_time(tool.pid)
+        run(ARRIVALS)
+        found["own"].append((processor_time(tool.pid) - before) / ARRIVALS)
+        tool.terminate()
+        summary = json.loads(tool.communicate(timeout=60)[0].splitlines()[-1])
+        found["measured"].append(summary["processes"]["measured"] - 1)
+        found["missed"].append(sum(summary["processes"]["missed"].values()))
+        found["launches"].append(summary["launches_seen"])
+    return found
+
+
+def describe_arrivals(found: dict[str, Any]) -> list[str]:
+    mean, wide = interval(found["own"])
+    programs = ARRIVALS * found["rounds"]
+    return [
+        f"{ARRIVALS} programs start at once while `threadhist` watches the machine, {found['rounds']} times. Of {programs},"
+        f" {sum(found['measured'])} were measured; {sum(found['missed'])} were counted as missed. The tool and its hold helper took"
+        f" {1000 * mean:.0f} ± {1000 * wide:.0f} ms of processor time for each.",
+    ]
 
 
 # --- what it costs ---
@@ -302,6 +363,7 @@ def describe(found: dict[str, Any]) -> str:
     lines = ["# Attaching to what runs", "", "The embedded device; 95 % confidence intervals."]
     for name, tell in (
         ("first_launch", describe_first_launch),
+        ("arrivals", describe_arrivals),
         ("cost", describe_cost),
         ("stress", describe_stress),
     ):
@@ -319,7 +381,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("first_launch", "cost", "stress"))
+    parser.add_argument("--only", choices=("first_launch", "arrivals", "cost", "stress"))
     parser.add_argument("--rounds", type=int, default=10, help="of each tool")
     parser.add_argument("--groups", type=int, default=24, help="of processes")
     args = parser.parse_args()
@@ -329,7 +391,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpubpf-attach-") as place:
         at = Path(place)
         program = built(at)
-        for name in [args.only] if args.only else ["first_launch", "cost"]:
+        for name in [args.only] if args.only else ["first_launch", "arrivals", "cost"]:
             state = {
                 "when": time.strftime("%Y-%m-%d"),
                 "machine": f"Linux {platform.release()}",
@@ -338,6 +400,8 @@ def main() -> int:
             }
             if name == "first_launch":
                 found[name] = {**state, "rounds": args.rounds, **first_launch(program, args.rounds)}
+            elif name == "arrivals":
+                found[name] = {**state, "rounds": args.rounds, **arrivals(program, args.rounds)}
             elif name == "cost":
                 found[name] = {**state, **cost(program, args.groups)}
             else:
