@@ -8,25 +8,29 @@ from pathlib import Path
 import pytest
 
 from hipsim_elf import code_objects
-from hipsim_engine import SOURCE, Engine, assemble, kernel, missing
+from hipsim_engine import GPUS, SOURCE, Engine, assemble, kernel, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 ROCRAND = Path("/usr/lib/x86_64-linux-gnu/librocrand.so.1")
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    started = Engine(tmp_path_factory.mktemp("isa"))
+@pytest.fixture(scope="module", params=GPUS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    started = Engine(tmp_path_factory.mktemp("isa"), gpu=request.param)
     yield started
     started.close()
 
 
-def test_table_is_what_llvm_knows() -> None:
-    done = subprocess.run(
-        ["python3", SOURCE / "generate.py", "gfx906"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == (SOURCE / "src" / "isa" / "gfx906.inc").read_text()
+def table(gpu: str) -> str:
+    return (SOURCE / "src" / "isa" / f"{gpu}.inc").read_text()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_table_is_what_llvm_knows(gpu: str) -> None:
+    command = ["python3", SOURCE / "generate.py", gpu]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == table(gpu)
 
 
 REGISTER = re.compile(r"\b[vs]\d+\b|\b[vs]\[\d+:\d+\]|\b(?:vcc|exec|m0|flat_scratch|ttmp)\w*")
@@ -43,7 +47,7 @@ def compare(engine: Engine, code: Path) -> int:
     for line in engine.lines(f"text {code}"):
         address, size, text = line.split(" ", 2)
         ours[int(address, 16)] = int(size), text
-    command = ["llvm-objdump-15", "-d", "--mcpu=gfx906", str(code)]
+    command = ["llvm-objdump-15", "-d", f"--mcpu={engine.gpu}", str(code)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     count = 0
     for text, address, words in re.findall(
@@ -84,13 +88,13 @@ def test_modifiers_and_literals(engine: Engine, tmp_path: Path) -> None:
     s_getreg_b32 s3, hwreg(HW_REG_MODE, 4, 4)
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 3
     """
-    assert compare(engine, assemble(kernel("forms", body), tmp_path)) >= 24
+    assert compare(engine, assemble(kernel("forms", body, gpu=engine.gpu), tmp_path, engine.gpu)) >= 24
 
 
 def test_code_of_rocrand(engine: Engine, tmp_path: Path) -> None:
     if not ROCRAND.exists():
         pytest.skip("librocrand is not installed (librocrand1)")
-    found = code_objects(ROCRAND, "gfx906")
+    found = code_objects(ROCRAND, engine.gpu)
     assert found
     total = 0
     for number, content in enumerate(found):
@@ -102,8 +106,9 @@ def test_code_of_rocrand(engine: Engine, tmp_path: Path) -> None:
 
 def test_every_instruction_is_known_or_named(engine: Engine) -> None:
     """What the engine executes exists, and what it does not execute is a list that is known."""
-    table = (SOURCE / "src" / "isa" / "gfx906.inc").read_text()
-    existing = set(re.findall(r'0x[0-9a-f]+, "(\w+)"', table))
+    if engine.gpu == "gfx90a":
+        pytest.skip("its instructions are not executed yet")
+    existing = set(re.findall(r'0x[0-9a-f]+, "(\w+)"', table(engine.gpu)))
     executed = set(engine.lines("names"))
     left_out = re.compile(
         r"buffer_(load|store)_format_\w+|ds_(append|consume|ordered_count)|ds_gws_sema_\w+|s_atc_probe\w*"

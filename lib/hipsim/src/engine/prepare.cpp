@@ -107,8 +107,9 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     op.address = address;
     isa::Instruction &i = op.i;
     if (!i.opcode) return "unknown instruction";
-    auto found = registry().find(i.opcode->name);
-    if (found == registry().end()) return "unsupported instruction";
+    const Registry &known = registry(i.set->family);
+    auto found = known.find(i.opcode->name);
+    if (found == known.end()) return "unsupported instruction";
     const Semantics &semantics = found->second;
     Format format = i.opcode->format;
     bool vector = format == Format::vop1 || format == Format::vop2 || format == Format::vopc ||

@@ -37,7 +37,7 @@ namespace avx2 {
 void add_vector(Registry &registry);
 }
 
-// All that the engine can execute, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
-const Registry &registry();
+// All that the engine can execute of a family, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
+const Registry &registry(isa::Family family);
 
 }  // namespace hipsim

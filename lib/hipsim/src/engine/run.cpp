@@ -469,6 +469,8 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
         result.fault = bad_launch(launch, text);
         return result;
     };
+    const isa::Set *set = isa::find_set(target.name);
+    if (!set) return refuse("the instructions of " + target.name + " are not known");
     uint64_t items = 1;
     Shape shape = {};
     shape.total = 1;
@@ -491,7 +493,7 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     if (descriptor.has(wave32)) return refuse("a kernel of 32 lanes; this GPU has 64");
     if (descriptor.mode() & mode_fp16_overflow) return refuse("FP16_OVFL is not supported");
 
-    auto program = Program::at(descriptor.entry, memory, result.fault);
+    auto program = Program::at(descriptor.entry, *set, memory, result.fault);
     if (!program) return result;
 
     Dispatch dispatch(launch, memory, target, services, descriptor, shape, program);

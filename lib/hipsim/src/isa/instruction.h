@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 
 namespace hipsim::isa {
 
@@ -41,7 +43,23 @@ struct Opcode {
     unsigned width(char field) const;
 };
 
-// Operands as the ISA numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
+// GPUs of one family encode their instructions alike; they differ in which opcodes exist.
+enum class Family : uint8_t { gfx9 };
+
+// The instruction set of one GPU.
+struct Set {
+    const char *gpu;  // as LLVM calls the processor
+    Family family;
+    std::span<const Opcode> opcodes;
+
+    // The row of the table; null: there is no such opcode.
+    const Opcode *find(Format format, unsigned number) const;
+};
+
+// Null: its instructions are not known.
+const Set *find_set(std::string_view gpu);
+
+// Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
 // 256–511 VGPRs.
 enum Operand : uint16_t {
     flat_scratch = 102,
@@ -69,6 +87,7 @@ enum Operand : uint16_t {
 };
 
 struct Instruction {
+    const Set *set = nullptr;
     const Opcode *opcode = nullptr;  // null: unknown
     uint32_t words[2] = {};
     uint32_t literal = 0;
@@ -101,7 +120,7 @@ struct Instruction {
 };
 
 // Decodes the instruction at `code`, of which `bytes` may be read.
-Instruction decode(const uint32_t *code, uint64_t bytes);
+Instruction decode(const Set &set, const uint32_t *code, uint64_t bytes);
 
 // Assembler text, close to llvm's. `address` serves for the targets of branches.
 std::string text(const Instruction &instruction);
