@@ -16,8 +16,8 @@ const Opcode gfx90a[] = {
 };
 
 const Set sets[] = {
-    {"gfx906", Family::gfx9, gfx906},
-    {"gfx90a", Family::gfx9, gfx90a},
+    {"gfx906", Family::gfx9, false, gfx906},
+    {"gfx90a", Family::gfx9, true, gfx90a},
 };
 
 constexpr unsigned most_opcodes = 1024;  // of one format
@@ -52,7 +52,7 @@ const Set *find_set(std::string_view gpu) {
 
 unsigned Opcode::width(char field) const {
     for (const char *p = operands; *p; p += 2) {
-        if ((*p & ~0x20) != field) continue;  // a small letter is the same field
+        if ((*p & ~0x20) != field) continue;  // small letters name the same fields
         if (p[1] == 'w') return 32;
         unsigned width = p[1] <= '9' ? p[1] - '0' : p[1] - 'a' + 10;
         return width || field == 'I' ? width : 16;

@@ -21,6 +21,7 @@ enum class Format : uint8_t {
     vopc,
     vop3,
     vop3p,
+    mai,  // matrix products and moves of AGPRs, encoded as VOP3P
     ds,
     flat,
     scratch,
@@ -50,6 +51,9 @@ enum class Family : uint8_t { gfx9 };
 struct Set {
     const char *gpu;  // as LLVM calls the processor
     Family family;
+    // 512 registers, of which some are AGPRs; operands of several registers begin at an even one; the three work-item
+    // IDs are in one register; dot products of halves have no denormals.
+    bool cdna2;
     std::span<const Opcode> opcodes;
 
     // The row of the table; null: there is no such opcode.
@@ -60,7 +64,7 @@ struct Set {
 const Set *find_set(std::string_view gpu);
 
 // Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
-// 256–511 VGPRs.
+// 256–511 VGPRs. AGPRs, which have the numbers of VGPRs and a bit elsewhere, follow.
 enum Operand : uint16_t {
     flat_scratch = 102,
     xnack_mask = 104,
@@ -84,6 +88,7 @@ enum Operand : uint16_t {
     lds_direct = 254,
     literal = 255,
     vgpr0 = 256,
+    agpr0 = 512,
 };
 
 struct Instruction {
@@ -110,8 +115,11 @@ struct Instruction {
     uint8_t row_mask = 15, bank_mask = 15;
     bool bound_ctrl = false;
 
-    // Memory: vaddr and so on are VGPR numbers (SMEM: operands).
-    uint8_t addr = 0, data[2] = {}, vdst = 0;
+    // MAI: blocks of A and lanes of B that take the place of others
+    uint8_t cbsz = 0, abid = 0, blgp = 0;
+
+    // Memory: vaddr and so on are VGPR numbers (SMEM: operands); 256 and more are AGPRs.
+    uint16_t addr = 0, data[2] = {}, vdst = 0;
     uint8_t saddr = 0;  // 0x7f: none
     uint8_t srsrc = 0, soffset = 0;
     int32_t offset = 0;
