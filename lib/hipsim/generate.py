@@ -85,7 +85,9 @@ def gfx9_probes() -> Iterator[Probe]:
         yield Probe("vop3", op, (0x34 << 26 | op << 16 | 10, 0x114), {"v10": "D", "s10": "D", "v20": "A"})
         yield Probe("vop3", op, (0x34 << 26 | op << 16, 0), {})
     for op in range(0x80):
-        name = "mai" if op >= 0x40 else "vop3p"  # both are VOP3P; the fields of matrix products have other meanings
+        name = (
+            "mai" if op >= 0x40 else "vop3p"
+        )  # both are VOP3P; the fields of matrix products have other meanings
         fields = {"v10": "D", "v20": "A", "v40": "B", "v60": "C"}
         for last in (1, 0):
             first = 0x1A7 << 23 | op << 16 | last << 14 | 10

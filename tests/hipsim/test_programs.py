@@ -129,10 +129,14 @@ def test_rocprim(gpu: str) -> None:
     assert output("algorithms", gpu=gpu).split() == ["pairs", "merges", "segments", "runs", "histogram"]
 
 
-@pytest.mark.parametrize("setting", ["plain", "hostile"])
-def test_rocsparse(setting: str) -> None:
+RUNS = [pytest.param(GPUS[0], setting) for setting in ("plain", "hostile")]
+RUNS += [pytest.param("gfx90a", "plain", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("gpu", "setting"), RUNS)
+def test_rocsparse(gpu: str, setting: str) -> None:
     library("rocsparse")
-    done = output("sparse", options=("-lrocsparse",), **SETTINGS[setting])
+    done = output("sparse", options=("-lrocsparse",), gpu=gpu, **SETTINGS[setting])
     assert done.split() == ["product", "transposed", "solution", "factors"]
 
 
