@@ -947,8 +947,8 @@ def cdna2_cases() -> None:
     add("v_pk_fmac_f16", "u32 u32 u32", "pair_f16", text=moved + "v_pk_fmac_f16 v10, v4, v6", **only,
         reference=lambda a, b, c: (fused(F16, a & 0xFFFF, b & 0xFFFF, c & 0xFFFF), fused(F16, a >> 16, b >> 16, c >> 16)))  # fmt: skip
     add("accvgpr", "u32 u32", "u64", lambda a, b: a | b << 32, **only,
-        text="v_accvgpr_write_b32 a3, v4\n v_accvgpr_write_b32 a200, v6\n v_accvgpr_mov_b32 a4, a3\n"
-        " v_accvgpr_read_b32 v10, a4\n v_accvgpr_read_b32 v11, a200")  # fmt: skip
+        text="v_accvgpr_write_b32 a3, v4\n v_accvgpr_write_b32 a63, v6\n v_accvgpr_mov_b32 a4, a3\n"
+        " v_accvgpr_read_b32 v10, a4\n v_accvgpr_read_b32 v11, a63")  # fmt: skip
     add("accvgpr exec", "u32", "wave", lambda a: [a[i] if i < 32 else 7 for i in range(64)], **only,
         text="v_accvgpr_write_b32 a3, 7\n s_mov_b32 exec_hi, 0\n v_accvgpr_write_b32 a3, v4\n s_mov_b32 exec_hi, -1\n"
         " v_accvgpr_read_b32 v10, a3")  # fmt: skip

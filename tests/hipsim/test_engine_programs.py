@@ -75,6 +75,13 @@ FLOAT_ATOMICS: dict[str, tuple[str, str, Callable[[float, float], float]]] = {
 }
 
 
+# A descriptor that gives its kernel scratch: s[0:3], s[4:5] for the kernarg segment, s[6:7], and the wave's offset behind them.
+OWN_SCRATCH = """    .amdhsa_user_sgpr_private_segment_buffer 1
+    .amdhsa_user_sgpr_kernarg_segment_ptr 1
+    .amdhsa_user_sgpr_flat_scratch_init 1
+    .amdhsa_system_sgpr_private_segment_wavefront_offset 1"""
+
+
 def cdna2_kernels() -> dict[str, str]:
     """Give the texts of kernels for gfx90a alone: data in AGPRs, atomics of floats, packed work-item IDs."""
     made: dict[str, str] = {}
@@ -104,6 +111,49 @@ def cdna2_kernels() -> dict[str, str]:
             made[f"float_{space}_{name}"] = kernel(
                 f"float_{space}_{name}", start + text + store, lds=512, gpu="gfx90a"
             )
+    # 16 bytes of each lane through AGPRs and through each kind of memory: a → LDS → scratch → b, and by two ways on.
+    made["agpr_memory"] = kernel("agpr_memory", """
+    s_add_u32 flat_scratch_lo, s6, s9
+    s_addc_u32 flat_scratch_hi, s7, 0
+    s_add_u32 s0, s0, s9
+    s_addc_u32 s1, s1, 0
+    s_load_dwordx4 s[8:11], s[4:5], 0x0
+    s_load_dwordx2 s[12:13], s[4:5], 0x10
+    v_lshlrev_b32 v2, 4, v0
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32 v7, s9
+    v_add_co_u32 v6, vcc, s8, v2
+    v_addc_co_u32 v7, vcc, 0, v7, vcc
+    flat_load_dwordx4 a[0:3], v[6:7]
+    s_waitcnt 0
+    ds_write2_b64 v2, a[0:1], a[2:3] offset1:1
+    s_waitcnt lgkmcnt(0)
+    ds_read2_b32 a[4:5], v2 offset1:2
+    ds_read_b32 a6, v2 offset:4
+    ds_read_u16 a7, v2 offset:12
+    ds_read_u16_d16_hi a7, v2 offset:14
+    s_waitcnt lgkmcnt(0)
+    buffer_store_dword a4, off, s[0:3], 0 offset:4
+    v_mov_b32 v9, 8
+    scratch_store_dwordx2 v9, a[6:7], off
+    buffer_load_dword a11, off, s[0:3], 0 offset:4
+    scratch_load_dwordx2 a[8:9], v9, off
+    s_waitcnt vmcnt(0)
+    v_accvgpr_mov_b32 a10, a5
+    global_store_dwordx4 v2, a[8:11], s[10:11]
+    v_mov_b32 v7, s13
+    v_add_co_u32 v6, vcc, s12, v2
+    v_addc_co_u32 v7, vcc, 0, v7, vcc
+    flat_store_short v[6:7], a10
+    flat_store_byte_d16_hi v[6:7], a10 offset:2
+    s_mov_b64 s[16:17], s[12:13]
+    s_movk_i32 s18, 0x400
+    s_mov_b32 s19, 0x27000
+    buffer_store_dwordx3 a[8:10], v2, s[16:19], 0 offen offset:4
+""", lds=1024, scratch=64, gpu="gfx90a").replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", OWN_SCRATCH)  # fmt: skip
+    made["split"] = kernel("split", "s_nop 0\n", lds=1024, gpu="gfx90a").replace(
+        "    .amdhsa_acc", "    .amdhsa_tg_split 1\n    .amdhsa_acc"
+    )
     made["packed_ids"] = kernel("packed_ids", BEGIN + """
     v_and_b32 v2, 0x3ff, v0
     v_bfe_u32 v3, v0, 10, 10
@@ -429,10 +479,7 @@ def scratch_kernel(gpu: str) -> str:
     v_mov_b32 v6, v10
     v_mov_b32 v7, v8
     global_store_dwordx4 v1, v[4:7], s[12:13]
-""", scratch=64, gpu=gpu).replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", """    .amdhsa_user_sgpr_private_segment_buffer 1
-    .amdhsa_user_sgpr_kernarg_segment_ptr 1
-    .amdhsa_user_sgpr_flat_scratch_init 1
-    .amdhsa_system_sgpr_private_segment_wavefront_offset 1""")  # fmt: skip
+""", scratch=64, gpu=gpu).replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", OWN_SCRATCH)  # fmt: skip
 
 
 @pytest.fixture(
@@ -464,13 +511,11 @@ def cdna2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     started.close()
 
 
-@pytest.mark.parametrize("space", ["global", "buffer", "flat", "lds"])
-@pytest.mark.parametrize("name", FLOAT_ATOMICS)
-def test_atomics_of_floats(cdna2: Engine, name: str, space: str) -> None:
+@pytest.mark.parametrize("which", [name for name in cdna2_kernels() if name.startswith("float_")])
+def test_atomics_of_floats(cdna2: Engine, which: str) -> None:
     """Each lane has 8 bytes of its own; sums of the numbers here are exact, so only denormals need a rule."""
+    _, space, name = which.split("_", 2)
     _, kind, new = FLOAT_ATOMICS[name]
-    if f"float_{space}_{name}" not in cdna2_kernels():
-        pytest.skip(f"gfx90a has no {name} there")
     numpy_kind = {"f64": np.float64, "f32": np.float32, "f16": np.float16}[kind]
     generator = np.random.default_rng(5)
     old, data = (
@@ -484,7 +529,7 @@ def test_atomics_of_floats(cdna2: Engine, name: str, space: str) -> None:
     old[2 * of_lane], data[2 * of_lane] = np.inf, 1
     for buffer, content in (("a", old), ("b", data), ("c", np.zeros_like(old))):
         cdna2.put(buffer, content)
-    run(cdna2, f"float_{space}_{name}", "a", "b", "c")
+    run(cdna2, which, "a", "b", "c")
     changed = 2 if kind == "f16" else 1  # numbers of a lane that are changed
     wanted = old.copy()
     for n in range(len(old)):
@@ -498,6 +543,27 @@ def test_atomics_of_floats(cdna2: Engine, name: str, space: str) -> None:
     assert list(cdna2.get("a", numpy_kind)) == list(wanted)
     returned = [old[n] if n % of_lane < changed else 0 for n in range(len(old))]
     assert list(cdna2.get("c", numpy_kind)) == returned
+
+
+def test_memory_of_agprs(cdna2: Engine) -> None:
+    words = np.random.default_rng(6).integers(0, 1 << 32, 256, dtype=np.uint32)
+    for name, content in (
+        ("a", words),
+        ("b", np.zeros(256, dtype=np.uint32)),
+        ("c", np.zeros(256, dtype=np.uint32)),
+    ):
+        cdna2.put(name, content)
+    run(cdna2, "agpr_memory", "a", "b", "c")
+    lanes = words.reshape(64, 4)
+    assert (cdna2.get("b", np.uint32).reshape(64, 4) == lanes[:, [1, 3, 2, 0]]).all()
+    got = cdna2.get("c", np.uint32).reshape(64, 4)
+    assert (got[:, 1:] == lanes[:, [1, 3, 2]]).all()
+    assert (got[:, 0] == lanes[:, 2] & 0xFFFFFF).all()
+
+
+def test_no_lds_where_workgroups_are_split(cdna2: Engine) -> None:
+    fault = cdna2.run("split", (), (64, 1, 1), (64, 1, 1)).fault
+    assert fault is not None and "LDS in threadgroup split mode" in fault
 
 
 def test_packed_work_item_ids(cdna2: Engine) -> None:

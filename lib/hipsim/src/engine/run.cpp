@@ -40,6 +40,7 @@ struct Descriptor {
     // Of CDNA2, with the AGPRs, which begin at accumulator_offset().
     unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 ? 8 : 4); }
     unsigned accumulator_offset() const { return ((resources3 & 63) + 1) * 4; }
+    bool splits_groups() const { return resources3 >> 16 & 1; }  // over compute units, which have an LDS each
     unsigned work_item_dimensions() const { return resources2 >> 11 & 3; }
     // Rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL, where MODE has them.
     uint32_t mode() const {
@@ -506,6 +507,7 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     uint32_t lds = std::max(launch.group_bytes, descriptor.group_bytes);
     if (lds > target.group_bytes_per_unit) return refuse("more LDS than a compute unit has");
     shape.lds_bytes = (lds + 511) & ~511u;
+    if (set->cdna2 && lds && descriptor.splits_groups()) return refuse("LDS in threadgroup split mode");
     if (shape.private_bytes > 1u << 21) return refuse("more scratch than a work-item can have");
     if (descriptor.has(wave32)) return refuse("a kernel of 32 lanes; this GPU has 64");
     if (descriptor.mode() & mode_fp16_overflow) return refuse("FP16_OVFL is not supported");
