@@ -255,7 +255,7 @@ CONSTANTS = {"1.0": 0x3F800000, "-4.0": 0xC010000000000000, "3": 3, "-16": -16 &
 
 
 @pytest.mark.parametrize(
-    "name", [n if i % 3 == 0 else pytest.param(n, marks=pytest.mark.long) for i, n in enumerate(CASES)]
+    "name", [n if i % 5 == 0 else pytest.param(n, marks=pytest.mark.long) for i, n in enumerate(CASES)]
 )
 def test_matrix_product(engine: Engine, name: str) -> None:
     case = CASES[name]
@@ -311,6 +311,8 @@ REFUSED = {
     "v_mfma_f32_16x16x4f32 v[8:11], v1, v2, v[8:11] cbsz:1": "cbsz or abid",
     "v_mfma_f32_32x32x1f32 a[0:31], v1, v2, a[0:31] cbsz:1 abid:2": "cbsz or abid",
     "v_mfma_f64_4x4x4f64 v[8:9], v[2:3], v[4:5], v[8:9] blgp:1": "blgp",
+    "v_mfma_f32_32x32x2f32 v[0:15], v1, v20, v[0:15]": "D that overlaps another operand",
+    "v_mfma_f64_16x16x4f64 v[0:7], v[10:11], v[6:7], 0": "D that overlaps another operand",
     "v_pk_add_f32 v[2:3], v[4:5], 1.0": "the high word of a constant",
     "v_pk_add_f32 v[2:3], v[4:5], v[6:7] clamp": "clamp",
     "v_pk_mov_b32 v[2:3], v[4:5], v[6:7] op_sel_hi:[0,0]": "op_sel_hi",

@@ -1,8 +1,8 @@
 // Matrix products of CDNA2: D = A × B + C for one block or several, with all 64 lanes whatever EXEC says.
 //
 // AMD documents where each element is (the "AMD Matrix Instruction Calculator"), and that products of halves and of bf16
-// have no denormals on MI200. The order of the sums and their rounding are those that were measured on an MI200 by
-// "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv 2511.10909): f32 and f64 are a chain of
+// have no denormals on MI200. The order of the sums and their rounding are those that the authors of "MMA-Sim" (arXiv
+// 2511.10909; github.com/microsoft/MMA-Sim) found by comparing with hardware: f32 and f64 are a chain of
 // fused multiplications and additions in the order of k; halves and bf16 are multiplied, added in pairs, and the sum of two
 // or four products is added to C, each step rounded to single precision, to the nearest even.
 

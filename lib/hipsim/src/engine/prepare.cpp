@@ -93,6 +93,15 @@ std::string bad_dpp(const isa::Instruction &i) {
     return known && (broadcast || !wide) ? "" : "DPP control";
 }
 
+// The hardware writes parts of a large result before it has read all sources. Only C may be in the same place.
+bool overwrites_sources(const isa::Instruction &i) {
+    unsigned width = i.opcode->width('D');
+    auto overlap = [&](unsigned n, char field) {
+        return i.src[n] < i.dst + width && i.dst < i.src[n] + i.opcode->width(field);
+    };
+    return width > 4 && (overlap(0, 'A') || overlap(1, 'B') || (i.src[2] != i.dst && overlap(2, 'C')));
+}
+
 // What is special about some instructions of CDNA2.
 std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
     auto constant = [&](unsigned n) { return is_constant(i.src[n]); };
@@ -101,6 +110,7 @@ std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
         if (i.src[2] < isa::vgpr0 && (!constant(2) || i.src[2] == isa::literal)) return "an SGPR as C";
         if ((1u << i.cbsz) > semantics.blocks || i.abid >= 1u << i.cbsz) return "cbsz or abid";
         if (i.blgp && semantics.dst == Type::f64) return "blgp";
+        if (overwrites_sources(i)) return "D that overlaps another operand";
         return "";
     }
     for (const char *p = i.opcode->operands; *p; p += 2)
