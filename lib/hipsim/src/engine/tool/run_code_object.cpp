@@ -15,6 +15,7 @@
 #include "engine/registry.h"
 #include "isa/instruction.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -201,7 +202,7 @@ class Tool {
         launch.kernel_object = uint64_t(code_->image->at) + code_->symbols[kernel + ".kd"];
         // The kernarg segment and, behind it, the packet.
         Mapping segment(arguments_.size() + 4096);
-        std::memcpy(segment.at, arguments_.data(), arguments_.size());
+        std::copy(arguments_.begin(), arguments_.end(), segment.at);
         arguments_.clear();
         uint8_t *packet = segment.at + segment.bytes - 64;
         for (unsigned d = 0; d < 3; ++d) {
