@@ -11,6 +11,7 @@ import numpy as np
 
 SOURCE = Path(__file__).resolve().parent.parent / "lib" / "hipsim"
 TOOL = SOURCE / "build" / "run_code_object"
+GPUS = ("gfx906", "gfx90a")
 
 
 def missing() -> str | None:
@@ -42,7 +43,11 @@ def assemble(text: str, place: Path, gpu: str = "gfx906") -> Path:
     return linked
 
 
-def kernel(name: str, body: str, lds: int = 0, scratch: int = 0) -> str:
+# What a kernel descriptor must say on some GPUs only: there, AGPRs begin behind 64 VGPRs.
+DIRECTIVES = {"gfx90a": ".amdhsa_accum_offset 64"}
+
+
+def kernel(name: str, body: str, lds: int = 0, scratch: int = 0, gpu: str = GPUS[0]) -> str:
     """Give the text of a kernel: s[0:1] is its kernarg segment, s2 its workgroup, v0 its work-item."""
     return f"""
 .text
@@ -59,7 +64,8 @@ def kernel(name: str, body: str, lds: int = 0, scratch: int = 0) -> str:
     .amdhsa_system_sgpr_workgroup_id_x 1
     .amdhsa_group_segment_fixed_size {lds}
     .amdhsa_private_segment_fixed_size {scratch}
-    .amdhsa_next_free_vgpr 64
+    .amdhsa_next_free_vgpr {128 if gpu in DIRECTIVES else 64}
+    {DIRECTIVES.get(gpu, "")}
     .amdhsa_next_free_sgpr 96
     .amdhsa_ieee_mode 1
     .amdhsa_dx10_clamp 1
@@ -82,13 +88,15 @@ class Outcome:
 class Engine:
     """A run_code_object process."""
 
-    def __init__(self, place: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, place: Path, environment: dict[str, str] | None = None, gpu: str = GPUS[0]) -> None:
         build()
         self.place = place
         self.process = subprocess.Popen(
             [TOOL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.buffers: set[str] = set()
+        self.gpu = gpu
+        self.send(f"gpu {gpu}")
 
     def close(self) -> None:
         """End the process."""

@@ -1,10 +1,11 @@
 """Make the table of encodings of a GPU's instruction set, by asking llvm-mc what each opcode of each format means.
 
-    python3 generate.py gfx906 > src/isa/gfx906.inc
+    python3 generate.py gfx90a > src/isa/gfx90a.inc
 
 Each row names one opcode: its format, its number, its name without LLVM's suffix for the encoding (`_e32`), its operands
 in the order in which they are written, and whether SDWA and DPP forms exist. An operand is a letter for the field and a
-hexadecimal digit for the number of 32-bit registers (0 stands for 16):
+hexadecimal digit for the number of 32-bit registers (0 stands for 16, w for 32). A small letter is a field that always
+names an AGPR:
 
     D  vdst, sdst or sdata     A  src0, addr or sbase      R  srsrc        I  simm16
     S  the second sdst of VOP3 B  src1, data0 or vdata     O  soffset      V  VCC, implied
@@ -32,8 +33,8 @@ class Probe:
     variant: str = ""  # "sdwa", "dpp"
 
 
-def probes() -> Iterator[Probe]:
-    """Give every opcode number of every format, with the operands that may make it valid."""
+def gfx9_probes() -> Iterator[Probe]:
+    """Give every opcode number of every format of GFX9, with the operands that may make it valid."""
     for op in range(0x80 - 0x20):  # the last 32 are SOPK, SOP1, SOPC and SOPP
         yield Probe(
             "sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"}
@@ -84,11 +85,15 @@ def probes() -> Iterator[Probe]:
         yield Probe("vop3", op, (0x34 << 26 | op << 16 | 10, 0x114), {"v10": "D", "s10": "D", "v20": "A"})
         yield Probe("vop3", op, (0x34 << 26 | op << 16, 0), {})
     for op in range(0x80):
+        name = (
+            "mai" if op >= 0x40 else "vop3p"
+        )  # both are VOP3P; the fields of matrix products have other meanings
         fields = {"v10": "D", "v20": "A", "v40": "B", "v60": "C"}
         for last in (1, 0):
             first = 0x1A7 << 23 | op << 16 | last << 14 | 10
-            second = 3 << 27 | last * (0x100 | 60) << 18 | (0x100 | 40) << 9 | 0x114
-            yield Probe("vop3p", op, (first, second), fields)
+            second = last * (0x100 | 60) << 18 | (0x100 | 40) << 9 | 0x114
+            yield Probe(name, op, (first, second), fields)
+        yield Probe(name, op, (0x1A7 << 23 | op << 16 | 10, 0x114), fields)
     fields = {"v10": "A", "v20": "B", "v40": "C", "v60": "D"}
     for op in range(0x100):
         for gds in (0, 1):
@@ -114,6 +119,9 @@ def probes() -> Iterator[Probe]:
             first = 0x38 << 26 | op << 18 | glc << 14 | 1 << 12
             yield Probe("mubuf", op, (first, 70 << 24 | 10 << 16 | 20 << 8 | 10), fields)
         yield Probe("mubuf", op, (0x38 << 26 | op << 18, 0), {})
+
+
+FAMILIES = {"gfx906": gfx9_probes, "gfx90a": gfx9_probes}
 
 
 def disassemble(gpu: str, found: list[Probe]) -> list[str | None]:
@@ -156,13 +164,16 @@ def row(probe: Probe, text: str) -> tuple[str, str] | None:
     operands = ""
     for operand in rest.split(","):
         operand = operand.split()[0] if operand.split() else ""
-        match = re.fullmatch(r"([vs])(?:(\d+)|\[(\d+):(\d+)\])", operand)
+        match = re.fullmatch(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])", operand)
         if match:
             first = int(match[2] or match[3])
             count = int(match[4]) - first + 1 if match[4] else 1
-            if match[1] + str(first) not in probe.fields:
+            field = probe.fields.get(match[1].replace("a", "v") + str(first))
+            if field is None:
                 return None
-            operands += probe.fields[match[1] + str(first)] + f"{count % 16:x}"
+            operands += (field.lower() if match[1] == "a" else field) + (
+                "w" if count == 32 else f"{count % 16:x}"
+            )
         elif operand == "vcc":
             operands += "V2"
         elif operand == "0x89ab":
@@ -174,7 +185,7 @@ def row(probe: Probe, text: str) -> tuple[str, str] | None:
 
 def table(gpu: str) -> list[str]:
     """Give the rows, as C++ initializers."""
-    found = list(probes())
+    found = list(FAMILIES[gpu]())
     rows: dict[tuple[str, int], tuple[str, str]] = {}
     variants: dict[tuple[str, int], set[str]] = {}
     for probe, text in zip(found, disassemble(gpu, found), strict=True):
@@ -201,8 +212,8 @@ def table(gpu: str) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Print the table of one GPU."""
-    if len(arguments) != 1:
-        print("usage: generate.py GPU", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in FAMILIES:
+        print(f"usage: generate.py {'|'.join(FAMILIES)}", file=sys.stderr)
         return 2
     print(f"// Made by generate.py {arguments[0]} from what llvm-mc knows; do not edit.\n")
     print("\n".join(table(arguments[0])))

@@ -71,7 +71,10 @@ int main() {
     puts("errors");
 
     const char *reversed = "reversed<double, 128>";
-    Compiled good(SOURCE, {"--gpu-architecture=gfx906", "-DSCALE=3.0f"}, {reversed, "votes", "&counter"});
+    hipDeviceProp_t properties;
+    OK(hipGetDeviceProperties(&properties, 0));
+    std::string target = properties.gcnArchName, option = "--gpu-architecture=" + target.substr(0, target.find(':'));
+    Compiled good(SOURCE, {option.c_str(), "-DSCALE=3.0f"}, {reversed, "votes", "&counter"});
     if (good.result != HIPRTC_SUCCESS) fputs(good.log().c_str(), stderr);
     CHECK(good.result == HIPRTC_SUCCESS);
     std::vector<char> code = good.code();

@@ -65,7 +65,8 @@ int main() {
 
     hipDeviceProp_t properties;
     OK(hipGetDeviceProperties(&properties, 0));
-    CHECK(std::string(properties.name) == "hipsim: gfx906 in software, no GPU");
+    std::string target = properties.gcnArchName;
+    CHECK(properties.name == "hipsim: " + target.substr(0, target.find(':')) + " in software, no GPU");
     CHECK(properties.warpSize == 64 && properties.multiProcessorCount == 8 &&
           properties.maxThreadsPerBlock == 1024);
     printf("%s\n", properties.gcnArchName);

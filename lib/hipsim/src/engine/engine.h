@@ -49,7 +49,7 @@ class Services {
 };
 
 struct Target {
-    std::string name = "gfx906";
+    std::string name = "gfx906";  // chooses the instruction set
     uint32_t compute_units = 60;
     uint32_t waves_per_unit = 40;
     uint32_t group_bytes_per_unit = 65536;

@@ -79,7 +79,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             if (address < begin || address >= end) memory_->range(address, &begin, &end, &may_write);
             isa::Instruction i;
             if (address % 4 == 0 && address >= begin && address < end)
-                i = isa::decode(reinterpret_cast<const uint32_t *>(host(address)), end - address);
+                i = isa::decode(*set_, reinterpret_cast<const uint32_t *>(host(address)), end - address);
             else i.size = 0;
             Op probe;
             std::string why = i.size ? prepare(i, address, probe) : "no code";
@@ -174,22 +174,24 @@ const Op *Program::find(uint64_t address, std::string &why) {
     return ops_.at(address);
 }
 
-std::shared_ptr<Program> Program::at(uint64_t entry, Memory &memory, Fault &fault) {
+std::shared_ptr<Program> Program::at(uint64_t entry, const isa::Set &set, Memory &memory, Fault &fault) {
     constexpr std::size_t most = 1024;  // kernels that stay predecoded
     static auto *mutex = new std::mutex;
-    static auto *cache = new std::unordered_map<uint64_t, std::shared_ptr<Program>>;
+    using Key = std::pair<const isa::Set *, uint64_t>;
+    static auto *cache = new std::map<Key, std::shared_ptr<Program>>;
     std::lock_guard lock(*mutex);
-    auto known = cache->find(entry);
+    auto known = cache->find(Key(&set, entry));
     if (known != cache->end()) {
         std::lock_guard of_program(known->second->mutex_);
         if (known->second->memory_ == &memory && known->second->unchanged(memory)) return known->second;
     }
     auto program = std::make_shared<Program>();
+    program->set_ = &set;
     program->memory_ = &memory;
     if (!program->decode_from(entry, fault)) return nullptr;
     program->entry_ = program->ops_.at(entry);
     if (cache->size() >= most) cache->clear();
-    (*cache)[entry] = program;
+    (*cache)[Key(&set, entry)] = program;
     return program;
 }
 

@@ -16,7 +16,7 @@ class Program {
   public:
     // The code that starts at `entry`, predecoded or from the cache; null with a fault if it contains an instruction
     // that the engine cannot execute. The code is compared with the cached one word by word.
-    static std::shared_ptr<Program> at(uint64_t entry, Memory &memory, Fault &fault);
+    static std::shared_ptr<Program> at(uint64_t entry, const isa::Set &set, Memory &memory, Fault &fault);
 
     const Op *entry() const { return entry_; }
     // The instruction at an address, which is decoded with all that can be reached from it; null with a reason.
@@ -31,6 +31,7 @@ class Program {
     bool decode_from(uint64_t address, Fault &fault);
     bool unchanged(Memory &memory) const;
 
+    const isa::Set *set_ = nullptr;
     Memory *memory_ = nullptr;
     const Op *entry_ = nullptr;
     std::mutex mutex_;  // of what follows

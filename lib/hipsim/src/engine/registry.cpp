@@ -12,7 +12,8 @@ const char *intern(const std::string &name) {
     return names->emplace_back(name).c_str();
 }
 
-const Registry &registry() {
+// All families share what has the same name; GFX9 is the only one yet.
+const Registry &registry(isa::Family) {
     static const Registry *all = [] {
         auto *made = new Registry;
         add_scalar(*made);

@@ -11,7 +11,7 @@
 namespace hipsim {
 
 // How constants and modifiers of an operand are to be read.
-enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, packed_f16 };
+enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, packed_f16, packed_f32 };
 
 struct Semantics {
     Handler run = nullptr;
@@ -20,6 +20,7 @@ struct Semantics {
     Type src[3] = {};
     bool accumulates = false;      // the third source is the destination
     bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register alone
+    uint8_t blocks = 0;            // of a matrix product
 };
 
 using Registry = std::unordered_map<std::string_view, Semantics>;
@@ -37,7 +38,7 @@ namespace avx2 {
 void add_vector(Registry &registry);
 }
 
-// All that the engine can execute, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
-const Registry &registry();
+// All that the engine can execute of a family, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
+const Registry &registry(isa::Family family);
 
 }  // namespace hipsim

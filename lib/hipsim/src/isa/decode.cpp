@@ -1,265 +1,70 @@
-// From words to fields; which opcodes exist is in the generated table.
+// The instruction sets, and their tables that generate.py makes.
 
-#include "isa/instruction.h"
+#include "isa/families.h"
 
 #include <array>
-#include <cstring>
+#include <iterator>
 
 namespace hipsim::isa {
 namespace {
 
-const Opcode opcodes[] = {
+const Opcode gfx906[] = {
 #include "isa/gfx906.inc"
+};
+const Opcode gfx90a[] = {
+#include "isa/gfx90a.inc"
+};
+
+const Set sets[] = {
+    {"gfx906", Family::gfx9, false, gfx906},
+    {"gfx90a", Family::gfx9, true, gfx90a},
 };
 
 constexpr unsigned most_opcodes = 1024;  // of one format
 
+// The rows of a set by format and number.
 struct Index {
     std::array<std::array<const Opcode *, most_opcodes>, unsigned(Format::unknown)> of = {};
-    Index() {
-        for (const Opcode &row : opcodes) of[unsigned(row.format)][row.number] = &row;
+    void fill(const Set &set) {
+        for (const Opcode &row : set.opcodes) of[unsigned(row.format)][row.number] = &row;
     }
 };
 
-const Opcode *find(Format format, unsigned number) {
-    static const Index index;
-    return index.of[unsigned(format)][number];
-}
-
-constexpr uint32_t bits(uint32_t word, unsigned high, unsigned low) {
-    return word >> low & ((uint64_t{2} << (high - low)) - 1);
-}
-
-constexpr int32_t signed_bits(uint32_t word, unsigned high, unsigned low) {
-    return int32_t(word << (31 - high)) >> (31 - high + low);
-}
-
-// The second word of VOP1, VOP2 and VOPC with SDWA.
-void decode_sdwa(Instruction &i, uint32_t word) {
-    i.variant = sdwa;
-    i.src[0] = bits(word, 7, 0) + (bits(word, 23, 23) ? 0 : vgpr0);
-    i.sel[0] = bits(word, 18, 16);
-    i.sel[1] = bits(word, 26, 24);
-    i.sext = bits(word, 19, 19) | bits(word, 27, 27) << 1;
-    i.neg = bits(word, 20, 20) | bits(word, 28, 28) << 1;
-    i.abs = bits(word, 21, 21) | bits(word, 29, 29) << 1;
-    if (bits(word, 31, 31)) i.src[1] -= vgpr0;  // an SGPR
-    if (i.opcode->format == Format::vopc) {
-        i.dst = bits(word, 15, 15) ? bits(word, 14, 8) : uint32_t{vcc};
-    } else {
-        i.dst_sel = bits(word, 10, 8);
-        i.dst_unused = bits(word, 12, 11);
-        i.clamp = bits(word, 13, 13);
-        i.omod = bits(word, 15, 14);
+struct Indices {
+    std::array<Index, std::size(sets)> of;
+    Indices() {
+        for (std::size_t n = 0; n < of.size(); ++n) of[n].fill(sets[n]);
     }
-}
-
-void decode_dpp(Instruction &i, uint32_t word) {
-    i.variant = dpp;
-    i.src[0] = vgpr0 + bits(word, 7, 0);
-    i.dpp_ctrl = bits(word, 16, 8);
-    i.bound_ctrl = bits(word, 19, 19);
-    i.neg = bits(word, 20, 20) | bits(word, 22, 22) << 1;
-    i.abs = bits(word, 21, 21) | bits(word, 23, 23) << 1;
-    i.bank_mask = bits(word, 27, 24);
-    i.row_mask = bits(word, 31, 28);
-}
-
-bool decode_salu(Instruction &i, uint32_t word) {
-    if (bits(word, 31, 23) == 0x17F) {
-        i.opcode = find(Format::sopp, bits(word, 22, 16));
-        i.simm = int16_t(word);
-    } else if (bits(word, 31, 23) == 0x17E) {
-        i.opcode = find(Format::sopc, bits(word, 22, 16));
-        i.src[0] = bits(word, 7, 0);
-        i.src[1] = bits(word, 15, 8);
-    } else if (bits(word, 31, 23) == 0x17D) {
-        i.opcode = find(Format::sop1, bits(word, 15, 8));
-        i.src[0] = bits(word, 7, 0);
-        i.dst = bits(word, 22, 16);
-    } else if (bits(word, 31, 28) == 0xB) {
-        i.opcode = find(Format::sopk, bits(word, 27, 23));
-        i.dst = bits(word, 22, 16);
-        i.simm = int16_t(word);
-    } else {
-        i.opcode = find(Format::sop2, bits(word, 29, 23));
-        i.src[0] = bits(word, 7, 0);
-        i.src[1] = bits(word, 15, 8);
-        i.dst = bits(word, 22, 16);
-    }
-    return i.opcode != nullptr;
-}
-
-bool decode_short_valu(Instruction &i, uint32_t word) {
-    i.src[0] = bits(word, 8, 0);
-    i.sdst = vcc;
-    if (bits(word, 31, 25) == 0x3F) {
-        i.opcode = find(Format::vop1, bits(word, 16, 9));
-        i.dst = vgpr0 + bits(word, 24, 17);
-    } else if (bits(word, 31, 25) == 0x3E) {
-        i.opcode = find(Format::vopc, bits(word, 24, 17));
-        i.src[1] = vgpr0 + bits(word, 16, 9);
-        i.dst = vcc;
-    } else {
-        i.opcode = find(Format::vop2, bits(word, 30, 25));
-        i.src[1] = vgpr0 + bits(word, 16, 9);
-        i.dst = vgpr0 + bits(word, 24, 17);
-        i.src[2] = vcc;  // of those with a carry or a condition
-    }
-    if (!i.opcode) return false;
-    if (std::strcmp(i.opcode->name, "v_readfirstlane_b32") == 0) i.dst -= vgpr0;
-    return true;
-}
-
-bool decode_vop3(Instruction &i, uint32_t first, uint32_t second) {
-    bool packed = bits(first, 25, 23) == 7;
-    i.opcode = packed ? find(Format::vop3p, bits(first, 22, 16)) : find(Format::vop3, bits(first, 25, 16));
-    if (!i.opcode) return false;
-    i.src[0] = bits(second, 8, 0);
-    i.src[1] = bits(second, 17, 9);
-    i.src[2] = bits(second, 26, 18);
-    i.neg = bits(second, 31, 29);
-    i.dst = vgpr0 + bits(first, 7, 0);
-    i.clamp = bits(first, 15, 15);
-    if (packed) {
-        i.op_sel = bits(first, 13, 11);
-        i.op_sel_hi = bits(second, 28, 27) | bits(first, 14, 14) << 2;
-        i.neg_hi = bits(first, 10, 8);
-        return true;
-    }
-    i.omod = bits(second, 28, 27);
-    if (i.opcode->width('S')) {
-        i.sdst = bits(first, 14, 8);
-    } else {
-        i.abs = bits(first, 10, 8);
-        i.op_sel = bits(first, 14, 11);
-    }
-    // Comparisons and lane reads write SGPRs.
-    if (i.opcode->number < 0x100 || std::strcmp(i.opcode->name, "v_readlane_b32") == 0 ||
-        std::strcmp(i.opcode->name, "v_readfirstlane_b32") == 0)
-        i.dst -= vgpr0;
-    return true;
-}
-
-void decode_smem(Instruction &i, uint32_t first, uint32_t second) {
-    i.opcode = find(Format::smem, bits(first, 25, 18));
-    i.dst = bits(first, 12, 6);
-    i.src[0] = bits(first, 5, 0) * 2;
-    i.glc = bits(first, 16, 16);
-    i.has_imm = bits(first, 17, 17);
-    i.has_soffset = bits(first, 14, 14);
-    // Without an immediate, the field of the offset names an SGPR.
-    i.offset = i.has_imm ? signed_bits(second, 20, 0) : 0;
-    i.soffset = i.has_soffset ? bits(second, 31, 25) : bits(second, 6, 0);
-    if (!i.has_imm) i.has_soffset = true;
-}
-
-void decode_ds(Instruction &i, uint32_t first, uint32_t second) {
-    i.opcode = find(Format::ds, bits(first, 24, 17));
-    i.gds = bits(first, 16, 16);
-    i.offset = bits(first, 15, 0);
-    i.addr = bits(second, 7, 0);
-    i.data[0] = bits(second, 15, 8);
-    i.data[1] = bits(second, 23, 16);
-    i.vdst = bits(second, 31, 24);
-}
-
-void decode_flat(Instruction &i, uint32_t first, uint32_t second) {
-    constexpr Format formats[] = {Format::flat, Format::scratch, Format::global};
-    uint32_t segment = bits(first, 15, 14);
-    if (segment == 3) return;
-    i.opcode = find(formats[segment], bits(first, 24, 18));
-    i.glc = bits(first, 16, 16);
-    i.slc = bits(first, 17, 17);
-    i.lds = bits(first, 13, 13);
-    i.offset = segment ? signed_bits(first, 12, 0) : int32_t(bits(first, 11, 0));
-    i.addr = bits(second, 7, 0);
-    i.data[0] = bits(second, 15, 8);
-    i.saddr = segment ? bits(second, 22, 16) : 0x7F;
-    i.vdst = bits(second, 31, 24);
-}
-
-void decode_mubuf(Instruction &i, uint32_t first, uint32_t second) {
-    i.opcode = find(Format::mubuf, bits(first, 24, 18));
-    i.offset = bits(first, 11, 0);
-    i.offen = bits(first, 12, 12);
-    i.idxen = bits(first, 13, 13);
-    i.glc = bits(first, 14, 14);
-    i.lds = bits(first, 16, 16);
-    i.slc = bits(first, 17, 17);
-    i.addr = bits(second, 7, 0);
-    i.data[0] = i.vdst = bits(second, 15, 8);
-    i.srsrc = bits(second, 20, 16) * 4;
-    i.tfe = bits(second, 23, 23);
-    i.soffset = bits(second, 31, 24);
-}
-
-bool takes_literal(const Instruction &i) {
-    if (i.opcode->width('L')) return true;
-    switch (i.opcode->format) {
-        case Format::sop2:
-        case Format::sopc:
-        case Format::vop2:
-        case Format::vopc:
-        case Format::sop1:
-        case Format::vop1:
-            return (i.opcode->width('A') && i.src[0] == literal) ||
-                   (i.opcode->width('B') && i.src[1] == literal);
-        default: return false;
-    }
-}
+};
 
 }  // namespace
 
+const Opcode *Set::find(Format format, unsigned number) const {
+    static const auto *indices = new Indices;
+    return indices->of[std::size_t(this - sets)].of[unsigned(format)][number];
+}
+
+const Set *find_set(std::string_view gpu) {
+    for (const Set &set : sets)
+        if (gpu == set.gpu) return &set;
+    return nullptr;
+}
+
 unsigned Opcode::width(char field) const {
     for (const char *p = operands; *p; p += 2) {
-        if (*p != field) continue;
+        if ((*p & ~0x20) != field) continue;  // small letters name the same fields
+        if (p[1] == 'w') return 32;
         unsigned width = p[1] <= '9' ? p[1] - '0' : p[1] - 'a' + 10;
         return width || field == 'I' ? width : 16;
     }
     return 0;
 }
 
-Instruction decode(const uint32_t *code, uint64_t bytes) {
-    Instruction i;
-    if (bytes < 4) return i;
-    uint32_t first = i.words[0] = code[0];
-    bool more = bytes >= 8;
-    uint32_t second = more ? code[1] : 0;
-    uint32_t format = bits(first, 31, 26);
-
-    if (format < 0x30) {
-        bool vector = !(first >> 31);
-        if (!(vector ? decode_short_valu(i, first) : decode_salu(i, first))) return i;
-        bool modified = vector && i.opcode->width('A') && (i.src[0] == sdwa_word || i.src[0] == dpp_word);
-        if (!modified && !takes_literal(i)) return i;
-        Variant variant = !modified ? none : i.src[0] == sdwa_word ? sdwa : dpp;
-        i.size = 8;
-        i.words[1] = second;
-        if (!more || (modified && !(i.opcode->variants & variant))) {
-            i.opcode = nullptr;
-        } else if (variant == sdwa) {
-            decode_sdwa(i, second);
-        } else if (variant == dpp) {
-            decode_dpp(i, second);
-        } else {
-            i.literal = second;
-        }
-        return i;
+Instruction decode(const Set &set, const uint32_t *code, uint64_t bytes) {
+    switch (set.family) {
+        case Family::gfx9: return decode_gfx9(set, code, bytes);
     }
-
-    if (!more) return i;
-    i.size = 8;
-    i.words[1] = second;
-    switch (format) {
-        case 0x30: decode_smem(i, first, second); break;
-        case 0x34: decode_vop3(i, first, second); break;
-        case 0x36: decode_ds(i, first, second); break;
-        case 0x37: decode_flat(i, first, second); break;
-        case 0x38: decode_mubuf(i, first, second); break;
-        default: break;  // interpolation, exports, images and typed buffers
-    }
-    return i;
+    return {};
 }
 
 }  // namespace hipsim::isa

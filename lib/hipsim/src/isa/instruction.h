@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 
 namespace hipsim::isa {
 
@@ -19,6 +21,7 @@ enum class Format : uint8_t {
     vopc,
     vop3,
     vop3p,
+    mai,  // matrix products and moves of AGPRs, encoded as VOP3P
     ds,
     flat,
     scratch,
@@ -41,8 +44,27 @@ struct Opcode {
     unsigned width(char field) const;
 };
 
-// Operands as the ISA numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
-// 256–511 VGPRs.
+// GPUs of one family encode their instructions alike; they differ in which opcodes exist.
+enum class Family : uint8_t { gfx9 };
+
+// The instruction set of one GPU.
+struct Set {
+    const char *gpu;  // as LLVM calls the processor
+    Family family;
+    // 512 registers, of which some are AGPRs; operands of several registers begin at an even one; the three work-item
+    // IDs are in one register; dot products of halves have no denormals.
+    bool cdna2;
+    std::span<const Opcode> opcodes;
+
+    // The row of the table; null: there is no such opcode.
+    const Opcode *find(Format format, unsigned number) const;
+};
+
+// Null: its instructions are not known.
+const Set *find_set(std::string_view gpu);
+
+// Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
+// 256–511 VGPRs. AGPRs, which have the numbers of VGPRs and a bit elsewhere, follow.
 enum Operand : uint16_t {
     flat_scratch = 102,
     xnack_mask = 104,
@@ -66,9 +88,11 @@ enum Operand : uint16_t {
     lds_direct = 254,
     literal = 255,
     vgpr0 = 256,
+    agpr0 = 512,
 };
 
 struct Instruction {
+    const Set *set = nullptr;
     const Opcode *opcode = nullptr;  // null: unknown
     uint32_t words[2] = {};
     uint32_t literal = 0;
@@ -91,8 +115,11 @@ struct Instruction {
     uint8_t row_mask = 15, bank_mask = 15;
     bool bound_ctrl = false;
 
-    // Memory: vaddr and so on are VGPR numbers (SMEM: operands).
-    uint8_t addr = 0, data[2] = {}, vdst = 0;
+    // MAI: blocks of A and lanes of B that take the place of others
+    uint8_t cbsz = 0, abid = 0, blgp = 0;
+
+    // Memory: vaddr and so on are VGPR numbers (SMEM: operands); 256 and more are AGPRs.
+    uint16_t addr = 0, data[2] = {}, vdst = 0;
     uint8_t saddr = 0;  // 0x7f: none
     uint8_t srsrc = 0, soffset = 0;
     int32_t offset = 0;
@@ -101,7 +128,7 @@ struct Instruction {
 };
 
 // Decodes the instruction at `code`, of which `bytes` may be read.
-Instruction decode(const uint32_t *code, uint64_t bytes);
+Instruction decode(const Set &set, const uint32_t *code, uint64_t bytes);
 
 // Assembler text, close to llvm's. `address` serves for the targets of branches.
 std::string text(const Instruction &instruction);

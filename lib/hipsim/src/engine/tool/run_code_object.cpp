@@ -8,12 +8,14 @@
 //     free NAME
 //     set NAME VALUE                 threads, virtual, hostile
 //     text FILE                      prints the code of FILE: for each instruction its address, size and text
-//     names                          prints what the engine executes
+//     gpu NAME                       executes the instructions of this GPU from now on
+//     names                          prints what the engine executes of the GPU's family
 
 #include "engine/engine.h"
 #include "engine/registry.h"
 #include "isa/instruction.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -141,6 +143,7 @@ class Tool {
         if (verb == "dump") return dump(words);
         if (verb == "free") return release(words);
         if (verb == "set") return set(words);
+        if (verb == "gpu") return choose(words);
         if (verb == "text") return print_text(words);
         if (verb == "names") return print_names();
         throw std::runtime_error("unknown command " + verb);
@@ -199,7 +202,7 @@ class Tool {
         launch.kernel_object = uint64_t(code_->image->at) + code_->symbols[kernel + ".kd"];
         // The kernarg segment and, behind it, the packet.
         Mapping segment(arguments_.size() + 4096);
-        std::memcpy(segment.at, arguments_.data(), arguments_.size());
+        std::copy(arguments_.begin(), arguments_.end(), segment.at);
         arguments_.clear();
         uint8_t *packet = segment.at + segment.bytes - 64;
         for (unsigned d = 0; d < 3; ++d) {
@@ -241,6 +244,11 @@ class Tool {
         else throw std::runtime_error("unknown setting " + name);
         return true;
     }
+    bool choose(std::istream &words) {
+        words >> target_.name;
+        if (!isa::find_set(target_.name)) throw std::runtime_error("unknown GPU " + target_.name);
+        return true;
+    }
     bool print_text(std::istream &words) {
         std::string path;
         words >> path;
@@ -251,7 +259,8 @@ class Tool {
             if (!(sections[n].sh_flags & SHF_EXECINSTR)) continue;
             for (uint64_t at = 0; at + 4 <= sections[n].sh_size;) {
                 auto *code = reinterpret_cast<const uint32_t *>(file.data() + sections[n].sh_offset + at);
-                isa::Instruction i = isa::decode(code, sections[n].sh_size - at);
+                isa::Instruction i =
+                    isa::decode(*isa::find_set(target_.name), code, sections[n].sh_size - at);
                 std::printf("%llx %u %s\n", static_cast<unsigned long long>(sections[n].sh_addr + at), i.size,
                             isa::text(i).c_str());
                 at += i.size;
@@ -262,7 +271,8 @@ class Tool {
     }
     bool print_names() {
         std::set<std::string_view> names;
-        for (const auto &[name, semantics] : registry()) names.insert(name);
+        for (const auto &[name, semantics] : registry(isa::find_set(target_.name)->family))
+            names.insert(name);
         for (std::string_view name : names) std::printf("%s\n", std::string(name).c_str());
         std::printf("end\n");
         return true;
