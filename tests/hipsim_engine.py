@@ -11,7 +11,7 @@ import numpy as np
 
 SOURCE = Path(__file__).resolve().parent.parent / "lib" / "hipsim"
 TOOL = SOURCE / "build" / "run_code_object"
-GPUS = ("gfx906", "gfx90a")
+GPUS = ("gfx906", "gfx90a", "gfx1030")
 
 
 def missing() -> str | None:
