@@ -24,6 +24,7 @@ namespace {
 #include "engine/valu_float.inl"
 #include "engine/valu_cross.inl"
 #include "engine/memory.inl"
+#include "engine/valu_gfx10.inl"
 }  // namespace
 
 void add_vector(Registry &registry) {
@@ -35,6 +36,7 @@ void add_vector(Registry &registry) {
     add_comparisons(adder);
     add_cross(adder);
     add_memory(registry);
+    add_gfx10(adder);
 }
 
 }  // namespace hipsim::plain

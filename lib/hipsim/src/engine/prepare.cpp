@@ -37,6 +37,17 @@ uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
     return wide ? std::bit_cast<uint64_t>(floats[n]) : std::bit_cast<uint32_t>(float(floats[n]));
 }
 
+// GFX9 shifts and rotates whole waves and broadcasts rows; GFX10 shares and exchanges the lanes of a row.
+bool has_dpp_control(const isa::Instruction &i) {
+    unsigned control = i.dpp_ctrl;
+    bool gfx10 = i.set->family == isa::Family::gfx10;
+    if (control < 0x100 || control == 0x140 || control == 0x141) return true;
+    if (control > 0x100 && control < 0x130) return control & 15;
+    if (gfx10) return control >= 0x150 && control < 0x170;
+    return control == 0x130 || control == 0x134 || control == 0x138 || control == 0x13C || control == 0x142 ||
+           control == 0x143;
+}
+
 // Which modifiers an instruction has that its types do not allow.
 std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) {
     bool packed = i.opcode->format == isa::Format::vop3p;
@@ -46,11 +57,13 @@ std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) 
         bool negatable = is_float(type) || type == Type::packed_f16;
         if (((i.abs | i.neg) & bit) && !negatable) return "neg or abs of an integer";
         if (packed && (i.neg_hi & bit) && !negatable) return "neg of an integer";
-        if (!packed && (i.op_sel & bit) && !is_half(type)) return "op_sel of a 32-bit operand";
+        if (!packed && !semantics.own_op_sel && (i.op_sel & bit) && !is_half(type))
+            return "op_sel of a 32-bit operand";
         if ((i.sext & bit) && is_float(type)) return "sext of a float";
     }
     if (!packed && (i.op_sel & 8) && !is_half(semantics.dst)) return "op_sel of a 32-bit result";
     bool comparison = i.dst < isa::vgpr0 && std::string_view(i.opcode->name).starts_with("v_cmp");
+    if (i.variant == isa::dpp && !i.eight && !has_dpp_control(i)) return "DPP control";
     if (i.omod && (!is_float(semantics.dst) || comparison)) return "omod of an integer";
     if (i.clamp && (comparison ||
                     !(is_float(semantics.dst) || semantics.dst == Type::packed_f16 || semantics.run_clamped)))
@@ -85,18 +98,43 @@ std::string bad_memory(const isa::Instruction &i) {
 }
 
 std::string bad_register(const isa::Instruction &i) {
-    static constexpr std::string_view known_registers = "\1\2\3\4\5\6\7\17";
+    bool gfx10 = i.set->family == isa::Family::gfx10;
+    const std::string_view known_registers = gfx10 ? "\1\2\3\6\7\17\24\25\27\30\35" : "\1\2\3\4\5\6\7\17";
     std::string_view name = i.opcode->name;
     unsigned number = i.simm & 63;
     if (name == "s_getreg_b32") {
         if (known_registers.find(char(number)) == std::string_view::npos)
             return "hardware register " + std::to_string(number);
     } else if (name == "s_setreg_b32" || name == "s_setreg_imm32_b32") {
-        if (number != 1 && number != 3) return "writing hardware register " + std::to_string(number);
+        bool scratch = gfx10 && (number == 20 || number == 21);
+        if (number != 1 && number != 3 && !scratch)
+            return "writing hardware register " + std::to_string(number);
     } else if (name == "s_sendmsg" && (i.simm & 15) != 1) {
         return "message " + std::to_string(i.simm & 15);
     }
     return "";
+}
+
+// GFX10's null register: a source is 0, a result is lost. Those who change a register as well as read it are left out.
+std::string bad_null(const isa::Instruction &i) {
+    std::string_view name = i.opcode->name;
+    bool changes = (i.opcode->format == isa::Format::sopk && !name.starts_with("s_waitcnt_") &&
+                    name != "s_movk_i32" && name != "s_cmovk_i32" && name != "s_getreg_b32") ||
+                   name.starts_with("s_bitset") || name.starts_with("s_movrel");
+    return changes && i.dst == isa::null ? "the null register" : "";
+}
+
+void place_null(Op &op) {
+    isa::Instruction &i = op.i;
+    for (uint16_t &operand : i.src)
+        if (operand == isa::null) operand = isa::zero;
+    if (i.dst == isa::null) op.dst = null_place;
+    if (i.sdst == isa::null) i.sdst = null_place;
+}
+
+// 16-bit results of GFX10 keep the other half of their register, but not those of SDWA.
+bool keeps_high_half(const isa::Instruction &i, const Semantics &semantics) {
+    return semantics.keeps_high_half || i.set->family == isa::Family::gfx10;
 }
 
 }  // namespace
@@ -116,6 +154,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
                   format == Format::vop3 || format == Format::vop3p;
     std::string why = vector ? bad_modifier(i, semantics) : bad_memory(i);
     if (why.empty()) why = bad_register(i);
+    const bool gfx10 = i.set->family == isa::Family::gfx10;
+    if (why.empty() && gfx10) why = bad_null(i);
     if (!why.empty()) return "unsupported: " + why;
 
     op.run = semantics.run;
@@ -123,6 +163,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
         op.run = semantics.run_clamped;
     op.vector = vector;
     op.dst = i.dst >= isa::vgpr0 ? i.dst - isa::vgpr0 : i.dst;
+    if (gfx10 && format <= Format::vop3p) place_null(op);
+    op.keeps_high_half = keeps_high_half(i, semantics);
     op.plain_dst = !i.omod && !i.clamp && i.variant != isa::dpp && (i.variant != isa::sdwa || i.dst_sel == 6);
     if (format >= Format::smem && !vector) return "";
 
@@ -130,8 +172,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (semantics.accumulates) i.src[2] = i.dst;
     // Their functions take these registers as they are.
     std::string_view name = i.opcode->name;
-    if ((name == "v_swap_b32" && i.src[0] < isa::vgpr0) ||
-        (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))
+    bool takes_vgpr = name == "v_swap_b32" || name == "v_swaprel_b32" || name.starts_with("v_movrels");
+    if ((takes_vgpr && i.src[0] < isa::vgpr0) || (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))
         return "unsupported: an SGPR in the place of a VGPR";
     bool has_c = i.opcode->width('C') || semantics.accumulates || semantics.src[2] != Type::none;
     if (i.opcode->width('L') && vector) {
@@ -141,9 +183,11 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
         if (before) i.src[1] = isa::literal;
     }
     unsigned width_d = i.opcode->width('D');
-    if (i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128) return "unsupported: destination";
+    if (op.dst != null_place && i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128)
+        return "unsupported: destination";
     if (i.dst >= isa::vgpr0 && op.dst + width_d > 256) return "unsupported: a VGPR beyond the last";
-    if (i.opcode->width('S') && i.sdst > 126) return "unsupported: destination";
+    if (i.opcode->width('S') && i.sdst > 126 && !(gfx10 && i.sdst == null_place))
+        return "unsupported: destination";
 
     const bool used[3] = {i.opcode->width('A') > 0,
                           i.opcode->width('B') > 0 || (vector && i.opcode->width('L')), has_c};

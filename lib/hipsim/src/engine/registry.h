@@ -18,8 +18,10 @@ struct Semantics {
     Handler run_clamped = nullptr;  // of integers with the clamp bit; null: clamp is not supported
     Type dst = Type::none;
     Type src[3] = {};
-    bool accumulates = false;      // the third source is the destination
-    bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register alone
+    bool accumulates = false;  // the third source is the destination
+    bool keeps_high_half =
+        false;                // a 16-bit result leaves the other half of the register alone (GFX10: any does)
+    bool own_op_sel = false;  // op_sel means something else
 };
 
 using Registry = std::unordered_map<std::string_view, Semantics>;

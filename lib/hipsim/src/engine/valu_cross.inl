@@ -11,14 +11,14 @@ inline void read_lane(Wave &w, const Op &op) {
     alignas(64) uint32_t words[lanes], lane[lanes];
     raw(w, op, 0, 0, 1, words);
     raw(w, op, 1, 0, 1, lane);
-    w.s[op.dst] = words[lane[0] & 63];
+    w.s[op.dst] = words[lane[0] & (w.count - 1)];
 }
 
 inline void write_lane(Wave &w, const Op &op) {
     alignas(64) uint32_t words[lanes], lane[lanes];
     raw(w, op, 0, 0, 1, words);
     raw(w, op, 1, 0, 1, lane);
-    w.v[op.dst][lane[0] & 63] = words[0];
+    w.v[op.dst][lane[0] & (w.count - 1)] = words[0];
 }
 
 inline void swap_registers(Wave &w, const Op &op) {
@@ -36,7 +36,7 @@ void masked_bit_count(Wave &w, const Op &op) {
         uint64_t below = (uint64_t{1} << l) - 1;
         result[l] = base[l] + uint32_t(std::popcount(bits[l] & uint32_t(high ? below >> 32 : below)));
     }
-    write<U32, false>(w, op, result);
+    write<U32>(w, op, result);
 }
 
 // Four sums of masked absolute differences, each of 32 bits.
@@ -113,7 +113,7 @@ void dot_integer(Wave &w, const Op &op) {
         }
         s[2][l] = !i.clamp ? uint32_t(sum) : is_signed ? uint32_t(saturate_i32(sum)) : saturate_u32(sum);
     }
-    merge(w, w.v[op.dst], s[2], w.exec());
+    merge(w, w.v[op.dst], s[2], written_lanes(w, op));
 }
 
 // The sum is rounded once.
@@ -139,7 +139,7 @@ inline void dot_half(Wave &w, const Op &op) {
         if (w.flush_out32) result[l] = flush(result[l]);
         if (i.clamp) result[l] = clamp_float(result[l], w.mode & mode_dx10_clamp);
     }
-    merge(w, w.v[op.dst], reinterpret_cast<const uint32_t *>(result), w.exec());
+    merge(w, w.v[op.dst], reinterpret_cast<const uint32_t *>(result), written_lanes(w, op));
 }
 
 inline void nothing(Wave &, const Op &) {}
