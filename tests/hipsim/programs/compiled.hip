@@ -70,8 +70,12 @@ int main() {
     CHECK(wrong.log().find("undeclared identifier 'undeclared'") != std::string::npos);
     puts("errors");
 
+    hipDeviceProp_t properties;
+    OK(hipGetDeviceProperties(&properties, 0));
+    std::string architecture = std::string("--gpu-architecture=") + properties.gcnArchName;
+    architecture = architecture.substr(0, architecture.find(':'));
     const char *reversed = "reversed<double, 128>";
-    Compiled good(SOURCE, {"--gpu-architecture=gfx906", "-DSCALE=3.0f"}, {reversed, "votes", "&counter"});
+    Compiled good(SOURCE, {architecture.c_str(), "-DSCALE=3.0f"}, {reversed, "votes", "&counter"});
     if (good.result != HIPRTC_SUCCESS) fputs(good.log().c_str(), stderr);
     CHECK(good.result == HIPRTC_SUCCESS);
     std::vector<char> code = good.code();

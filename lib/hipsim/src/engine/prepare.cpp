@@ -156,6 +156,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (why.empty()) why = bad_register(i);
     const bool gfx10 = i.set->family == isa::Family::gfx10;
     if (why.empty() && gfx10) why = bad_null(i);
+    // Two bytes: no document says what becomes of the other half of the register.
+    if (gfx10 && std::string_view(i.opcode->name) == "v_sat_pk_u8_i16") why = "the upper half of the result";
     if (!why.empty()) return "unsupported: " + why;
 
     op.run = semantics.run;
