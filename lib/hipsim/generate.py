@@ -87,12 +87,15 @@ def gfx9_probes() -> Iterator[Probe]:
         yield Probe("vop3", op, (0x34 << 26 | op << 16 | 10, 0x114), {"v10": "D", "s10": "D", "v20": "A"})
         yield Probe("vop3", op, (0x34 << 26 | op << 16, 0), {})
     for op in range(0x80):
+        name = (
+            "mai" if op >= 0x40 else "vop3p"
+        )  # both are VOP3P; the fields of matrix products have other meanings
         fields = {"v10": "D", "v20": "A", "v40": "B", "v60": "C"}
         for last in (1, 0):
             first = 0x1A7 << 23 | op << 16 | last << 14 | 10
             second = last * (0x100 | 60) << 18 | (0x100 | 40) << 9 | 0x114
-            yield Probe("vop3p", op, (first, second), fields)
-        yield Probe("vop3p", op, (0x1A7 << 23 | op << 16 | 10, 0x114), fields)
+            yield Probe(name, op, (first, second), fields)
+        yield Probe(name, op, (0x1A7 << 23 | op << 16 | 10, 0x114), fields)
     fields = {"v10": "A", "v20": "B", "v40": "C", "v60": "D"}
     for op in range(0x100):
         for gds in (0, 1):

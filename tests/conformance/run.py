@@ -32,6 +32,7 @@ examples:
   script/conformance bpf                            check out the suite and run it
   script/conformance ptx --from ~/ZLUDA             a checkout that is here already
   script/conformance hecbench --only 'a*'           the programs of this suite whose name begins with a
+  HIPSIM_GPU=gfx90a script/conformance hecbench-hip build for this GPU, and run on it
   script/conformance programs --from ~/built        each executable below this directory
 """
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {

@@ -51,7 +51,7 @@ APIS = {
     ),
     "hip": Api(
         compiler="hipcc",
-        options=("--offload-arch=gfx906", "-w"),
+        options=(f"--offload-arch={os.environ.get('HIPSIM_GPU') or 'gfx906'}", "-w"),
         device="hipsim",
         tools=("hipsnoop",),
         flags={

@@ -76,7 +76,7 @@ def scratch(lanes: int) -> str:
 
 
 def kernels(lanes: int) -> str:
-    made = gfx9.kernels()
+    made = gfx9.kernels("gfx906")
     made["scratch"] = scratch(lanes)
     # Offsets of GLOBAL have 12 bits, with the sign.
     made["beyond"] = made["beyond"].replace("global_store_dword v1, v0, s[8:9] offset:4092",

@@ -1,5 +1,6 @@
 """Each VALU instruction on hipsim's engine, against an evaluation of its own in Python's integers and fractions."""
 
+import functools
 import math
 import os
 import random
@@ -37,6 +38,7 @@ class Case:
     reference: Callable[..., object]
     ulps: float = 0
     mode: int | None = None  # rounding and denormals, as MODE has them
+    gpus: tuple[str, ...] = ("gfx906", "gfx90a")
 
 
 def signed(x: int, bits: int = 32) -> int:
@@ -868,6 +870,103 @@ def lane_cases() -> None:
         text="s_mov_b32 s22, 4\n s_set_gpr_idx_on s22, gpr_idx(SRC0)\n v_mov_b32 v10, v4\n s_set_gpr_idx_off")  # fmt: skip
 
 
+def cdna2_cases() -> None:
+    """What gfx90a has, and gfx906 does not."""
+    only = {"gpus": ("gfx90a",)}
+
+    def halves(x: int) -> tuple[int, int]:
+        return x & MASK32, x >> 32
+
+    minus = F32.sign
+    pair = "u64 u64"
+    add("v_pk_add_f32", pair, "pair_f32", text="v_pk_add_f32 v[10:11], v[4:5], v[6:7]", **only,
+        reference=lambda a, b: tuple(sum_of(F32, x, y) for x, y in zip(halves(a), halves(b), strict=True)))  # fmt: skip
+    add("v_pk_mul_f32", pair, "pair_f32", text="v_pk_mul_f32 v[10:11], v[4:5], v[6:7]", **only,
+        reference=lambda a, b: tuple(product(F32, x, y) for x, y in zip(halves(a), halves(b), strict=True)))  # fmt: skip
+    add("v_pk_fma_f32", "u64 u64 u64", "pair_f32", text="v_pk_fma_f32 v[10:11], v[4:5], v[6:7], v[8:9]", **only,
+        reference=lambda *s: tuple(fused(F32, *each) for each in zip(*map(halves, s), strict=True)))  # fmt: skip
+    add("v_pk_fma_f32 op_sel neg", "u64 u64 u64", "pair_f32", **only,
+        text="v_pk_fma_f32 v[10:11], v[4:5], v[6:7], v[8:9] op_sel:[1,0,1] op_sel_hi:[0,0,1] neg_lo:[0,1,0] neg_hi:[1,0,1]",
+        reference=lambda a, b, c: (fused(F32, a >> 32, b & MASK32 ^ minus, c >> 32),
+                                   fused(F32, a & MASK32 ^ minus, b & MASK32, c >> 32 ^ minus)))  # fmt: skip
+    add("v_pk_add_f32 constants", "u64", "pair_f32", **only, text="v_pk_add_f32 v[10:11], v[4:5], 0.5 op_sel_hi:[1,0]",
+        reference=lambda a: tuple(sum_of(F32, x, 0x3F000000) for x in halves(a)))  # fmt: skip
+    add("v_pk_add_f32 SGPRs", "u64", "pair_f32", **only,
+        text="s_mov_b32 s22, 1.0\n s_mov_b32 s23, 2.0\n v_pk_add_f32 v[10:11], v[4:5], s[22:23]",
+        reference=lambda a: (sum_of(F32, a & MASK32, 0x3F800000), sum_of(F32, a >> 32, 0x40000000)))  # fmt: skip
+    add("v_pk_add_f32 flush", pair, "pair_f32", mode=0, **only, text="v_pk_add_f32 v[10:11], v[4:5], v[6:7]",
+        reference=lambda a, b: tuple(F32.flush(sum_of(F32, F32.flush(x), F32.flush(y)))
+                                     for x, y in zip(halves(a), halves(b), strict=True)))  # fmt: skip
+    add("v_pk_mul_f32 round", pair, "pair_f32", mode=0xF0 | UP, **only, text="v_pk_mul_f32 v[10:11], v[4:5], v[6:7]",
+        reference=lambda a, b: tuple(F32.compute(lambda x, y: x * y, lambda x, y: x * y, x, y, mode=UP)
+                                     for x, y in zip(halves(a), halves(b), strict=True)))  # fmt: skip
+    add("v_pk_mov_b32", pair, "u64", text="v_pk_mov_b32 v[10:11], v[4:5], v[6:7] op_sel:[1,0]", **only,
+        reference=lambda a, b: a >> 32 | (b & MASK32) << 32)  # fmt: skip
+    add("v_pk_mov_b32 constant", "u64", "u64", text="v_pk_mov_b32 v[10:11], 5, v[4:5] op_sel:[0,1]", **only,
+        reference=lambda a: 5 | a >> 32 << 32)  # fmt: skip
+    add("v_pk_mov_b32 itself", "u64", "u64",
+        text="v_pk_mov_b32 v[4:5], v[4:5], v[4:5] op_sel:[1,0]\n v_mov_b32 v10, v4\n v_mov_b32 v11, v5",
+        reference=lambda a: a >> 32 | (a & MASK32) << 32, **only)  # fmt: skip
+    moved = "v_mov_b32 v10, v8\n v_mov_b32 v11, v9\n "
+    add("v_fmac_f64", "f64 f64 f64", "f64", text=moved + "v_fmac_f64 v[10:11], v[4:5], v[6:7]", **only,
+        reference=lambda a, b, c: fused(F64, a, b, c))  # fmt: skip
+    add("v_fmac_f64 e64", "f64 f64 f64", "f64", text=moved + "v_fmac_f64_e64 v[10:11], -v[4:5], |v[6:7]|", **only,
+        reference=lambda a, b, c: fused(F64, a ^ F64.sign, b & ~F64.sign, c))  # fmt: skip
+    moved = "v_mov_b32 v10, v8\n "
+    parts = {"v_dot2c_i32_i16": 16, "v_dot4c_i32_i8": 8, "v_dot8c_i32_i4": 4}
+    for name, bits in parts.items():
+
+        def dot(a: int, b: int, c: int, bits: int = bits) -> int:
+            return c + sum(signed(a >> n, bits) * signed(b >> n, bits) for n in range(0, 32, bits))
+
+        add(name, "u32 u32 u32", "u32", dot, text=moved + f"{name} v10, v4, v6", **only)
+        add(f"{name} dpp", "u32 u32 u32", "wave", **only,
+            text=moved + f"{name}_dpp v10, v4, v6 row_newbcast:7 row_mask:0xd bank_mask:0xf",
+            reference=lambda a, b, c, dot=dot: [dot(a[i // 16 * 16 + 7], b[i], c[i]) & MASK32 if 0xD >> i // 16 & 1 else c[i]
+                                                for i in range(64)])  # fmt: skip
+
+    def dot_of_halves(a: int, b: int, c: int) -> float:
+        """Without denormals; how it rounds is not known, so one ulp is allowed."""
+        values = [F16.to_double(F16.flush(x >> n & 0xFFFF)) for x in (a, b) for n in (0, 16)]
+        c = F32.flush(c)
+        if all(math.isfinite(v) for v in values) and F32.finite(c):
+            exact = sum((Fraction(values[n]) * Fraction(values[n + 2]) for n in (0, 1)), F32.value(c))
+            return F32.to_double(F32.flush(F32.round(exact)))
+        return values[0] * values[2] + values[1] * values[3] + F32.to_double(c)
+
+    add(
+        "v_dot2c_f32_f16",
+        "u32 u32 f32",
+        "f32",
+        dot_of_halves,
+        ulps=1,
+        text=moved + "v_dot2c_f32_f16 v10, v4, v6",
+        **only,
+    )
+    add("v_dot2_f32_f16", "u32 u32 f32", "f32", dot_of_halves, ulps=1, **only)
+    add("v_pk_fmac_f16", "u32 u32 u32", "pair_f16", text=moved + "v_pk_fmac_f16 v10, v4, v6", **only,
+        reference=lambda a, b, c: (fused(F16, a & 0xFFFF, b & 0xFFFF, c & 0xFFFF), fused(F16, a >> 16, b >> 16, c >> 16)))  # fmt: skip
+    add("accvgpr", "u32 u32", "u64", lambda a, b: a | b << 32, **only,
+        text="v_accvgpr_write_b32 a3, v4\n v_accvgpr_write_b32 a63, v6\n v_accvgpr_mov_b32 a4, a3\n"
+        " v_accvgpr_read_b32 v10, a4\n v_accvgpr_read_b32 v11, a63")  # fmt: skip
+    add("accvgpr exec", "u32", "wave", lambda a: [a[i] if i < 32 else 7 for i in range(64)], **only,
+        text="v_accvgpr_write_b32 a3, 7\n s_mov_b32 exec_hi, 0\n v_accvgpr_write_b32 a3, v4\n s_mov_b32 exec_hi, -1\n"
+        " v_accvgpr_read_b32 v10, a3")  # fmt: skip
+
+    def ceiled(a: list[int]) -> list[int]:
+        source = [a[i // 16 * 16 + 3] for i in range(64)]
+        return [whole(F64, source[i], math.ceil) if 5 >> i // 16 & 1 else OLD for i in range(64)]
+
+    add("v_ceil_f64 dpp", "f64", "wave64", ceiled, **only,
+        text="v_ceil_f64_dpp v[10:11], v[4:5] row_newbcast:3 row_mask:0x5 bank_mask:0xf")  # fmt: skip
+    add("v_fmac_f64 dpp", "f64 f64 f64", "wave64", **only,
+        text="v_mov_b32 v10, v8\n v_mov_b32 v11, v9\n"
+        " v_fmac_f64_dpp v[10:11], v[4:5], v[6:7] row_newbcast:0 row_mask:0xf bank_mask:0xf",
+        reference=lambda a, b, c: [fused(F64, a[i // 16 * 16], b[i], c[i]) for i in range(64)])  # fmt: skip
+    add("v_add_u32 newbcast", "u32 u32", "wave", lambda a, b: [a[i // 16 * 16 + 15] + b[i] & MASK32 for i in range(64)],
+        text="v_add_u32_dpp v10, v4, v6 row_newbcast:15 row_mask:0xf bank_mask:0xf", **only)  # fmt: skip
+
+
 integer_cases()
 for _kind in ("f32", "f64", "f16"):
     float_cases(_kind)
@@ -875,6 +974,7 @@ mixed_cases()
 division_cases()
 placed_cases()
 lane_cases()
+cdna2_cases()
 
 
 def body(case: Case) -> str:
@@ -912,13 +1012,31 @@ def label(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine with one kernel for each case."""
-    place: Path = tmp_path_factory.mktemp("engine")
-    started = Engine(place)
-    started.load(assemble("".join(kernel(label(name), body(case)) for name, case in CASES.items()), place))
-    yield started
-    started.close()
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Engine]]:
+    """Give the engine of a GPU, with one kernel for each case that the GPU has."""
+
+    @functools.cache
+    def engine(gpu: str) -> Engine:
+        place: Path = tmp_path_factory.mktemp("engine")
+        started = Engine(place, gpu=gpu)
+        cases = {name: case for name, case in CASES.items() if gpu in case.gpus}
+        text = "".join(kernel(label(name), body(case), gpu=gpu) for name, case in cases.items())
+        started.load(assemble(text, place, gpu))
+        running.append(started)
+        return started
+
+    running: list[Engine] = []
+    yield engine
+    for started in running:
+        started.close()
+
+
+def choices() -> Iterator[object]:
+    """Give each case on the first GPU that has it, and a part of them on the others."""
+    for number, (name, case) in enumerate(CASES.items()):
+        for gpu in case.gpus:
+            always = gpu == case.gpus[0] or number % 8 == 0
+            yield pytest.param(gpu, name, marks=() if always else pytest.mark.long)
 
 
 def inputs(kind: str, generator: random.Random) -> list[int]:
@@ -947,10 +1065,10 @@ def matches(f: Format, got: int, expected: object, ulps: float) -> bool:
     return abs(f.value(got) - Fraction(expected)) <= ulps * ulp + Fraction(1, 1 << 50) * (f.bits < 64)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_instruction(engine: Engine, name: str) -> None:
+@pytest.mark.parametrize(("gpu", "name"), list(choices()))
+def test_instruction(engines: Callable[[str], Engine], gpu: str, name: str) -> None:
     """The instruction's result in each work-item: edges, like sizes, random bits."""
-    case = CASES[name]
+    engine, case = engines(gpu), CASES[name]
     generator = random.Random(name)
     sources = [inputs(kind, generator) for kind in case.sources]
     for n, register_name in enumerate("abc"):
@@ -992,6 +1110,11 @@ def test_instruction(engine: Engine, name: str) -> None:
         got = results[lane]
         if result == "u64":
             assert got == wanted & MASK64, f"{what}: {got:#x}, not {wanted & MASK64:#x}"  # type: ignore[operator]
+            continue
+        if result == "pair_f32":
+            assert isinstance(wanted, tuple)
+            both = zip((got & MASK32, got >> 32), wanted, strict=True)
+            assert all(matches(F32, g, e, 0) for g, e in both), f"{what}: {got:#x}, not {wanted}"
             continue
         if result == "f64":
             assert matches(F64, got, wanted, case.ulps), f"{what}: {got:#x}, not {wanted}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from hipsim_engine import Engine, assemble, kernel, missing
+from hipsim_engine import GPUS, Engine, assemble, kernel, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
@@ -65,12 +65,114 @@ ATOMICS: dict[tuple[str, str], Callable[[int, int, int], int]] = {
 }
 
 
-def kernels() -> dict[str, str]:
+# Atomics of floats, which CDNA2 has: name → name in LDS, kind of the data, new value of the old one and the data.
+FLOAT_ATOMICS: dict[str, tuple[str, str, Callable[[float, float], float]]] = {
+    "add_f64": ("ds_add_rtn_f64", "f64", lambda old, d: old + d),
+    "min_f64": ("ds_min_rtn_f64", "f64", min),
+    "max_f64": ("ds_max_rtn_f64", "f64", max),
+    "add_f32": ("ds_add_rtn_f32", "f32", lambda old, d: old + d),
+    "pk_add_f16": ("", "f16", lambda old, d: old + d),
+}
+
+
+# A descriptor that gives its kernel scratch: s[0:3], s[4:5] for the kernarg segment, s[6:7], and the wave's offset behind them.
+OWN_SCRATCH = """    .amdhsa_user_sgpr_private_segment_buffer 1
+    .amdhsa_user_sgpr_kernarg_segment_ptr 1
+    .amdhsa_user_sgpr_flat_scratch_init 1
+    .amdhsa_system_sgpr_private_segment_wavefront_offset 1"""
+
+
+def cdna2_kernels() -> dict[str, str]:
+    """Give the texts of kernels for gfx90a alone: data in AGPRs, atomics of floats, packed work-item IDs."""
+    made: dict[str, str] = {}
+    start = (
+        BEGIN + "v_lshlrev_b32 v2, 3, v0\n global_load_dwordx2 a[4:5], v2, s[10:11]\n s_waitcnt vmcnt(0)\n"
+    )
+    for name, (lds, kind, _) in FLOAT_ATOMICS.items():
+        pair = (lambda n: f"[{n}:{n + 1}]") if kind == "f64" else (lambda n: str(n))
+        address = "v_mov_b32 v7, s9\n v_add_co_u32 v6, vcc, s8, v2\n v_addc_co_u32 v7, vcc, 0, v7, vcc\n"
+        store = "s_waitcnt vmcnt(0) lgkmcnt(0)\n global_store_dwordx2 v2, a[6:7], s[12:13]\n"
+        store = "v_accvgpr_write_b32 a7, 0\n" * (kind != "f64") + store
+        descriptor = "s_movk_i32 s10, 0x200\n s_mov_b32 s11, 0x27000\n"
+        body = {
+            "global": f"global_atomic_{name} a{pair(6)}, v2, a{pair(4)}, s[8:9] glc\n",
+            "buffer": f"{descriptor} v_accvgpr_mov_b32 a6, a4\n v_accvgpr_mov_b32 a7, a5\n"
+            + f"buffer_atomic_{name} a{pair(6)}, v2, s[8:11], 0 offen glc\n",
+        }
+        if kind == "f64":
+            body["flat"] = address + f"flat_atomic_{name} a{pair(6)}, v[6:7], a{pair(4)} glc\n"
+        if lds:
+            body["lds"] = (
+                "global_load_dwordx2 a[8:9], v2, s[8:9]\n s_waitcnt vmcnt(0)\n ds_write_b64 v2, a[8:9]\n"
+                + f"{lds} a{pair(6)}, v2, a{pair(4)}\n ds_read_b64 a[8:9], v2\n s_waitcnt lgkmcnt(0)\n"
+                + "global_store_dwordx2 v2, a[8:9], s[8:9]\n"
+            )
+        for space, text in body.items():
+            made[f"float_{space}_{name}"] = kernel(
+                f"float_{space}_{name}", start + text + store, lds=512, gpu="gfx90a"
+            )
+    # 16 bytes of each lane through AGPRs and through each kind of memory: a → LDS → scratch → b, and by two ways on.
+    made["agpr_memory"] = kernel("agpr_memory", """
+    s_add_u32 flat_scratch_lo, s6, s9
+    s_addc_u32 flat_scratch_hi, s7, 0
+    s_add_u32 s0, s0, s9
+    s_addc_u32 s1, s1, 0
+    s_load_dwordx4 s[8:11], s[4:5], 0x0
+    s_load_dwordx2 s[12:13], s[4:5], 0x10
+    v_lshlrev_b32 v2, 4, v0
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32 v7, s9
+    v_add_co_u32 v6, vcc, s8, v2
+    v_addc_co_u32 v7, vcc, 0, v7, vcc
+    flat_load_dwordx4 a[0:3], v[6:7]
+    s_waitcnt 0
+    ds_write2_b64 v2, a[0:1], a[2:3] offset1:1
+    s_waitcnt lgkmcnt(0)
+    ds_read2_b32 a[4:5], v2 offset1:2
+    ds_read_b32 a6, v2 offset:4
+    ds_read_u16 a7, v2 offset:12
+    ds_read_u16_d16_hi a7, v2 offset:14
+    s_waitcnt lgkmcnt(0)
+    buffer_store_dword a4, off, s[0:3], 0 offset:4
+    v_mov_b32 v9, 8
+    scratch_store_dwordx2 v9, a[6:7], off
+    buffer_load_dword a11, off, s[0:3], 0 offset:4
+    scratch_load_dwordx2 a[8:9], v9, off
+    s_waitcnt vmcnt(0)
+    v_accvgpr_mov_b32 a10, a5
+    global_store_dwordx4 v2, a[8:11], s[10:11]
+    v_mov_b32 v7, s13
+    v_add_co_u32 v6, vcc, s12, v2
+    v_addc_co_u32 v7, vcc, 0, v7, vcc
+    flat_store_short v[6:7], a10
+    flat_store_byte_d16_hi v[6:7], a10 offset:2
+    s_mov_b64 s[16:17], s[12:13]
+    s_movk_i32 s18, 0x400
+    s_mov_b32 s19, 0x27000
+    buffer_store_dwordx3 a[8:10], v2, s[16:19], 0 offen offset:4
+""", lds=1024, scratch=64, gpu="gfx90a").replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", OWN_SCRATCH)  # fmt: skip
+    made["split"] = kernel("split", "s_nop 0\n", lds=1024, gpu="gfx90a").replace(
+        "    .amdhsa_acc", "    .amdhsa_tg_split 1\n    .amdhsa_acc"
+    )
+    made["packed_ids"] = kernel("packed_ids", BEGIN + """
+    v_and_b32 v2, 0x3ff, v0
+    v_bfe_u32 v3, v0, 10, 10
+    v_bfe_u32 v4, v0, 20, 10
+    v_mul_u32_u24 v5, 12, v4
+    v_mad_u32_u24 v5, v3, 4, v5
+    v_add_u32 v5, v5, v2
+    v_lshlrev_b32 v5, 2, v5
+    global_store_dword v5, v0, s[8:9]
+""", gpu="gfx90a").replace("    .amdhsa_next", "    .amdhsa_system_vgpr_workitem_id 2\n    .amdhsa_next", 1)  # fmt: skip
+    return made
+
+
+def kernels(gpu: str) -> dict[str, str]:
     """Give the kernels' texts."""
     made: dict[str, str] = {}
 
     def add(name: str, body: str, lds: int = 0, scratch: int = 0) -> None:
-        made[name] = kernel(name, body, lds, scratch)
+        made[name] = kernel(name, body, lds, scratch, gpu)
 
     # Loads: from a + offset of the lane (in b); the result to c.
     start = (
@@ -269,7 +371,7 @@ second:
     )
 
     # Scratch by swizzled buffer, by FLAT through the aperture, and by SCRATCH: all see the same words.
-    made["scratch"] = SCRATCH
+    made["scratch"] = scratch_kernel(gpu)
     # Function calls: by s_getpc and s_swappc, and by s_call.
     add(
         "calls",
@@ -307,7 +409,8 @@ function:
 """,
     )
     # Work-item and workgroup numbers of a grid whose last workgroups are smaller.
-    made["shape"] = kernel("shape", """
+    packed = "v_bfe_u32 v1, v0, 10, 10\n v_bfe_u32 v2, v0, 20, 10\n v_and_b32 v0, 0x3ff, v0\n"
+    made["shape"] = kernel("shape", packed * (gpu == "gfx90a") + """
     s_load_dwordx2 s[8:9], s[0:1], 0x0
     v_mov_b32 v5, s2
     v_mov_b32 v6, s3
@@ -325,7 +428,8 @@ function:
     v_lshlrev_b32 v9, 2, v9
     v_mov_b32 v10, 1
     global_atomic_add v9, v10, s[8:9]
-""").replace("    .amdhsa_next_free_vgpr", "    .amdhsa_system_sgpr_workgroup_id_y 1\n    .amdhsa_system_sgpr_workgroup_id_z 1\n"
+""", gpu=gpu).replace("    .amdhsa_next_free_vgpr", "    .amdhsa_system_sgpr_workgroup_id_y 1\n"
+             "    .amdhsa_system_sgpr_workgroup_id_z 1\n"
              "    .amdhsa_system_vgpr_workitem_id 2\n    .amdhsa_next_free_vgpr")  # fmt: skip
 
     # Faults.
@@ -349,7 +453,8 @@ function:
     return made
 
 
-SCRATCH = kernel("scratch", """
+def scratch_kernel(gpu: str) -> str:
+    return kernel("scratch", """
     s_load_dwordx2 s[12:13], s[4:5], 0x0
     s_add_u32 flat_scratch_lo, s6, s9
     s_addc_u32 flat_scratch_hi, s7, 0
@@ -374,18 +479,18 @@ SCRATCH = kernel("scratch", """
     v_mov_b32 v6, v10
     v_mov_b32 v7, v8
     global_store_dwordx4 v1, v[4:7], s[12:13]
-""", scratch=64).replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", """    .amdhsa_user_sgpr_private_segment_buffer 1
-    .amdhsa_user_sgpr_kernarg_segment_ptr 1
-    .amdhsa_user_sgpr_flat_scratch_init 1
-    .amdhsa_system_sgpr_private_segment_wavefront_offset 1""")  # fmt: skip
+""", scratch=64, gpu=gpu).replace("    .amdhsa_user_sgpr_kernarg_segment_ptr 1", OWN_SCRATCH)  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["", "plain", "hostile"])
+@pytest.fixture(
+    scope="module", params=["", "plain", "hostile", pytest.param("gfx90a", marks=pytest.mark.long)]
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The engine with the CPU's widest vectors, with the narrowest, and with random time slices."""
+    """The engine with the CPU's widest vectors, with the narrowest, with random time slices, and for another GPU."""
     place = tmp_path_factory.mktemp("programs")
-    started = Engine(place, {"HIPSIM_VECTORS": request.param} if request.param == "plain" else None)
-    started.load(assemble("".join(kernels().values()), place))
+    gpu = request.param if request.param in GPUS else GPUS[0]
+    started = Engine(place, {"HIPSIM_VECTORS": request.param} if request.param == "plain" else None, gpu)
+    started.load(assemble("".join(kernels(gpu).values()), place, gpu))
     if request.param == "hostile":
         started.send("set hostile 12345")
     yield started
@@ -395,6 +500,78 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def run(engine: Engine, name: str, *arguments: str, items: int = 64, group: int = 64) -> None:
     outcome = engine.run(name, arguments, (items, 1, 1), (group, 1, 1))
     assert outcome.fault is None, outcome.fault
+
+
+@pytest.fixture(scope="module")
+def cdna2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    place = tmp_path_factory.mktemp("cdna2")
+    started = Engine(place, gpu="gfx90a")
+    started.load(assemble("".join(cdna2_kernels().values()), place, "gfx90a"))
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("which", [name for name in cdna2_kernels() if name.startswith("float_")])
+def test_atomics_of_floats(cdna2: Engine, which: str) -> None:
+    """Each lane has 8 bytes of its own; sums of the numbers here are exact, so only denormals need a rule."""
+    _, space, name = which.split("_", 2)
+    _, kind, new = FLOAT_ATOMICS[name]
+    numpy_kind = {"f64": np.float64, "f32": np.float32, "f16": np.float16}[kind]
+    generator = np.random.default_rng(5)
+    old, data = (
+        generator.integers(-1000, 1000, 512 // np.dtype(numpy_kind).itemsize).astype(numpy_kind) / 4
+        for _ in "ab"
+    )
+    of_lane = 8 // np.dtype(numpy_kind).itemsize
+    tiny = np.finfo(numpy_kind).smallest_subnormal
+    old[0], data[0] = tiny * 5, tiny * 2
+    old[of_lane], data[of_lane] = np.finfo(numpy_kind).tiny, -tiny
+    old[2 * of_lane], data[2 * of_lane] = np.inf, 1
+    for buffer, content in (("a", old), ("b", data), ("c", np.zeros_like(old))):
+        cdna2.put(buffer, content)
+    run(cdna2, which, "a", "b", "c")
+    changed = 2 if kind == "f16" else 1  # numbers of a lane that are changed
+    wanted = old.copy()
+    for n in range(len(old)):
+        if n % of_lane < changed:
+            flushes = kind == "f32" and space != "lds"  # the cache's single precision has no denormals
+            a, d = (
+                numpy_kind(0) if flushes and abs(x) < np.finfo(numpy_kind).tiny else x
+                for x in (old[n], data[n])
+            )
+            wanted[n] = new(a, d)
+    assert list(cdna2.get("a", numpy_kind)) == list(wanted)
+    returned = [old[n] if n % of_lane < changed else 0 for n in range(len(old))]
+    assert list(cdna2.get("c", numpy_kind)) == returned
+
+
+def test_memory_of_agprs(cdna2: Engine) -> None:
+    words = np.random.default_rng(6).integers(0, 1 << 32, 256, dtype=np.uint32)
+    for name, content in (
+        ("a", words),
+        ("b", np.zeros(256, dtype=np.uint32)),
+        ("c", np.zeros(256, dtype=np.uint32)),
+    ):
+        cdna2.put(name, content)
+    run(cdna2, "agpr_memory", "a", "b", "c")
+    lanes = words.reshape(64, 4)
+    assert (cdna2.get("b", np.uint32).reshape(64, 4) == lanes[:, [1, 3, 2, 0]]).all()
+    got = cdna2.get("c", np.uint32).reshape(64, 4)
+    assert (got[:, 1:] == lanes[:, [1, 3, 2]]).all()
+    assert (got[:, 0] == lanes[:, 2] & 0xFFFFFF).all()
+
+
+def test_no_lds_where_workgroups_are_split(cdna2: Engine) -> None:
+    fault = cdna2.run("split", (), (64, 1, 1), (64, 1, 1)).fault
+    assert fault is not None and "LDS in threadgroup split mode" in fault
+
+
+def test_packed_work_item_ids(cdna2: Engine) -> None:
+    cdna2.put("a", np.zeros(24, dtype=np.uint32))
+    outcome = cdna2.run("packed_ids", ("a", "a", "a"), (4, 3, 2), (4, 3, 2))
+    assert outcome.fault is None, outcome.fault
+    wanted = [x | y << 10 | z << 20 for z in range(2) for y in range(3) for x in range(4)]
+    assert list(cdna2.get("a", np.uint32)) == wanted
 
 
 @pytest.mark.parametrize("space", ["global", "flat", "buffer", "lds", "aperture"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,9 @@ def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:
     assert traced.returncode == alone.returncode != 0
     assert alone.stderr in traced.stderr and alone.stdout in traced.stdout
     assert f"{app} has no code for gfx906, so it runs without a device" in traced.stderr
+    chosen = {**os.environ, "HIPSIM_GPU": "gfx90a"}
+    done = subprocess.run([*TOOL, "--", app], capture_output=True, text=True, timeout=300, env=chosen)
+    assert done.returncode == 0 and "1000 sums are right\n" in done.stdout, done.stderr
 
 
 def test_no_gpu_where_one_was_asked_for() -> None:

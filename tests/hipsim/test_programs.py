@@ -20,9 +20,14 @@ SETTINGS = {
 }
 
 
-def output(name: str, *arguments: str, options: tuple[str, ...] = (), **settings: str) -> str:
+GPUS = ["gfx906", "gfx90a"]
+
+
+def output(
+    name: str, *arguments: str, options: tuple[str, ...] = (), gpu: str = GPUS[0], **settings: str
+) -> str:
     """What the program prints; it must succeed."""
-    done = run([program(name, *options), *arguments], **settings)
+    done = run([program(name, *options, gpu=gpu), *arguments], HIPSIM_GPU=gpu, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hipsim:" not in done.stderr
     return done.stdout
@@ -31,6 +36,30 @@ def output(name: str, *arguments: str, options: tuple[str, ...] = (), **settings
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels(setting: str) -> None:
     assert output("kernels", **SETTINGS[setting]).split() == KERNELS
+
+
+@pytest.mark.parametrize(
+    "setting", ["plain", *(pytest.param(s, marks=pytest.mark.long) for s in ("hostile", "virtual-clock"))]
+)
+def test_kernels_on_gfx90a(setting: str) -> None:
+    assert output("kernels", gpu="gfx90a", **SETTINGS[setting]).split() == KERNELS
+
+
+def test_matrix_products() -> None:
+    """Sums of small integers, which are exact."""
+    done = output("matrix", options=("-ffp-contract=off", "-munsafe-fp-atomics"), gpu="gfx90a")
+    assert done.split() == ["single", "double", "half", "brain", "byte", "atomics", "registers"]
+
+
+@pytest.mark.long
+def test_other_programs_on_gfx90a() -> None:
+    assert output("copies", "memset", gpu="gfx90a") == "copies are right\n"
+    assert output("streams", gpu="gfx90a") == "streams are right\n"
+    assert output("memory", gpu="gfx90a", HIPSIM_MEMORY="1G") == "gfx90a:sramecc+:xnack-\n"
+    assert output("devices", gpu="gfx90a", HIPSIM_DEVICES="2") == "devices are right\n"
+    assert len(output("output", gpu="gfx90a").splitlines()) == 8
+    assert output("cooperative", gpu="gfx90a") == "all rounds are right\n"
+    assert output("compiled", gpu="gfx90a").split() == ["errors", "kernel", "template", "variable"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -72,33 +101,44 @@ def library(name: str) -> None:
 
 
 GENERATORS = ["philox", "mtgp32", "sobol32", "sobol64"]
-SLOW = [pytest.param(name, marks=pytest.mark.long) for name in ("xorwow", "mrg32k3a")]
+SLOW = ["xorwow", "mrg32k3a"]
+RUNS = [pytest.param(GPUS[0], name) for name in GENERATORS] + [pytest.param("gfx90a", "sobol32")]
+RUNS += [pytest.param(GPUS[0], name, marks=pytest.mark.long) for name in SLOW]
+RUNS += [
+    pytest.param("gfx90a", name, marks=pytest.mark.long) for name in [*GENERATORS, *SLOW] if name != "sobol32"
+]
 
 
-@pytest.mark.parametrize("name", [*GENERATORS, *SLOW])
-def test_rocrand(name: str) -> None:
+@pytest.mark.parametrize(("gpu", "name"), RUNS)
+def test_rocrand(gpu: str, name: str) -> None:
     library("rocrand")
-    done = run([program("random", "-lrocrand"), name])
+    done = run([program("random", "-lrocrand", gpu=gpu), name], HIPSIM_GPU=gpu)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name}\n", "")
 
 
 @pytest.mark.long
-def test_rocrand_in_kernels() -> None:
+@pytest.mark.parametrize("gpu", GPUS)
+def test_rocrand_in_kernels(gpu: str) -> None:
     library("rocrand")
-    assert output("random_engines").split() == "xorwow mrg32k3a philox sobol32 sobol64".split()
+    assert output("random_engines", gpu=gpu).split() == "xorwow mrg32k3a philox sobol32 sobol64".split()
 
 
 @pytest.mark.long
-def test_rocprim() -> None:
+@pytest.mark.parametrize("gpu", GPUS)
+def test_rocprim(gpu: str) -> None:
     library("rocprim")
-    assert output("primitives").split() == ["scan", "reduce", "sort", "select"]
-    assert output("algorithms").split() == ["pairs", "merges", "segments", "runs", "histogram"]
+    assert output("primitives", gpu=gpu).split() == ["scan", "reduce", "sort", "select"]
+    assert output("algorithms", gpu=gpu).split() == ["pairs", "merges", "segments", "runs", "histogram"]
 
 
-@pytest.mark.parametrize("setting", ["plain", "hostile"])
-def test_rocsparse(setting: str) -> None:
+RUNS = [pytest.param(GPUS[0], setting) for setting in ("plain", "hostile")]
+RUNS += [pytest.param("gfx90a", "plain", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("gpu", "setting"), RUNS)
+def test_rocsparse(gpu: str, setting: str) -> None:
     library("rocsparse")
-    done = output("sparse", options=("-lrocsparse",), **SETTINGS[setting])
+    done = output("sparse", options=("-lrocsparse",), gpu=gpu, **SETTINGS[setting])
     assert done.split() == ["product", "transposed", "solution", "factors"]
 
 

@@ -45,7 +45,7 @@ def test_every_function_that_the_runtime_needs() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("HIPSIM_GPU", "gfx90c", "set it to gfx906"),
+        ("HIPSIM_GPU", "gfx90c", "set it to gfx906 or gfx90a"),
         ("HIPSIM_DEVICES", "5", "set it to a number of devices from 0 to 4"),
         ("HIPSIM_MEMORY", "lots", "set it to a size of at least 64M, such as 16G"),
         ("HIPSIM_CLOCK", "fast", "unset it, or set it to real or virtual"),

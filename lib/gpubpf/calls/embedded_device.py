@@ -15,8 +15,9 @@ from gpubpf.process import target_files
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "hipsim" / "lib"
 NOTICE = "no AMD GPU here: HIP programs run on hipsim, the embedded AMD device; results are exact, times mean nothing"
-OTHER_CODE = "has no code for gfx906, so it runs without a device: hipsim would end it"
-_CODE, _FOR_THIS_GPU = re.compile(rb"-amdgcn-amd-amdhsa-+gfx\w"), re.compile(rb"-amdgcn-amd-amdhsa-+gfx906\b")
+OTHER_CODE = "has no code for {gpu}, so it runs without a device: hipsim would end it"
+DEFAULT_GPU = "gfx906"  # hipsim's, where HIPSIM_GPU does not name another one
+_CODE = re.compile(rb"-amdgcn-amd-amdhsa-+gfx\w")
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -31,15 +32,16 @@ def has_gpu() -> bool:
     return False
 
 
-def _has_only_code_for_others(program: str) -> bool:
+def _has_only_code_for_others(program: str, gpu: str) -> bool:
     """Return whether a program has code for GPUs, and none for this one: HIP aborts such a program if there is a device."""
+    for_this_gpu = re.compile(rb"-amdgcn-amd-amdhsa-+" + re.escape(gpu.encode()) + rb"\b")
     has_code, end = False, b""
     with (
         contextlib.suppress(OSError, ValueError),
         open(target_files.open_regular(shutil.which(program) or program), "rb") as file,
     ):
         while part := file.read(1 << 20):
-            if _FOR_THIS_GPU.search(end + part):
+            if for_this_gpu.search(end + part):
                 return False
             has_code = has_code or _CODE.search(end + part) is not None
             end = part[-64:]  # a name may begin in one part and end in the next
@@ -65,7 +67,8 @@ def choose(
         raise SessionError("the embedded AMD device is not built; run script/setup")
     if wanted != "sim" and (not built or has_gpu()):
         return {}, None
-    if wanted != "sim" and _has_only_code_for_others(program):
-        return {}, f"{program} {OTHER_CODE}"
+    gpu = environment.get("HIPSIM_GPU") or DEFAULT_GPU
+    if wanted != "sim" and _has_only_code_for_others(program, gpu):
+        return {}, f"{program} {OTHER_CODE.format(gpu=gpu)}"
     path = filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH")))
     return {"LD_LIBRARY_PATH": ":".join(path)}, None if wanted == "sim" else NOTICE

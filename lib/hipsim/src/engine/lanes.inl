@@ -402,8 +402,9 @@ template <class T>
             low[l] = uint32_t(bits);
             high[l] = uint32_t(bits >> 32);
         }
-        merge(w, w.v[op.dst], low, w.exec());
-        merge(w, w.v[op.dst + 1], high, w.exec());
+        uint64_t written = written_lanes(w, op);
+        merge(w, w.v[op.dst], low, written);
+        merge(w, w.v[op.dst + 1], high, written);
     }
 }
 
@@ -541,6 +542,36 @@ struct Packed {
     }
 };
 
+// Two floats in a pair of registers, each computed from words that op_sel and op_sel_hi choose.
+template <class F, unsigned count>
+struct PackedSingle {
+    static void run(Wave &w, const Op &op) {
+        alignas(64) float s[3][lanes], result[2][lanes];
+        const isa::Instruction &i = op.i;
+        for (unsigned which = 0; which < 2; ++which) {
+            for (unsigned n = 0; n < count; ++n) {
+                unsigned word = (which ? i.op_sel_hi : i.op_sel) >> n & 1;
+                bool opposite = (which ? i.neg_hi : i.neg) >> n & 1;
+                alignas(64) uint32_t words[lanes];
+                raw(w, op, n, word, 2, words);
+                for (unsigned l = 0; l < lanes; ++l)
+                    s[n][l] = std::bit_cast<float>(words[l] ^ uint32_t{opposite} << 31);
+                if (w.flush_in32)
+                    for (float &x : s[n]) x = flush(x);
+            }
+            Rounding<F32> rounding(w);
+            for (unsigned l = 0; l < lanes; ++l) {
+                if constexpr (count == 3) result[which][l] = F{}(s[0][l], s[1][l], s[2][l]);
+                else result[which][l] = F{}(s[0][l], s[1][l]);
+            }
+            if (w.flush_out32)
+                for (float &x : result[which]) x = flush(x);
+        }
+        for (unsigned n = 0; n < 2; ++n)
+            merge(w, w.v[op.dst + n], reinterpret_cast<const uint32_t *>(result[n]), w.exec());
+    }
+};
+
 // Adds instructions to the registry.
 struct Adder {
     Registry &registry;
@@ -597,6 +628,11 @@ struct Adder {
         Semantics &entry = packed<false, Value, count>(name, function);
         entry.run_clamped = &Packed<C, false, Value, count>::run;
         return entry;
+    }
+    template <unsigned count, class F>
+    void packed_single(const char *name, F) {
+        constexpr Type type = Type::packed_f32;
+        registry[name] = {&PackedSingle<F, count>::run, nullptr, type, {type, type, type}};
     }
     // Handlers of their own.
     Semantics &custom(const char *name, Handler handler, Type dst, Type a = Type::none, Type b = Type::none,

@@ -26,6 +26,7 @@ namespace {
 #include "engine/valu_cross.inl"
 #include "engine/memory.inl"
 #include "engine/valu_gfx10.inl"
+#include "engine/matrix.inl"
 }  // namespace
 
 void add_vector(Registry &registry) {
@@ -38,6 +39,7 @@ void add_vector(Registry &registry) {
     add_cross(adder);
     add_memory(registry);
     add_gfx10(adder);
+    add_matrix(registry);
 }
 
 }  // namespace hipsim::avx2

@@ -662,6 +662,7 @@ struct MemoryAdder {
     }
     template <class U, class S, class V>
     void integer_atomics(const std::string &bits);
+    void float_atomics();
 };
 
 template <class U, class S, class V>
@@ -687,6 +688,29 @@ void MemoryAdder::integer_atomics(const std::string &bits) {
     atomics<V, 2>("", "cmpst" + f, [](V old, V compared, V data) { return old == compared ? data : old; });
     atomics<V>("", "min" + f, [](V old, V data, V) { return minimum(old, data, true); });
     atomics<V>("", "max" + f, [](V old, V data, V) { return maximum(old, data, true); });
+}
+
+// The cache that does them has no denormals in single precision; it keeps those of halves and doubles.
+inline void MemoryAdder::float_atomics() {
+    auto add_f32 = [](float old, float data, float) { return flush(flush(old) + flush(data)); };
+    auto add_f16 = [](uint32_t old, uint32_t data, uint32_t) {
+        uint32_t low = double_to_half(widen(old & 0xFFFF) + widen(data & 0xFFFF));
+        return low | uint32_t(double_to_half(widen(old >> 16) + widen(data >> 16))) << 16;
+    };
+    auto add_f64 = [](double old, double data, double) { return old + data; };
+    auto min_f64 = [](double old, double data, double) { return minimum(old, data, true); };
+    auto max_f64 = [](double old, double data, double) { return maximum(old, data, true); };
+    for (const std::string prefix : {"global_atomic_", "buffer_atomic_"}) {
+        add(prefix + "add_f32", &atomic<decltype(add_f32), float, 1>);
+        add(prefix + "pk_add_f16", &atomic<decltype(add_f16), uint32_t, 1>);
+    }
+    for (const std::string prefix : {"flat_atomic_", "global_atomic_", "buffer_atomic_"}) {
+        add(prefix + "add_f64", &atomic<decltype(add_f64), double, 1>);
+        add(prefix + "min_f64", &atomic<decltype(min_f64), double, 1>);
+        add(prefix + "max_f64", &atomic<decltype(max_f64), double, 1>);
+    }
+    add("ds_add_f64", &lds_atomic<decltype(add_f64), double, 1, false>);
+    add("ds_add_rtn_f64", &lds_atomic<decltype(add_f64), double, 1, true>);
 }
 
 inline void add_memory(Registry &registry) {
@@ -738,6 +762,7 @@ inline void add_memory(Registry &registry) {
 
     a.integer_atomics<uint32_t, int32_t, float>("32");
     a.integer_atomics<uint64_t, int64_t, double>("64");
+    a.float_atomics();
     a.atomics<float>("", "add_f32", [](float old, float data, float) { return old + data; });
     a.atomics<uint32_t, 2>("", "wrap_b32", [](uint32_t old, uint32_t data, uint32_t second) {
         return old >= data ? old - data : old + second;
@@ -763,5 +788,6 @@ inline void add_memory(Registry &registry) {
     a.add("ds_permute_b32", ds_permute);
     a.add("ds_bpermute_b32", ds_backward_permute);
     a.add("ds_swizzle_b32", ds_swizzle);
-    for (const char *name : {"ds_nop", "buffer_wbinvl1", "buffer_wbinvl1_vol"}) a.add(name, nothing);
+    for (const char *name : {"ds_nop", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_wbl2", "buffer_invl2"})
+        a.add(name, nothing);
 }

@@ -3,7 +3,9 @@
 #include "engine/program.h"
 #include "engine/registry.h"
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <string_view>
 
 namespace hipsim {
@@ -37,24 +39,13 @@ uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
     return wide ? std::bit_cast<uint64_t>(floats[n]) : std::bit_cast<uint32_t>(float(floats[n]));
 }
 
-// GFX9 shifts and rotates whole waves and broadcasts rows; GFX10 shares and exchanges the lanes of a row.
-bool has_dpp_control(const isa::Instruction &i) {
-    unsigned control = i.dpp_ctrl;
-    bool gfx10 = i.set->family == isa::Family::gfx10;
-    if (control < 0x100 || control == 0x140 || control == 0x141) return true;
-    if (control > 0x100 && control < 0x130) return control & 15;
-    if (gfx10) return control >= 0x150 && control < 0x170;
-    return control == 0x130 || control == 0x134 || control == 0x138 || control == 0x13C || control == 0x142 ||
-           control == 0x143;
-}
-
 // Which modifiers an instruction has that its types do not allow.
 std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) {
     bool packed = i.opcode->format == isa::Format::vop3p;
     for (unsigned n = 0; n < 3; ++n) {
         Type type = semantics.src[n];
         unsigned bit = 1u << n;
-        bool negatable = is_float(type) || type == Type::packed_f16;
+        bool negatable = is_float(type) || type == Type::packed_f16 || type == Type::packed_f32;
         if (((i.abs | i.neg) & bit) && !negatable) return "neg or abs of an integer";
         if (packed && (i.neg_hi & bit) && !negatable) return "neg of an integer";
         if (!packed && !semantics.own_op_sel && (i.op_sel & bit) && !is_half(type))
@@ -63,11 +54,83 @@ std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) 
     }
     if (!packed && (i.op_sel & 8) && !is_half(semantics.dst)) return "op_sel of a 32-bit result";
     bool comparison = i.dst < isa::vgpr0 && std::string_view(i.opcode->name).starts_with("v_cmp");
-    if (i.variant == isa::dpp && !i.eight && !has_dpp_control(i)) return "DPP control";
     if (i.omod && (!is_float(semantics.dst) || comparison)) return "omod of an integer";
     if (i.clamp && (comparison ||
                     !(is_float(semantics.dst) || semantics.dst == Type::packed_f16 || semantics.run_clamped)))
         return "clamp";
+    return "";
+}
+
+// Registers that follow one another are all VGPRs or all AGPRs.
+bool beyond(unsigned first, unsigned width) { return first % 256 + width > 256; }
+
+// CDNA2: operands of several registers begin at an even one.
+bool at_odd_register(const isa::Instruction &i) {
+    if (!i.set->cdna2) return false;
+    using isa::Format;
+    auto odd = [&](unsigned number, char field) { return i.opcode->width(field) > 1 && number % 2; };
+    Format format = i.opcode->format;
+    if (format >= Format::ds) {
+        bool pair = format == Format::mubuf && i.offen && i.idxen;
+        bool scalar = (format == Format::global || format == Format::scratch) && i.saddr != 0x7F;
+        return odd(i.vdst, 'D') || (odd(i.addr, 'A') && !scalar && format != Format::mubuf) ||
+               odd(i.data[0], 'B') || odd(i.data[1], 'C') || (pair && i.addr % 2);
+    }
+    const char fields[] = {'A', 'B', 'C'};
+    for (unsigned n = 0; n < 3; ++n)
+        if (i.src[n] >= isa::vgpr0 && odd(i.src[n], fields[n])) return true;
+    return i.dst >= isa::vgpr0 && odd(i.dst, 'D');
+}
+
+// Which lanes a DPP instruction reads: GFX9 shifts and rotates whole waves and broadcasts rows, GFX10 shares and exchanges
+// the lanes of a row.
+std::string bad_dpp(const isa::Instruction &i) {
+    if (i.variant != isa::dpp || i.eight) return "";
+    unsigned control = i.dpp_ctrl, row = control & 0x1F0;
+    bool gfx10 = i.set->family == isa::Family::gfx10;
+    bool broadcast = i.set->cdna2 && row == 0x150;  // row_newbcast
+    static constexpr uint16_t of_waves[] = {0x130, 0x134, 0x138, 0x13C, 0x142, 0x143};
+    bool known = control < 0x100 || ((row == 0x100 || row == 0x110 || row == 0x120) && (control & 15)) ||
+                 control == 0x140 || control == 0x141 || broadcast;
+    if (gfx10) known = known || row == 0x150 || row == 0x160;
+    else known = known || std::find(std::begin(of_waves), std::end(of_waves), control) != std::end(of_waves);
+    bool wide = i.opcode->width('D') > 1 || i.opcode->width('A') > 1;
+    return known && (broadcast || !wide) ? "" : "DPP control";
+}
+
+// The hardware writes parts of a large result before it has read all sources. Only C may be in the same place.
+bool overwrites_sources(const isa::Instruction &i) {
+    unsigned width = i.opcode->width('D');
+    auto overlap = [&](unsigned n, char field) {
+        return i.src[n] < i.dst + width && i.dst < i.src[n] + i.opcode->width(field);
+    };
+    return width > 4 && (overlap(0, 'A') || overlap(1, 'B') || (i.src[2] != i.dst && overlap(2, 'C')));
+}
+
+// What is special about some instructions of CDNA2.
+std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
+    auto constant = [&](unsigned n) { return is_constant(i.src[n]); };
+    if (semantics.blocks) {
+        if (i.src[0] < isa::vgpr0 || i.src[1] < isa::vgpr0) return "a factor that is no VGPR";
+        if (i.src[2] < isa::vgpr0 && (!constant(2) || i.src[2] == isa::literal)) return "an SGPR as C";
+        if ((1u << i.cbsz) > semantics.blocks || i.abid >= 1u << i.cbsz) return "cbsz or abid";
+        if (i.blgp && semantics.dst == Type::f64) return "blgp";
+        if (overwrites_sources(i)) return "D that overlaps another operand";
+        return "";
+    }
+    for (const char *p = i.opcode->operands; *p; p += 2)
+        if (*p == 'a' && i.src[0] < isa::agpr0) return "an operand that is no AGPR";
+    std::string_view name = i.opcode->name;
+    // In the low word of a pair, a constant is what it is; whether the high word repeats it is not documented.
+    bool packed_single = semantics.src[0] == Type::packed_f32, moves_pair = name == "v_pk_mov_b32";
+    for (unsigned n = 0; n < 3 && (packed_single || moves_pair); ++n) {
+        bool high = (i.op_sel >> n & 1) || (packed_single && (i.op_sel_hi >> n & 1));
+        if (i.opcode->width("ABC"[n]) && constant(n) && i.src[n] != isa::zero && high)
+            return "the high word of a constant";
+    }
+    if (moves_pair && (i.op_sel_hi & 3) != 3) return "op_sel_hi";
+    if ((name == "v_pk_fmac_f16" || name == "v_dot2c_f32_f16") && constant(0) && i.src[0] != isa::literal)
+        return "a constant for two halves";
     return "";
 }
 
@@ -83,7 +146,6 @@ std::string bad_memory(const isa::Instruction &i) {
         std::string_view name = i.opcode->name;
         if (name == "ds_swizzle_b32" && (i.offset & 0x8000) && (i.offset & 0x7F00)) return "swizzle mode";
     }
-    auto beyond = [](unsigned first, unsigned width) { return first + width > 256; };
     if (format >= Format::ds && format <= Format::mubuf)
         if (beyond(i.vdst, i.opcode->width('D')) || beyond(i.addr, i.opcode->width('A')) ||
             beyond(i.data[0], i.opcode->width('B')) || beyond(i.data[1], i.opcode->width('C')))
@@ -102,7 +164,9 @@ std::string bad_register(const isa::Instruction &i) {
     const std::string_view known_registers = gfx10 ? "\1\2\3\6\7\17\24\25\27\30\35" : "\1\2\3\4\5\6\7\17";
     std::string_view name = i.opcode->name;
     unsigned number = i.simm & 63;
-    if (name == "s_getreg_b32") {
+    if (name == "s_getreg_b32" && i.set->cdna2 && number == 5) {
+        return "hardware register 5";  // GPR_ALLOC has other fields
+    } else if (name == "s_getreg_b32") {
         if (known_registers.find(char(number)) == std::string_view::npos)
             return "hardware register " + std::to_string(number);
     } else if (name == "s_setreg_b32" || name == "s_setreg_imm32_b32") {
@@ -151,13 +215,16 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     const Semantics &semantics = found->second;
     Format format = i.opcode->format;
     bool vector = format == Format::vop1 || format == Format::vop2 || format == Format::vopc ||
-                  format == Format::vop3 || format == Format::vop3p;
+                  format == Format::vop3 || format == Format::vop3p || format == Format::mai;
     std::string why = vector ? bad_modifier(i, semantics) : bad_memory(i);
     if (why.empty()) why = bad_register(i);
     const bool gfx10 = i.set->family == isa::Family::gfx10;
     if (why.empty() && gfx10) why = bad_null(i);
     // Two bytes: no document says what becomes of the other half of the register.
     if (gfx10 && std::string_view(i.opcode->name) == "v_sat_pk_u8_i16") why = "the upper half of the result";
+    if (why.empty() && vector) why = bad_dpp(i);
+    if (why.empty() && vector) why = bad_cdna2(i, semantics);
+    if (why.empty() && at_odd_register(i)) why = "several registers from an odd one";
     if (!why.empty()) return "unsupported: " + why;
 
     op.run = semantics.run;
@@ -187,7 +254,7 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     unsigned width_d = i.opcode->width('D');
     if (op.dst != null_place && i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128)
         return "unsupported: destination";
-    if (i.dst >= isa::vgpr0 && op.dst + width_d > 256) return "unsupported: a VGPR beyond the last";
+    if (i.dst >= isa::vgpr0 && beyond(op.dst, width_d)) return "unsupported: a VGPR beyond the last";
     if (i.opcode->width('S') && i.sdst > 126 && !(gfx10 && i.sdst == null_place))
         return "unsupported: destination";
 
@@ -205,7 +272,9 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
         if (operand >= isa::vgpr0) {
             source.index = uint16_t(operand - isa::vgpr0);
             source.kind = modified ? Source::other : Source::vgpr;
-            if (source.index + width > 256) return "unsupported: a VGPR beyond the last";
+            if (beyond(source.index, width)) return "unsupported: a VGPR beyond the last";
+        } else if (operand == isa::literal && format >= Format::vop3) {
+            return "unsupported: operand " + std::to_string(operand);
         } else if (is_constant(operand)) {
             source.value = constant(i, operand, semantics.src[n]);
             source.kind = modified ? Source::other : Source::constant;

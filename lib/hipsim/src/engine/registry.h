@@ -11,17 +11,17 @@
 namespace hipsim {
 
 // How constants and modifiers of an operand are to be read.
-enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, packed_f16 };
+enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, packed_f16, packed_f32 };
 
 struct Semantics {
     Handler run = nullptr;
     Handler run_clamped = nullptr;  // of integers with the clamp bit; null: clamp is not supported
     Type dst = Type::none;
     Type src[3] = {};
-    bool accumulates = false;  // the third source is the destination
-    bool keeps_high_half =
-        false;                // a 16-bit result leaves the other half of the register alone (GFX10: any does)
-    bool own_op_sel = false;  // op_sel means something else
+    bool accumulates = false;      // the third source is the destination
+    bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register; GFX10's all do
+    bool own_op_sel = false;       // op_sel means something else
+    uint8_t blocks = 0;            // of a matrix product
 };
 
 using Registry = std::unordered_map<std::string_view, Semantics>;

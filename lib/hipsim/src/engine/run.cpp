@@ -23,9 +23,9 @@ namespace hipsim {
 namespace {
 
 constexpr unsigned vgprs_of_a_wave = 256;
-constexpr unsigned vgprs_allocated =
-    260;                              // an operand of several registers that starts at an index may go beyond
-constexpr int64_t wave_slice = 4000;  // instructions of one wave before the next wave's turn
+// An operand of several registers that starts at an index may go beyond. AGPRs come behind all VGPRs.
+constexpr unsigned vgprs_allocated = 260, with_agprs_allocated = 516;
+constexpr int64_t wave_slice = 4000;     // instructions of one wave before the next wave's turn
 constexpr int64_t group_slice = 200000;  // instructions of one workgroup before the next workgroup's turn
 
 enum Property {
@@ -48,7 +48,10 @@ struct Descriptor {
 
     bool has(unsigned property) const { return properties >> property & 1; }
     unsigned user_sgprs() const { return resources2 >> 1 & 31; }
-    unsigned vgprs() const { return ((resources1 & 63) + 1) * (has(wave32) ? 8 : 4); }
+    // Of CDNA2, with the AGPRs, which begin at accumulator_offset().
+    unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 || has(wave32) ? 8 : 4); }
+    unsigned accumulator_offset() const { return ((resources3 & 63) + 1) * 4; }
+    bool splits_groups() const { return resources3 >> 16 & 1; }  // over compute units, which have an LDS each
     unsigned work_item_dimensions() const { return resources2 >> 11 & 3; }
     // Rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL, where MODE has them.
     uint32_t mode() const {
@@ -145,9 +148,11 @@ uint64_t next_random(uint64_t &state) {
 class Dispatch : public Job {
   public:
     Dispatch(const Launch &launch, Memory &memory, const Target &target, Services &services,
-             const Descriptor &descriptor, const Shape &shape, std::shared_ptr<Program> program)
+             const Descriptor &descriptor, const Shape &shape, const isa::Set &set,
+             std::shared_ptr<Program> program)
         : launch_(launch),
           memory_(memory),
+          set_(set),
           target_(target),
           services_(services),
           descriptor_(descriptor),
@@ -174,6 +179,9 @@ class Dispatch : public Job {
     std::unique_ptr<Resident> take();
     void give(std::unique_ptr<Resident> resident, bool ended, const Fault &fault);
     std::unique_ptr<Resident> make();
+    std::size_t registers_bytes() const {  // of a wave
+        return (set_.cdna2 ? with_agprs_allocated : vgprs_allocated) * sizeof(Vgpr);
+    }
     void start(Resident &resident, uint64_t number);
     void start_wave(Resident &resident, unsigned index, unsigned count, const uint32_t *size);
     bool run_slice(Resident &resident);
@@ -181,6 +189,7 @@ class Dispatch : public Job {
 
     const Launch &launch_;
     Memory &memory_;
+    const isa::Set &set_;
     const Target &target_;
     Services &services_;
     const Descriptor descriptor_;
@@ -278,7 +287,7 @@ void Dispatch::give(std::unique_ptr<Resident> resident, bool ended, const Fault 
 std::unique_ptr<Resident> Dispatch::make() {
     auto resident = std::make_unique<Resident>();
     resident->waves = std::vector<Wave>(shape_.waves);
-    resident->vgprs = std::make_unique<Pages>(std::size_t{shape_.waves} * vgprs_allocated * sizeof(Vgpr));
+    resident->vgprs = std::make_unique<Pages>(shape_.waves * registers_bytes());
     resident->lds = std::make_unique<Pages>(shape_.lds_bytes);
     resident->scratch =
         std::make_unique<Pages>(std::size_t{shape_.waves} * shape_.private_bytes * shape_.lanes);
@@ -318,10 +327,13 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     w.program = program_.get();
     w.next = program_->entry();
     w.index = index;
-    w.vgprs = descriptor_.vgprs();
-    w.v =
-        reinterpret_cast<Vgpr *>(resident.vgprs->get() + std::size_t{index} * vgprs_allocated * sizeof(Vgpr));
-    std::memset(static_cast<void *>(w.v), target_.hostile ? 0xA5 : 0, w.vgprs * sizeof(Vgpr));
+    w.vgprs = descriptor_.vgprs(set_.cdna2);
+    w.v = reinterpret_cast<Vgpr *>(resident.vgprs->get() + index * registers_bytes());
+    unsigned own = set_.cdna2 ? std::min(w.vgprs, descriptor_.accumulator_offset()) : w.vgprs;
+    int content = target_.hostile ? 0xA5 : 0;
+    std::memset(static_cast<void *>(w.v), content, own * sizeof(Vgpr));
+    std::memset(static_cast<void *>(w.v + vgprs_of_a_wave), content,
+                std::min(w.vgprs - own, vgprs_of_a_wave) * sizeof(Vgpr));
     w.scratch_bytes = uint64_t{shape_.private_bytes} * shape_.lanes;
     w.scratch = w.scratch_bytes ? resident.scratch->get() + index * w.scratch_bytes : nullptr;
     w.set_mode(descriptor_.mode());
@@ -354,14 +366,19 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
 
     for (unsigned l = 0; l < shape_.lanes; ++l) {
         uint32_t item = index * shape_.lanes + l;
-        w.v[0][l] = item % size[0];
-        if (descriptor_.work_item_dimensions() > 0) w.v[1][l] = item / size[0] % size[1];
-        if (descriptor_.work_item_dimensions() > 1) w.v[2][l] = item / size[0] / size[1];
+        const uint32_t ids[] = {item % size[0], item / size[0] % size[1], item / size[0] / size[1]};
+        w.v[0][l] = ids[0];
+        for (unsigned d = 1; d <= std::min(descriptor_.work_item_dimensions(), 2u); ++d) {
+            if (set_.cdna2) w.v[0][l] |= ids[d] << (10 * d);
+            else w.v[d][l] = ids[d];
+        }
     }
 }
 
 // An instruction whose VGPR operands M0 is added to (s_set_gpr_idx_on).
 void run_indexed(Wave &w, const Op &op) {
+    if (op.i.opcode->format == isa::Format::mai)
+        return w.fault(Fault::illegal_instruction, op, op.address, "VGPR index mode");
     Op indexed = op;
     unsigned by = w.s[isa::m0] & 0xFF;
     auto move = [&](uint16_t &number) {
@@ -502,13 +519,14 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     uint32_t lds = std::max(launch.group_bytes, descriptor.group_bytes);
     if (lds > target.group_bytes_per_unit) return refuse("more LDS than a compute unit has");
     shape.lds_bytes = (lds + 511) & ~511u;
+    if (set->cdna2 && lds && descriptor.splits_groups()) return refuse("LDS in threadgroup split mode");
     if (shape.private_bytes > 1u << 21) return refuse("more scratch than a work-item can have");
     if (descriptor.mode() & mode_fp16_overflow) return refuse("FP16_OVFL is not supported");
 
     auto program = Program::at(descriptor.entry, *set, memory, result.fault);
     if (!program) return result;
 
-    Dispatch dispatch(launch, memory, target, services, descriptor, shape, program);
+    Dispatch dispatch(launch, memory, target, services, descriptor, shape, *set, program);
     dispatch.result.end_ns = launch.start_ns;
     unsigned helpers = target.threads ? target.threads - 1 : Pool::cpus() - 1;
     helpers = unsigned(std::min<uint64_t>(helpers, shape.total - 1));

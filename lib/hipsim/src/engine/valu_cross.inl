@@ -116,30 +116,39 @@ void dot_integer(Wave &w, const Op &op) {
     merge(w, w.v[op.dst], s[2], written_lanes(w, op));
 }
 
-// The sum is rounded once.
+// The sum is rounded once. CDNA2 has no denormals here, whatever MODE says; how it rounds is unknown.
 inline void dot_half(Wave &w, const Op &op) {
     const isa::Instruction &i = op.i;
     alignas(64) uint32_t s[3][lanes];
     alignas(64) float result[lanes];
     for (unsigned n = 0; n < 3; ++n) raw(w, op, n, 0, 1, s[n]);
+    bool never = i.set->cdna2;
     Rounding<F32> rounding(w);
     for (unsigned l = 0; l < lanes; ++l) {
         float addend = std::bit_cast<float>(s[2][l] ^ (i.neg >> 2 & 1) << 31);
-        double sum = w.flush_in32 ? flush(addend) : addend;
+        double sum = w.flush_in32 || never ? flush(addend) : addend;
         for (unsigned n = 0; n < 2; ++n) {
             double factor[2];
             for (unsigned k = 0; k < 2; ++k) {
                 unsigned upper = (n ? i.op_sel_hi : i.op_sel) >> k & 1,
                          sign = (n ? i.neg_hi : i.neg) >> k & 1;
-                factor[k] = widen(uint16_t(s[k][l] >> (16 * upper)) ^ sign << 15);
+                uint16_t half = uint16_t(s[k][l] >> (16 * upper)) ^ uint16_t(sign << 15);
+                factor[k] = widen(never ? flush_half(half) : half);
             }
             sum += factor[0] * factor[1];
         }
         result[l] = float(sum);
-        if (w.flush_out32) result[l] = flush(result[l]);
+        if (w.flush_out32 || never) result[l] = flush(result[l]);
         if (i.clamp) result[l] = clamp_float(result[l], w.mode & mode_dx10_clamp);
     }
     merge(w, w.v[op.dst], reinterpret_cast<const uint32_t *>(result), written_lanes(w, op));
+}
+
+// Each word of the result comes from the source of that word.
+inline void move_pair(Wave &w, const Op &op) {
+    alignas(64) uint32_t words[2][lanes];
+    for (unsigned n = 0; n < 2; ++n) raw(w, op, n, op.i.op_sel >> n & 1, 2, words[n]);
+    for (unsigned n = 0; n < 2; ++n) merge(w, w.v[op.dst + n], words[n], w.exec());
 }
 
 inline void nothing(Wave &, const Op &) {}
@@ -156,6 +165,14 @@ inline void add_cross(Adder &a) {
     a.custom("v_fma_mixlo_f16", fma_mix<Mix::low>, Type::packed_f16, Type::f32, Type::f32, Type::f32);
     a.custom("v_fma_mixhi_f16", fma_mix<Mix::high>, Type::packed_f16, Type::f32, Type::f32, Type::f32);
     a.custom("v_dot2_f32_f16", dot_half, Type::packed_f16, Type::packed_f16, Type::packed_f16, Type::f32);
+    a.custom("v_dot2c_f32_f16", dot_half, Type::f32, Type::packed16, Type::packed16, Type::f32).accumulates =
+        true;
+    const std::pair<const char *, Handler> onto_themselves[] = {{"v_dot2c_i32_i16", dot_integer<16, true>},
+                                                                {"v_dot4c_i32_i8", dot_integer<8, true>},
+                                                                {"v_dot8c_i32_i4", dot_integer<4, true>}};
+    for (auto [name, handler] : onto_themselves)
+        a.custom(name, handler, Type::b32, Type::packed16, Type::packed16, Type::b32).accumulates = true;
+    a.custom("v_pk_mov_b32", move_pair, Type::b64, Type::b32, Type::b32);
     const std::pair<const char *, Handler> dots[] = {
         {"v_dot2_i32_i16", dot_integer<16, true>}, {"v_dot2_u32_u16", dot_integer<16, false>},
         {"v_dot4_i32_i8", dot_integer<8, true>},   {"v_dot4_u32_u8", dot_integer<8, false>},

@@ -311,9 +311,11 @@ inline void add_single(Adder &a) {
                              [](f32 x, f32 y, f32 z, bool e) { return maximum(maximum(x, y, e), z, e); });
     a.op<F32, F32, F32, F32>("v_med3_f32", [](f32 x, f32 y, f32 z, bool e) { return median(x, y, z, e); });
     a.op<F32, F32, F32, F32>("v_fma_f32", [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); });
-    a.op<F32, F32, F32, F32>("v_fmac_f32", [](f32 x, f32 y, f32 z) {
-         return std::fma(x, y, z);
-     }).accumulates = true;
+    auto fused = [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); };
+    a.op<F32, F32, F32, F32>("v_fmac_f32", fused).accumulates = true;
+    a.packed_single<2>("v_pk_add_f32", [](f32 x, f32 y) { return x + y; });
+    a.packed_single<2>("v_pk_mul_f32", [](f32 x, f32 y) { return x * y; });
+    a.packed_single<3>("v_pk_fma_f32", fused);
     // Multiplication and addition, each rounded; never with denormals.
     auto mad = [](f32 x, f32 y, f32 z) { return flush(x * y) + z; };
     using X = Flushed32;
@@ -388,7 +390,9 @@ inline void add_double(Adder &a) {
     a.op<F64, F64, F64>("v_mul_f64", [](f64 x, f64 y) { return x * y; });
     a.op<F64, F64, F64>("v_min_f64", [](f64 x, f64 y, bool ieee) { return minimum(x, y, ieee); });
     a.op<F64, F64, F64>("v_max_f64", [](f64 x, f64 y, bool ieee) { return maximum(x, y, ieee); });
-    a.op<F64, F64, F64, F64>("v_fma_f64", [](f64 x, f64 y, f64 z) { return std::fma(x, y, z); });
+    auto fused = [](f64 x, f64 y, f64 z) { return std::fma(x, y, z); };
+    a.op<F64, F64, F64, F64>("v_fma_f64", fused);
+    a.op<F64, F64, F64, F64>("v_fmac_f64", fused).accumulates = true;
     a.op<F64, F64>("v_rcp_f64", [](f64 x) { return 1 / x; });
     a.op<F64, F64>("v_rsq_f64", [](f64 x) { return 1 / std::sqrt(x); });
     a.op<F64, F64>("v_sqrt_f64", [](f64 x) { return std::sqrt(x); });
@@ -482,6 +486,7 @@ inline void add_half(Adder &a) {
     a.packed<true, f32, 2>("v_pk_min_f16", [](f32 x, f32 y, bool ieee) { return minimum(x, y, ieee); });
     a.packed<true, f32, 2>("v_pk_max_f16", [](f32 x, f32 y, bool ieee) { return maximum(x, y, ieee); });
     a.packed<true, f64, 3>("v_pk_fma_f16", fused);
+    a.packed<true, f64, 3>("v_pk_fmac_f16", fused).accumulates = true;
 }
 
 template <class T>

@@ -112,10 +112,6 @@ inline void add_gfx10(Adder &a) {
     a.op<W, W, W, W>("v_fmamk_f16", fused_half);
     a.op<W, W, W, W>("v_fmaak_f16", fused_half);
     a.op<W, W, W, W>("v_fmac_f16", fused_half).accumulates = true;
-    a.packed<true, f64, 3>("v_pk_fmac_f16", fused_half).accumulates = true;
-    constexpr Type packed = Type::packed16;  // without modifiers
-    a.custom("v_dot2c_f32_f16", dot_half, packed, packed, packed, Type::b32).accumulates = true;
-    a.custom("v_dot4c_i32_i8", dot_integer<8, true>, packed, packed, packed, Type::b32).accumulates = true;
 
     a.custom("v_movrels_b32", move_relative<true, false, false>, Type::b32, Type::b32);
     a.custom("v_movreld_b32", move_relative<false, true, false>, Type::b32, Type::b32);

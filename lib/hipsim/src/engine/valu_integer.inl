@@ -55,6 +55,8 @@ inline void add_integer(Adder &a) {
     using i16 = int16_t;
 
     a.op<U32, U32>("v_mov_b32", [](u32 x) { return x; });
+    for (const char *name : {"v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"})
+        a.op<U32, U32>(name, [](u32 x) { return x; });
     a.op<U32, U32>("v_not_b32", [](u32 x) { return ~x; });
     a.op<U32, U32>("v_bfrev_b32", [](u32 x) { return reverse_bits(x); });
     a.op<U32, U32>("v_ffbh_u32", [](u32 x) { return x ? u32(std::countl_zero(x)) : ~0u; });

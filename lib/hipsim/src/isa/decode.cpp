@@ -21,10 +21,10 @@ const Opcode gfx1030[] = {
 };
 
 const Set sets[] = {
-    {"gfx906", Family::gfx9, 64, gfx906},
-    {"gfx90a", Family::gfx9, 64, gfx90a},
-    {"gfx1030", Family::gfx10, 32, gfx1030},
-    {"gfx1030", Family::gfx10, 64, gfx1030},
+    {"gfx906", Family::gfx9, 64, false, gfx906},
+    {"gfx90a", Family::gfx9, 64, true, gfx90a},
+    {"gfx1030", Family::gfx10, 32, false, gfx1030},
+    {"gfx1030", Family::gfx10, 64, false, gfx1030},
 };
 
 constexpr unsigned most_opcodes = 1024;  // of one format
@@ -72,7 +72,7 @@ const Set *find_set(std::string_view gpu, unsigned lanes) {
 
 unsigned Opcode::width(char field) const {
     for (const char *p = operands; *p; p += 2) {
-        if ((*p & ~0x20) != field) continue;  // a small letter is the same field
+        if ((*p & ~0x20) != field) continue;  // small letters name the same fields
         if (p[1] == 'w') return 32;
         unsigned width = p[1] <= '9' ? p[1] - '0' : p[1] - 'a' + 10;
         return width || field == 'I' ? width : 16;

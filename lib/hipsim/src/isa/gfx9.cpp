@@ -64,6 +64,14 @@ bool decode_salu(Instruction &i, uint32_t word) {
     return i.opcode != nullptr;
 }
 
+// Fields that always name an AGPR have small letters in the table.
+void name_agprs(Instruction &i) {
+    for (const char *p = i.opcode->operands; *p; p += 2) {
+        if (*p == 'd') i.dst += agpr0 - vgpr0;
+        if (*p == 'a' && i.src[0] >= vgpr0) i.src[0] += agpr0 - vgpr0;
+    }
+}
+
 bool decode_short_valu(Instruction &i, uint32_t word) {
     i.src[0] = bits(word, 8, 0);
     i.sdst = vcc;
@@ -78,18 +86,41 @@ bool decode_short_valu(Instruction &i, uint32_t word) {
         i.opcode = i.set->find(Format::vop2, bits(word, 30, 25));
         i.src[1] = vgpr0 + bits(word, 16, 9);
         i.dst = vgpr0 + bits(word, 24, 17);
-        i.src[2] = vcc;  // of those with a carry or a condition
+        i.src[2] = vcc;   // of those with a carry or a condition
+        i.op_sel_hi = 7;  // halves are where they are
     }
     if (!i.opcode) return false;
     if (std::strcmp(i.opcode->name, "v_readfirstlane_b32") == 0) i.dst -= vgpr0;
+    name_agprs(i);
     return true;
+}
+
+// Matrix products: D, A, B and C are VGPRs or AGPRs.
+void decode_mai(Instruction &i, uint32_t first, uint32_t second) {
+    i.src[0] = bits(second, 8, 0);
+    i.dst = vgpr0 + bits(first, 7, 0);
+    if (!i.opcode->width('B')) return name_agprs(i);  // v_accvgpr_read and v_accvgpr_write
+    i.src[1] = bits(second, 17, 9);
+    i.src[2] = bits(second, 26, 18);
+    i.cbsz = bits(first, 10, 8);
+    i.abid = bits(first, 14, 11);
+    i.blgp = bits(second, 31, 29);
+    bool results = bits(first, 15, 15);
+    const bool accumulators[] = {bool(bits(second, 27, 27)), bool(bits(second, 28, 28)), results};
+    for (unsigned n = 0; n < 3; ++n)
+        if (accumulators[n] && i.src[n] >= vgpr0) i.src[n] += agpr0 - vgpr0;
+    if (results) i.dst += agpr0 - vgpr0;
 }
 
 bool decode_vop3(Instruction &i, uint32_t first, uint32_t second) {
     bool packed = bits(first, 25, 23) == 7;
-    i.opcode = packed ? i.set->find(Format::vop3p, bits(first, 22, 16))
-                      : i.set->find(Format::vop3, bits(first, 25, 16));
+    Format format = !packed ? Format::vop3 : bits(first, 22, 22) ? Format::mai : Format::vop3p;
+    i.opcode = i.set->find(format, packed ? bits(first, 22, 16) : bits(first, 25, 16));
     if (!i.opcode) return false;
+    if (format == Format::mai) {
+        decode_mai(i, first, second);
+        return true;
+    }
     i.src[0] = bits(second, 8, 0);
     i.src[1] = bits(second, 17, 9);
     i.src[2] = bits(second, 26, 18);
@@ -129,6 +160,12 @@ void decode_smem(Instruction &i, uint32_t first, uint32_t second) {
     if (!i.has_imm) i.has_soffset = true;
 }
 
+// CDNA2: the data of a memory access may be in AGPRs.
+void data_in_agprs(Instruction &i, bool accumulators) {
+    if (!accumulators || !i.set->cdna2) return;
+    for (uint16_t *number : {&i.vdst, &i.data[0], &i.data[1]}) *number += agpr0 - vgpr0;
+}
+
 void decode_ds(Instruction &i, uint32_t first, uint32_t second) {
     i.opcode = i.set->find(Format::ds, bits(first, 24, 17));
     i.gds = bits(first, 16, 16);
@@ -137,6 +174,7 @@ void decode_ds(Instruction &i, uint32_t first, uint32_t second) {
     i.data[0] = bits(second, 15, 8);
     i.data[1] = bits(second, 23, 16);
     i.vdst = bits(second, 31, 24);
+    data_in_agprs(i, bits(first, 25, 25));
 }
 
 void decode_flat(Instruction &i, uint32_t first, uint32_t second) {
@@ -152,6 +190,7 @@ void decode_flat(Instruction &i, uint32_t first, uint32_t second) {
     i.data[0] = bits(second, 15, 8);
     i.saddr = segment ? bits(second, 22, 16) : 0x7F;
     i.vdst = bits(second, 31, 24);
+    data_in_agprs(i, bits(second, 23, 23));
 }
 
 void decode_mubuf(Instruction &i, uint32_t first, uint32_t second) {
@@ -165,8 +204,9 @@ void decode_mubuf(Instruction &i, uint32_t first, uint32_t second) {
     i.addr = bits(second, 7, 0);
     i.data[0] = i.vdst = bits(second, 15, 8);
     i.srsrc = bits(second, 20, 16) * 4;
-    i.tfe = bits(second, 23, 23);
+    i.tfe = bits(second, 23, 23) && !i.set->cdna2;
     i.soffset = bits(second, 31, 24);
+    data_in_agprs(i, bits(second, 23, 23));
 }
 
 bool takes_literal(const Instruction &i) {

@@ -22,6 +22,7 @@ enum class Format : uint8_t {
     vopc,
     vop3,
     vop3p,
+    mai,  // matrix products and moves of AGPRs, encoded as VOP3P
     ds,
     flat,
     scratch,
@@ -52,6 +53,9 @@ struct Set {
     const char *gpu;  // as LLVM calls the processor
     Family family;
     unsigned lanes;  // of a wave
+    // 512 registers, of which some are AGPRs; operands of several registers begin at an even one; the three work-item
+    // IDs are in one register; dot products of halves have no denormals.
+    bool cdna2;
     std::span<const Opcode> opcodes;
 
     // The row of the table; null: there is no such opcode.
@@ -62,7 +66,8 @@ struct Set {
 const Set *find_set(std::string_view gpu, unsigned lanes = 0);
 
 // Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
-// 256–511 VGPRs. GFX10 has SGPRs where GFX9 has FLAT_SCRATCH and XNACK_MASK, and 125 is the null register.
+// 256–511 VGPRs. AGPRs, which have the numbers of VGPRs and a bit elsewhere, follow.
+// GFX10 has SGPRs where GFX9 has FLAT_SCRATCH and XNACK_MASK, and 125 is the null register.
 enum Operand : uint16_t {
     flat_scratch = 102,
     xnack_mask = 104,
@@ -87,6 +92,7 @@ enum Operand : uint16_t {
     lds_direct = 254,
     literal = 255,
     vgpr0 = 256,
+    agpr0 = 512,
 };
 
 struct Instruction {
@@ -116,8 +122,11 @@ struct Instruction {
     bool eight = false;           // GFX10's DPP8, whose source lanes are in:
     uint32_t lane_sel = 0;        // 3 bits for each of 8 lanes
 
-    // Memory: vaddr and so on are VGPR numbers (SMEM: operands).
-    uint8_t addr = 0, data[2] = {}, vdst = 0;
+    // MAI: blocks of A and lanes of B that take the place of others
+    uint8_t cbsz = 0, abid = 0, blgp = 0;
+
+    // Memory: vaddr and so on are VGPR numbers (SMEM: operands); 256 and more are AGPRs.
+    uint16_t addr = 0, data[2] = {}, vdst = 0;
     uint8_t saddr = 0;  // 0x7f: none
     uint8_t srsrc = 0, soffset = 0;
     int32_t offset = 0;

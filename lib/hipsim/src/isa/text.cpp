@@ -28,6 +28,7 @@ std::string pair(const char *name, unsigned operand, unsigned first, unsigned wi
 std::string operand(const Instruction &i, unsigned code, unsigned width) {
     static const char *const floats[] = {"0.5",  "-0.5", "1.0",  "-1.0",      "2.0",
                                          "-2.0", "4.0",  "-4.0", "0.15915494"};
+    if (code >= agpr0) return range("a", code - agpr0, width);
     if (code >= vgpr0) return range("v", code - vgpr0, width);
     bool gfx10 = i.set->family == Family::gfx10;
     if (code < (gfx10 ? vcc : flat_scratch)) return range("s", code, width);
@@ -79,11 +80,13 @@ std::string field(const Instruction &i, char letter, unsigned width) {
     Format format = i.opcode->format;
     bool vector_memory = format >= Format::ds;
     switch (letter) {
-        case 'D': return vector_memory ? range("v", i.vdst, width) : operand(i, i.dst, width);
+        case 'd':
+        case 'D': return operand(i, vector_memory ? vgpr0 + i.vdst : i.dst, width);
         case 'S': return operand(i, i.sdst, width);
+        case 'a':
         case 'A': return vector_memory ? address(i, width) : source(i, 0, width);
-        case 'B': return vector_memory ? range("v", i.data[0], width) : source(i, 1, width);
-        case 'C': return vector_memory ? range("v", i.data[1], width) : source(i, 2, width);
+        case 'B': return vector_memory ? operand(i, vgpr0 + i.data[0], width) : source(i, 1, width);
+        case 'C': return vector_memory ? operand(i, vgpr0 + i.data[1], width) : source(i, 2, width);
         case 'R': return range("s", i.srsrc, width);
         case 'O': return operand(i, i.soffset, width);
         // SDWA comparisons may write another pair.
@@ -104,7 +107,7 @@ std::string text(const Instruction &i) {
     std::string result = i.opcode->name;
     const char *separator = " ";
     for (const char *p = i.opcode->operands; *p; p += 2) {
-        result += separator + field(i, *p, i.opcode->width(*p));
+        result += separator + field(i, *p, i.opcode->width(char(*p & ~0x20)));
         separator = ", ";
         // The three parts of a hardware register's name are one field.
         if (*p == 'I')
@@ -120,6 +123,9 @@ std::string text(const Instruction &i) {
     for (auto [set, name] : flags)
         if (set) result += std::string(" ") + name;
     if (i.omod) result += " omod:" + std::to_string(i.omod);
+    if (i.cbsz) result += " cbsz:" + std::to_string(i.cbsz);
+    if (i.abid) result += " abid:" + std::to_string(i.abid);
+    if (i.blgp) result += " blgp:" + std::to_string(i.blgp);
     if (i.opcode->format == Format::vop3p) {
         result += " op_sel:" + std::to_string(i.op_sel) + " op_sel_hi:" + std::to_string(i.op_sel_hi);
         result += " neg_lo:" + std::to_string(i.neg) + " neg_hi:" + std::to_string(i.neg_hi);
