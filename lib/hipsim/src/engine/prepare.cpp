@@ -273,7 +273,7 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
             source.index = uint16_t(operand - isa::vgpr0);
             source.kind = modified ? Source::other : Source::vgpr;
             if (beyond(source.index, width)) return "unsupported: a VGPR beyond the last";
-        } else if (operand == isa::literal && format >= Format::vop3) {
+        } else if (operand == isa::literal && format >= Format::vop3 && !gfx10) {  // GFX9 has none there
             return "unsupported: operand " + std::to_string(operand);
         } else if (is_constant(operand)) {
             source.value = constant(i, operand, semantics.src[n]);
