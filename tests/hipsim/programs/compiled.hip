@@ -101,7 +101,8 @@ int main() {
 
     Buffer<unsigned long long> ballots(5);
     launch(good.function(module, "votes"), 5, 64, ballots.data);
-    for (unsigned long long ballot : ballots.read()) CHECK(ballot == 0xAAAAAAAAAAAAAAAA);
+    for (unsigned long long ballot : ballots.read())
+        CHECK(ballot == (~0ull >> (64 - properties.warpSize) & 0xAAAAAAAAAAAAAAAA));
     const char *name;
     RTC(hiprtcGetLoweredName(good.program, "&counter", &name));
     hipDeviceptr_t place;
