@@ -11,7 +11,7 @@ import numpy as np
 
 SOURCE = Path(__file__).resolve().parent.parent / "lib" / "hipsim"
 TOOL = SOURCE / "build" / "run_code_object"
-GPUS = ("gfx906", "gfx90a")
+GPUS = ("gfx906", "gfx90a", "gfx1030")
 
 
 def missing() -> str | None:
@@ -33,11 +33,12 @@ def build() -> None:
         )
 
 
-def assemble(text: str, place: Path, gpu: str = "gfx906") -> Path:
-    """Assemble a text to a code object."""
+def assemble(text: str, place: Path, gpu: str = "gfx906", features: str = "") -> Path:
+    """Assemble a text to a code object; `features` are llvm-mc's, where the GPU's own are not meant."""
     source, unlinked, linked = place / "kernels.s", place / "kernels.o", place / "kernels.co"
     source.write_text(text)
-    target = ["--arch=amdgcn", "--triple=amdgcn-amd-amdhsa", f"-mcpu={gpu}", "--amdhsa-code-object-version=4"]
+    target = ["--arch=amdgcn", "--triple=amdgcn-amd-amdhsa", f"-mcpu={gpu}", f"-mattr={features}"]
+    target.append("--amdhsa-code-object-version=4")
     subprocess.run(["llvm-mc-15", *target, "-filetype=obj", "-o", str(unlinked), str(source)], check=True)
     subprocess.run(["ld.lld-15", "-shared", "-o", str(linked), str(unlinked)], check=True)
     return linked

@@ -15,9 +15,8 @@ examples:
   HIPSIM_DEVICES=2 hipsim -- ./a    with two devices
   HIPSIM_HOSTILE=1 hipsim -- ./a    delays, failing allocations, reordered waves
 
-The program is what hipcc built (--offload-arch=gfx906, or gfx90a with
---gpu gfx90a). AMD's own libamdhip64
-and libhsa-runtime64 load it and run it; hipsim replaces what is below them:
+The program is what hipcc built (--offload-arch=gfx906, or gfx90a or gfx1030
+with --gpu). AMD's own libamdhip64 and libhsa-runtime64 load it and run it; hipsim replaces what is below them:
 the driver and the instruction set. Results are exact. Times mean nothing,
 except on the virtual clock (--clock virtual): there a kernel lasts 1 ns for
 each instruction of its longest wave, a copy 1 ns for 10 bytes.
@@ -28,7 +27,7 @@ DEVICE = embedded.EmbeddedDevice(
     library="libhsakmt.so.1",
     description="Run a HIP program on the embedded AMD device: a GPU in software.",
     epilog=EPILOG,
-    gpus=("gfx906", "gfx90a"),
+    gpus=("gfx906", "gfx90a", "gfx1030"),
 )
 
 

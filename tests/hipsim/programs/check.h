@@ -45,3 +45,9 @@ struct Buffer {
     }
     operator T *() const { return data; }
 };
+
+inline int lanes_of_a_wave() {
+    hipDeviceProp_t properties;
+    OK(hipGetDeviceProperties(&properties, 0));
+    return properties.warpSize;
+}

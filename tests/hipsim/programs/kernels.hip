@@ -26,29 +26,30 @@ static void check_transpose() {
 
 __global__ void shuffles(const int *in, int *sums, int *others) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, value = in[i];
-    others[i] = __shfl(value, (threadIdx.x + 5) & 63) + 1000 * __shfl_xor(value, 17);
-    for (int offset = 32; offset > 0; offset /= 2) value += __shfl_down(value, offset);
-    if ((threadIdx.x & 63) == 0) sums[i / 64] = value;
+    others[i] = __shfl(value, (threadIdx.x + 5) % warpSize) + 1000 * __shfl_xor(value, 17);
+    for (int offset = warpSize / 2; offset > 0; offset /= 2) value += __shfl_down(value, offset);
+    if (threadIdx.x % warpSize == 0) sums[i / warpSize] = value;
 }
 
 static void check_shuffles() {
     std::vector<int> in(256);
     for (int i = 0; i < 256; i++) in[i] = i * i % 97;
-    Buffer<int> from(in), sums(4), others(256);
+    const int lanes = lanes_of_a_wave(), waves = 256 / lanes;
+    Buffer<int> from(in), sums(waves), others(256);
     shuffles<<<2, 128>>>(from, sums, others);
     std::vector<int> sum = sums.read(), other = others.read();
-    for (int wave = 0; wave < 4; wave++) {
-        CHECK(sum[wave] == std::accumulate(&in[wave * 64], &in[wave * 64] + 64, 0));
-        for (int lane = 0; lane < 64; lane++)
-            CHECK(other[wave * 64 + lane] ==
-                  in[wave * 64 + (lane + 5) % 64] + 1000 * in[wave * 64 + (lane ^ 17)]);
+    for (int wave = 0; wave < waves; wave++) {
+        const int *of = &in[wave * lanes];
+        CHECK(sum[wave] == std::accumulate(of, of + lanes, 0));
+        for (int lane = 0; lane < lanes; lane++)
+            CHECK(other[wave * lanes + lane] == of[(lane + 5) % lanes] + 1000 * of[lane ^ 17]);
     }
 }
 
 __global__ void votes(const int *in, unsigned long long *ballots, int *any_all) {
     int i = threadIdx.x;
     unsigned long long ballot = __ballot(in[i] % 3 == 0);
-    if ((i & 63) == 0) ballots[i / 64] = ballot;
+    if (i % warpSize == 0) ballots[i / warpSize] = ballot;
     any_all[i] = __any(in[i] > 190) * 2 + __all(in[i] < 128);
 }
 
@@ -56,13 +57,15 @@ static void check_votes() {
     std::vector<int> in(192);
     std::iota(in.begin(), in.end(), 0);
     Buffer<int> from(in), flags(192);
-    Buffer<unsigned long long> ballots(3);
+    const int lanes = lanes_of_a_wave();
+    Buffer<unsigned long long> ballots(192 / lanes);
     votes<<<1, 192>>>(from, ballots, flags);
     std::vector<unsigned long long> ballot = ballots.read();
     std::vector<int> flag = flags.read();
     for (int i = 0; i < 192; i++) {
-        CHECK((ballot[i / 64] >> (i % 64) & 1) == (i % 3 == 0));
-        CHECK(flag[i] == (i >= 128) * 2 + (i < 128));
+        CHECK((ballot[i / lanes] >> (i % lanes) & 1) == (i % 3 == 0));
+        int first = i / lanes * lanes, last = first + lanes - 1;
+        CHECK(flag[i] == (last > 190) * 2 + (last < 128));
     }
 }
 
@@ -264,10 +267,11 @@ int main(int count, char **names) {
     struct {
         const char *name;
         void (*check)();
-    } checks[] = {{"transpose", check_transpose},  {"shuffles", check_shuffles},   {"votes", check_votes},
-                  {"atomics", check_atomics},      {"multiply", check_multiply},   {"dynamic", check_dynamic},
-                  {"scratch", check_scratch},      {"arguments", check_arguments}, {"doubles", check_doubles},
-                  {"last_block", check_last_block}, {"whole_words", check_whole_words}};
+    } checks[] = {
+        {"transpose", check_transpose},   {"shuffles", check_shuffles},      {"votes", check_votes},
+        {"atomics", check_atomics},       {"multiply", check_multiply},      {"dynamic", check_dynamic},
+        {"scratch", check_scratch},       {"arguments", check_arguments},    {"doubles", check_doubles},
+        {"last_block", check_last_block}, {"whole_words", check_whole_words}};
     for (auto &one : checks)
         if (count < 2 || strcmp(names[1], one.name) == 0) {
             one.check();

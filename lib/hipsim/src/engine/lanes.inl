@@ -139,7 +139,7 @@ inline uint32_t select_part(uint32_t word, unsigned sel, bool sext) {
     }
 }
 
-// The lane that lane `i` reads with DPP, or −1.
+// The lane that lane `i` reads with DPP, or −1. Which controls a family has, prepare() knows.
 inline int dpp_source(unsigned control, int i) {
     int row = i & ~15, in_row = i & 15;
     if (control < 0x100) return (i & ~3) + int(control >> (2 * (i & 3)) & 3);
@@ -149,6 +149,7 @@ inline int dpp_source(unsigned control, int i) {
         case 0x110: return in_row - n >= 0 ? i - n : -1;
         case 0x120: return row + ((in_row - n) & 15);
         case 0x150: return row + n;
+        case 0x160: return row + (in_row ^ n);
         default: break;
     }
     switch (control) {
@@ -164,14 +165,18 @@ inline int dpp_source(unsigned control, int i) {
 }
 
 // Source 0 of a DPP instruction; sets the lanes that it may write.
-inline void apply_dpp(Wave &w, const isa::Instruction &i, uint32_t *words) {
+inline void apply_dpp(Wave &w, const Op &op, uint32_t *words) {
+    const isa::Instruction &i = op.i;
     uint32_t old[lanes];
     std::memcpy(old, words, sizeof old);
-    uint64_t exec = w.exec(), written = 0;
+    uint64_t exec = w.exec(), written = 0, readable = i.fetch_inactive ? w.existing : exec;
     for (unsigned lane = 0; lane < lanes; ++lane) {
-        int from = dpp_source(i.dpp_ctrl, int(lane));
-        bool valid = from >= 0 && (exec >> from & 1);
+        int from = i.eight ? int((lane & ~7u) + (i.lane_sel >> (3 * (lane & 7)) & 7))
+                           : dpp_source(i.dpp_ctrl, int(lane));
+        bool valid = from >= 0 && (readable >> from & 1);
         words[lane] = valid ? old[from] : 0;
+        if (i.eight && !valid && (exec >> lane & 1))
+            w.fault(Fault::illegal_instruction, op, op.address, "DPP8 reads a lane that is not active");
         bool chosen = (i.row_mask >> (lane / 16) & 1) && (i.bank_mask >> (lane / 4 % 4) & 1);
         if (chosen && (valid || i.bound_ctrl)) written |= uint64_t{1} << lane;
     }
@@ -185,7 +190,7 @@ inline void apply_dpp(Wave &w, const isa::Instruction &i, uint32_t *words) {
     unsigned code = i.src[n];
     if (code >= isa::vgpr0) {
         std::memcpy(out, w.v[op.src[n].index + word], sizeof(Vgpr));
-        if (i.variant == isa::dpp && n == 0) apply_dpp(w, i, out);
+        if (i.variant == isa::dpp && n == 0) apply_dpp(w, op, out);
     } else {
         bool constant = (code >= isa::zero && code <= 208) || code == isa::literal ||
                         (code >= isa::half_float && code <= isa::inverse_2pi);
@@ -353,11 +358,11 @@ inline uint64_t written_lanes(const Wave &w, const Op &op) {
 }
 
 // Writes halves, in the low 16 bits of each word.
-inline void write_halves(Wave &w, const Op &op, uint32_t *r, bool keep_other) {
+inline void write_halves(Wave &w, const Op &op, uint32_t *r) {
     const uint32_t *destination = w.v[op.dst];
     if (op.i.opcode->format == isa::Format::vop3 && (op.i.op_sel & 8)) {
         for (unsigned l = 0; l < lanes; ++l) r[l] = r[l] << 16 | (destination[l] & 0xFFFF);
-    } else if (keep_other && op.i.variant != isa::sdwa) {
+    } else if (op.keeps_high_half && op.i.variant != isa::sdwa) {
         for (unsigned l = 0; l < lanes; ++l) r[l] = (r[l] & 0xFFFF) | (destination[l] & 0xFFFF0000);
     }
     write_words(w, op, r);
@@ -366,7 +371,7 @@ inline void write_halves(Wave &w, const Op &op, uint32_t *r, bool keep_other) {
 inline uint16_t narrow_half(float x, unsigned round) { return double_to_half(x, round); }
 inline uint16_t narrow_half(double x, unsigned round) { return double_to_half(x, round); }
 
-template <class T, bool keep_other>
+template <class T>
 [[gnu::noinline]] void write(Wave &w, const Op &op, typename T::value *r) {
     if constexpr (is_half<T>) {
         alignas(64) uint32_t words[lanes];
@@ -378,11 +383,11 @@ template <class T, bool keep_other>
         for (unsigned l = 0; l < lanes; ++l) words[l] = narrow_half(r[l], w.round64);
         if (flushes_out<T>(w))
             for (uint32_t &word : words) word = flush_half(uint16_t(word));
-        write_halves(w, op, words, keep_other);
+        write_halves(w, op, words);
     } else if constexpr (T::type == Type::b16) {
         alignas(64) uint32_t words[lanes];
         for (unsigned l = 0; l < lanes; ++l) words[l] = uint16_t(r[l]);
-        write_halves(w, op, words, keep_other);
+        write_halves(w, op, words);
     } else if constexpr (T::words == 1) {
         if constexpr (is_float32<T>)
             if (op.i.omod || op.i.clamp || flushes_out<T>(w)) modify<T>(w, op, r);
@@ -407,12 +412,12 @@ template <class T, bool keep_other>
 template <class T>
 inline bool direct(const Wave &w, const Op &op) {
     if constexpr (T::words != 1 || T::type == Type::b16 || T::type == Type::f16) return false;
-    else return op.plain_dst && w.exec() == ~uint64_t{0} && !flushes_out<T>(w);
+    else return op.plain_dst && w.exec() == w.existing && !flushes_out<T>(w);
 }
 
 // An instruction that computes each lane's result D from that lane's sources S by the function object F. F may take the
 // IEEE bit of MODE as its last argument.
-template <class F, bool keep_other, class D, class... S>
+template <class F, class D, class... S>
 struct Valu {
     template <std::size_t... N>
     static void compute(Wave &w, const Op &op, std::index_sequence<N...>) {
@@ -424,7 +429,7 @@ struct Valu {
         bool in_place = direct<D>(w, op);
         value *out = in_place ? reinterpret_cast<value *>(w.v[op.dst]) : result;
         loop(out, (w.mode & mode_ieee) != 0, std::get<N>(sources)...);
-        if (!in_place) write<D, keep_other>(w, op, result);
+        if (!in_place) write<D>(w, op, result);
     }
     template <class T>
     struct Buffer {
@@ -456,13 +461,13 @@ struct FlaggedValu {
     static void compute(Wave &w, const Op &op, std::index_sequence<N...>) {
         alignas(64) typename D::value result[lanes];
         alignas(64) uint32_t flags[lanes];
-        std::tuple<typename Valu<F, false, D, S...>::template Buffer<S>...> buffers;
+        std::tuple<typename Valu<F, D, S...>::template Buffer<S>...> buffers;
         std::tuple<const typename S::value *...> sources{source<S>(w, op, N, std::get<N>(buffers).of)...};
         Rounding<D> rounding(w);
         loop(result, flags, std::get<N>(sources)...);
         uint64_t bits = pack(flags) & written_lanes(w, op);
-        write<D, false>(w, op, result);
-        w.set_pair(op.i.sdst, bits);
+        write<D>(w, op, result);
+        w.set_mask(op.i.sdst, bits);
     }
     static void loop(typename D::value *out, uint32_t *flags, const typename S::value *...s) {
 #pragma GCC ivdep
@@ -486,8 +491,8 @@ struct Compare {
         const auto *b = source<B>(w, op, 1, second);
         for (unsigned l = 0; l < lanes; ++l) result[l] = F{}(a[l], b[l]) ? ~0u : 0u;
         uint64_t bits = pack(result) & w.exec();
-        w.set_pair(op.dst, bits);
-        if (writes_exec) w.set_pair(isa::exec, bits);
+        w.set_mask(op.dst, bits);
+        if (writes_exec) w.set_mask(isa::exec, bits);
     }
 };
 
@@ -574,28 +579,28 @@ struct Adder {
     template <class D, class... S, class F>
     Semantics &op(const char *name, F) {
         Semantics &entry = registry[name];
-        entry = {&Valu<F, false, D, S...>::run, nullptr, D::type, {S::type...}};
+        entry = {&Valu<F, D, S...>::run, nullptr, D::type, {S::type...}};
         return entry;
     }
     // With a second function for the clamp bit.
     template <class D, class... S, class F, class C>
     Semantics &op(const char *name, F function, C) {
         Semantics &entry = op<D, S...>(name, function);
-        entry.run_clamped = &Valu<C, false, D, S...>::run;
+        entry.run_clamped = &Valu<C, D, S...>::run;
         return entry;
     }
     // 16-bit results that leave the other half alone.
     template <class D, class... S, class F>
     Semantics &half(const char *name, F) {
         Semantics &entry = registry[name];
-        entry = {&Valu<F, true, D, S...>::run, nullptr, D::type, {S::type...}};
+        entry = {&Valu<F, D, S...>::run, nullptr, D::type, {S::type...}};
         entry.keeps_high_half = true;
         return entry;
     }
     template <class D, class... S, class F, class C>
     Semantics &half(const char *name, F function, C) {
         Semantics &entry = half<D, S...>(name, function);
-        entry.run_clamped = &Valu<C, true, D, S...>::run;
+        entry.run_clamped = &Valu<C, D, S...>::run;
         return entry;
     }
     template <class D, class... S, class F>

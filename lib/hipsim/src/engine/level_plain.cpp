@@ -24,6 +24,7 @@ namespace {
 #include "engine/valu_float.inl"
 #include "engine/valu_cross.inl"
 #include "engine/memory.inl"
+#include "engine/valu_gfx10.inl"
 #include "engine/matrix.inl"
 }  // namespace
 
@@ -36,6 +37,7 @@ void add_vector(Registry &registry) {
     add_comparisons(adder);
     add_cross(adder);
     add_memory(registry);
+    add_gfx10(adder);
     add_matrix(registry);
 }
 

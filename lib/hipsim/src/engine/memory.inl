@@ -6,14 +6,15 @@ struct Access {
     alignas(64) uint64_t at[lanes];
     bool dense = true;
     uint64_t active = 0;
-    bool swizzled = false;  // scratch: a lane's words are `scratch_stride` bytes apart
+    bool swizzled = false;  // scratch: a lane's words are scratch_stride() bytes apart
 };
 
-constexpr unsigned scratch_stride = 4 * lanes;  // from one word of a lane to its next
+// From one word of scratch of a lane to its next.
+inline unsigned scratch_stride(const Wave &w) { return 4 * w.count; }
 
 // Where a lane's byte of scratch is.
-inline uint64_t scratch_place(uint64_t offset, unsigned lane) {
-    return (offset & ~uint64_t{3}) * lanes + lane * 4 + (offset & 3);
+inline uint64_t scratch_place(const Wave &w, uint64_t offset, unsigned lane) {
+    return (offset & ~uint64_t{3}) * w.count + lane * 4 + (offset & 3);
 }
 
 inline bool within_known(const Wave &w, uint64_t low, uint64_t high, unsigned bytes, bool write) {
@@ -60,11 +61,11 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
         for (uint64_t rest = access.active; rest; rest &= rest - 1) {
             unsigned l = unsigned(std::countr_zero(rest));
             uint64_t offset = uint32_t((i.saddr != 0x7F ? base : low[l]) + uint32_t(i.offset));
-            if ((offset + bytes) * lanes > w.scratch_bytes) {
+            if ((offset + bytes) * w.count > w.scratch_bytes) {
                 w.fault(Fault::memory, op, w.group->target->private_base + offset, "scratch", write);
                 return false;
             }
-            address[l] = uint64_t(w.scratch) + scratch_place(offset, l);
+            address[l] = uint64_t(w.scratch) + scratch_place(w, offset, l);
         }
         return true;
     }
@@ -93,11 +94,11 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                     access.dense = access.dense && inside;
                     other = true;
                 } else if (high == target.private_base >> 32) {
-                    if ((offset + bytes) * lanes > w.scratch_bytes) {
+                    if ((offset + bytes) * w.count > w.scratch_bytes) {
                         w.fault(Fault::memory, op, address[l], "scratch", write);
                         return false;
                     }
-                    apertures[l] = uint64_t(w.scratch) + scratch_place(offset, l);
+                    apertures[l] = uint64_t(w.scratch) + scratch_place(w, offset, l);
                     scratch = true;
                 } else {
                     global |= uint64_t{1} << l;
@@ -123,6 +124,20 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
     return true;
 }
 
+// The bounds that OOB_SELECT of a GFX10 descriptor chooses.
+inline bool outside_gfx10(unsigned select, uint32_t index, uint64_t offset, unsigned bytes, uint32_t stride,
+                          uint32_t records, uint32_t soffset, bool swizzle) {
+    bool structured = index >= records || (stride && offset + bytes > stride);
+    switch (select) {
+        case 0: return structured;
+        case 1: return index >= records;
+        case 2: return records == 0;
+        default:
+            if (swizzle && stride) return structured;
+            return offset + uint64_t{index} * stride + bytes + soffset > records;
+    }
+}
+
 // MUBUF: see "Buffer addressing" in the ISA document.
 inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Access &access) {
     const isa::Instruction &i = op.i;
@@ -131,12 +146,16 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
     uint32_t stride = descriptor[1] >> 16 & 0x3FFF, records = descriptor[2];
     bool swizzle = descriptor[1] >> 31, add_lane = descriptor[3] >> 23 & 1;
     unsigned element = 2u << (descriptor[3] >> 19 & 3), index_stride = 8u << (descriptor[3] >> 21 & 3);
-    if (add_lane) stride |= (descriptor[3] >> 15 & 15) << 14;
+    // GFX10 has elements of 4 bytes, no more bits of the stride, and says how it checks bounds.
+    bool gfx10 = i.set->family == isa::Family::gfx10;
+    unsigned bounds = descriptor[3] >> 28 & 3;
+    if (gfx10) element = 4;
+    else if (add_lane) stride |= (descriptor[3] >> 15 & 15) << 14;
     uint32_t soffset = uint32_t(w.scalar(i.soffset, 1));
     access.active = w.exec();
     alignas(64) uint64_t address[lanes];
     uint64_t checked = 0;
-    access.swizzled = swizzle && add_lane && !i.idxen && element == 4 && index_stride == 64;
+    access.swizzled = swizzle && add_lane && !i.idxen && element == 4 && index_stride == w.count;
     if (swizzle && !access.swizzled && bytes > element) {
         w.fault(Fault::illegal_instruction, op, op.address,
                 "access wider than an element of a swizzled buffer");
@@ -153,17 +172,20 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
                 (uint64_t{index / index_stride} * stride + (offset & ~(element - 1))) * index_stride +
                 (index % index_stride) * element + (offset & (element - 1));
             outside = stride ? index >= records || offset >= stride : false;
+            if (gfx10) outside = outside_gfx10(bounds, index, offset, bytes, stride, records, 0, swizzle);
         } else {
             uint64_t linear = uint64_t{index} * stride + offset;
             address[l] = base + soffset + linear;
             outside = stride && i.idxen ? index >= records : linear + bytes + soffset > records;
+            if (gfx10)
+                outside = outside_gfx10(bounds, index, offset, bytes, stride, records, soffset, swizzle);
         }
         // Scratch must be this wave's.
         if (access.swizzled) {
             uint64_t scratch = uint64_t(w.scratch);
-            uint64_t last = address[l] + (bytes > 4 ? (bytes / 4 - 1) * scratch_stride : 0);
+            uint64_t last = address[l] + (bytes > 4 ? (bytes / 4 - 1) * scratch_stride(w) : 0);
             if (address[l] < scratch || last + 4 > scratch + w.scratch_bytes) {
-                uint64_t relative = (address[l] - scratch) / lanes;
+                uint64_t relative = (address[l] - scratch) / w.count;
                 w.fault(Fault::memory, op, w.group->target->private_base + uint32_t(relative), "scratch",
                         write);
                 return false;
@@ -272,7 +294,7 @@ void load(Wave &w, const Op &op) {
         const uint8_t *at = reinterpret_cast<const uint8_t *>(access.at[l]);
         if (!at) at = nothing_there;
         else if (words > 1 && access.swizzled) {
-            for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * scratch_stride, d[n][l]);
+            for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * scratch_stride(w), d[n][l]);
             continue;
         }
         if constexpr (words > 1) load_words<words>(d, l, at);
@@ -304,7 +326,7 @@ void store(Wave &w, const Op &op) {
         else if constexpr (bytes == 2) put(at, uint16_t(value));
         else if (!access.swizzled) store_words<words>(d, l, at);
         else
-            for (unsigned n = 0; n < words; ++n) put(at + n * scratch_stride, d[n][l]);
+            for (unsigned n = 0; n < words; ++n) put(at + n * scratch_stride(w), d[n][l]);
     }
 }
 
@@ -338,12 +360,12 @@ void atomic(Wave &w, const Op &op) {
         if constexpr (operands == 2) second = data_of<T>(w.v + i.data[0] + words, l);
         Bits old = 0;
         if (at && access.swizzled && words == 2) {
-            uint32_t halves[2] = {get<uint32_t>(at), get<uint32_t>(at + scratch_stride)};
+            uint32_t halves[2] = {get<uint32_t>(at), get<uint32_t>(at + scratch_stride(w))};
             std::memcpy(&old, halves, sizeof old);
             Bits wanted = std::bit_cast<Bits>(F{}(std::bit_cast<T>(old), data, second));
             std::memcpy(halves, &wanted, sizeof wanted);
             put(at, halves[0]);
-            put(at + scratch_stride, halves[1]);
+            put(at + scratch_stride(w), halves[1]);
         } else if (at) {
             if (uintptr_t(at) % sizeof(T)) {
                 w.fault(Fault::memory, op, uintptr_t(at), "an atomic that is not aligned", true);
@@ -571,12 +593,19 @@ inline void lds_add_lane(Wave &w, const Op &op, bool read) {
     }
 }
 
+// The other lane of ds_permute and ds_bpermute. GFX10 has them among 32 lanes, also in waves of 64.
+inline unsigned permuted_lane(const Op &op, unsigned lane, uint32_t address) {
+    unsigned other = (address + uint32_t(op.i.offset)) / 4;
+    if (op.i.set->family == isa::Family::gfx9) return other % lanes;
+    return (lane & 32) + other % 32;
+}
+
 inline void ds_permute(Wave &w, const Op &op) {
     uint32_t result[lanes] = {};
     const uint32_t *address = w.v[op.i.addr], *data = w.v[op.i.data[0]];
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
         unsigned l = unsigned(std::countr_zero(rest));
-        result[(address[l] + uint32_t(op.i.offset)) / 4 % lanes] = data[l];
+        result[permuted_lane(op, l, address[l])] = data[l];
     }
     merge(w, w.v[op.i.vdst], result, w.exec());
 }
@@ -586,7 +615,7 @@ inline void ds_backward_permute(Wave &w, const Op &op) {
     const uint32_t *address = w.v[op.i.addr], *data = w.v[op.i.data[0]];
     uint64_t exec = w.exec();
     for (unsigned l = 0; l < lanes; ++l) {
-        unsigned from = (address[l] + uint32_t(op.i.offset)) / 4 % lanes;
+        unsigned from = permuted_lane(op, l, address[l]);
         result[l] = exec >> from & 1 ? data[from] : 0;
     }
     merge(w, w.v[op.i.vdst], result, exec);

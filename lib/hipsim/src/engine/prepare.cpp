@@ -48,7 +48,8 @@ std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) 
         bool negatable = is_float(type) || type == Type::packed_f16 || type == Type::packed_f32;
         if (((i.abs | i.neg) & bit) && !negatable) return "neg or abs of an integer";
         if (packed && (i.neg_hi & bit) && !negatable) return "neg of an integer";
-        if (!packed && (i.op_sel & bit) && !is_half(type)) return "op_sel of a 32-bit operand";
+        if (!packed && !semantics.own_op_sel && (i.op_sel & bit) && !is_half(type))
+            return "op_sel of a 32-bit operand";
         if ((i.sext & bit) && is_float(type)) return "sext of a float";
     }
     if (!packed && (i.op_sel & 8) && !is_half(semantics.dst)) return "op_sel of a 32-bit result";
@@ -81,14 +82,18 @@ bool at_odd_register(const isa::Instruction &i) {
     return i.dst >= isa::vgpr0 && odd(i.dst, 'D');
 }
 
-// Which lanes a DPP instruction reads.
+// Which lanes a DPP instruction reads: GFX9 shifts and rotates whole waves and broadcasts rows, GFX10 shares and exchanges
+// the lanes of a row.
 std::string bad_dpp(const isa::Instruction &i) {
-    if (i.variant != isa::dpp) return "";
+    if (i.variant != isa::dpp || i.eight) return "";
     unsigned control = i.dpp_ctrl, row = control & 0x1F0;
+    bool gfx10 = i.set->family == isa::Family::gfx10;
     bool broadcast = i.set->cdna2 && row == 0x150;  // row_newbcast
-    static constexpr uint16_t others[] = {0x130, 0x134, 0x138, 0x13C, 0x140, 0x141, 0x142, 0x143};
+    static constexpr uint16_t of_waves[] = {0x130, 0x134, 0x138, 0x13C, 0x142, 0x143};
     bool known = control < 0x100 || ((row == 0x100 || row == 0x110 || row == 0x120) && (control & 15)) ||
-                 broadcast || std::find(std::begin(others), std::end(others), control) != std::end(others);
+                 control == 0x140 || control == 0x141 || broadcast;
+    if (gfx10) known = known || row == 0x150 || row == 0x160;
+    else known = known || std::find(std::begin(of_waves), std::end(of_waves), control) != std::end(of_waves);
     bool wide = i.opcode->width('D') > 1 || i.opcode->width('A') > 1;
     return known && (broadcast || !wide) ? "" : "DPP control";
 }
@@ -155,7 +160,8 @@ std::string bad_memory(const isa::Instruction &i) {
 }
 
 std::string bad_register(const isa::Instruction &i) {
-    static constexpr std::string_view known_registers = "\1\2\3\4\5\6\7\17";
+    bool gfx10 = i.set->family == isa::Family::gfx10;
+    const std::string_view known_registers = gfx10 ? "\1\2\3\6\7\17\24\25\27\30\35" : "\1\2\3\4\5\6\7\17";
     std::string_view name = i.opcode->name;
     unsigned number = i.simm & 63;
     if (name == "s_getreg_b32" && i.set->cdna2 && number == 5) {
@@ -164,11 +170,35 @@ std::string bad_register(const isa::Instruction &i) {
         if (known_registers.find(char(number)) == std::string_view::npos)
             return "hardware register " + std::to_string(number);
     } else if (name == "s_setreg_b32" || name == "s_setreg_imm32_b32") {
-        if (number != 1 && number != 3) return "writing hardware register " + std::to_string(number);
+        bool scratch = gfx10 && (number == 20 || number == 21);
+        if (number != 1 && number != 3 && !scratch)
+            return "writing hardware register " + std::to_string(number);
     } else if (name == "s_sendmsg" && (i.simm & 15) != 1) {
         return "message " + std::to_string(i.simm & 15);
     }
     return "";
+}
+
+// GFX10's null register: a source is 0, a result is lost. Those who change a register as well as read it are left out.
+std::string bad_null(const isa::Instruction &i) {
+    std::string_view name = i.opcode->name;
+    bool changes = (i.opcode->format == isa::Format::sopk && !name.starts_with("s_waitcnt_") &&
+                    name != "s_movk_i32" && name != "s_cmovk_i32" && name != "s_getreg_b32") ||
+                   name.starts_with("s_bitset") || name.starts_with("s_movrel");
+    return changes && i.dst == isa::null ? "the null register" : "";
+}
+
+void place_null(Op &op) {
+    isa::Instruction &i = op.i;
+    for (uint16_t &operand : i.src)
+        if (operand == isa::null) operand = isa::zero;
+    if (i.dst == isa::null) op.dst = null_place;
+    if (i.sdst == isa::null) i.sdst = null_place;
+}
+
+// 16-bit results of GFX10 keep the other half of their register, but not those of SDWA.
+bool keeps_high_half(const isa::Instruction &i, const Semantics &semantics) {
+    return semantics.keeps_high_half || i.set->family == isa::Family::gfx10;
 }
 
 }  // namespace
@@ -188,6 +218,10 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
                   format == Format::vop3 || format == Format::vop3p || format == Format::mai;
     std::string why = vector ? bad_modifier(i, semantics) : bad_memory(i);
     if (why.empty()) why = bad_register(i);
+    const bool gfx10 = i.set->family == isa::Family::gfx10;
+    if (why.empty() && gfx10) why = bad_null(i);
+    // Two bytes: no document says what becomes of the other half of the register.
+    if (gfx10 && std::string_view(i.opcode->name) == "v_sat_pk_u8_i16") why = "the upper half of the result";
     if (why.empty() && vector) why = bad_dpp(i);
     if (why.empty() && vector) why = bad_cdna2(i, semantics);
     if (why.empty() && at_odd_register(i)) why = "several registers from an odd one";
@@ -198,6 +232,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
         op.run = semantics.run_clamped;
     op.vector = vector;
     op.dst = i.dst >= isa::vgpr0 ? i.dst - isa::vgpr0 : i.dst;
+    if (gfx10 && format <= Format::vop3p) place_null(op);
+    op.keeps_high_half = keeps_high_half(i, semantics);
     op.plain_dst = !i.omod && !i.clamp && i.variant != isa::dpp && (i.variant != isa::sdwa || i.dst_sel == 6);
     if (format >= Format::smem && !vector) return "";
 
@@ -205,8 +241,8 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (semantics.accumulates) i.src[2] = i.dst;
     // Their functions take these registers as they are.
     std::string_view name = i.opcode->name;
-    if ((name == "v_swap_b32" && i.src[0] < isa::vgpr0) ||
-        (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))
+    bool takes_vgpr = name == "v_swap_b32" || name == "v_swaprel_b32" || name.starts_with("v_movrels");
+    if ((takes_vgpr && i.src[0] < isa::vgpr0) || (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))
         return "unsupported: an SGPR in the place of a VGPR";
     bool has_c = i.opcode->width('C') || semantics.accumulates || semantics.src[2] != Type::none;
     if (i.opcode->width('L') && vector) {
@@ -216,9 +252,11 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
         if (before) i.src[1] = isa::literal;
     }
     unsigned width_d = i.opcode->width('D');
-    if (i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128) return "unsupported: destination";
+    if (op.dst != null_place && i.dst < isa::vgpr0 && i.dst + (width_d ? width_d : 1) > 128)
+        return "unsupported: destination";
     if (i.dst >= isa::vgpr0 && beyond(op.dst, width_d)) return "unsupported: a VGPR beyond the last";
-    if (i.opcode->width('S') && i.sdst > 126) return "unsupported: destination";
+    if (i.opcode->width('S') && i.sdst > 126 && !(gfx10 && i.sdst == null_place))
+        return "unsupported: destination";
 
     const bool used[3] = {i.opcode->width('A') > 0,
                           i.opcode->width('B') > 0 || (vector && i.opcode->width('L')), has_c};
@@ -235,7 +273,7 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
             source.index = uint16_t(operand - isa::vgpr0);
             source.kind = modified ? Source::other : Source::vgpr;
             if (beyond(source.index, width)) return "unsupported: a VGPR beyond the last";
-        } else if (operand == isa::literal && format >= Format::vop3) {
+        } else if (operand == isa::literal && format >= Format::vop3 && !gfx10) {  // GFX9 has none there
             return "unsupported: operand " + std::to_string(operand);
         } else if (is_constant(operand)) {
             source.value = constant(i, operand, semantics.src[n]);

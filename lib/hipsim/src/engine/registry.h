@@ -19,7 +19,8 @@ struct Semantics {
     Type dst = Type::none;
     Type src[3] = {};
     bool accumulates = false;      // the third source is the destination
-    bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register alone
+    bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register; GFX10's all do
+    bool own_op_sel = false;       // op_sel means something else
     uint8_t blocks = 0;            // of a matrix product
 };
 

@@ -28,6 +28,17 @@ constexpr unsigned vgprs_allocated = 260, with_agprs_allocated = 516;
 constexpr int64_t wave_slice = 4000;     // instructions of one wave before the next wave's turn
 constexpr int64_t group_slice = 200000;  // instructions of one workgroup before the next workgroup's turn
 
+enum Property {
+    private_buffer,
+    dispatch_pointer,
+    queue_pointer,
+    kernarg_pointer,
+    dispatch_identifier,
+    scratch_init,
+    private_size,
+    wave32 = 10
+};
+
 // The fields of a kernel descriptor that say how its waves begin. See "Kernel Descriptor" in LLVM's AMDGPU guide.
 struct Descriptor {
     uint32_t group_bytes, private_bytes;
@@ -38,7 +49,7 @@ struct Descriptor {
     bool has(unsigned property) const { return properties >> property & 1; }
     unsigned user_sgprs() const { return resources2 >> 1 & 31; }
     // Of CDNA2, with the AGPRs, which begin at accumulator_offset().
-    unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 ? 8 : 4); }
+    unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 || has(wave32) ? 8 : 4); }
     unsigned accumulator_offset() const { return ((resources3 & 63) + 1) * 4; }
     bool splits_groups() const { return resources3 >> 16 & 1; }  // over compute units, which have an LDS each
     unsigned work_item_dimensions() const { return resources2 >> 11 & 3; }
@@ -47,16 +58,6 @@ struct Descriptor {
         return (resources1 >> 12 & 0xFF) | (resources1 >> 21 & 1) << 8 | (resources1 >> 23 & 1) << 9 |
                (resources1 >> 26 & 1) << 23;
     }
-};
-enum Property {
-    private_buffer,
-    dispatch_pointer,
-    queue_pointer,
-    kernarg_pointer,
-    dispatch_identifier,
-    scratch_init,
-    private_size,
-    wave32 = 10
 };
 
 template <class T>
@@ -113,8 +114,10 @@ struct Resident {
 struct Shape {
     uint32_t groups[3];
     uint64_t total;
+    unsigned lanes;  // of a wave
     unsigned waves;  // of a whole workgroup
     uint32_t private_bytes, lds_bytes;
+    uint32_t scratch_format;  // last word of the descriptor of scratch
 };
 
 // x86: results must not depend on what the application's thread has set.
@@ -286,7 +289,8 @@ std::unique_ptr<Resident> Dispatch::make() {
     resident->waves = std::vector<Wave>(shape_.waves);
     resident->vgprs = std::make_unique<Pages>(shape_.waves * registers_bytes());
     resident->lds = std::make_unique<Pages>(shape_.lds_bytes);
-    resident->scratch = std::make_unique<Pages>(std::size_t{shape_.waves} * shape_.private_bytes * lanes);
+    resident->scratch =
+        std::make_unique<Pages>(std::size_t{shape_.waves} * shape_.private_bytes * shape_.lanes);
     Group &group = resident->group;
     group.launch = &launch_;
     group.target = &target_;
@@ -309,10 +313,11 @@ void Dispatch::start(Resident &resident, uint64_t number) {
         // The last workgroup of a dimension may be smaller.
         size[d] = std::min(launch_.group[d], launch_.grid[d] - group.id[d] * launch_.group[d]);
     }
-    unsigned items = size[0] * size[1] * size[2], waves = (items + lanes - 1) / lanes;
+    unsigned items = size[0] * size[1] * size[2], waves = (items + shape_.lanes - 1) / shape_.lanes;
     resident.waves.resize(waves);
     resident.order = target_.hostile + number;
-    for (unsigned n = 0; n < waves; ++n) start_wave(resident, n, std::min(lanes, items - n * lanes), size);
+    for (unsigned n = 0; n < waves; ++n)
+        start_wave(resident, n, std::min(shape_.lanes, items - n * shape_.lanes), size);
 }
 
 void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, const uint32_t *size) {
@@ -329,9 +334,11 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     std::memset(static_cast<void *>(w.v), content, own * sizeof(Vgpr));
     std::memset(static_cast<void *>(w.v + vgprs_of_a_wave), content,
                 std::min(w.vgprs - own, vgprs_of_a_wave) * sizeof(Vgpr));
-    w.scratch_bytes = uint64_t{shape_.private_bytes} * lanes;
+    w.scratch_bytes = uint64_t{shape_.private_bytes} * shape_.lanes;
     w.scratch = w.scratch_bytes ? resident.scratch->get() + index * w.scratch_bytes : nullptr;
     w.set_mode(descriptor_.mode());
+    w.count = shape_.lanes;
+    w.existing = shape_.lanes == lanes ? ~uint64_t{0} : (uint64_t{1} << shape_.lanes) - 1;
     w.set_pair(isa::exec, count == lanes ? ~uint64_t{0} : (uint64_t{1} << count) - 1);
 
     unsigned n = 0;
@@ -341,9 +348,8 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     };
     uint64_t scratch = uint64_t(w.scratch);
     if (descriptor_.has(private_buffer)) {
-        // Swizzled by lanes: elements of 4 bytes, 64 lanes, each lane's index added.
         put(scratch | uint64_t{1} << 63);
-        put(w.scratch_bytes | uint64_t{0x00E80FAC} << 32);
+        put(w.scratch_bytes | uint64_t{shape_.scratch_format} << 32);
     }
     if (descriptor_.has(dispatch_pointer)) put(launch_.packet);
     if (descriptor_.has(queue_pointer)) put(launch_.queue);
@@ -358,8 +364,8 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     if (descriptor_.resources2 & 1)
         w.s[n++] = 0;  // the offset of the wave's scratch from the base, which is its own
 
-    for (unsigned l = 0; l < lanes; ++l) {
-        uint32_t item = index * lanes + l;
+    for (unsigned l = 0; l < shape_.lanes; ++l) {
+        uint32_t item = index * shape_.lanes + l;
         const uint32_t ids[] = {item % size[0], item / size[0] % size[1], item / size[0] / size[1]};
         w.v[0][l] = ids[0];
         for (unsigned d = 1; d <= std::min(descriptor_.work_item_dimensions(), 2u); ++d) {
@@ -487,8 +493,7 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
         result.fault = bad_launch(launch, text);
         return result;
     };
-    const isa::Set *set = isa::find_set(target.name);
-    if (!set) return refuse("the instructions of " + target.name + " are not known");
+    if (!isa::find_set(target.name)) return refuse("the instructions of " + target.name + " are not known");
     uint64_t items = 1;
     Shape shape = {};
     shape.total = 1;
@@ -501,7 +506,14 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
         if (shape.total > UINT64_MAX / shape.groups[d]) return refuse("too many workgroups");
         shape.total *= shape.groups[d];
     }
-    shape.waves = unsigned((items + lanes - 1) / lanes);
+    shape.lanes = descriptor.has(wave32) ? 32 : lanes;
+    const isa::Set *set = isa::find_set(target.name, shape.lanes);
+    if (!set) return refuse("a kernel of " + std::to_string(shape.lanes) + " lanes; this GPU has others");
+    bool gfx10 = set->family == isa::Family::gfx10;
+    // Swizzled by lanes: elements of 4 bytes, 64 or 32 lanes, each lane's index added. GFX10 is told to check no bounds.
+    shape.scratch_format = !gfx10 ? 0x00E80FAC : shape.lanes == 32 ? 0x20C80FAC : 0x20E80FAC;
+    if (gfx10 && (descriptor.resources3 & 15)) return refuse("shared VGPRs");
+    shape.waves = unsigned((items + shape.lanes - 1) / shape.lanes);
     shape.private_bytes = (std::max(launch.private_bytes, descriptor.private_bytes) + 3) & ~3u;
     // LDS is allocated in units of 512 bytes.
     uint32_t lds = std::max(launch.group_bytes, descriptor.group_bytes);
@@ -509,7 +521,6 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     shape.lds_bytes = (lds + 511) & ~511u;
     if (set->cdna2 && lds && descriptor.splits_groups()) return refuse("LDS in threadgroup split mode");
     if (shape.private_bytes > 1u << 21) return refuse("more scratch than a work-item can have");
-    if (descriptor.has(wave32)) return refuse("a kernel of 32 lanes; this GPU has 64");
     if (descriptor.mode() & mode_fp16_overflow) return refuse("FP16_OVFL is not supported");
 
     auto program = Program::at(descriptor.entry, *set, memory, result.fault);

@@ -52,12 +52,12 @@ template <class F>
 struct Immediate {
     static void run(Wave &w, const Op &op) { F{}(w, w.s[op.dst], i32(op.i.simm)); }
 };
-template <class F, bool writes_source>
+template <class F, bool writes_source, class T>
 struct SaveExec {  // F(source, EXEC) becomes EXEC; the destination gets the old one, or the new one
     static void run(Wave &w, const Op &op) {
-        u64 source = get<u64>(w, op, 0), exec = w.exec(), result = F{}(source, exec);
-        w.set_pair(isa::exec, result);
-        w.set_pair(op.dst, writes_source ? result : exec);
+        T source = get<T>(w, op, 0), exec = T(w.pair(isa::exec)), result = F{}(source, exec);
+        set<T>(w, isa::exec, result);
+        set<T>(w, op.dst, writes_source ? result : exec);
         w.scc = result != 0;
     }
 };
@@ -85,9 +85,13 @@ struct Adder {
     void immediate(const char *name, F) {
         registry[name] = {&Immediate<F>::run, nullptr, Type::b32, {}};
     }
+    // For EXEC as a pair, and as one register of a wave of 32.
     template <bool writes_source = false, class F>
-    void save_exec(const char *name, F) {
-        registry[name] = {&SaveExec<F, writes_source>::run, nullptr, Type::b64, {Type::b64}};
+    void save_exec(const std::string &name, F) {
+        registry[intern(name + "_b64")] = {
+            &SaveExec<F, writes_source, u64>::run, nullptr, Type::b64, {Type::b64}};
+        registry[intern(name + "_b32")] = {
+            &SaveExec<F, writes_source, u32>::run, nullptr, Type::b32, {Type::b32}};
     }
     void custom(const char *name, Handler handler, Type dst = Type::none, Type a = Type::none,
                 Type b = Type::none) {
@@ -219,6 +223,11 @@ void add_arithmetic(Adder &a) {
     a.immediate("s_mulk_i32", [](Wave &, u32 &d, i32 k) { d *= u32(k); });
 }
 
+// How many there are before VCC and the registers with names.
+unsigned sgprs(const Op &op) {
+    return op.i.set->family == isa::Family::gfx9 ? unsigned{isa::flat_scratch} : unsigned{isa::vcc};
+}
+
 template <class T>
 void add_logic(Adder &a, const std::string &type) {
     auto name = [&](const char *stem) { return intern(std::string("s_") + stem + type); };
@@ -277,7 +286,7 @@ void add_logic(Adder &a, const std::string &type) {
         name("movrels"),
         [](Wave &w, const Op &op) {
             unsigned from = op.i.src[0] + w.s[isa::m0];
-            if (from + sizeof(T) / 4 > 102)
+            if (from + sizeof(T) / 4 > sgprs(op))
                 return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
             set<T>(w, op.dst, T(sizeof(T) == 8 ? w.pair(from) : w.s[from]));
         },
@@ -286,7 +295,7 @@ void add_logic(Adder &a, const std::string &type) {
         name("movreld"),
         [](Wave &w, const Op &op) {
             unsigned to = op.dst + w.s[isa::m0];
-            if (to + sizeof(T) / 4 > 102)
+            if (to + sizeof(T) / 4 > sgprs(op))
                 return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
             set<T>(w, to, get<T>(w, op, 0));
         },
@@ -316,18 +325,18 @@ void add_bits(Adder &a) {
         for (unsigned n = 0; n < 32; ++n) r |= u64{x >> n & 1} * 3 << (2 * n);
         return r;
     });
-    a.save_exec("s_and_saveexec_b64", [](u64 s, u64 e) { return s & e; });
-    a.save_exec("s_or_saveexec_b64", [](u64 s, u64 e) { return s | e; });
-    a.save_exec("s_xor_saveexec_b64", [](u64 s, u64 e) { return s ^ e; });
-    a.save_exec("s_andn2_saveexec_b64", [](u64 s, u64 e) { return s & ~e; });
-    a.save_exec("s_orn2_saveexec_b64", [](u64 s, u64 e) { return s | ~e; });
-    a.save_exec("s_nand_saveexec_b64", [](u64 s, u64 e) { return ~(s & e); });
-    a.save_exec("s_nor_saveexec_b64", [](u64 s, u64 e) { return ~(s | e); });
-    a.save_exec("s_xnor_saveexec_b64", [](u64 s, u64 e) { return ~(s ^ e); });
-    a.save_exec("s_andn1_saveexec_b64", [](u64 s, u64 e) { return ~s & e; });
-    a.save_exec("s_orn1_saveexec_b64", [](u64 s, u64 e) { return ~s | e; });
-    a.save_exec<true>("s_andn1_wrexec_b64", [](u64 s, u64 e) { return ~s & e; });
-    a.save_exec<true>("s_andn2_wrexec_b64", [](u64 s, u64 e) { return s & ~e; });
+    a.save_exec("s_and_saveexec", [](auto s, auto e) { return s & e; });
+    a.save_exec("s_or_saveexec", [](auto s, auto e) { return s | e; });
+    a.save_exec("s_xor_saveexec", [](auto s, auto e) { return s ^ e; });
+    a.save_exec("s_andn2_saveexec", [](auto s, auto e) { return s & ~e; });
+    a.save_exec("s_orn2_saveexec", [](auto s, auto e) { return s | ~e; });
+    a.save_exec("s_nand_saveexec", [](auto s, auto e) { return ~(s & e); });
+    a.save_exec("s_nor_saveexec", [](auto s, auto e) { return ~(s | e); });
+    a.save_exec("s_xnor_saveexec", [](auto s, auto e) { return ~(s ^ e); });
+    a.save_exec("s_andn1_saveexec", [](auto s, auto e) { return ~s & e; });
+    a.save_exec("s_orn1_saveexec", [](auto s, auto e) { return ~s | e; });
+    a.save_exec<true>("s_andn1_wrexec", [](auto s, auto e) { return ~s & e; });
+    a.save_exec<true>("s_andn2_wrexec", [](auto s, auto e) { return s & ~e; });
 }
 
 void add_comparisons(Adder &a) {
@@ -382,8 +391,8 @@ void add_branches(Adder &a) {
     a.custom("s_branch", [](Wave &w, const Op &op) { w.next = op.target; });
     a.custom("s_cbranch_scc0", branch_if<decltype([](const Wave &w) { return !w.scc; })>);
     a.custom("s_cbranch_scc1", branch_if<decltype([](const Wave &w) { return w.scc; })>);
-    a.custom("s_cbranch_vccz", branch_if<decltype([](const Wave &w) { return w.pair(isa::vcc) == 0; })>);
-    a.custom("s_cbranch_vccnz", branch_if<decltype([](const Wave &w) { return w.pair(isa::vcc) != 0; })>);
+    a.custom("s_cbranch_vccz", branch_if<decltype([](const Wave &w) { return w.vcc() == 0; })>);
+    a.custom("s_cbranch_vccnz", branch_if<decltype([](const Wave &w) { return w.vcc() != 0; })>);
     a.custom("s_cbranch_execz", branch_if<decltype([](const Wave &w) { return w.exec() == 0; })>);
     a.custom("s_cbranch_execnz", branch_if<decltype([](const Wave &w) { return w.exec() != 0; })>);
     // No debugger ever asks for a conditional branch.
@@ -468,20 +477,34 @@ enum Register : unsigned {
     gpr_alloc = 5,
     lds_alloc = 6,
     ib_status = 7,
-    memory_bases = 15
+    memory_bases = 15,
+    // of GFX10
+    flat_scratch_low = 20,
+    flat_scratch_high = 21,
+    hw_id1 = 23,
+    hw_id2 = 24,
+    shader_cycles = 29
 };
+
+u64 clock_of(const Wave &w) {
+    const Group &g = *w.group;
+    return g.target->virtual_clock ? g.launch->start_ns + w.now() : g.services->counter();
+}
 
 u32 read_register(const Wave &w, unsigned number) {
     switch (number) {
         case mode: return w.mode;
-        case status:
-            return u32{w.scc} | u32{w.exec() == 0} << 9 | u32{w.pair(isa::vcc) == 0} << 10 | 1u << 16;
+        case status: return u32{w.scc} | u32{w.exec() == 0} << 9 | u32{w.vcc() == 0} << 10 | 1u << 16;
         case trap_status: return w.trap_status;
         case hw_id: return w.index & 15;
         case gpr_alloc: return (w.vgprs / 4 - 1) << 8;
         case lds_alloc: return (w.group->lds_bytes + 511) / 512 << 12;
         case memory_bases:
             return u32(w.group->target->private_base >> 48) | u32(w.group->target->shared_base >> 48) << 16;
+        case flat_scratch_low: return w.flat_scratch[0];
+        case flat_scratch_high: return w.flat_scratch[1];
+        case hw_id1: return w.index & 31;
+        case shader_cycles: return u32(clock_of(w)) & 0xFFFFF;
         default: return 0;
     }
 }
@@ -497,8 +520,12 @@ void set_register(Wave &w, const Op &op, u32 value) {
     Part part(op);
     u32 old = read_register(w, part.number), place = part.mask() << part.offset;
     u32 result = (old & ~place) | (value << part.offset & place);
-    if (part.number == mode) w.set_mode(result);
-    else w.trap_status = result;
+    switch (part.number) {
+        case mode: w.set_mode(result); break;
+        case flat_scratch_low: w.flat_scratch[0] = result; break;
+        case flat_scratch_high: w.flat_scratch[1] = result; break;
+        default: w.trap_status = result; break;
+    }
 }
 
 void add_registers(Adder &a) {
@@ -562,10 +589,7 @@ void buffer_store(Wave &w, const Op &op) {
     }
 }
 
-void read_clock(Wave &w, const Op &op) {
-    const Group &g = *w.group;
-    w.set_pair(op.dst, g.target->virtual_clock ? g.launch->start_ns + w.now() : g.services->counter());
-}
+void read_clock(Wave &w, const Op &op) { w.set_pair(op.dst, clock_of(w)); }
 
 void add_memory(Adder &a) {
     a.custom("s_load_dword", load<1>, Type::b32);
@@ -588,6 +612,27 @@ void add_memory(Adder &a) {
     a.custom("s_memrealtime", read_clock, Type::b64);
 }
 
+void add_gfx10(Adder &a) {
+    // Loads and stores end before the next instruction, and instructions come from the host's memory.
+    for (const char *name : {"s_clause", "s_inst_prefetch", "s_wait_idle", "s_waitcnt_depctr",
+                             "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt", "s_waitcnt_vmcnt", "s_waitcnt_vscnt",
+                             "s_version", "s_ttracedata_imm", "s_gl1_inv"})
+        a.custom(name, nothing);
+    a.custom("s_round_mode",
+             [](Wave &w, const Op &op) { w.set_mode((w.mode & ~15u) | (u32(op.i.simm) & 15)); });
+    a.custom("s_denorm_mode",
+             [](Wave &w, const Op &op) { w.set_mode((w.mode & ~0xF0u) | (u32(op.i.simm) & 15) << 4); });
+    a.custom(
+        "s_movrelsd_2_b32",
+        [](Wave &w, const Op &op) {
+            unsigned from = op.i.src[0] + (w.s[isa::m0] & 0x3FF), to = op.dst + (w.s[isa::m0] >> 16 & 0x3FF);
+            if (from >= sgprs(op) || to >= sgprs(op))
+                return w.fault(Fault::illegal_instruction, op, op.address, "an SGPR beyond the last");
+            w.s[to] = w.s[from];
+        },
+        Type::b32, Type::b32);
+}
+
 }  // namespace
 
 void add_scalar(Registry &registry) {
@@ -599,6 +644,7 @@ void add_scalar(Registry &registry) {
     add_control(adder);
     add_registers(adder);
     add_memory(adder);
+    add_gfx10(adder);
 }
 
 }  // namespace hipsim

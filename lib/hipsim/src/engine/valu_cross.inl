@@ -11,14 +11,14 @@ inline void read_lane(Wave &w, const Op &op) {
     alignas(64) uint32_t words[lanes], lane[lanes];
     raw(w, op, 0, 0, 1, words);
     raw(w, op, 1, 0, 1, lane);
-    w.s[op.dst] = words[lane[0] & 63];
+    w.s[op.dst] = words[lane[0] & (w.count - 1)];
 }
 
 inline void write_lane(Wave &w, const Op &op) {
     alignas(64) uint32_t words[lanes], lane[lanes];
     raw(w, op, 0, 0, 1, words);
     raw(w, op, 1, 0, 1, lane);
-    w.v[op.dst][lane[0] & 63] = words[0];
+    w.v[op.dst][lane[0] & (w.count - 1)] = words[0];
 }
 
 inline void swap_registers(Wave &w, const Op &op) {
@@ -36,7 +36,7 @@ void masked_bit_count(Wave &w, const Op &op) {
         uint64_t below = (uint64_t{1} << l) - 1;
         result[l] = base[l] + uint32_t(std::popcount(bits[l] & uint32_t(high ? below >> 32 : below)));
     }
-    write<U32, false>(w, op, result);
+    write<U32>(w, op, result);
 }
 
 // Four sums of masked absolute differences, each of 32 bits.

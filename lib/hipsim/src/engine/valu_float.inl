@@ -214,7 +214,7 @@ struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale u
                                    is_float32<D> ? w.round32 : w.round64);
             result[l] = fused;
         }
-        write<D, false>(w, op, result);
+        write<D>(w, op, result);
     }
 };
 

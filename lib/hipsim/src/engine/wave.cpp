@@ -76,7 +76,7 @@ uint64_t Wave::scalar(unsigned operand, unsigned width) const {
         case isa::shared_limit: value = target.shared_base | 0xFFFFFFFF; break;
         case isa::private_base: value = target.private_base; break;
         case isa::private_limit: value = target.private_base | 0xFFFFFFFF; break;
-        case isa::vccz: value = pair(isa::vcc) == 0; break;
+        case isa::vccz: value = vcc() == 0; break;
         case isa::execz: value = exec() == 0; break;
         case isa::scc: value = scc; break;
         default: break;

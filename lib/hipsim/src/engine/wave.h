@@ -11,7 +11,10 @@
 
 namespace hipsim {
 
-constexpr unsigned lanes = 64;
+constexpr unsigned lanes = 64;  // of registers; a wave of 32 never uses the upper half
+
+// GFX10's null register is not written: what goes there is stored here, behind the SGPRs, and never read.
+constexpr unsigned null_place = 128, null_words = 16;
 
 struct Op;
 struct Wave;
@@ -38,9 +41,10 @@ struct Op {
     mutable const Op *target = nullptr;  // of a branch; of a computed jump, the last one
     uint64_t address = 0;
     Source src[3];
-    uint16_t dst = 0;       // number of the VGPR or of the SGPR
-    bool plain_dst = true;  // no output modifiers, SDWA or DPP
-    bool vector = false;    // VALU: subject to the VGPR index mode
+    uint16_t dst = 0;              // number of the VGPR or of the SGPR
+    bool plain_dst = true;         // no output modifiers, SDWA or DPP
+    bool vector = false;           // VALU: subject to the VGPR index mode
+    bool keeps_high_half = false;  // a 16-bit result leaves the other half of the register alone
     isa::Instruction i;
 };
 
@@ -56,10 +60,12 @@ enum class State : uint8_t { running, barrier, ended, faulted };
 constexpr uint32_t mode_dx10_clamp = 1u << 8, mode_ieee = 1u << 9, mode_fp16_overflow = 1u << 23;
 
 struct alignas(64) Wave {
-    uint32_t s[128] = {};            // by operand number: SGPRs, FLAT_SCRATCH, VCC, TTMPs, M0, EXEC
-    uint32_t lane_mask[lanes] = {};  // EXEC, one word per lane; see exec_lanes()
+    uint32_t s[null_place + null_words] = {};  // by operand number: SGPRs, FLAT_SCRATCH, VCC, TTMPs, M0, EXEC
+    uint32_t lane_mask[lanes] = {};            // EXEC, one word per lane; see exec_lanes()
     uint64_t lane_mask_of = 0;
     Vgpr *v = nullptr;
+    uint64_t existing = ~uint64_t{0};  // lanes: all 64, or the lower 32
+    unsigned count = lanes;            // how many these are
     const Op *next = nullptr;
     int64_t budget = 0;     // instructions left of this time slice
     int64_t remaining = 0;  // what budget was when the slice ended early
@@ -73,6 +79,7 @@ struct alignas(64) Wave {
     uint64_t scratch_bytes = 0;  // of the whole wave
     uint32_t mode = 0;
     uint32_t trap_status = 0;
+    uint32_t flat_scratch[2] = {};     // GFX10's hardware register
     uint32_t index = 0;                // of the wave in its group
     uint8_t index_mode = 0;            // s_set_gpr_idx_on: which operands are indexed by M0
     uint8_t round32 = 0, round64 = 0;  // 0 nearest even, 1 +inf, 2 −inf, 3 zero; round64 also for f16
@@ -92,7 +99,13 @@ struct alignas(64) Wave {
         return value;
     }
     void set_pair(unsigned n, uint64_t value) { std::memcpy(s + n, &value, 8); }
-    uint64_t exec() const { return pair(isa::exec); }
+    // Waves of 32 have a mask in one SGPR, and the high halves of EXEC and VCC do not matter.
+    uint64_t exec() const { return pair(isa::exec) & existing; }
+    uint64_t vcc() const { return pair(isa::vcc) & existing; }
+    void set_mask(unsigned n, uint64_t value) {
+        if (count == lanes) set_pair(n, value);
+        else s[n] = uint32_t(value);
+    }
 
     // Ends the time slice after this instruction.
     void stop() {

@@ -3,7 +3,9 @@
 #include "isa/families.h"
 
 #include <array>
+#include <deque>
 #include <iterator>
+#include <string>
 
 namespace hipsim::isa {
 namespace {
@@ -14,19 +16,37 @@ const Opcode gfx906[] = {
 const Opcode gfx90a[] = {
 #include "isa/gfx90a.inc"
 };
+const Opcode gfx1030[] = {
+#include "isa/gfx1030.inc"
+};
 
 const Set sets[] = {
-    {"gfx906", Family::gfx9, false, gfx906},
-    {"gfx90a", Family::gfx9, true, gfx90a},
+    {"gfx906", Family::gfx9, 64, false, gfx906},
+    {"gfx90a", Family::gfx9, 64, true, gfx90a},
+    {"gfx1030", Family::gfx10, 32, false, gfx1030},
+    {"gfx1030", Family::gfx10, 64, false, gfx1030},
 };
 
 constexpr unsigned most_opcodes = 1024;  // of one format
 
-// The rows of a set by format and number.
+// The rows of a set by format and number. Masks of lanes get the width that they have in its waves.
 struct Index {
     std::array<std::array<const Opcode *, most_opcodes>, unsigned(Format::unknown)> of = {};
+    std::deque<Opcode> rows;
+    std::deque<std::string> operands;
     void fill(const Set &set) {
-        for (const Opcode &row : set.opcodes) of[unsigned(row.format)][row.number] = &row;
+        for (const Opcode &row : set.opcodes) of[unsigned(row.format)][row.number] = with_masks(row, set);
+    }
+
+  private:
+    const Opcode *with_masks(const Opcode &row, const Set &set) {
+        std::string changed = row.operands;
+        for (std::size_t n = 1; n < changed.size(); n += 2)
+            if (changed[n] == 'm') changed[n] = set.lanes == 32 ? '1' : '2';
+        if (changed == row.operands) return &row;
+        rows.push_back(row);
+        rows.back().operands = operands.emplace_back(changed).c_str();
+        return &rows.back();
     }
 };
 
@@ -44,9 +64,9 @@ const Opcode *Set::find(Format format, unsigned number) const {
     return indices->of[std::size_t(this - sets)].of[unsigned(format)][number];
 }
 
-const Set *find_set(std::string_view gpu) {
+const Set *find_set(std::string_view gpu, unsigned lanes) {
     for (const Set &set : sets)
-        if (gpu == set.gpu) return &set;
+        if (gpu == set.gpu && (lanes == 0 || lanes == set.lanes)) return &set;
     return nullptr;
 }
 
@@ -63,6 +83,7 @@ unsigned Opcode::width(char field) const {
 Instruction decode(const Set &set, const uint32_t *code, uint64_t bytes) {
     switch (set.family) {
         case Family::gfx9: return decode_gfx9(set, code, bytes);
+        case Family::gfx10: return decode_gfx10(set, code, bytes);
     }
     return {};
 }

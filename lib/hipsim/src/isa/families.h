@@ -7,5 +7,6 @@
 namespace hipsim::isa {
 
 Instruction decode_gfx9(const Set &set, const uint32_t *code, uint64_t bytes);
+Instruction decode_gfx10(const Set &set, const uint32_t *code, uint64_t bytes);
 
 }  // namespace hipsim::isa

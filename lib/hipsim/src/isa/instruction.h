@@ -1,4 +1,5 @@
-// One decoded instruction of AMD's GCN family, as in "Vega 7nm Shader Instruction Set Architecture", chapter 13.
+// One decoded instruction of AMD's GCN family, as in "Vega 7nm Shader Instruction Set Architecture", chapter 13, and
+// "RDNA 2 Instruction Set Architecture", chapter 13.
 
 #pragma once
 
@@ -30,7 +31,7 @@ enum class Format : uint8_t {
     unknown
 };
 
-enum Variant : uint8_t { none = 0, sdwa = 1, dpp = 2 };
+enum Variant : uint8_t { none = 0, sdwa = 1, dpp = 2, dpp8 = 4 };
 
 // A row of the table that generate.py makes; it explains `operands`.
 struct Opcode {
@@ -38,19 +39,20 @@ struct Opcode {
     uint16_t number;
     const char *name;
     const char *operands;
-    uint8_t variants;  // which of SDWA and DPP exist
+    uint8_t variants;  // which of SDWA and DPP exist (GFX10: and DPP8)
 
     // Number of 32-bit registers of the operand in a field; 0: there is no such operand.
     unsigned width(char field) const;
 };
 
 // GPUs of one family encode their instructions alike; they differ in which opcodes exist.
-enum class Family : uint8_t { gfx9 };
+enum class Family : uint8_t { gfx9, gfx10 };
 
-// The instruction set of one GPU.
+// The instruction set of one GPU, for waves of one size.
 struct Set {
     const char *gpu;  // as LLVM calls the processor
     Family family;
+    unsigned lanes;  // of a wave
     // 512 registers, of which some are AGPRs; operands of several registers begin at an even one; the three work-item
     // IDs are in one register; dot products of halves have no denormals.
     bool cdna2;
@@ -60,17 +62,19 @@ struct Set {
     const Opcode *find(Format format, unsigned number) const;
 };
 
-// Null: its instructions are not known.
-const Set *find_set(std::string_view gpu);
+// Null: its instructions are not known, or it has no waves of that size. Without one, it is the size that hipcc chooses.
+const Set *find_set(std::string_view gpu, unsigned lanes = 0);
 
 // Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
 // 256–511 VGPRs. AGPRs, which have the numbers of VGPRs and a bit elsewhere, follow.
+// GFX10 has SGPRs where GFX9 has FLAT_SCRATCH and XNACK_MASK, and 125 is the null register.
 enum Operand : uint16_t {
     flat_scratch = 102,
     xnack_mask = 104,
     vcc = 106,
     ttmp0 = 108,
     m0 = 124,
+    null = 125,
     exec = 126,
     zero = 128,
     shared_base = 235,
@@ -94,7 +98,7 @@ enum Operand : uint16_t {
 struct Instruction {
     const Set *set = nullptr;
     const Opcode *opcode = nullptr;  // null: unknown
-    uint32_t words[2] = {};
+    uint32_t words[3] = {};
     uint32_t literal = 0;
     uint8_t size = 4;  // bytes
     Variant variant = none;
@@ -114,6 +118,9 @@ struct Instruction {
     uint16_t dpp_ctrl = 0;
     uint8_t row_mask = 15, bank_mask = 15;
     bool bound_ctrl = false;
+    bool fetch_inactive = false;  // GFX10: lanes outside EXEC are read
+    bool eight = false;           // GFX10's DPP8, whose source lanes are in:
+    uint32_t lane_sel = 0;        // 3 bits for each of 8 lanes
 
     // MAI: blocks of A and lanes of B that take the place of others
     uint8_t cbsz = 0, abid = 0, blgp = 0;

@@ -19,6 +19,7 @@ std::string range(const char *kind, unsigned first, unsigned width) {
     return std::string(kind) + "[" + std::to_string(first) + ":" + std::to_string(first + width - 1) + "]";
 }
 
+// The pair at `first`, or one of its halves.
 std::string pair(const char *name, unsigned operand, unsigned first, unsigned width) {
     if (width == 2) return name;
     return std::string(name) + (operand == first ? "_lo" : "_hi");
@@ -29,12 +30,14 @@ std::string operand(const Instruction &i, unsigned code, unsigned width) {
                                          "-2.0", "4.0",  "-4.0", "0.15915494"};
     if (code >= agpr0) return range("a", code - agpr0, width);
     if (code >= vgpr0) return range("v", code - vgpr0, width);
-    if (code < flat_scratch) return range("s", code, width);
+    bool gfx10 = i.set->family == Family::gfx10;
+    if (code < (gfx10 ? vcc : flat_scratch)) return range("s", code, width);
     if (code < xnack_mask) return pair("flat_scratch", code, flat_scratch, width);
     if (code < vcc) return pair("xnack_mask", code, xnack_mask, width);
     if (code < ttmp0) return pair("vcc", code, vcc, width);
     if (code < m0) return range("ttmp", code - ttmp0, width);
     if (code == m0) return "m0";
+    if (code == null && gfx10) return "null";
     if (code == exec || code == exec + 1) return pair("exec", code, exec, width);
     if (code >= zero && code <= 192) return std::to_string(code - zero);
     if (code > 192 && code <= 208) return std::to_string(192 - int(code));
@@ -87,7 +90,7 @@ std::string field(const Instruction &i, char letter, unsigned width) {
         case 'R': return range("s", i.srsrc, width);
         case 'O': return operand(i, i.soffset, width);
         // SDWA comparisons may write another pair.
-        case 'V': return i.opcode->format == Format::vopc ? operand(i, i.dst, width) : "vcc";
+        case 'V': return operand(i, i.opcode->format == Format::vopc ? i.dst : uint16_t{vcc}, width);
         case 'L': return hexadecimal(i.literal);
         default: return hexadecimal(uint16_t(i.simm));
     }
@@ -98,7 +101,8 @@ std::string field(const Instruction &i, char letter, unsigned width) {
 std::string text(const Instruction &i) {
     if (!i.opcode) {
         std::string words = hexadecimal(i.words[0]);
-        return i.size == 8 ? words + " " + hexadecimal(i.words[1]) : words;
+        for (unsigned n = 1; n < i.size / 4u; ++n) words += " " + hexadecimal(i.words[n]);
+        return words;
     }
     std::string result = i.opcode->name;
     const char *separator = " ";
@@ -132,10 +136,13 @@ std::string text(const Instruction &i) {
         result += " sdwa dst_sel:" + std::to_string(i.dst_sel) +
                   " dst_unused:" + std::to_string(i.dst_unused) + " src0_sel:" + std::to_string(i.sel[0]) +
                   " src1_sel:" + std::to_string(i.sel[1]);
+    } else if (i.variant == dpp && i.eight) {
+        result += " dpp8:" + hexadecimal(i.lane_sel);
     } else if (i.variant == dpp) {
         result += " dpp " + hexadecimal(i.dpp_ctrl) + " row_mask:" + hexadecimal(i.row_mask) +
                   " bank_mask:" + hexadecimal(i.bank_mask) + (i.bound_ctrl ? " bound_ctrl:0" : "");
     }
+    if (i.fetch_inactive) result += " fi:1";
     return result;
 }
 

@@ -19,6 +19,7 @@ struct Gpu {
 inline constexpr Gpu kGpus[] = {
     {"gfx906", 9, 0, 6, 0x66a1, 64, 10, 4, 8, true},
     {"gfx90a", 9, 0, 10, 0x740f, 64, 8, 4, 8, true},
+    {"gfx1030", 10, 3, 0, 0x73bf, 32, 16, 2, 8, false},
 };
 
 // The GPU that HIPSIM_GPU names.

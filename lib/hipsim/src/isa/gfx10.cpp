@@ -1,0 +1,264 @@
+// GFX10 (RDNA and RDNA2): from words to fields. Which opcodes exist is in the table of the GPU.
+
+#include "isa/bits.h"
+#include "isa/families.h"
+
+#include <string_view>
+
+namespace hipsim::isa {
+namespace {
+
+constexpr unsigned dpp8_word = 233, dpp8_fetching_word = 234;
+constexpr unsigned no_saddr = 0x7F;  // as Instruction has it
+
+bool is_cmpx(const Opcode &opcode) { return std::string_view(opcode.name).starts_with("v_cmpx_"); }
+
+// The second word of VOP1, VOP2 and VOPC with SDWA.
+void decode_sdwa(Instruction &i, uint32_t word) {
+    i.variant = sdwa;
+    i.src[0] = bits(word, 7, 0) + (bits(word, 23, 23) ? 0 : vgpr0);
+    i.sel[0] = bits(word, 18, 16);
+    i.sel[1] = bits(word, 26, 24);
+    i.sext = bits(word, 19, 19) | bits(word, 27, 27) << 1;
+    i.neg = bits(word, 20, 20) | bits(word, 28, 28) << 1;
+    i.abs = bits(word, 21, 21) | bits(word, 29, 29) << 1;
+    if (bits(word, 31, 31)) i.src[1] -= vgpr0;  // an SGPR
+    if (i.opcode->format != Format::vopc) {
+        i.dst_sel = bits(word, 10, 8);
+        i.dst_unused = bits(word, 12, 11);
+        i.clamp = bits(word, 13, 13);
+        i.omod = bits(word, 15, 14);
+    } else if (!is_cmpx(*i.opcode)) {
+        i.dst = bits(word, 15, 15) ? bits(word, 14, 8) : uint32_t{vcc};
+    }
+}
+
+void decode_dpp(Instruction &i, uint32_t word) {
+    i.variant = dpp;
+    i.src[0] = vgpr0 + bits(word, 7, 0);
+    i.dpp_ctrl = bits(word, 16, 8);
+    i.fetch_inactive = bits(word, 18, 18);
+    i.bound_ctrl = bits(word, 19, 19);
+    i.neg = bits(word, 20, 20) | bits(word, 22, 22) << 1;
+    i.abs = bits(word, 21, 21) | bits(word, 23, 23) << 1;
+    i.bank_mask = bits(word, 27, 24);
+    i.row_mask = bits(word, 31, 28);
+}
+
+void decode_dpp8(Instruction &i, uint32_t word, bool fetch_inactive) {
+    i.variant = dpp;
+    i.eight = true;
+    i.src[0] = vgpr0 + bits(word, 7, 0);
+    i.lane_sel = bits(word, 31, 8);
+    i.fetch_inactive = fetch_inactive;
+}
+
+bool decode_salu(Instruction &i, uint32_t word) {
+    if (bits(word, 31, 23) == 0x17F) {
+        i.opcode = i.set->find(Format::sopp, bits(word, 22, 16));
+        i.simm = int16_t(word);
+    } else if (bits(word, 31, 23) == 0x17E) {
+        i.opcode = i.set->find(Format::sopc, bits(word, 22, 16));
+        i.src[0] = bits(word, 7, 0);
+        i.src[1] = bits(word, 15, 8);
+    } else if (bits(word, 31, 23) == 0x17D) {
+        i.opcode = i.set->find(Format::sop1, bits(word, 15, 8));
+        i.src[0] = bits(word, 7, 0);
+        i.dst = bits(word, 22, 16);
+    } else if (bits(word, 31, 28) == 0xB) {
+        i.opcode = i.set->find(Format::sopk, bits(word, 27, 23));
+        i.dst = bits(word, 22, 16);
+        i.simm = int16_t(word);
+    } else {
+        i.opcode = i.set->find(Format::sop2, bits(word, 29, 23));
+        i.src[0] = bits(word, 7, 0);
+        i.src[1] = bits(word, 15, 8);
+        i.dst = bits(word, 22, 16);
+    }
+    return i.opcode != nullptr;
+}
+
+bool decode_short_valu(Instruction &i, uint32_t word) {
+    i.src[0] = bits(word, 8, 0);
+    i.sdst = vcc;
+    if (bits(word, 31, 25) == 0x3F) {
+        i.opcode = i.set->find(Format::vop1, bits(word, 16, 9));
+        i.dst = vgpr0 + bits(word, 24, 17);
+    } else if (bits(word, 31, 25) == 0x3E) {
+        i.opcode = i.set->find(Format::vopc, bits(word, 24, 17));
+        i.src[1] = vgpr0 + bits(word, 16, 9);
+        if (i.opcode) i.dst = is_cmpx(*i.opcode) ? exec : vcc;
+    } else {
+        i.opcode = i.set->find(Format::vop2, bits(word, 30, 25));
+        i.src[1] = vgpr0 + bits(word, 16, 9);
+        i.dst = vgpr0 + bits(word, 24, 17);
+        i.src[2] = vcc;   // of those with a carry or a condition
+        i.op_sel_hi = 7;  // of those with two halves in a word
+    }
+    if (!i.opcode) return false;
+    if (std::string_view(i.opcode->name) == "v_readfirstlane_b32") i.dst -= vgpr0;
+    return true;
+}
+
+bool decode_vop3(Instruction &i, uint32_t first, uint32_t second) {
+    bool packed = bits(first, 31, 26) == 0x33;
+    if (packed && bits(first, 25, 23)) return false;
+    i.opcode = packed ? i.set->find(Format::vop3p, bits(first, 22, 16))
+                      : i.set->find(Format::vop3, bits(first, 25, 16));
+    if (!i.opcode) return false;
+    i.src[0] = bits(second, 8, 0);
+    i.src[1] = bits(second, 17, 9);
+    i.src[2] = bits(second, 26, 18);
+    i.neg = bits(second, 31, 29);
+    i.dst = vgpr0 + bits(first, 7, 0);
+    i.clamp = bits(first, 15, 15);
+    if (packed) {
+        i.op_sel = bits(first, 13, 11);
+        i.op_sel_hi = bits(second, 28, 27) | bits(first, 14, 14) << 2;
+        i.neg_hi = bits(first, 10, 8);
+        return true;
+    }
+    i.omod = bits(second, 28, 27);
+    if (i.opcode->width('S')) {
+        i.sdst = bits(first, 14, 8);
+    } else {
+        i.abs = bits(first, 10, 8);
+        i.op_sel = bits(first, 14, 11);
+    }
+    // Comparisons and lane reads write SGPRs.
+    std::string_view name = i.opcode->name;
+    if (is_cmpx(*i.opcode)) i.dst = exec;
+    else if (i.opcode->number < 0x100 || name == "v_readlane_b32" || name == "v_readfirstlane_b32")
+        i.dst -= vgpr0;
+    return true;
+}
+
+void decode_smem(Instruction &i, uint32_t first, uint32_t second) {
+    i.opcode = i.set->find(Format::smem, bits(first, 25, 18));
+    i.dst = bits(first, 12, 6);
+    i.src[0] = bits(first, 5, 0) * 2;
+    i.glc = bits(first, 16, 16);
+    i.offset = signed_bits(second, 20, 0);
+    i.has_imm = true;
+    i.soffset = bits(second, 31, 25);
+    i.has_soffset = i.soffset != null;
+}
+
+void decode_ds(Instruction &i, uint32_t first, uint32_t second) {
+    i.opcode = i.set->find(Format::ds, bits(first, 25, 18));
+    i.gds = bits(first, 17, 17);
+    i.offset = bits(first, 15, 0);
+    i.addr = bits(second, 7, 0);
+    i.data[0] = bits(second, 15, 8);
+    i.data[1] = bits(second, 23, 16);
+    i.vdst = bits(second, 31, 24);
+}
+
+void decode_flat(Instruction &i, uint32_t first, uint32_t second) {
+    constexpr Format formats[] = {Format::flat, Format::scratch, Format::global};
+    uint32_t segment = bits(first, 15, 14);
+    if (segment == 3) return;
+    i.opcode = i.set->find(formats[segment], bits(first, 24, 18));
+    i.glc = bits(first, 16, 16);
+    i.slc = bits(first, 17, 17);
+    i.lds = bits(first, 13, 13);
+    i.offset = segment ? signed_bits(first, 11, 0) : int32_t(bits(first, 10, 0));
+    i.addr = bits(second, 7, 0);
+    i.data[0] = bits(second, 15, 8);
+    i.vdst = bits(second, 31, 24);
+    uint32_t saddr = bits(second, 22, 16);
+    // Null stands for no scalar address; in SCRATCH, 0x7f is for neither of the two, as if the scalar one was 0.
+    i.saddr = segment == 0 || saddr == null   ? no_saddr
+              : segment == 1 && saddr == 0x7F ? uint32_t{null}
+                                              : saddr;
+}
+
+void decode_mubuf(Instruction &i, uint32_t first, uint32_t second) {
+    i.opcode = i.set->find(Format::mubuf, bits(first, 24, 18));
+    i.offset = bits(first, 11, 0);
+    i.offen = bits(first, 12, 12);
+    i.idxen = bits(first, 13, 13);
+    i.glc = bits(first, 14, 14);
+    i.lds = bits(first, 16, 16);
+    i.slc = bits(second, 22, 22);
+    i.addr = bits(second, 7, 0);
+    i.data[0] = i.vdst = bits(second, 15, 8);
+    i.srsrc = bits(second, 20, 16) * 4;
+    i.tfe = bits(second, 23, 23);
+    i.soffset = bits(second, 31, 24);
+}
+
+bool takes_literal(const Instruction &i) {
+    if (i.opcode->width('L')) return true;
+    if (i.opcode->format > Format::vop3p || i.opcode->format == Format::smem) return false;
+    const char letters[] = {'A', 'B', 'C'};
+    for (unsigned n = 0; n < 3; ++n)
+        if (i.opcode->width(letters[n]) && i.src[n] == literal) return true;
+    return false;
+}
+
+// SDWA and DPP, which src0 tells of; none for the others.
+Variant variant_of(const Instruction &i) {
+    if (i.opcode->format != Format::vop1 && i.opcode->format != Format::vop2 &&
+        i.opcode->format != Format::vopc)
+        return none;
+    if (!i.opcode->width('A')) return none;
+    switch (i.src[0]) {
+        case sdwa_word: return sdwa;
+        case dpp_word: return dpp;
+        case dpp8_word:
+        case dpp8_fetching_word: return dpp8;
+        default: return none;
+    }
+}
+
+}  // namespace
+
+Instruction decode_gfx10(const Set &set, const uint32_t *code, uint64_t bytes) {
+    Instruction i;
+    i.set = &set;
+    if (bytes < 4) return i;
+    uint32_t first = i.words[0] = code[0];
+    uint32_t format = bits(first, 31, 26);
+    unsigned words = 1;
+
+    if (format < 0x30) {
+        if (!(first >> 31 ? decode_salu(i, first) : decode_short_valu(i, first))) return i;
+    } else {
+        if (bytes < 8) return i;
+        words = 2;
+        i.size = 8;
+        uint32_t second = i.words[1] = code[1];
+        switch (format) {
+            case 0x33:
+            case 0x35: decode_vop3(i, first, second); break;
+            case 0x36: decode_ds(i, first, second); break;
+            case 0x37: decode_flat(i, first, second); break;
+            case 0x38: decode_mubuf(i, first, second); break;
+            case 0x3D: decode_smem(i, first, second); break;
+            default: break;  // interpolation, exports, images and typed buffers
+        }
+        if (!i.opcode) return i;
+    }
+
+    Variant variant = variant_of(i);
+    bool with_literal = takes_literal(i);
+    if (!variant && !with_literal) return i;
+    i.size = uint8_t(4 * (words + 1));
+    if (bytes < i.size || (variant && !(i.opcode->variants & variant))) {
+        if (bytes < i.size) i.size = uint8_t(4 * words);
+        else i.words[words] = code[words];
+        i.opcode = nullptr;
+        return i;
+    }
+    uint32_t last = i.words[words] = code[words];
+    switch (variant) {
+        case sdwa: decode_sdwa(i, last); break;
+        case dpp: decode_dpp(i, last); break;
+        case dpp8: decode_dpp8(i, last, i.src[0] == dpp8_fetching_word); break;
+        default: i.literal = last; break;
+    }
+    return i;
+}
+
+}  // namespace hipsim::isa
