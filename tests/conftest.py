@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "may_not_be_held: tried three times; on a busy machine, the hold helper may run too late to hold a process",
+        "may_come_too_late: tried three times; on a busy machine, what has to come in time may not, such as a hold",
     )
     config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of `own_processes` in its own pytest and PID namespace, if possible; try one of `may_not_be_held` three times."""
-    if pyfuncitem.get_closest_marker("may_not_be_held") is not None and (
+    """Run a test of `own_processes` in its own pytest and PID namespace, if possible; try one of `may_come_too_late` three times."""
+    if pyfuncitem.get_closest_marker("may_come_too_late") is not None and (
         pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ
     ):
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -40,6 +40,7 @@ class EmbeddedDevice:
     description: str
     epilog: str
     gpus: tuple[str, ...] = ()  # what --gpu takes; no such option without
+    suitable_gpu: Callable[[str], str] | None = None  # the default of --gpu, by the command's first word
 
     @property
     def prefix(self) -> str:
@@ -76,7 +77,8 @@ def build_parser(device: EmbeddedDevice) -> argparse.ArgumentParser:
         help="clock that programs and events read: real (default), or virtual, which counts instructions",
     )
     if device.gpus:
-        parser.add_argument("--gpu", choices=device.gpus, help=f"GPU to be (default: {device.gpus[0]})")
+        help_text = f"GPU to be (default: one that COMMAND has code for, or {device.gpus[0]})"
+        parser.add_argument("--gpu", choices=device.gpus, help=help_text)
     parser.add_argument("--version", action="version", version=f"{device.name} (gpubpf) {__version__}")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     return parser
@@ -165,6 +167,8 @@ def main(device: EmbeddedDevice, argv: Sequence[str] | None = None) -> int:
         if arguments.words or not command:
             parser.error(f"give the command after '--': {device.name} -- COMMAND")
         gpu = arguments.gpu if device.gpus else None
+        if not gpu and device.suitable_gpu and not os.environ.get(f"{device.prefix}_GPU"):
+            gpu = device.suitable_gpu(command[0])
         execute(command, environment(device, os.environ, arguments.clock, gpu))
     except Error as error:
         _complain(device.name, str(error))

@@ -21,6 +21,7 @@ from fuzz.targets import TARGETS, Target
 RUNS = int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 LONGEST = 1 << 16  # bytes of a changed input
 SECONDS, MEMORY = 10, 2 << 30  # for one input
+PATIENCE = 120  # a busy machine may stop a process for many seconds
 
 
 @pytest.fixture(params=TARGETS.values(), ids=TARGETS.keys())
@@ -58,21 +59,24 @@ def check(target: Target, data: bytes) -> None:
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Raise TimeoutError or MemoryError in a reader that takes too much."""
+    """Raise TimeoutError or MemoryError in a reader that takes too much: processor time, or time if it waits."""
 
     def late(*_: object) -> None:
-        raise TimeoutError(f"more than {SECONDS} s")
+        raise TimeoutError(f"more than {SECONDS} s of processor time, or {PATIENCE} s")
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGPROF, late), signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

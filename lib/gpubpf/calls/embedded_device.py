@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import hipsim
 from gpubpf.errors import SessionError
 from gpubpf.process import target_files
+from hipsim import gpus
 
-LIBRARIES = Path(__file__).resolve().parents[2] / "hipsim" / "lib"
 NOTICE = "no AMD GPU here: HIP programs run on hipsim, the embedded AMD device; results are exact, times mean nothing"
-OTHER_CODE = "has no code for {gpu}, so it runs without a device: hipsim would end it"
-DEFAULT_GPU = "gfx906"  # hipsim's, where HIPSIM_GPU does not name another one
-_CODE = re.compile(rb"-amdgcn-amd-amdhsa-+gfx\w")
+OTHER_CODE = "has code for {its}, not for {ours}, so it runs without a device: hipsim would end it"
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -32,20 +30,14 @@ def has_gpu() -> bool:
     return False
 
 
-def _has_only_code_for_others(program: str, gpu: str) -> bool:
-    """Return whether a program has code for GPUs, and none for this one: HIP aborts such a program if there is a device."""
-    for_this_gpu = re.compile(rb"-amdgcn-amd-amdhsa-+" + re.escape(gpu.encode()) + rb"\b")
-    has_code, end = False, b""
+def _architectures(program: str) -> set[str]:
+    """Return the GPUs for which a command's first word has code; none if it cannot be read."""
     with (
         contextlib.suppress(OSError, ValueError),
         open(target_files.open_regular(shutil.which(program) or program), "rb") as file,
     ):
-        while part := file.read(1 << 20):
-            if for_this_gpu.search(end + part):
-                return False
-            has_code = has_code or _CODE.search(end + part) is not None
-            end = part[-64:]  # a name may begin in one part and end in the next
-    return has_code
+        return gpus.architectures(file)
+    return set()
 
 
 def choose(
@@ -54,9 +46,10 @@ def choose(
     """Return the variables to add to the environment of a command, and a notice for the user or None.
 
     `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU, the device is built, and `program`,
-    the command's first word, has no code for other GPUs only. Raises SessionError if the device that was asked for cannot be used.
+    the command's first word, has no code for other GPUs only. The device is a GPU for which the program has code, unless HIPSIM_GPU
+    names one. Raises SessionError if the device that was asked for cannot be used.
     """
-    built = (LIBRARIES / "libhsakmt.so.1").exists()
+    built = (hipsim.LIBRARIES / "libhsakmt.so.1").exists()
     if wanted == "gpu":
         if not has_gpu():
             raise SessionError(
@@ -67,8 +60,12 @@ def choose(
         raise SessionError("the embedded AMD device is not built; run script/setup")
     if wanted != "sim" and (not built or has_gpu()):
         return {}, None
-    gpu = environment.get("HIPSIM_GPU") or DEFAULT_GPU
-    if wanted != "sim" and _has_only_code_for_others(program, gpu):
-        return {}, f"{program} {OTHER_CODE.format(gpu=gpu)}"
-    path = filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH")))
-    return {"LD_LIBRARY_PATH": ":".join(path)}, None if wanted == "sim" else NOTICE
+    has_code_for = _architectures(program)
+    gpu = environment.get("HIPSIM_GPU") or gpus.suitable(has_code_for)
+    if wanted != "sim" and has_code_for and gpu not in has_code_for:
+        # HIP aborts such a program if there is a device.
+        ours = environment.get("HIPSIM_GPU") or " or ".join(gpus.GPUS)
+        return {}, f"{program} {OTHER_CODE.format(its=', '.join(sorted(has_code_for)[:8]), ours=ours)}"
+    path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
+    variables = {"LD_LIBRARY_PATH": ":".join(path), "HIPSIM_GPU": gpu}
+    return variables, None if wanted == "sim" else NOTICE

@@ -824,6 +824,7 @@ def changed_bytes(pid: int) -> int:
 
 
 @pytest.mark.every(2)
+@pytest.mark.may_come_too_late
 @pytest.mark.parametrize("name", ["threadhist", "launchlate", "kernelretsnoop", "memtrace"])
 def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:
     """It takes longer than the whole way to them, which it would hold up."""

@@ -213,6 +213,7 @@ def test_every_thread_leaves_one_record(app: Path, place: str) -> None:
     assert run.session.summary()["lost"] == 0
 
 
+@pytest.mark.may_come_too_late
 def test_clocks_are_compared_at_the_beginning_and_at_the_end(app: Path) -> None:
     run = Followed([str(app), "plain", "3", "1", "1"], Follow(log_records=256))
     brackets = run.log[run.log["kind"] == operation_log.CLOCK]["clock"]

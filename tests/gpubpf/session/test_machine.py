@@ -214,7 +214,7 @@ def test_all_is_seen_in_the_middle_of_somebodys_look_at_a_map(
     assert seen == [CALLED_CUINIT, EXECUTED, CALLED_CUINIT, ENDED]
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_who_comes_is_held_until_it_has_joined(built: Path) -> None:
     joined = Joined(built, lambda pid: time.sleep(0.2))
     with watching(joined):
@@ -247,7 +247,7 @@ def test_all_its_threads_wait(built: Path) -> None:
     assert len(joined.held) + len(joined.ran) == 1 or (joined.missed and not over)
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_nobody_sees_a_stop(built: Path) -> None:
     joined = Joined(built, lambda pid: time.sleep(0.1))
     with watching(joined):
@@ -307,7 +307,7 @@ def test_those_that_wait_for_their_turn_cost_little(built: Path, monkeypatch: py
     assert not early
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
     joined = Joined(built)
     with watching(joined):
@@ -317,7 +317,7 @@ def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_who_can_make_no_thread_goes_on(built: Path) -> None:
     reasons: list[str | None] = []
 
@@ -352,7 +352,7 @@ def test_those_that_run_join_first(built: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_it_is_let_go_when_joining_takes_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "HOLD", 0.3)
     monkeypatch.setattr(machine, "LEAVE", 0.1)
@@ -383,7 +383,7 @@ def test_a_lock_that_it_holds_itself_is_not_waited_for(built: Path, monkeypatch:
     assert not joined.held and len(joined.ran) + len(joined.missed) <= 2  # late, or it had ended
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_who_is_killed_while_it_is_held_is_dead(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "HOLD", 30.0)
     joined = Joined(built, lambda pid: os.kill(pid, signal.SIGKILL))
@@ -394,7 +394,7 @@ def test_who_is_killed_while_it_is_held_is_dead(built: Path, monkeypatch: pytest
         assert time.monotonic() - began < holding.LIMIT
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     """All go on at once: also those threads that just stand."""
     program = f"""
@@ -465,7 +465,7 @@ def test_who_was_parked_finds_its_own_way_back(built: Path, monkeypatch: pytest.
     assert parked >= 20 and min(turns.values()) > 10, (parked, turns)
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None:
     """A copy that no process had mapped before: found, and measured from then on. The next one is held."""
     script = (
@@ -503,7 +503,7 @@ def test_a_driver_of_its_own_in_a_container(built: Path, tmp_path: Path) -> None
     assert joined.missed == [(joined.ran[0], "comes", REACHED_LATE)] and joined.held[0] != joined.ran[0]
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_who_started_after_the_probe_is_left_to_it(built: Path) -> None:
     """A scan for those that use a new driver file finds it before its first cuInit. It is held there, and is not late."""
     joined = Joined(built)
@@ -518,7 +518,7 @@ def test_who_started_after_the_probe_is_left_to_it(built: Path) -> None:
     assert joined.held == [process.pid] and not joined.ran and not joined.missed
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_a_driver_whose_mapping_changes_is_tried_again(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,7 +678,7 @@ def test_a_tool_that_does_not_read_gets_all_messages_later() -> None:
     assert found == list(range(2000))
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_one_that_was_measured_and_has_ended_is_not_met_again(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -697,7 +697,7 @@ def test_one_that_was_measured_and_has_ended_is_not_met_again(
     assert joined.held == [process.pid] and not joined.missed
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one was let go, as joining took long. The second one is held until the tool is done with that, and joins then."""
     monkeypatch.setattr(machine, "HOLD", 0.2)
@@ -761,7 +761,7 @@ def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
     assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
 
 
-@pytest.mark.may_not_be_held
+@pytest.mark.may_come_too_late
 @pytest.mark.parametrize("how", ["executes", "ends"])
 def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, how: str) -> None:
     """As one of /proc that had the number before is asked for, is joining, and has ended or executes another program."""
