@@ -35,8 +35,8 @@ class Probe:
     variant: str = ""  # "sdwa", "dpp"
 
 
-def gfx9_probes() -> Iterator[Probe]:
-    """Give every opcode number of every format of GFX9, with the operands that may make it valid."""
+def _salu_probes() -> Iterator[Probe]:
+    """Give the scalar formats, which all families encode alike."""
     for op in range(0x80 - 0x20):  # the last 32 are SOPK, SOP1, SOPC and SOPP
         yield Probe(
             "sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"}
@@ -52,6 +52,21 @@ def gfx9_probes() -> Iterator[Probe]:
         yield Probe("sopc", op, (0x17E << 23 | op << 16 | 40 << 8 | 20,), {"s20": "A", "s40": "B"})
         yield Probe("sopp", op, (0x17F << 23 | op << 16 | 0x0001,), {})
         yield Probe("sopp", op, (0x17F << 23 | op << 16,), {})
+
+
+def _mubuf_probes() -> Iterator[Probe]:
+    """Give MUBUF, whose fields that matter here are in the same places in all families."""
+    fields = {"v10": "A", "v20": "B", "s40": "R", "s70": "O"}
+    for op in range(0x80):
+        for glc in (0, 1):
+            first = 0x38 << 26 | op << 18 | glc << 14 | 1 << 12
+            yield Probe("mubuf", op, (first, 70 << 24 | 10 << 16 | 20 << 8 | 10), fields)
+        yield Probe("mubuf", op, (0x38 << 26 | op << 18, 0), {})
+
+
+def gfx9_probes() -> Iterator[Probe]:
+    """Give every opcode number of every format of GFX9, with the operands that may make it valid."""
+    yield from _salu_probes()
     for op in range(0x100):
         word = 0x30 << 26 | op << 18 | 16 << 6 | 20
         yield Probe("smem", op, (word | 1 << 17, 0x64), {"s16": "D", "s40": "A"})
@@ -115,32 +130,13 @@ def gfx9_probes() -> Iterator[Probe]:
                     first = 0x37 << 26 | op << 18 | glc << 16 | segment << 14
                     vdst, data, saddr = 60 * (used & 1), 20 * (used >> 1), 0x7F if segment else 0
                     yield Probe(name, op, (first, vdst << 24 | saddr << 16 | data << 8 | 10), fields)
-    fields = {"v10": "A", "v20": "B", "s40": "R", "s70": "O"}
-    for op in range(0x80):
-        for glc in (0, 1):
-            first = 0x38 << 26 | op << 18 | glc << 14 | 1 << 12
-            yield Probe("mubuf", op, (first, 70 << 24 | 10 << 16 | 20 << 8 | 10), fields)
-        yield Probe("mubuf", op, (0x38 << 26 | op << 18, 0), {})
+    yield from _mubuf_probes()
 
 
 def gfx10_probes() -> Iterator[Probe]:
     """Give every opcode number of every format of GFX10, but interpolation, exports, images and typed buffers."""
     null = 125
-    for op in range(0x80 - 0x20):
-        yield Probe(
-            "sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"}
-        )
-    for op in range(0x20 - 3):
-        yield Probe("sopk", op, (0xB << 28 | op << 23 | 16 << 16 | 0x1234,), {"s16": "D"})
-        yield Probe(
-            "sopk", op, (0xB << 28 | op << 23 | 16 << 16 | 0x0001, 0x89AB), {"s16": "D", "0x89ab": "L"}
-        )
-    for op in range(0x100):
-        yield Probe("sop1", op, (0x17D << 23 | 16 << 16 | op << 8 | 20,), {"s16": "D", "s20": "A"})
-    for op in range(0x80):
-        yield Probe("sopc", op, (0x17E << 23 | op << 16 | 40 << 8 | 20,), {"s20": "A", "s40": "B"})
-        yield Probe("sopp", op, (0x17F << 23 | op << 16 | 0x0001,), {})
-        yield Probe("sopp", op, (0x17F << 23 | op << 16,), {})
+    yield from _salu_probes()
     for op in range(0x100):
         for sbase in (20, 0):
             word = 0x3D << 26 | op << 18 | (16 << 6 if sbase else 0) | sbase
@@ -199,12 +195,7 @@ def gfx10_probes() -> Iterator[Probe]:
                     first = 0x37 << 26 | op << 18 | glc << 16 | segment << 14
                     vdst, data = 60 * (used & 1), 20 * (used >> 1)
                     yield Probe(name, op, (first, vdst << 24 | null << 16 | data << 8 | 10), fields)
-    fields = {"v10": "A", "v20": "B", "s40": "R", "s70": "O"}
-    for op in range(0x80):
-        for glc in (0, 1):
-            first = 0x38 << 26 | op << 18 | glc << 14 | 1 << 12
-            yield Probe("mubuf", op, (first, 70 << 24 | 10 << 16 | 20 << 8 | 10), fields)
-        yield Probe("mubuf", op, (0x38 << 26 | op << 18, 0), {})
+    yield from _mubuf_probes()
 
 
 FAMILIES = {"gfx906": gfx9_probes, "gfx90a": gfx9_probes, "gfx1030": gfx10_probes}

@@ -13,7 +13,7 @@ namespace hipsim {
 
 constexpr unsigned lanes = 64;  // of registers; a wave of 32 never uses the upper half
 
-// GFX10's null register is not written: what goes there is stored here, behind the SGPRs, and never read.
+// What an instruction writes to GFX10's null register is stored here, behind the SGPRs. Nothing reads it.
 constexpr unsigned null_place = 128, null_words = 16;
 
 struct Op;

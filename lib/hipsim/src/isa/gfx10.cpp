@@ -2,6 +2,7 @@
 
 #include "isa/bits.h"
 #include "isa/families.h"
+#include "isa/fields.h"
 
 #include <string_view>
 
@@ -13,38 +14,6 @@ constexpr unsigned no_saddr = 0x7F;  // as Instruction has it
 
 bool is_cmpx(const Opcode &opcode) { return std::string_view(opcode.name).starts_with("v_cmpx_"); }
 
-// The second word of VOP1, VOP2 and VOPC with SDWA.
-void decode_sdwa(Instruction &i, uint32_t word) {
-    i.variant = sdwa;
-    i.src[0] = bits(word, 7, 0) + (bits(word, 23, 23) ? 0 : vgpr0);
-    i.sel[0] = bits(word, 18, 16);
-    i.sel[1] = bits(word, 26, 24);
-    i.sext = bits(word, 19, 19) | bits(word, 27, 27) << 1;
-    i.neg = bits(word, 20, 20) | bits(word, 28, 28) << 1;
-    i.abs = bits(word, 21, 21) | bits(word, 29, 29) << 1;
-    if (bits(word, 31, 31)) i.src[1] -= vgpr0;  // an SGPR
-    if (i.opcode->format != Format::vopc) {
-        i.dst_sel = bits(word, 10, 8);
-        i.dst_unused = bits(word, 12, 11);
-        i.clamp = bits(word, 13, 13);
-        i.omod = bits(word, 15, 14);
-    } else if (!is_cmpx(*i.opcode)) {
-        i.dst = bits(word, 15, 15) ? bits(word, 14, 8) : uint32_t{vcc};
-    }
-}
-
-void decode_dpp(Instruction &i, uint32_t word) {
-    i.variant = dpp;
-    i.src[0] = vgpr0 + bits(word, 7, 0);
-    i.dpp_ctrl = bits(word, 16, 8);
-    i.fetch_inactive = bits(word, 18, 18);
-    i.bound_ctrl = bits(word, 19, 19);
-    i.neg = bits(word, 20, 20) | bits(word, 22, 22) << 1;
-    i.abs = bits(word, 21, 21) | bits(word, 23, 23) << 1;
-    i.bank_mask = bits(word, 27, 24);
-    i.row_mask = bits(word, 31, 28);
-}
-
 void decode_dpp8(Instruction &i, uint32_t word, bool fetch_inactive) {
     i.variant = dpp;
     i.eight = true;
@@ -53,83 +22,14 @@ void decode_dpp8(Instruction &i, uint32_t word, bool fetch_inactive) {
     i.fetch_inactive = fetch_inactive;
 }
 
-bool decode_salu(Instruction &i, uint32_t word) {
-    if (bits(word, 31, 23) == 0x17F) {
-        i.opcode = i.set->find(Format::sopp, bits(word, 22, 16));
-        i.simm = int16_t(word);
-    } else if (bits(word, 31, 23) == 0x17E) {
-        i.opcode = i.set->find(Format::sopc, bits(word, 22, 16));
-        i.src[0] = bits(word, 7, 0);
-        i.src[1] = bits(word, 15, 8);
-    } else if (bits(word, 31, 23) == 0x17D) {
-        i.opcode = i.set->find(Format::sop1, bits(word, 15, 8));
-        i.src[0] = bits(word, 7, 0);
-        i.dst = bits(word, 22, 16);
-    } else if (bits(word, 31, 28) == 0xB) {
-        i.opcode = i.set->find(Format::sopk, bits(word, 27, 23));
-        i.dst = bits(word, 22, 16);
-        i.simm = int16_t(word);
-    } else {
-        i.opcode = i.set->find(Format::sop2, bits(word, 29, 23));
-        i.src[0] = bits(word, 7, 0);
-        i.src[1] = bits(word, 15, 8);
-        i.dst = bits(word, 22, 16);
-    }
-    return i.opcode != nullptr;
-}
-
-bool decode_short_valu(Instruction &i, uint32_t word) {
-    i.src[0] = bits(word, 8, 0);
-    i.sdst = vcc;
-    if (bits(word, 31, 25) == 0x3F) {
-        i.opcode = i.set->find(Format::vop1, bits(word, 16, 9));
-        i.dst = vgpr0 + bits(word, 24, 17);
-    } else if (bits(word, 31, 25) == 0x3E) {
-        i.opcode = i.set->find(Format::vopc, bits(word, 24, 17));
-        i.src[1] = vgpr0 + bits(word, 16, 9);
-        if (i.opcode) i.dst = is_cmpx(*i.opcode) ? exec : vcc;
-    } else {
-        i.opcode = i.set->find(Format::vop2, bits(word, 30, 25));
-        i.src[1] = vgpr0 + bits(word, 16, 9);
-        i.dst = vgpr0 + bits(word, 24, 17);
-        i.src[2] = vcc;   // of those with a carry or a condition
-        i.op_sel_hi = 7;  // of those with two halves in a word
-    }
-    if (!i.opcode) return false;
-    if (std::string_view(i.opcode->name) == "v_readfirstlane_b32") i.dst -= vgpr0;
-    return true;
-}
-
 bool decode_vop3(Instruction &i, uint32_t first, uint32_t second) {
     bool packed = bits(first, 31, 26) == 0x33;
     if (packed && bits(first, 25, 23)) return false;
     i.opcode = packed ? i.set->find(Format::vop3p, bits(first, 22, 16))
                       : i.set->find(Format::vop3, bits(first, 25, 16));
     if (!i.opcode) return false;
-    i.src[0] = bits(second, 8, 0);
-    i.src[1] = bits(second, 17, 9);
-    i.src[2] = bits(second, 26, 18);
-    i.neg = bits(second, 31, 29);
-    i.dst = vgpr0 + bits(first, 7, 0);
-    i.clamp = bits(first, 15, 15);
-    if (packed) {
-        i.op_sel = bits(first, 13, 11);
-        i.op_sel_hi = bits(second, 28, 27) | bits(first, 14, 14) << 2;
-        i.neg_hi = bits(first, 10, 8);
-        return true;
-    }
-    i.omod = bits(second, 28, 27);
-    if (i.opcode->width('S')) {
-        i.sdst = bits(first, 14, 8);
-    } else {
-        i.abs = bits(first, 10, 8);
-        i.op_sel = bits(first, 14, 11);
-    }
-    // Comparisons and lane reads write SGPRs.
-    std::string_view name = i.opcode->name;
-    if (is_cmpx(*i.opcode)) i.dst = exec;
-    else if (i.opcode->number < 0x100 || name == "v_readlane_b32" || name == "v_readfirstlane_b32")
-        i.dst -= vgpr0;
+    decode_long_valu(i, first, second, packed);
+    if (!packed && is_cmpx(*i.opcode)) i.dst = exec;
     return true;
 }
 
@@ -224,6 +124,7 @@ Instruction decode_gfx10(const Set &set, const uint32_t *code, uint64_t bytes) {
 
     if (format < 0x30) {
         if (!(first >> 31 ? decode_salu(i, first) : decode_short_valu(i, first))) return i;
+        if (is_cmpx(*i.opcode)) i.dst = exec;
     } else {
         if (bytes < 8) return i;
         words = 2;
@@ -253,8 +154,14 @@ Instruction decode_gfx10(const Set &set, const uint32_t *code, uint64_t bytes) {
     }
     uint32_t last = i.words[words] = code[words];
     switch (variant) {
-        case sdwa: decode_sdwa(i, last); break;
-        case dpp: decode_dpp(i, last); break;
+        case sdwa:
+            decode_sdwa(i, last);
+            if (is_cmpx(*i.opcode)) i.dst = exec;
+            break;
+        case dpp:
+            decode_dpp(i, last);
+            i.fetch_inactive = bits(last, 18, 18);
+            break;
         case dpp8: decode_dpp8(i, last, i.src[0] == dpp8_fetching_word); break;
         default: i.literal = last; break;
     }

@@ -53,8 +53,8 @@ struct Set {
     const char *gpu;  // as LLVM calls the processor
     Family family;
     unsigned lanes;  // of a wave
-    // 512 registers, of which some are AGPRs; operands of several registers begin at an even one; the three work-item
-    // IDs are in one register; dot products of halves have no denormals.
+    // Some of 512 registers are AGPRs. An operand of several registers begins at an even one. One register has all three
+    // work-item IDs. Dot products of halves have no denormals.
     bool cdna2;
     std::span<const Opcode> opcodes;
 
@@ -62,7 +62,7 @@ struct Set {
     const Opcode *find(Format format, unsigned number) const;
 };
 
-// Null: its instructions are not known, or it has no waves of that size. Without one, it is the size that hipcc chooses.
+// The set of a GPU, for waves of so many lanes, or of as many as hipcc chooses (0). Null: there is none.
 const Set *find_set(std::string_view gpu, unsigned lanes = 0);
 
 // Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,
