@@ -72,6 +72,12 @@ def interval(values: list[float]) -> tuple[float, float]:
     return statistics.mean(values), wide * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def processor_time(*pids: int) -> float:
+    """Seconds of processor time of these processes."""
+    times = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids)
+    return sum(int(ticks) for both in times for ticks in both) / os.sysconf("SC_CLK_TCK")
+
+
 def start(name: str, pid: int, *arguments: str) -> tuple[subprocess.Popen[str], float, dict[str, float]]:
     """A tool that is attached, when it was started, and the seconds from then until it said so,
     with the processor time that it took."""
@@ -85,9 +91,7 @@ def start(name: str, pid: int, *arguments: str) -> tuple[subprocess.Popen[str], 
     assert tool.stderr is not None
     for line in tool.stderr:
         if "attached to" in line:
-            times = Path(f"/proc/{tool.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-            own = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-            return tool, began, {"attached": time.monotonic() - began, "own": own}
+            return tool, began, {"attached": time.monotonic() - began, "own": processor_time(tool.pid)}
     raise SystemExit(f"{name} did not attach: {tool.communicate()}")
 
 
@@ -148,15 +152,6 @@ def describe_first_launch(found: dict[str, Any]) -> list[str]:
 ARRIVALS = 50
 
 
-def processor_time(pid: int) -> float:
-    """Seconds of processor time of a process and of its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = 0
-    for one in [pid, *map(int, children)]:
-        found += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return found / os.sysconf("SC_CLK_TCK")
-
-
 def arrivals(program: Path, rounds: int) -> dict[str, Any]:
     """Start ARRIVALS programs at once while threadhist watches the machine: how many were measured, from their first launch, and the
     seconds of processor time of the tool and its hold helper for each."""
@@ -182,9 +177,11 @@ def arrivals(program: Path, rounds: int) -> dict[str, Any]:
             if "watching every process" in line:
                 break
         run(1)  # fills the caches
-        before = processor_time(tool.pid)
+        children = Path(f"/proc/{tool.pid}/task/{tool.pid}/children").read_text().split()
+        processes = [tool.pid, *map(int, children)]
+        before = processor_time(*processes)
         run(ARRIVALS)
-        found["own"].append((processor_time(tool.pid) - before) / ARRIVALS)
+        found["own"].append((processor_time(*processes) - before) / ARRIVALS)
         tool.terminate()
         summary = json.loads(tool.communicate(timeout=60)[0].splitlines()[-1])
         found["measured"].append(summary["processes"]["measured"] - 1)
