@@ -48,7 +48,7 @@ def test_the_example_is_built_and_takes_the_times_of_the_documentation(tmp_path:
     shutil.copytree(root / "examples" / "hip", tmp_path / "hip")
     sources = root / "tests" / "gpubpf" / "calls" / "hip"
     subprocess.run(["make", "-s", "-C", tmp_path / "hip", f"SOURCES={sources}"], check=True)
-    (plan,) = re.findall(r"export STANDIN='([^']*)'", (root / "README.md").read_text())
+    (plan,) = re.findall(r"export STANDIN='([^']*)'", (root / "tools" / "hipsnoop_example.txt").read_text())
     calls = ["hipMalloc", "hipMemcpy", "hipLaunchKernel", "launch", "launch", "hipDeviceSynchronize"]
     start = time.monotonic()
     told = run([str(tmp_path / "hip" / "app"), "-n", "5", *calls], {"STANDIN": plan})
