@@ -300,10 +300,12 @@ class CuInitProbes:
                 found.append(Event(kind, ts, pid, tid, sp, return_address, entry, name))
         return found
 
-    def release_thread(self, tid: int) -> None:
-        """Let a thread leave the program: it does not wait any longer."""
+    def release_thread(self, event: Event) -> None:
+        """Let the thread of this event leave the program: it does not wait any longer. Other calls in the same stack frame are not
+        reported until `forget_thread`."""
         with contextlib.suppress(FileNotFoundError):  # it ended
-            bpf_syscall.update(self._maps["threads"], _ID.pack(tid), _WAITING.pack(0, 0, 1), existing=True)
+            waiting = _WAITING.pack(event.sp, 0, 1)
+            bpf_syscall.update(self._maps["threads"], _ID.pack(event.tid), waiting, existing=True)
 
     def forget_thread(self, tid: int) -> None:
         """Report the next cuInit of this thread again, unless its process is ignored."""

@@ -49,13 +49,15 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 LIMIT = 5.0  # seconds for which a process is held at most
 BORROW = 0.2  # seconds for reaching a position where a thread can be borrowed
 AGAIN = 0.001  # seconds until a thread is stopped again
+SOON = (
+    1.0  # seconds in which a thread that was interrupted stops, unless it sleeps in the kernel or has ended
+)
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
 FORGOTTEN = 4096  # processes whose end is remembered
 
 _ANOTHER: dict[str, Any] = {}  # in _HoldHelper._pending: the process has executed another program or ended
-_EXITING = 4  # PF_EXITING
 _C_LIBRARY = re.compile(
     r".*/(ld-musl.*|libc\.musl.*|libc(\.so\.6|-2\.\d+\.so)|lib(pthread|dl)(\.so\.\d|-2\.\d+\.so))"
 )
@@ -92,7 +94,11 @@ class _HoldHelper:
     def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
         self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
-        self._leaving: list[ptrace.TracedThread] = []  # threads to detach from as soon as they stop
+        # Threads to detach from as soon as they stop, and since when. Nobody else can trace them until then.
+        self._leaving: list[tuple[ptrace.TracedThread, float]] = []
+        self._late: dict[
+            int, dict[str, Any]
+        ] = {}  # messages about processes of which some threads are still in `_leaving`
         # When the tool was done with a process that it knows, in ns; None: it is not done yet.
         self._known: dict[int, int | None] = {}
         # What happened to a process before the tool was done with it: `_ANOTHER` if it executed another program, or ended and its
@@ -117,7 +123,7 @@ class _HoldHelper:
                     return
                 self._handle(message)
             self._send_all()
-            self._leaving = [thread for thread in self._leaving if not self._detached(thread)]
+            self._detach_from_leaving()
             for arrival in list(self._arrivals.values()):
                 if self._arrivals.get(arrival.pid) is arrival:
                     self._advance(arrival, time.monotonic())
@@ -131,13 +137,13 @@ class _HoldHelper:
 
     def _poll_interval(self) -> float | None:
         """Return after how many seconds to check what causes no event: stops, and time limits; None: nothing to check."""
-        if self._leaving or any(
+        if any(time.monotonic() < since + SOON for _, since in self._leaving) or any(
             thread.traced is None or thread.traced.status is None
             for arrival in self._arrivals.values()
             for thread in arrival.threads.values()
         ):
             return 50e-6
-        return 0.05 if self._arrivals or self._unsent else None
+        return 0.05 if self._arrivals or self._leaving or self._unsent else None
 
     # --- messages of the tool ---
 
@@ -172,7 +178,7 @@ class _HoldHelper:
             if answer:
                 self._known[pid] = None
                 self._probes.track_process(pid)
-                if not _runs(pid):  # its end may have been before the probes tracked it
+                if traceable.is_exiting(pid):  # its end may have been before the probes tracked it
                     self._ended(pid, time.monotonic_ns())
         elif "done" in message:
             answer = self._done(message["done"])
@@ -245,7 +251,7 @@ class _HoldHelper:
                     self._probes.track_process(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
-                self._probes.release_thread(event.tid)
+                self._probes.release_thread(event)
                 self._probes.forget_thread(event.tid)
 
     def _is_new(self, event: Event) -> bool:
@@ -262,12 +268,12 @@ class _HoldHelper:
 
     def _stop(self, arrival: _Arrival, thread: _Thread) -> None:
         try:
-            traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
-            traced.interrupt()
-            thread.traced = traced
+            if thread.traced is None:  # else it has not stopped yet, and called cuInit again meanwhile
+                thread.traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
+                thread.traced.interrupt()
         except (ThreadEnded, TraceRefused):  # the tool finds out why when it attaches
             self._lose(arrival, thread)
-        self._probes.release_thread(thread.event.tid)
+        self._probes.release_thread(thread.event)
 
     def _advance(self, arrival: _Arrival, now: float) -> None:
         try:
@@ -292,6 +298,7 @@ class _HoldHelper:
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
         """Note that a thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
+            self._leave(thread)
             arrival.late = True
             if arrival.base:
                 self._overtaken.add(arrival.pid)
@@ -310,7 +317,7 @@ class _HoldHelper:
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
                 self._probes.forget_thread(event.tid)
-                traced.release()
+                self._leave(thread)
             elif not inside:
                 self._release(arrival.pid)
             elif not arrival.base:
@@ -322,52 +329,57 @@ class _HoldHelper:
                 arrival.base = borrow.make_worker_and_wait(traced, memory, code, functions, at_entry)
                 if arrival.base:
                     del arrival.threads[event.tid]
+                    self._leave(thread)
                     self._probes.forget_thread(event.tid)
                     self._report(
                         arrival.pid, held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
                         since=arrival.since, base=arrival.base, functions=functions,
                     )  # fmt: skip
-                else:
-                    traced.release()
+                elif traced.release():
                     thread.traced, thread.again = None, time.monotonic() + AGAIN
 
     def _release(self, pid: int, unmapped: bool = False) -> None:
         """Let all threads of a process continue. `unmapped`: the worker's memory no longer exists."""
         arrival = self._arrivals.pop(pid, None)
         if arrival is None:
+            if unmapped and (late := self._late.pop(pid, None)):
+                self._report(pid, **late)
             return
         for tid, thread in arrival.threads.items():
-            if thread.traced is not None and not self._detached(thread.traced):
-                self._leaving.append(thread.traced)
+            self._leave(thread)
             self._probes.forget_thread(tid)
         if arrival.base and not unmapped:
             with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.RELEASED, b"\1")
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:
-            self._report(pid, **late)
+            if not unmapped and any(thread.pid == pid for thread, _ in self._leaving):
+                self._late[pid] = late  # the tool could not attach yet
+            else:
+                self._report(pid, **late)
         elif "held" in self._pending.get(pid, [_ANOTHER])[-1]:  # the tool has not been told yet
             self._pending[pid][-1] = late
+
+    def _leave(self, thread: _Thread) -> None:
+        """Detach from a thread, now or as soon as it stops. Until then, or until it is reaped, the helper must not forget it: it would
+        stay stopped, or its parent would not see its end."""
+        if thread.traced is not None and not self._detached(thread.traced):
+            self._leaving.append((thread.traced, time.monotonic()))
+
+    def _detach_from_leaving(self) -> None:
+        self._leaving = [(thread, since) for thread, since in self._leaving if not self._detached(thread)]
+        for pid in self._late.keys() - {thread.pid for thread, _ in self._leaving}:
+            self._report(pid, **self._late.pop(pid))
 
     @staticmethod
     def _detached(thread: ptrace.TracedThread) -> bool:
         """Detach from a thread if it is stopped. Return whether it is detached, or has ended."""
         try:
-            if thread.status is not None:
+            if not thread.detached and thread.status is not None:
                 thread.check()
-            return thread.poll() and thread.release()
+            return thread.detached or (thread.poll() and thread.release())
         except ThreadEnded:
             return True
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process has not begun to exit."""
-    with (
-        contextlib.suppress(OSError, IndexError, ValueError),
-        open(f"/proc/{pid}/stat", errors="replace") as file,
-    ):
-        return not int(file.read().rpartition(")")[2].split()[6]) & _EXITING
-    return False
 
 
 def _set_realtime_priority() -> int:

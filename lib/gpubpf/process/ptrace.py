@@ -134,6 +134,7 @@ class TracedThread:
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
         self.status: int | None = None  # of the stop: signal | event << 8; None: it runs
+        self.detached = False
         self.pause: Callable[[float], None] = time.sleep  # called in `wait`
         self._registers: Registers | None = None  # as read in this stop
         self._info = ctypes.create_string_buffer(128)
@@ -298,14 +299,12 @@ class TracedThread:
         """Stop tracing the thread, which continues with this signal; 0: none."""
         with contextlib.suppress(ThreadEnded):
             _call(_DETACH, self.tid, 0, signal_number)
+            self.detached = True
 
     def release(self) -> bool:
         """Stop tracing the thread, which continues where it stopped, with its pending signal. Return False if it is ending."""
-        try:
-            _call(_DETACH, self.tid, 0, self.signal)
-        except ThreadEnded:
-            return False
-        return True
+        self.detach(self.signal)
+        return self.detached
 
 
 def threads_of(pid: int) -> list[int]:

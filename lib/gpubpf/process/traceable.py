@@ -13,6 +13,7 @@ from gpubpf.process import privileges
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
 
+_EXITING = 4  # PF_EXITING
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
 
@@ -57,13 +58,16 @@ def check_traceable(pid: int) -> None:
     if pid == os.getpid():
         raise SessionError(f"pid {pid} is this tool; name the program to measure")
     state = known.get("State", "?")[0]
-    if state in "ZX" and int(known.get("Threads", 1)) > 1:
+    exiting = is_exiting(pid)
+    if (exiting or state in "ZX") and int(known.get("Threads", 1)) > 1:
         raise SessionError(
             f"{who}: its main thread has exited, cannot attach; start the program with the tool instead"
         )
     if state in "ZX":
         raise SessionError(f"{who} has ended and is a zombie; name a running process")
-    if _flags(pid) & _KERNEL_THREAD:
+    if exiting:
+        raise SessionError(f"{who} is exiting; name another process")
+    if (_flags(pid) or 0) & _KERNEL_THREAD:
         raise SessionError(f"{who} is a kernel thread; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
         name = status(tracer).get("Name", "?")
@@ -147,11 +151,18 @@ def user(pid: int) -> User:
     return User(str(uid), uid, gid, groups, "/", "")
 
 
-def _flags(pid: int) -> int:
+def is_exiting(pid: int) -> bool:
+    """Return whether a process has begun to exit, or has ended."""
+    flags = _flags(pid)
+    return flags is None or bool(flags & _EXITING)
+
+
+def _flags(pid: int) -> int | None:
+    """Return the kernel's flags (PF_*) of a process's main thread; None: it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[6])
     except (OSError, IndexError, ValueError):
-        return 0
+        return None
 
 
 def _number(path: str) -> int:

@@ -27,10 +27,10 @@ import gpubpf_scenes as scenes
 from gpubpf import agent, elf
 from gpubpf.attach import borrow, holding, loading
 from gpubpf.attach.borrow import ProcessCode
-from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes
+from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes, Event
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.instrument import Sidecar
-from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace
+from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace, traceable
 from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
@@ -676,6 +676,114 @@ def test_a_tool_that_does_not_read_gets_all_messages_later() -> None:
             found.append(json.loads(tool.recv(holding.PACKET, socket.MSG_DONTWAIT))["late"])
             helper._send_all()
     assert found == list(range(2000))
+
+
+class Told:
+    """Probes that report what a test says."""
+
+    file = -1
+
+    def __init__(self) -> None:
+        self.new: list[Event] = []
+
+    def events(self) -> list[Event]:
+        new, self.new = self.new, []
+        return new
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+@pytest.fixture
+def told_helper() -> Iterator[tuple[Any, Told, socket.socket]]:
+    """A hold helper, what it is told, and where its messages arrive."""
+    tool, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with tool, end:
+        probes: Any = Told()
+        yield holding._HoldHelper(end, probes), probes, tool
+
+
+def tracer(pid: int) -> int:
+    return int(traceable.status(pid)["TracerPid"])
+
+
+def late_ones(tool: socket.socket) -> list[int]:
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(json.loads(tool.recv(holding.PACKET, socket.MSG_DONTWAIT))["late"])
+    return found
+
+
+def called(pid: int, sp: int = 4096) -> Event:
+    return Event(CALLED_CUINIT, time.monotonic_ns(), pid, pid, sp, 0, 0, "sleep")
+
+
+@pytest.mark.parametrize("sp", [4096, 8192])
+def test_one_that_calls_again_before_it_has_stopped_is_let_go(
+    told_helper: tuple[Any, Told, socket.socket], sp: int
+) -> None:
+    helper, probes, tool = told_helper
+    with subprocess.Popen(["sleep", "60"]) as child:
+        probes.new = [called(child.pid), called(child.pid, sp)]
+        helper._read_events()
+        assert tracer(child.pid) == os.getpid()
+
+        def is_let_go() -> bool:
+            for arrival in list(helper._arrivals.values()):
+                helper._advance(arrival, time.monotonic())
+            helper._detach_from_leaving()
+            return tracer(child.pid) == 0
+
+        eventually(is_let_go)
+        assert late_ones(tool) == [child.pid] and not helper._leaving
+        child.kill()
+
+
+def test_one_is_reported_late_only_when_others_can_attach(
+    told_helper: tuple[Any, Told, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper, probes, tool = told_helper
+    with subprocess.Popen(["sleep", "60"]) as child:
+        with monkeypatch.context() as patch:
+            patch.setattr(ptrace.TracedThread, "poll", lambda thread: False)  # it has not stopped yet
+            probes.new = [called(child.pid)]
+            helper._read_events()
+            helper._release(child.pid)
+            helper._detach_from_leaving()
+            assert tracer(child.pid) == os.getpid() and late_ones(tool) == []
+
+        def is_let_go() -> bool:
+            helper._detach_from_leaving()
+            return tracer(child.pid) == 0
+
+        eventually(is_let_go)
+        assert late_ones(tool) == [child.pid]
+        child.kill()
+
+
+def test_the_parent_of_one_that_is_killed_while_it_leaves_sees_its_end(
+    told_helper: tuple[Any, Told, socket.socket],
+) -> None:
+    helper, probes, _ = told_helper
+    script = "sleep 60 & echo $!; wait $!; echo $?"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        probes.new = [called(pid)]
+        helper._read_events()
+        (arrival,) = helper._arrivals.values()
+        eventually(lambda: arrival.threads[pid].traced.poll())
+        os.kill(pid, signal.SIGKILL)
+        probes.new = [Event(ENDED, time.monotonic_ns(), pid, pid, 0, 0, 0, "sleep")]
+        helper._read_events()
+
+        def nobody_leaves() -> bool:
+            helper._detach_from_leaving()
+            return not helper._leaving
+
+        eventually(nobody_leaves)
+        assert parent.stdout.readline() == "137\n"
 
 
 @pytest.mark.may_come_too_late
