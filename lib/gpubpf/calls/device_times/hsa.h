@@ -1,8 +1,8 @@
 /*
  * hsa.h: the parts of ROCr's interface (libhsa-runtime64.so.1) that hsa_agent.c uses, declared here so that the build does not need ROCm.
  *
- * They follow the published headers hsa.h, hsa_ext_amd.h, hsa_api_trace.h and amd_hsa_signal.h. Tables of functions only grow at their
- * ends, so positions in them stay; a table says its size.
+ * They follow the published headers hsa.h, hsa_ext_amd.h, hsa_api_trace.h and amd_hsa_signal.h, of ROCr 5.2 to 6.2. A table of functions
+ * says how long it is. Most of them only grow at their ends, so positions stay.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ enum { HSA_AGENT_DEVICE = 17, HSA_GPU = 1 };
 enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA_SYMBOL_KERNEL_OBJECT = 22, HSA_KERNEL = 1 };
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2 };       /* hsa_packet_type_t */
-enum { HSA_MAJOR = 1 };                 /* version of every table */
+enum { HSA_FIRST_MAJOR = 1, HSA_LAST_MAJOR = 2 }; /* versions of every table */
 
 typedef struct {
     uint32_t type, features;
@@ -67,9 +67,12 @@ typedef struct {
 enum {                                  /* index in `functions` */
     HSA_CORE_CREATE_QUEUE = 7,
     HSA_CORE_FREEZE = 86,
-    HSA_AMD_CREATE_INTERCEPTED_QUEUE = 35,
-    HSA_AMD_INTERCEPT = 36,
 };
+/*
+ * The index of hsa_amd_queue_intercept_create, which hsa_amd_queue_intercept_register follows, in the AMD table with so many functions; -1 if
+ * unknown. ROCr 5.6 put two functions before them, without another version. ROCr 5.5 has 51 functions, and 5.6 has 55.
+ */
+#define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
 
 /* Functions that the library exports; their symbols are these names after "hsa_". */
 typedef struct {

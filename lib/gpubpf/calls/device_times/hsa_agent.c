@@ -295,20 +295,24 @@ static bool find_hsa(void) {
 #undef FIND
 }
 
-static bool has(const hsa_table *table, int index) {
-    return table && table->version.major == HSA_MAJOR && table->version.size >= sizeof(hsa_table) + sizeof(void *) * ((size_t)index + 1);
+/* How many functions a table has; 0 if its version is unknown. */
+static size_t functions_of(const hsa_table *table) {
+    if (!table || table->version.major < HSA_FIRST_MAJOR || table->version.major > HSA_LAST_MAJOR || table->version.size < sizeof(hsa_table))
+        return 0;
+    return (table->version.size - sizeof(hsa_table)) / sizeof(void *);
 }
 
 static uint32_t start(hsa_tables *tables) {
-    if (!has(tables->core, HSA_CORE_FREEZE) || !has(tables->amd, HSA_AMD_INTERCEPT) || !find_hsa() ||
-        hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) || !frequency)
+    const int at = HSA_AMD_INTERCEPT(functions_of(tables->amd));
+    if (functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
+        !frequency)
         return AGENT_VERSION;
     if (!ring_create() || atexit(write_last))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
-    create_intercepted_queue = (hsa_create_queue)amd[HSA_AMD_CREATE_INTERCEPTED_QUEUE];
-    intercept = (hsa_intercept)amd[HSA_AMD_INTERCEPT];
+    create_intercepted_queue = (hsa_create_queue)amd[at];
+    intercept = (hsa_intercept)amd[at + 1];
     create_queue = (hsa_create_queue)core[HSA_CORE_CREATE_QUEUE];
     freeze = (hsa_freeze)core[HSA_CORE_FREEZE];
     core[HSA_CORE_CREATE_QUEUE] = (void *)on_create_queue;
