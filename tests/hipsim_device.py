@@ -7,6 +7,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,3 +91,10 @@ def run(
         text=True,
         timeout=timeout,
     )
+
+
+def assert_no_code(done: subprocess.CompletedProcess[str]) -> None:
+    """The program found that it has no code for the device: HIP 5.2 aborts it, HIP 5.7 returns an error."""
+    aborts = done.returncode == -6 and "hipErrorNoBinaryForGpu: Unable to find code object" in done.stderr
+    returns = done.returncode == 1 and re.search("no kernel image|invalid device function", done.stderr)
+    assert aborts or returns, done

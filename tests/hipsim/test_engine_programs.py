@@ -391,6 +391,27 @@ function:
     s_setpc_b64 s[30:31]
 """,
     )
+    # What follows a call is code only if the function returns. Compilers put nothing after a call of one that does not.
+    for name, end in ("never_returns", "s_endpgm"), ("returns_to_nothing", "s_setpc_b64 s[30:31]"):
+        add(
+            name,
+            BEGIN
+            + f"""
+    s_getpc_b64 s[20:21]
+    s_add_u32 s20, s20, {name}_function@rel32@lo+4
+    s_addc_u32 s21, s21, {name}_function@rel32@hi+12
+    s_swappc_b64 s[30:31], s[20:21]
+    v_mov_b32 v4, 8
+    .long 0xd3ff0000
+    .long 0
+{name}_function:
+    s_cbranch_execz 1
+    s_nop 0
+    {"v_mov_b32 v4, 7" if name == "never_returns" else "v_mov_b32 v4, 0"}
+    global_store_dword v1, v4, s[12:13]
+    {end}
+""",
+        )
     add(
         "clock",
         BEGIN
@@ -703,6 +724,12 @@ def test_calls(engine: Engine) -> None:
     assert list(engine.get("c", np.uint32)) == [(3 + lane) * 3 + lane for lane in range(64)]
 
 
+def test_a_call_that_does_not_return(engine: Engine) -> None:
+    engine.put("c", np.zeros(64, dtype=np.uint32))
+    run(engine, "never_returns", "c", "c", "c")
+    assert list(engine.get("c", np.uint32)) == [7] * 64
+
+
 def test_shape_of_partial_workgroups(engine: Engine) -> None:
     """12 × 6 × 7 work-items in workgroups of 5 × 4 × 3: each runs once."""
     engine.put("a", np.zeros(12 * 6 * 7, dtype=np.uint32))
@@ -735,6 +762,7 @@ FAULTS = {
     "unsupported": (2, "unsupported instruction ds_append"),
     "into_the_void": (2, "jump to 0x0: no code"),
     "no_end": (2, "no code"),
+    "returns_to_nothing": (2, "unknown instruction 0xd3ff0000"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hipsim_device import program, run
+from hipsim_device import assert_no_code, program, run
 
 KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block whole_words".split()
 SETTINGS = {
@@ -194,11 +194,9 @@ def test_damaged_code() -> None:
 def test_code_for_another_gpu() -> None:
     foreign = program("store", "--genco", gpu="gfx1030")
     for command in ([program("modules"), foreign], [program("vectoradd", gpu="gfx1030")]):
-        done = run(command)
-        assert done.returncode == -6  # HIP 5.2 aborts the program
-        assert "hipErrorNoBinaryForGpu: Unable to find code object" in done.stderr
+        assert_no_code(run(command))
 
 
 def test_no_device() -> None:
     done = run([program("vectoradd")], HIPSIM_DEVICES="0")
-    assert done.returncode == 1 and "hipErrorInvalidDevice" in done.stderr
+    assert done.returncode == 1 and re.search("hipErrorInvalidDevice|invalid device ordinal", done.stderr)

@@ -9,7 +9,7 @@ import pytest
 
 from hipsim_device import HIPSIM, libraries, run, thunk_program
 
-CHECKS = ("events", "memory", "copies", "barriers", "bad_packets", "faults", "shared", "freed")
+CHECKS = ("events", "memory", "copies", "barriers", "bad_packets", "faults", "shared", "freed", "newer")
 # What ROCr 5.2 (Debian 12) to 6.2 take from the library: nm -D of Debian's, the calls in the sources of the others.
 NEWER = """hsaKmtAllocMemoryAlign hsaKmtAvailableMemory hsaKmtDbgDisable hsaKmtDbgEnable hsaKmtDbgGetDeviceData
     hsaKmtDbgGetQueueData hsaKmtExportDMABufHandle hsaKmtGetAMDGPUDeviceHandle hsaKmtGetRuntimeCapabilities hsaKmtOpenSMI

@@ -141,6 +141,29 @@ struct AqlQueue {
 
 // --- events -----------------------------------------------------------------------------------------------------
 
+extern "C" HSAKMT_STATUS hsaKmtGetAMDGPUDeviceHandle(HSAuint32, void **);
+extern "C" int amdgpu_query_gpu_info(void *, void *);
+
+// What newer versions of ROCr ask for before they use a device.
+static void newer() {
+    void *first, *second, *none;
+    OK(hsaKmtGetAMDGPUDeviceHandle(1, &first));
+    OK(hsaKmtGetAMDGPUDeviceHandle(2, &second));
+    CHECK(first != second);
+    CHECK(hsaKmtGetAMDGPUDeviceHandle(0, &none) == HSAKMT_STATUS_INVALID_NODE_UNIT);
+    CHECK(hsaKmtGetAMDGPUDeviceHandle(3, &none) == HSAKMT_STATUS_INVALID_NODE_UNIT);
+    CHECK(hsaKmtGetAMDGPUDeviceHandle(1, nullptr) == HSAKMT_STATUS_INVALID_PARAMETER);
+    std::vector<uint32_t> info(1024);  // longer than struct amdgpu_gpu_info
+    CHECK(amdgpu_query_gpu_info(first, info.data()) == 0 && info[18] == 1000000);  // gpu_counter_freq, in kHz
+    int elsewhere;
+    CHECK(amdgpu_query_gpu_info(&elsewhere, info.data()) != 0);  // no libdrm here
+    HsaNodeProperties node;
+    OK(hsaKmtGetNodeProperties(2, &node));
+    uint32_t last[3];  // NumXcc, KFDGpuID, FamilyID of newer headers
+    memcpy(last, &node.SGPRSizePerCU + 1, sizeof last);
+    CHECK(last[0] == 1 && last[1] == 2 && last[2] == 141);
+}
+
 static void events() {
     HsaEvent *event = make_event();
     CHECK(event->EventId > 0 && event->EventData.HWData2 != 0);
@@ -332,6 +355,15 @@ static void copies() {
     queue.put({1, 12345 - 1, 0, low(from + 3), high(from + 3), low(to + 5), high(to + 5)});
     queue.finish();
     CHECK(memcmp(to + 5, from + 3, 12345) == 0 && to[4] == 0 && to[5 + 12345] == 0);
+
+    // ROCr 6.1 copies more than 4 MiB at once on newer GPUs.
+    constexpr size_t large = (5 << 20) + 3;
+    auto *many = static_cast<uint8_t *>(device_memory(6 << 20));
+    auto *all = static_cast<uint8_t *>(host_memory(6 << 20));
+    for (size_t i = 0; i < large; i++) all[i] = static_cast<uint8_t>(i * 5 + i / 253);
+    queue.put({1, large - 1, 0, low(all), high(all), low(many), high(many)});
+    queue.finish();
+    CHECK(memcmp(many, all, large) == 0 && many[large] == 0);
 
     // A window of 5 x 3 x 2 elements of 4 bytes, at (1, 2, 0) in the source and (0, 1, 1) in the target.
     memset(to, 0, 1 << 20);
@@ -637,7 +669,7 @@ static void freed() {
 int main(int count, char **arguments) {
     std::map<std::string, std::function<void()>> checks = {
         {"events", events},           {"memory", memory}, {"copies", copies}, {"barriers", barriers},
-        {"bad_packets", bad_packets}, {"faults", faults}, {"shared", shared}, {"freed", freed}};
+        {"bad_packets", bad_packets}, {"faults", faults}, {"shared", shared}, {"freed", freed}, {"newer", newer}};
     CHECK(count == 2 && checks.count(arguments[1]) == 1);
     if (std::string(arguments[1]) != "shared") OK(hsaKmtOpenKFD());
     checks[arguments[1]]();

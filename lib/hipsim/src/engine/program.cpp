@@ -19,6 +19,8 @@ bool ends_flow(std::string_view name) {
     return name == "s_endpgm" || name == "s_branch" || name == "s_setpc_b64";
 }
 
+bool is_call(std::string_view name) { return name == "s_swappc_b64" || name == "s_call_b64"; }
+
 uint64_t branch_target(const isa::Instruction &i, uint64_t address) {
     return address + 4 + int64_t{i.simm} * 4;
 }
@@ -75,6 +77,10 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
         uint64_t address = work.back();
         work.pop_back();
         KnownPairs pairs;
+        // What was found since the last call, whose function may be one that does not return.
+        bool called = false;
+        std::vector<uint64_t> since_call;
+        std::size_t work_at_call = 0;
         while (!found.count(address)) {
             if (address < begin || address >= end) memory_->range(address, &begin, &end, &may_write);
             isa::Instruction i;
@@ -83,6 +89,11 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             else i.size = 0;
             Op probe;
             std::string why = i.size ? prepare(i, address, probe) : "no code";
+            if (called && (!i.size || !i.opcode)) {  // no code follows the call
+                for (uint64_t wrong : since_call) found.erase(wrong);
+                work.resize(work_at_call);
+                break;
+            }
             if (!why.empty()) {
                 fault.kind = Fault::illegal_instruction;
                 fault.address = fault.pc = address;
@@ -90,11 +101,17 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
                 return false;
             }
             found.emplace(address, i);
+            since_call.push_back(address);
             std::string_view name = i.opcode->name;
             uint64_t next = address + i.size;
             if (is_branch(name) || name == "s_call_b64") work.push_back(branch_target(i, address));
             if (name == "s_setpc_b64" || name == "s_swappc_b64")
                 if (uint64_t target = pairs.target(i)) work.push_back(target);
+            if (is_call(name)) {
+                called = true;
+                since_call.clear();
+                work_at_call = work.size();
+            }
             pairs.after(i, address);
             if (ends_flow(name)) break;
             address = next;
@@ -122,7 +139,8 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
             more.run = fell_off;
             more.address = following;
             more.i = it->second;
-            if (!ends_flow(it->second.opcode->name)) continuations.emplace_back(&more, following);
+            if (!ends_flow(it->second.opcode->name) && found.count(following))
+                continuations.emplace_back(&more, following);
         }
     }
     for (auto [op, address] : continuations) {

@@ -87,7 +87,7 @@ uint32_t Engine::unknown(const char *what) {
 }
 
 uint32_t Engine::copy_linear() {
-    uint64_t bytes = uint64_t{bits(word(1), 0, 22)} + 1, from = address(3), to = address(5);
+    uint64_t bytes = uint64_t{bits(word(1), 0, 30)} + 1, from = address(3), to = address(5);
     if (!may(from, bytes, false) || !may(to, bytes, true)) return 0;
     memmove(host(to), host(from), bytes);
     took((bytes + 9) / 10);

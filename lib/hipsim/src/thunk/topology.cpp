@@ -1,6 +1,7 @@
 // What KFD tells of the machine: node 0 is the host, the nodes from 1 are GPUs, each on its own PCI bus.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <unistd.h>
@@ -19,6 +20,13 @@ namespace {
 constexpr uint32_t kInterfaceMajor = 1, kInterfaceMinor = 9;
 constexpr uint32_t kClockMhz = 1000;  // one instruction of a wave takes 1 ns on the virtual clock
 constexpr uint32_t kLinkWeight = 20;
+
+// Members that newer headers have at the end, where the others reserve bytes. ROCr 6.1 needs at least one XCC.
+struct Newer {
+    uint32_t xccs, kfd_gpu_id, family;
+};
+constexpr size_t kNewer = offsetof(HsaNodeProperties, SGPRSizePerCU) + sizeof(uint32_t);
+constexpr uint32_t kFamilyAi = 141, kFamilyNv = 143;  // of gfx9 and gfx10 in the Linux kernel's amdgpu_drm.h
 
 uint32_t node_count() { return 1 + static_cast<uint32_t>(config().devices); }
 
@@ -69,6 +77,9 @@ void describe_gpu(uint32_t id, HsaNodeProperties *node) {
     node->NumCpQueues = 24;
     node->NumGws = kGlobalWaveSyncs;
     node->UniqueID = 0x6869'7073'696d'0000 + id;  // "hipsim"
+    const Newer newer = {1, id, model.major == 9 ? kFamilyAi : kFamilyNv};
+    static_assert(sizeof(newer) <= sizeof(*node) - kNewer);
+    memcpy(reinterpret_cast<char *>(node) + kNewer, &newer, sizeof(newer));
     std::string name = std::string("hipsim: ") + model.name + " in software, no GPU";
     for (size_t i = 0; i < name.size() && i + 1 < HSA_PUBLIC_NAME_SIZE; i++)
         node->MarketingName[i] = static_cast<unsigned char>(name[i]);

@@ -53,21 +53,25 @@ HSAKMT_STATUS hsaKmtRuntimeEnable(void *, bool) REFUSED HSAKMT_STATUS
     return HSAKMT_STATUS_SUCCESS;
 }
 
-// Newer headers.
-HSAKMT_STATUS hsaKmtOpenSMI(HSAuint32, int *) REFUSED HSAKMT_STATUS
-    hsaKmtExportDMABufHandle(void *, HSAuint64, int *, HSAuint64 *) REFUSED HSAKMT_STATUS
-    hsaKmtReplaceAsanHeaderPage(void *) REFUSED HSAKMT_STATUS
-    hsaKmtReturnAsanHeaderPage(void *) REFUSED HSAKMT_STATUS
-    hsaKmtGetRuntimeCapabilities(HSAuint32 *) REFUSED HSAKMT_STATUS
-    hsaKmtDbgEnable(void **, HSAuint32 *) REFUSED HSAKMT_STATUS hsaKmtDbgDisable(void) REFUSED HSAKMT_STATUS
-    hsaKmtDbgGetDeviceData(void **, HSAuint32 *, HSAuint32 *) REFUSED HSAKMT_STATUS
-    hsaKmtDbgGetQueueData(void **, HSAuint32 *, HSAuint32 *, bool) REFUSED HSAKMT_STATUS
-    hsaKmtGetAMDGPUDeviceHandle(HSAuint32, void **) REFUSED HSAKMT_STATUS
-    hsaKmtPcSamplingQueryCapabilities(HSAuint32, void *, HSAuint32, HSAuint32 *) REFUSED HSAKMT_STATUS
-    hsaKmtPcSamplingCreate(HSAuint32, void *, HSAuint32 *) REFUSED HSAKMT_STATUS
-    hsaKmtPcSamplingDestroy(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS
-    hsaKmtPcSamplingStart(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS
-    hsaKmtPcSamplingStop(HSAuint32, HSAuint32) REFUSED HSAKMT_STATUS hsaKmtPcSamplingSupport(void) REFUSED
+// Newer headers declare these, with types that older ones lack. So they have other names here, and no parameters.
+#define NEWER(name)                              \
+    HSAKMT_STATUS newer_##name(void) asm(#name); \
+    HSAKMT_STATUS newer_##name(void) REFUSED
+NEWER(hsaKmtOpenSMI)
+NEWER(hsaKmtExportDMABufHandle)
+NEWER(hsaKmtReplaceAsanHeaderPage)
+NEWER(hsaKmtReturnAsanHeaderPage)
+NEWER(hsaKmtGetRuntimeCapabilities)
+NEWER(hsaKmtDbgEnable)
+NEWER(hsaKmtDbgDisable)
+NEWER(hsaKmtDbgGetDeviceData)
+NEWER(hsaKmtDbgGetQueueData)
+NEWER(hsaKmtPcSamplingQueryCapabilities)
+NEWER(hsaKmtPcSamplingCreate)
+NEWER(hsaKmtPcSamplingDestroy)
+NEWER(hsaKmtPcSamplingStart)
+NEWER(hsaKmtPcSamplingStop)
+NEWER(hsaKmtPcSamplingSupport)
 
 #pragma GCC visibility pop
 }
