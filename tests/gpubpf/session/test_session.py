@@ -553,7 +553,9 @@ def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
     assert not tool.output.exists()  # the program still runs
     found = tool.found()
     assert 0 < found["summary"]["launches_instrumented"] < 3000
-    assert found["summary"]["lost"] == 0
+    # What a machine that stood still has lost is said.
+    seen = sum(i[2] for i in found["instances"])
+    assert seen + found["summary"]["lost"] == found["summary"]["launches_instrumented"], found["summary"]
     assert tool.program_output() == "launched 3000\nstatus 0\n"
 
 
