@@ -49,9 +49,8 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 LIMIT = 5.0  # seconds for which a process is held at most
 BORROW = 0.2  # seconds for reaching a position where a thread can be borrowed
 AGAIN = 0.001  # seconds until a thread is stopped again
-SOON = (
-    1.0  # seconds in which a thread that was interrupted stops, unless it sleeps in the kernel or has ended
-)
+# Seconds in which an interrupted thread stops, unless it sleeps in the kernel or has ended.
+SOON = 1.0
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
@@ -96,9 +95,8 @@ class _HoldHelper:
         self._arrivals: dict[int, _Arrival] = {}
         # Threads to detach from as soon as they stop, and since when. Nobody else can trace them until then.
         self._leaving: list[tuple[ptrace.TracedThread, float]] = []
-        self._late: dict[
-            int, dict[str, Any]
-        ] = {}  # messages about processes of which some threads are still in `_leaving`
+        # The `late` message about a process, until the helper has detached from all its threads.
+        self._late: dict[int, dict[str, Any]] = {}
         # When the tool was done with a process that it knows, in ns; None: it is not done yet.
         self._known: dict[int, int | None] = {}
         # What happened to a process before the tool was done with it: `_ANOTHER` if it executed another program, or ended and its

@@ -139,12 +139,11 @@ struct AqlQueue {
     }
 };
 
-// --- events -----------------------------------------------------------------------------------------------------
+// --- what newer versions of ROCr ask for before they use a device -----------------------------------------------
 
 extern "C" HSAKMT_STATUS hsaKmtGetAMDGPUDeviceHandle(HSAuint32, void **);
 extern "C" int amdgpu_query_gpu_info(void *, void *);
 
-// What newer versions of ROCr ask for before they use a device.
 static void newer() {
     void *first, *second, *none;
     OK(hsaKmtGetAMDGPUDeviceHandle(1, &first));
@@ -163,6 +162,8 @@ static void newer() {
     memcpy(last, &node.SGPRSizePerCU + 1, sizeof last);
     CHECK(last[0] == 1 && last[1] == 2 && last[2] == 141);
 }
+
+// --- events -----------------------------------------------------------------------------------------------------
 
 static void events() {
     HsaEvent *event = make_event();

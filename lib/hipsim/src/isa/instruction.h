@@ -62,7 +62,7 @@ struct Set {
     const Opcode *find(Format format, unsigned number) const;
 };
 
-// The set of a GPU, for waves of so many lanes, or of as many as hipcc chooses (0). Null: there is none.
+// Returns the set of a GPU for waves of `lanes` lanes; 0: the size that hipcc chooses. Null if there is none.
 const Set *find_set(std::string_view gpu, unsigned lanes = 0);
 
 // Operands as GFX9 numbers them: 0–101 SGPRs, 106 VCC, 124 M0, 126 EXEC, 128–248 constants, 255 literal,

@@ -2,7 +2,7 @@
 //
 // Their handles of a device come from hsaKmtGetAMDGPUDeviceHandle, so those of this device are never libdrm's. libhsakmt.so.1 comes
 // before libdrm in ROCr's search order, so ROCr calls these functions. Handles of other devices go to libdrm's functions.
-// Memory without an address is not supported: hsaKmtExportDMABufHandle refuses, and ROCr gets no handle of any memory.
+// Memory that is mapped later (hipMemCreate) is not supported: ROCr cannot map it, as hsaKmtExportDMABufHandle refuses.
 
 #include <cerrno>
 #include <cstddef>
