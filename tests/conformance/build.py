@@ -9,8 +9,10 @@ sources: patterns of the files to compile, from this directory.
 flags: the compiler's options. The list's own are in its `flags`; a program's are added. `$SUITE` is the checkout, `*` the name.
 modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
 files: patterns of other files that the program opens. It runs in a directory with links to these.
+inputs: files that the program reads and the checkout does not have, each with the shell command that writes it.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
 args: the program's arguments, in which `$SUITE` is the checkout, too.
+environment: variables for the program, such as the number of the device's GPUs.
 measured: a pattern of lines whose numbers differ between runs, besides those that the runner recognizes.
 
 A list of HIP programs has `api = "hip"`. It can be the twin of a CUDA list: `twin` is the name of that list, which also has
@@ -52,8 +54,10 @@ class Program:
     flags: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
     files: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
     smaller: Mapping[str, str] = field(default_factory=dict)
     args: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     measured: str = ""
 
 
@@ -115,7 +119,7 @@ def built(
     version: the checkout's commit; without one, the program is built again.
     """
     place = place / program.name
-    what = asdict(replace(program, args="", measured=""))  # these need no other executable
+    what = asdict(replace(program, args="", environment={}, measured=""))  # these need no other executable
     key = hashlib.sha256(json.dumps([what, version, api.options, _version(api)]).encode()).hexdigest()
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
@@ -168,6 +172,10 @@ def _build(program: Program, checkout: Path, place: Path, api: Api) -> str:
     for name in _matches(directory, program.files):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).symlink_to(checkout / program.directory / name)
+    for name, command in program.inputs.items():
+        (place / name).write_bytes(
+            subprocess.run(command, shell=True, check=True, stdout=subprocess.PIPE).stdout
+        )
     return ""
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from conformance import build
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
@@ -82,7 +83,10 @@ def _listed(
         return [Outcome(program.name, "build", REFUSED, reason)]
     found = [Outcome(program.name, "build", SAME)]
     if not build_only:
-        found += outcomes(program.name, command, suite.wrong, tools, program.measured, suite.api, suite.right)
+        with patch.dict(os.environ, program.environment):
+            found += outcomes(
+                program.name, command, suite.wrong, tools, program.measured, suite.api, suite.right
+            )
     return found
 
 

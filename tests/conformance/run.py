@@ -22,6 +22,7 @@ suites:
   bpf           eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
   ptx           PTX kernels of ZLUDA's tests, plain and under each tool
   polybench     CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
+  rodinia       the same for Rodinia
   samples       the same for NVIDIA's cuda-samples
   samples12     the same for samples of release 12.5 that later releases do not have
   hecbench      the same for HeCBench

@@ -230,6 +230,23 @@ int main() {
     CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     REQUIRE(free_bytes < total_bytes);
 
+    // persisting L2: a stream's window is kept, and changes no result
+    const size_t persisting = static_cast<size_t>(properties.persistingL2CacheMaxSize);
+    REQUIRE(persisting > 0 && persisting <= static_cast<size_t>(properties.l2CacheSize));
+    FAILS(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, persisting + 1), cudaErrorInvalidValue);
+    CHECK(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, persisting));
+    CHECK(cudaDeviceGetLimit(&limit, cudaLimitPersistingL2CacheSize));
+    REQUIRE(limit == persisting);
+    cudaStreamAttrValue window = {}, kept = {};
+    window.accessPolicyWindow.base_ptr = device;
+    window.accessPolicyWindow.num_bytes = 1024;
+    window.accessPolicyWindow.hitRatio = 1.0f;
+    window.accessPolicyWindow.hitProp = cudaAccessPropertyPersisting;
+    CHECK(cudaStreamSetAttribute(0, cudaStreamAttributeAccessPolicyWindow, &window));
+    CHECK(cudaStreamGetAttribute(0, cudaStreamAttributeAccessPolicyWindow, &kept));
+    REQUIRE(kept.accessPolicyWindow.base_ptr == device && kept.accessPolicyWindow.num_bytes == 1024);
+    CHECK(cudaCtxResetPersistingL2Cache());
+
     CHECK(cudaFree(device));
     FAILS(cudaFree(device), cudaErrorInvalidValue);
     CHECK(cudaFreeHost(pinned));
