@@ -117,7 +117,13 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = 1000000; break;
         case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = 1000000; break;
         case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: *value = 64; break;
-        case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = 1 << 20; break;
+        case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = kL2Cache; break;
+        case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE:
+            *value = config().cc_major >= 8 ? kPersistingL2Cache : 0;
+            break;
+        case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE:
+            *value = config().cc_major >= 8 ? kAccessPolicyWindow : 0;
+            break;
         case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
         case CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT: *value = 512; break;
         case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT: *value = 32; break;
@@ -499,6 +505,10 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     if (CUresult status = current_context(context)) return status;
     if (limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
     if (limit == CU_LIMIT_STACK_SIZE && value > (512 << 10)) return CUDA_ERROR_INVALID_VALUE;
+    if (limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE) {
+        if (config().cc_major < 8) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+        if (value > kPersistingL2Cache) return CUDA_ERROR_INVALID_VALUE;
+    }
     std::lock_guard lock(context->limits_mutex);
     if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->heap != 0) return CUDA_ERROR_INVALID_VALUE;
     context->limits[limit] = value;

@@ -410,6 +410,9 @@ constexpr int kSharedPerBlockOptin = 227 << 10;
 constexpr int kSharedPerMultiprocessor = 228 << 10;
 constexpr int kSharedReserved = 1 << 10;
 constexpr int kThreadsPerBlock = 1024;
+constexpr int kL2Cache = 1 << 20;
+constexpr int kPersistingL2Cache = kL2Cache * 3 / 4;
+constexpr int kAccessPolicyWindow = 128 << 20;
 constexpr int kVersion = 13000;
 
 // Returns CUDA_ERROR_NOT_INITIALIZED before cuInit, and in a child that was forked after it.
