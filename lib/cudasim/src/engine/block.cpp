@@ -19,6 +19,7 @@ void prepare(Warp &warp, Block &block) {
     cs_warp &w = warp.state;
     memset(static_cast<void *>(&w), 0, sizeof w);
     warp.job = &job;
+    warp.tid_of = ~0u;
     w.api = &services;
     w.frame = warp.frame.reserve(job.kernel->frame_bytes + 64);
     w.args = warp.args.reserve(32ull * job.image->args_stride);
@@ -46,9 +47,36 @@ void prepare(Warp &warp, Block &block) {
     w.workspace = launch.cooperative ? reinterpret_cast<uint64_t>(job.workspace) : 0;
 }
 
+// Sets the thread indices of the lanes of the block's warp `index`.
+void number_threads(Warp &warp, uint32_t index, const uint32_t *shape) {
+    cs_warp &w = warp.state;
+    warp.tid_of = index;
+    const uint32_t first = index * 32;
+    uint32_t x = first % shape[0], y = first / shape[0] % shape[1], z = first / shape[0] / shape[1];
+    if (x + 32 <= shape[0]) {
+        for (uint32_t l = 0; l < 32; l++) {
+            w.tid[0][l] = x + l;
+            w.tid[1][l] = y;
+            w.tid[2][l] = z;
+        }
+        return;
+    }
+    for (uint32_t l = 0; l < 32; l++) {
+        w.tid[0][l] = x;
+        w.tid[1][l] = y;
+        w.tid[2][l] = z;
+        if (++x == shape[0]) {
+            x = 0;
+            if (++y == shape[1]) {
+                y = 0;
+                z++;
+            }
+        }
+    }
+}
+
 Warp *make_warp(Block &block, uint32_t index) {
     const Job &job = *block.job;
-    const uint32_t *shape = job.launch->block;
     if (block.spare.empty()) block.spare.push_back(std::make_unique<Warp>());
     Warp *warp = block.spare.back().release();
     block.spare.pop_back();
@@ -78,29 +106,9 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.warpid = index;
     w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
     w.block = &block;
-    uint32_t x = first % shape[0], y = first / shape[0] % shape[1], z = first / shape[0] / shape[1];
     for (uint32_t l = 0; l < 32; l++) w.pcs[l] = job.kernel->entry_pc;
     if (job.image->virtual_clock) std::fill(w.time, w.time + 32, job.launch->start_ns);
-    if (x + 32 <= shape[0]) {
-        for (uint32_t l = 0; l < 32; l++) {
-            w.tid[0][l] = x + l;
-            w.tid[1][l] = y;
-            w.tid[2][l] = z;
-        }
-        return warp;
-    }
-    for (uint32_t l = 0; l < 32; l++) {
-        w.tid[0][l] = x;
-        w.tid[1][l] = y;
-        w.tid[2][l] = z;
-        if (++x == shape[0]) {
-            x = 0;
-            if (++y == shape[1]) {
-                y = 0;
-                z++;
-            }
-        }
-    }
+    if (warp->tid_of != index) number_threads(*warp, index, job.launch->block);
     return warp;
 }
 

@@ -86,6 +86,7 @@ struct Warp {
     const struct Job *job = nullptr;  // the grid that it is prepared for
     uint32_t last_error[32] = {};     // of the device runtime, by lane
     uint32_t index;                   // in the block
+    uint32_t tid_of = ~0u;            // the index for which state.tid is set
     uint32_t rotate_lane;
     bool rotate;
 };

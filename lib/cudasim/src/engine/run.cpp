@@ -94,6 +94,7 @@ Pool &get_pool() {
 }
 
 uint64_t shuffled_index(const Grid &grid, uint64_t k) {
+    if (grid.multiplier == 1 && grid.shift == 0) return k;
     return static_cast<uint64_t>((static_cast<unsigned __int128>(k) * grid.multiplier + grid.shift) %
                                  grid.total);
 }

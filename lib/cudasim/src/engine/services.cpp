@@ -82,7 +82,7 @@ void synchronize_times(cs_warp *w, uint32_t lanes) {
 }
 
 // PTX ISA 9.7.9.6.
-void shuffle(cs_warp *w, uint32_t lanes, uint32_t op) {
+template <uint32_t op> void shuffle(cs_warp *w, uint32_t lanes) {
     for (uint32_t m = lanes; m; m &= m - 1) {
         const uint32_t l = lowest(m);
         const uint32_t b = static_cast<uint32_t>(w->cb[l]) & 31, c = static_cast<uint32_t>(w->cc[l]);
@@ -90,11 +90,11 @@ void shuffle(cs_warp *w, uint32_t lanes, uint32_t op) {
         const int most = static_cast<int>((l & segment) | (clamp & ~segment & 31));
         const int least = static_cast<int>(l & segment);
         int j = 0;
-        bool inside = false;
-        if (op == CS_OP_SHFL_UP) j = static_cast<int>(l) - static_cast<int>(b), inside = j >= most;
-        else if (op == CS_OP_SHFL_DOWN) j = static_cast<int>(l + b), inside = j <= most;
-        else if (op == CS_OP_SHFL_BFLY) j = static_cast<int>(l ^ b), inside = j <= most;
-        else j = least | static_cast<int>(b & ~segment & 31), inside = j <= most;
+        if (op == CS_OP_SHFL_UP) j = static_cast<int>(l) - static_cast<int>(b);
+        else if (op == CS_OP_SHFL_DOWN) j = static_cast<int>(l + b);
+        else if (op == CS_OP_SHFL_BFLY) j = static_cast<int>(l ^ b);
+        else j = least | static_cast<int>(b & ~segment & 31);
+        const bool inside = op == CS_OP_SHFL_UP ? j >= most : j <= most;
         if (!inside) j = static_cast<int>(l);
         w->cp[l] = inside;
         w->cr[l] = lanes >> j & 1 ? w->ca[j] : w->ca[l];
@@ -194,10 +194,10 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
             synchronize_times(w, lanes);
             break;
-        case CS_OP_SHFL_UP:
-        case CS_OP_SHFL_DOWN:
-        case CS_OP_SHFL_BFLY:
-        case CS_OP_SHFL_IDX: shuffle(w, lanes, op); break;
+        case CS_OP_SHFL_UP: shuffle<CS_OP_SHFL_UP>(w, lanes); break;
+        case CS_OP_SHFL_DOWN: shuffle<CS_OP_SHFL_DOWN>(w, lanes); break;
+        case CS_OP_SHFL_BFLY: shuffle<CS_OP_SHFL_BFLY>(w, lanes); break;
+        case CS_OP_SHFL_IDX: shuffle<CS_OP_SHFL_IDX>(w, lanes); break;
         case CS_OP_VOTE_ALL:
         case CS_OP_VOTE_ANY:
         case CS_OP_VOTE_UNI:
