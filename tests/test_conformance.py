@@ -94,6 +94,8 @@ def test_outputs_are_compared_without_what_was_measured() -> None:
     clocks = [programs.comparable(f"{n} ticks\nsum 1", "ticks$") for n in (1, 2)]
     assert clocks[0] == clocks[1] != programs.comparable("1 ticks\nsum 2", "ticks$")
     assert first != programs.comparable("sum 43\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
+    assert programs.comparable("a\nb") != programs.comparable("b\na")
+    assert programs.comparable("a\nb", unordered=True) == programs.comparable("b\na", unordered=True)
 
 
 def test_programs_are_executables_with_their_arguments(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def small_suite(place: Path) -> build.Suite:
     written = place / "list.toml"
     written.write_text(
         'url = "u"\ncommit = "c"\nwrong = "FAIL"\ndirectory = "src/*"\nflags = "-I$SUITE"\n[programs]\n'
-        'good = { args = "-n \'1 2\' $SUITE/x", files = "in*", '
+        'good = { args = "-n \'1 2\' $SUITE/x", files = "in*", inputs = { made = "seq 3" }, '
         'smaller = { "N 1000" = "N 10" }, modules = { "a.fatbin" = "main.cu" } }\n'
         'bad = { flags = "-Ifails" }\n'
     )
@@ -145,6 +147,7 @@ def test_programs_of_a_list_are_built_once(tmp_path: Path, monkeypatch: pytest.M
     assert build.built(good, tmp_path, "1", place) == (command, "")
     assert (place / "good" / "source" / "main.cu").read_text() == "#define N 10\n"
     assert (place / "good" / "input").resolve() == tmp_path / "src" / "good" / "input"
+    assert (place / "good" / "made").read_text() == "1\n2\n3\n"
     first, second = calls.read_text().splitlines()
     assert first.startswith("-cudart shared") and f"-I{tmp_path}" in first and first.endswith("main.cu")
     assert second.endswith(f"-fatbin -o {place / 'good' / 'a.fatbin'} main.cu")

@@ -98,9 +98,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     check_privileges(args)
     drop_views_without_csv(args, note)
     with ExitStack() as stack:
-        simulated, notice = (
-            embedded_device.choose(args.device, args.command[0]) if args.command else ({}, None)
-        )
+        simulated, notice = embedded_device.of_command(args)
         # AMD's own interfaces: when kernels ran on the GPU, and which GPUs there are.
         kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, bool(simulated))))
         devices = stack.enter_context(closing(HipDevices()))
@@ -147,9 +145,12 @@ def main(argv: list[str] | None = None) -> int:
         out.write(headers.self_contained(PROGRAM).lstrip())
         return 0
     if args.list:
-        from gpubpf.calls import hip, listing
+        from gpubpf.calls import embedded_device, hip, listing
 
-        return listing.show(hip.API, PROGRAM, args, out)
+        simulated, notice = embedded_device.of_command(args)
+        if notice:
+            cli.note(TOOL, notice)
+        return listing.show(hip.API, PROGRAM, args, out, simulated)
     return measure(args, out)
 
 

@@ -14,6 +14,7 @@ smaller: sizes (or seeds) that are fixed in the sources: words of these, and wha
 args: the program's arguments, in which `$SUITE` is the checkout, too.
 environment: variables for the program, such as the number of the device's GPUs.
 measured: a pattern of lines whose numbers differ between runs, besides those that the runner recognizes.
+unordered: whether threads or processes print lines in any order.
 
 A list of HIP programs has `api = "hip"`. It can be the twin of a CUDA list: `twin` is the name of that list, which also has
 the address and the commit. `names` are programs of the twin whose lines hold here, too: nvcc's options become those of hipcc.
@@ -59,6 +60,7 @@ class Program:
     args: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     measured: str = ""
+    unordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def built(
     version: the checkout's commit; without one, the program is built again.
     """
     place = place / program.name
-    what = asdict(replace(program, args="", environment={}, measured=""))  # these need no other executable
+    what = asdict(
+        replace(program, args="", environment={}, measured="", unordered=False)
+    )  # these need no other executable
     key = hashlib.sha256(json.dumps([what, version, api.options, _version(api)]).encode()).hexdigest()
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -83,11 +83,25 @@ def _listed(
         return [Outcome(program.name, "build", REFUSED, reason)]
     found = [Outcome(program.name, "build", SAME)]
     if not build_only:
+        form = partial(comparable, measured=program.measured, unordered=program.unordered)
         with patch.dict(os.environ, program.environment):
-            found += outcomes(
-                program.name, command, suite.wrong, tools, program.measured, suite.api, suite.right
-            )
+            found += outcomes(program.name, command, suite.wrong, tools, form, suite.api, suite.right)
     return found
+
+
+def comparable(printed: str, measured: str = "", unordered: bool = False) -> str:
+    """Return an output without the numbers of lines that report a measurement, and of the line after such a line.
+
+    measured: a pattern of other lines without whose numbers it is; "" for none. unordered: without the lines' order, too.
+    """
+    lines, before = [], False
+    for line in printed.splitlines():
+        reports = _MEASURED.search(line) is not None
+        differs = reports or before or (measured != "" and re.search(measured, line) is not None)
+        without = re.sub(r"\s*[-+]?\d[\d.,]*(e[-+]?\d+)?", " N", line)  # columns may have other widths
+        lines.append(without if differs else line)
+        before = reports
+    return "\n".join(sorted(lines) if unordered else lines)
 
 
 def outcomes(
@@ -95,13 +109,13 @@ def outcomes(
     command: Sequence[str],
     wrong: str = NOTHING,
     tools: Sequence[str] = TOOLS,
-    measured: str = "",
+    form: Callable[[str], str] = comparable,
     api: Api = APIS["cuda"],
     right: str = "",
 ) -> list[Outcome]:
     """Run one program alone, count its launches in another way than the tools do, and run it under each of the tools.
 
-    wrong, right: patterns of what the program prints if its own check fails, and if it passes. measured: see comparable().
+    wrong, right: patterns of what the program prints if its own check fails, and if it passes. form: makes outputs comparable.
     """
     place = Path(command[0]).parent
     simulated = api.alone(command)
@@ -120,8 +134,8 @@ def outcomes(
     first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
     again, _, _ = finished(simulated, LIMIT, place)
     seconds = round(min(first, time.monotonic() - began), 2)
-    expected = comparable(printed, measured)
-    if comparable(again, measured) != expected:
+    expected = form(printed)
+    if form(again) != expected:
         return [Outcome(name, "plain", REFUSED, "prints something different in each run")]
     found = [Outcome(name, "plain", SAME, seconds=seconds)]
     if not tools:
@@ -131,23 +145,8 @@ def outcomes(
     else:
         made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
     for tool in tools:
-        found.append(_timed(name, tool, _under(tool, command, place), expected, measured, made))
+        found.append(_timed(name, tool, _under(tool, command, place), expected, form, made))
     return found
-
-
-def comparable(printed: str, measured: str = "") -> str:
-    """Return an output without the numbers of lines that report a measurement, and of the line after such a line.
-
-    measured: a pattern of other lines without whose numbers it is; "" for none.
-    """
-    lines, before = [], False
-    for line in printed.splitlines():
-        reports = _MEASURED.search(line) is not None
-        differs = reports or before or (measured != "" and re.search(measured, line) is not None)
-        without = re.sub(r"\s*[-+]?\d[\d.,]*(e[-+]?\d+)?", " N", line)  # columns may have other widths
-        lines.append(without if differs else line)
-        before = reports
-    return "\n".join(lines)
 
 
 def counted(watched: Watched) -> int | None:
@@ -176,14 +175,16 @@ def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
     return watched
 
 
-def _timed(name: str, tool: str, watched: Watched, expected: str, measured: str, made: int | None) -> Outcome:
+def _timed(
+    name: str, tool: str, watched: Watched, expected: str, form: Callable[[str], str], made: int | None
+) -> Outcome:
     """Return the outcome of a program under a tool, with its time and launches."""
     summary = watched.summary
     if watched.status is None:
         found = Outcome(name, tool, REFUSED, f"takes longer than {5 * LIMIT:.0f} s under the tool")
     elif watched.status != 0 or not summary:
         found = Outcome(name, tool, DIFFERENT, f"status {watched.status}: {_last_line(watched.said)}")
-    elif comparable(watched.printed, measured) != expected:
+    elif form(watched.printed) != expected:
         found = Outcome(name, tool, DIFFERENT, "prints something different")
     elif tool in APIS["hip"].tools:
         found = _traced(name, tool, watched, made)

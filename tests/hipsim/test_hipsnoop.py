@@ -56,6 +56,28 @@ def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:
     assert said in " ".join(traced.stderr.split())
 
 
+def test_a_wrong_name_of_a_gpu() -> None:
+    libraries()
+    done = subprocess.run(
+        [*TOOL, "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "HIPSIM_GPU": "gfx1"},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "hipsnoop: HIPSIM_GPU is 'gfx1'; set it to gfx906 or gfx90a or gfx1030\n"
+
+
+def test_the_kernels_of_a_command_are_listed() -> None:
+    app = program("vectoradd")
+    libraries()
+    done = subprocess.run([*TOOL, "--list", "--", app], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "1000 sums are right" in done.stdout and "vectorAdd" in done.stdout
+    assert done.stderr.count("no AMD GPU here: HIP programs run on hipsim") == 1
+
+
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
 def test_the_device_is_a_gpu_that_the_program_has_code_for(gpu: str) -> None:
     app = program("vectoradd", gpu=gpu)

@@ -47,9 +47,12 @@ def test_every_function_that_the_runtime_needs() -> None:
     [
         ("HIPSIM_GPU", "gfx90c", "set it to gfx906 or gfx90a"),
         ("HIPSIM_DEVICES", "5", "set it to a number of devices from 0 to 4"),
-        ("HIPSIM_MEMORY", "lots", "set it to a size of at least 64M, such as 16G"),
+        ("HIPSIM_MEMORY", "lots", "set it to a size from 64M to 8T, such as 16G"),
+        ("HIPSIM_MEMORY", "9T", "set it to a size from 64M to 8T, such as 16G"),
         ("HIPSIM_CLOCK", "fast", "unset it, or set it to real or virtual"),
-        ("HIPSIM_THREADS", "-1", "set it to a number of threads from 1 to 1024"),
+        ("HIPSIM_THREADS", "0", "set it to a number of threads from 1 to 1024"),
+        ("HIPSIM_HOSTILE", "yes", "set it to 0 or 1"),
+        ("HIPSIM_SEED", "x", "set it to a number of at most 9 digits"),
     ],
 )
 def test_wrong_settings(name: str, value: str, advice: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import glob
 import os
@@ -15,7 +16,9 @@ from gpubpf.process import target_files
 from hipsim import gpus
 
 NOTICE = "no AMD GPU here: HIP programs run on hipsim, the embedded AMD device; results are exact, times mean nothing"
-OTHER_CODE = "has code for {its}, not for {ours}, so it runs without a device: hipsim would end it"
+OTHER_CODE = (
+    "has code for {its}, not for {ours}, so it runs without a device; build it with --offload-arch={gpu}"
+)
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -61,11 +64,19 @@ def choose(
     if wanted != "sim" and (not built or has_gpu()):
         return {}, None
     has_code_for = _architectures(program)
-    gpu = environment.get("HIPSIM_GPU") or gpus.suitable(has_code_for)
+    asked = environment.get("HIPSIM_GPU")
+    if asked and asked not in gpus.GPUS:
+        raise SessionError(f"HIPSIM_GPU is {asked!r}; set it to {' or '.join(gpus.GPUS)}")
+    gpu = asked or gpus.suitable(has_code_for)
     if wanted != "sim" and has_code_for and gpu not in has_code_for:
         # HIP aborts such a program if there is a device.
-        ours = environment.get("HIPSIM_GPU") or " or ".join(gpus.GPUS)
-        return {}, f"{program} {OTHER_CODE.format(its=', '.join(sorted(has_code_for)[:8]), ours=ours)}"
+        its, ours = ", ".join(sorted(has_code_for)[:8]), asked or " or ".join(gpus.GPUS)
+        return {}, f"{program} {OTHER_CODE.format(its=its, ours=ours, gpu=gpu)}"
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
     variables = {"LD_LIBRARY_PATH": ":".join(path), "HIPSIM_GPU": gpu}
     return variables, None if wanted == "sim" else NOTICE
+
+
+def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:
+    """Return what `choose` returns for the command of a command line; nothing without a command."""
+    return choose(args.device, args.command[0]) if args.command else ({}, None)

@@ -60,13 +60,21 @@ class Listed:
     kernels: list[RegisteredKernel] = field(default_factory=list)
 
 
-def show(api: Api, text: str, args: argparse.Namespace, out: cli.Output) -> int:
-    """Print what --list asks for, and return the exit status. `text`: the programs, for a command."""
+def show(
+    api: Api,
+    text: str,
+    args: argparse.Namespace,
+    out: cli.Output,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Print what --list asks for, and return the exit status. `text`, `environment`: for a command: the programs, and variables that
+    are added to its environment.
+    """
     status, found = 0, Listed()
     wanted = [function for _, function in api.choose(args.api)]
     if args.command:
         check_privileges(args)
-        status, found = _of_command(api, text, args)
+        status, found = _of_command(api, text, args, environment or {})
     elif args.pid:
         for pid in args.pid:
             _add_process(found, pid, LibraryNames(*api.libraries), wanted)
@@ -167,7 +175,9 @@ def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Se
                 os.close(file)
 
 
-def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Listed]:
+def _of_command(
+    api: Api, text: str, args: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[int, Listed]:
     """Run the command to its end. Return its exit status, and its libraries and the kernels that it launched."""
 
     def note(said: str) -> None:
@@ -178,7 +188,7 @@ def _of_command(api: Api, text: str, args: argparse.Namespace) -> tuple[int, Lis
     api = command_libraries.with_command_libraries(api, args.command, users.command_user(args.user))
     calls = CallProbes(api, chosen, CallOptions(), note, text)
     kernels = KernelNames(api, calls.bpf)
-    processes = TracedProcesses(args, {}, note)
+    processes = TracedProcesses(args, environment, note)
     seen: set[int] = set()
 
     def tick() -> float:

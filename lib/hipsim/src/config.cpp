@@ -28,8 +28,10 @@ int number(const char *name, int least, int most, int otherwise, const char *adv
     return static_cast<int>(value);
 }
 
+constexpr double kMostMemory = 0x1p43;  // 8T
+
 uint64_t memory() {
-    const char *name = "HIPSIM_MEMORY", *units = "kKmMgG";
+    const char *name = "HIPSIM_MEMORY", *units = "kKmMgGtT";
     const char *text = value_of(name);
     if (text == nullptr) return uint64_t{16} << 30;
     char *end = nullptr;
@@ -38,8 +40,9 @@ uint64_t memory() {
         size *= static_cast<double>(uint64_t{1} << 10 * ((unit - units) / 2 + 1));
         end++;
     }
-    bool valid = strchr("0123456789.", *text) != nullptr && *end == '\0' && size >= 64 << 20 && size < 1e13;
-    if (!valid) wrong(name, "set it to a size of at least 64M, such as 16G");
+    bool valid =
+        strchr("0123456789.", *text) != nullptr && *end == '\0' && size >= 64 << 20 && size <= kMostMemory;
+    if (!valid) wrong(name, "set it to a size from 64M to 8T, such as 16G");
     return static_cast<uint64_t>(size) & ~uint64_t{0xfff};
 }
 
@@ -66,12 +69,11 @@ Config read() {
     config.gpu = gpu();
     config.devices = number("HIPSIM_DEVICES", 0, 4, 1, "set it to a number of devices from 0 to 4");
     config.memory = memory();
-    config.threads = number("HIPSIM_THREADS", 0, 1024, 0, "set it to a number of threads from 1 to 1024");
+    config.threads = number("HIPSIM_THREADS", 1, 1024, 0, "set it to a number of threads from 1 to 1024");
     config.virtual_clock = virtual_clock();
-    const char *hostile = value_of("HIPSIM_HOSTILE");
-    config.hostile = hostile != nullptr && strcmp(hostile, "0") != 0;
-    const char *seed = value_of("HIPSIM_SEED");
-    config.seed = seed == nullptr ? 1 : strtoull(seed, nullptr, 0);
+    config.hostile = number("HIPSIM_HOSTILE", 0, 1, 0, "set it to 0 or 1") != 0;
+    config.seed = static_cast<uint64_t>(
+        number("HIPSIM_SEED", 0, 999999999, 1, "set it to a number of at most 9 digits"));
     return config;
 }
 

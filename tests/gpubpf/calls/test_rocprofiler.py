@@ -155,7 +155,7 @@ def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
     monkeypatch.setattr(libraries, "files", lambda names: [])
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
-        ([], found, "only of a COMMAND"),
+        ([], found, "did not start the program"),
         (["true"], found | {"ROCP_TOOL_LIBRARIES": "other.so"}, "for another profiler"),
         (["true"], {}, "not installed"),
     ):

@@ -82,7 +82,8 @@ void synchronize_times(cs_warp *w, uint32_t lanes) {
 }
 
 // PTX ISA 9.7.9.6.
-template <uint32_t op> void shuffle(cs_warp *w, uint32_t lanes) {
+template <uint32_t op>
+void shuffle(cs_warp *w, uint32_t lanes) {
     for (uint32_t m = lanes; m; m &= m - 1) {
         const uint32_t l = lowest(m);
         const uint32_t b = static_cast<uint32_t>(w->cb[l]) & 31, c = static_cast<uint32_t>(w->cc[l]);

@@ -63,7 +63,7 @@ HSA = Agent(
 def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated: bool) -> Agent | str:
     """Return the agent for a command, or why there can be none. `simulated`: it runs on hipsim."""
     if not command:
-        return "known only of a COMMAND that the tool starts"
+        return "the tool did not start the program (give a COMMAND)"
     if simulated and environment.get("HIPSIM_CLOCK") == "virtual":
         return "those of the virtual clock cannot be compared with the times of calls"
     if environment.get(HSA_WANTED, "0") not in ("", "0"):
