@@ -110,7 +110,9 @@ class DispatchJoiner:
         return made
 
     def dispatches(self, new: Array, last: bool = False) -> JoinedDispatches:
-        """Return the dispatches whose call is known, or will never be known. `last`: no more calls will come."""
+        """Return the dispatches whose call is known, or will never be known, in the order in which they started. `last`: no more
+        calls will come.
+        """
         all_ = np.concatenate([self._waiting, new])
         searches = np.concatenate([self._searches + 1, np.zeros(len(new), np.int64)])
         pids = np.array([process.pid for process in self._processes.processes] or [0], "<u4")[all_["process"]]
@@ -119,7 +121,9 @@ class DispatchJoiner:
         done = found | (searches >= PATIENCE) | (all_["enqueued_ns"] == 0) | last
         done[: max(0, len(all_) - MOST_WAITING)] = True
         self._waiting, self._searches = all_[~done], searches[~done]
-        return JoinedDispatches(all_[done], calls[done], known[done])
+        order = np.flatnonzero(done)
+        order = order[np.argsort(all_["start_ns"][order], kind="stable")]
+        return JoinedDispatches(all_[order], calls[order], known[order])
 
     def _around(self, dispatches: Array, pids: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return the call around the time of each dispatch, and whether there is one."""

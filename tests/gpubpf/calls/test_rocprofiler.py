@@ -316,11 +316,12 @@ def test_a_dispatch_is_of_the_call_around_it(joining):
     )
     # At the start and at the end of a call; two in a graph launch; between calls; in a call that runs no kernel.
     found = joining.dispatches(
-        ended((8, 100, 64), (8, 200, 64), (9, 150, 32), (9, 390, 64), (8, 205, 64), (8, 250, 64)), last=True
+        ended((8, 100, 64), (9, 150, 32), (8, 200, 64), (9, 390, 64), (8, 205, 64), (8, 250, 64)), last=True
     )
-    assert found.known.tolist() == [True] * 4 + [False] * 2
-    assert found.calls["start_ns"].tolist()[:4] == [100, 100, 100, 100]
-    assert found.calls["function"].tolist()[:4] == [0, 0, 1, 1]
+    assert found.dispatches["enqueued_ns"].tolist() == [100, 150, 200, 205, 250, 390]  # as they started
+    assert found.known.tolist() == [True] * 3 + [False] * 2 + [True]
+    assert found.calls["start_ns"][found.known].tolist() == [100, 100, 100, 100]
+    assert found.calls["function"][found.known].tolist() == [0, 1, 0, 1]
 
 
 def test_a_dispatch_of_another_size_is_not_of_the_call(joining):
@@ -357,7 +358,7 @@ def test_calls_are_remembered_in_parts(joining, monkeypatch):
     for i in range(100):
         joining.calls(events((8, 100 * i, 100 * i + 10, 0, 64), (9, 100 * i, 100 * i + 90, 1, 0)))
     joining.calls(events((10, 0, 10_000, 1, 0)))  # this call returned last
-    some = ended(*((8, 100 * i + 5, 64) for i in range(100)), (9, 9_980, 32), (10, 50, 32))
+    some = ended(*((8, 100 * i + 5, 64) for i in range(100)), (9, 9_980, 32), (10, 9_995, 32))
     found = joining.dispatches(some, last=True)
     forgotten = int(np.argmax(found.known))
     assert 78 <= forgotten <= 83 and found.known[forgotten:].all()
