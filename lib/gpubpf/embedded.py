@@ -40,7 +40,8 @@ class EmbeddedDevice:
     description: str
     epilog: str
     gpus: tuple[str, ...] = ()  # what --gpu takes; no such option without
-    suitable_gpu: Callable[[str], str] | None = None  # the default of --gpu, by the command's first word
+    # Returns the GPU to be, and a note or None, for a command's first word and the GPU that was asked for.
+    choose_gpu: Callable[[str, str | None], tuple[str, str | None]] | None = None
 
     @property
     def prefix(self) -> str:
@@ -166,9 +167,12 @@ def main(device: EmbeddedDevice, argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_intermixed_args(options)
         if arguments.words or not command:
             parser.error(f"give the command after '--': {device.name} -- COMMAND")
-        gpu = arguments.gpu if device.gpus else None
-        if not gpu and device.suitable_gpu and not os.environ.get(f"{device.prefix}_GPU"):
-            gpu = device.suitable_gpu(command[0])
+        gpu = None
+        if device.choose_gpu:
+            asked = arguments.gpu or os.environ.get(f"{device.prefix}_GPU")
+            gpu, note = device.choose_gpu(command[0], asked)
+            if note:
+                _complain(device.name, f"note: {note}")
         execute(command, environment(device, os.environ, arguments.clock, gpu))
     except Error as error:
         _complain(device.name, str(error))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
+import stat
 from collections.abc import Set
 from typing import BinaryIO
 
@@ -21,6 +25,25 @@ def architectures(program: BinaryIO) -> set[str]:
         end = text[-_LONGEST:]
     found |= {match[1] for match in _CODE.finditer(end)}
     return {name.decode() for name in found}
+
+
+def of_command(program: str) -> set[str]:
+    """Return what `architectures` finds in the program that a command's first word names; none if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        # O_NONBLOCK: opening a FIFO must not wait.
+        file = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(file, "rb") as opened:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                return architectures(opened)
+    return set()
+
+
+def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> str | None:
+    """Return a text if a program has code for GPUs, but not for those of hipsim, or not for `gpu`; else None."""
+    if not has_code_for or not has_code_for.isdisjoint([gpu] if gpu else GPUS):
+        return None
+    its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or " or ".join(GPUS)
+    return f"{program} has code for {its}, not for {ours}"
 
 
 def suitable(architectures: Set[str]) -> str:

@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import stat
 import sys
 from collections.abc import Sequence
 
 from gpubpf import embedded
-from hipsim import LIBRARIES
-from hipsim.gpus import GPUS, architectures, suitable
+from hipsim import LIBRARIES, gpus
 
 EPILOG = """\
 examples:
@@ -29,15 +24,12 @@ for 10 bytes.
 """
 
 
-def suitable_for(program: str) -> str:
-    """Return the GPU that suits a command's first word."""
-    with contextlib.suppress(OSError, ValueError):
-        # O_NONBLOCK: opening a FIFO must not wait.
-        file = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(file, "rb") as opened:
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                return suitable(architectures(opened))
-    return GPUS[0]
+def choose_gpu(program: str, asked: str | None) -> tuple[str, str | None]:
+    """Return the GPU to be for a command's first word, and a note if the program has no code for it. `asked`: by the user."""
+    has_code_for = gpus.of_command(program)
+    gpu = asked or gpus.suitable(has_code_for)
+    other = gpus.other_code(program, has_code_for, asked)
+    return gpu, other and f"{other}: HIP will not run it; build it with --offload-arch={gpu}"
 
 
 DEVICE = embedded.EmbeddedDevice(
@@ -46,8 +38,8 @@ DEVICE = embedded.EmbeddedDevice(
     library="libhsakmt.so.1",
     description="Run a HIP program on the embedded AMD device: a GPU in software.",
     epilog=EPILOG,
-    gpus=GPUS,
-    suitable_gpu=suitable_for,
+    gpus=gpus.GPUS,
+    choose_gpu=choose_gpu,
 )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
-from hipsim.gpus import GPUS, architectures, suitable
+from hipsim.gpus import GPUS, architectures, other_code, suitable
+from hipsim.launcher import choose_gpu
 from hipsim_device import HIPSIM
 
 ENTRY = b"\x00hipv4-amdgcn-amd-amdhsa--%s\x00"
@@ -39,3 +41,29 @@ def test_the_first_gpu_that_has_code(names: list[bytes], gpu: str) -> None:
 def test_a_name_between_two_parts_of_a_file(before: int) -> None:
     assert architectures(io.BytesIO(b"x" * before + ENTRY % b"gfx90a")) == {"gfx90a"}
     assert architectures(io.BytesIO(b"x" * before + ENTRY.rstrip(b"\0") % b"gfx90a")) == {"gfx90a"}
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "text"),
+    [
+        (
+            ["gfx908", "gfx1100"],
+            None,
+            "app has code for gfx1100, gfx908, not for gfx906 or gfx90a or gfx1030",
+        ),
+        (["gfx906"], "gfx90a", "app has code for gfx906, not for gfx90a"),
+        (["gfx906", "gfx908"], None, None),
+        (["gfx90a"], "gfx90a", None),
+        ([], "gfx90a", None),  # unknown: a script, for example
+    ],
+)
+def test_a_program_with_code_for_other_gpus(names: list[str], asked: str | None, text: str | None) -> None:
+    assert other_code("app", set(names), asked) == text
+
+
+def test_the_command_says_how_to_build_such_a_program(tmp_path: Path) -> None:
+    program = tmp_path / "app"
+    program.write_bytes(ENTRY % b"gfx908")
+    gpu, note = choose_gpu(str(program), None)
+    assert gpu == "gfx906" and note is not None and note.endswith("build it with --offload-arch=gfx906")
+    assert choose_gpu(str(program), "gfx908") == ("gfx908", None)

@@ -158,12 +158,16 @@ def test_kernels_that_the_program_compiles(setting: str) -> None:
     [
         (
             "write",
-            r"kernel 'writeOutside\(int\*, unsigned long\)'.*: write to 0x\w+, which is not mapped",
+            r"kernel 'writeOutside\(int\*, unsigned long\)'.*: store of 4 bytes at 0x\w+, which is not mapped",
             "Page not present",
         ),
-        ("null", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x0, which", "on address (nil)"),
-        ("host", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x", "Page not present"),
-        ("freed", r"kernel 'readOutside\(int const\*, int\*\)'.*: read from 0x", "Page not present"),
+        (
+            "null",
+            r"kernel 'readOutside\(int const\*, int\*\)'.*: load of 4 bytes at 0x0, which",
+            "on address (nil)",
+        ),
+        ("host", r"kernel 'readOutside\(int const\*, int\*\)'.*: load of 4 bytes at 0x", "Page not present"),
+        ("freed", r"kernel 'readOutside\(int const\*, int\*\)'.*: load of 4 bytes at 0x", "Page not present"),
     ],
 )
 def test_memory_faults(what: str, ours: str, amds: str) -> None:

@@ -94,7 +94,7 @@ def test_kernels_that_the_program_compiles() -> None:
 def test_memory_faults() -> None:
     done = run([program("faults", gpu=GPU), "write"], HIPSIM_GPU=GPU)
     assert done.returncode == -6, done.stderr  # ROCr aborts the program
-    ours = r"kernel 'writeOutside\(int\*, unsigned long\)'.*: write to 0x\w+, which is not mapped"
+    ours = r"kernel 'writeOutside\(int\*, unsigned long\)'.*: store of 4 bytes at 0x\w+, which is not mapped"
     assert re.search(f"^hipsim: {ours}", done.stderr, re.MULTILINE), done.stderr
 
 

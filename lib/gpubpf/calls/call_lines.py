@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gpubpf.show.table import us, with_unit
 if TYPE_CHECKING:
     from gpubpf.calls.records import CallGroup
 
+_HANDLE = re.compile(r"0x[0-9a-f]{4,}([0-9a-f]{4})\b")
 LEAST_NAME = 12  # columns that a function's name keeps if a line is too long
 CSV_CALLS = (
     *(
@@ -98,16 +100,17 @@ def text_lines(group: CallGroup, columns: CallColumns) -> list[str]:
 
 
 def _shorter(text: str, api: str, kernel: str, too_long: int, cut: Callable[[str, int], str]) -> str:
-    """Cut the names in a text of `call_texts` in their middle, the kernel's first, to save `too_long`
-    columns.
+    """Save `too_long` columns of a text of `call_texts`: keep four digits of handles, then cut names in their middle,
+    the kernel's first.
 
-    Return the text unchanged if that does not suffice. An address is never cut.
+    Return the text unchanged if that does not suffice. A kernel's address is never cut.
     """
-    rest = text[len(api) + len(kernel) + bool(kernel) :]
+    rest = _HANDLE.sub(r"..\1", text[len(api) + len(kernel) + bool(kernel) :])
+    too_long -= len(text) - len(api) - len(kernel) - bool(kernel) - len(rest)
     short = kernel if kernel.startswith("0x") else _cut(kernel, too_long, table.LEAST, cut)
     name = _cut(api, too_long - len(kernel) + len(short), LEAST_NAME)
     made = f"{name} {short}{rest}" if kernel else name + rest
-    return made if len(text) - len(made) >= too_long else text
+    return made if len(api) + len(kernel) - len(name) - len(short) >= too_long else text
 
 
 def _cut(name: str, too_long: int, least: int, cut: Callable[[str, int], str] = table.fit) -> str:
@@ -157,10 +160,10 @@ def _call_format(group: CallGroup) -> tuple[str, list[list[Any]]]:
     if fields.get("stream", (0,))[0]:
         more.append("stream %#x")
         columns.append(fields["stream"])
-    if "out" in fields:
-        more.append("-> %#x")
-        columns.append(fields["out"])
     text += f" {', '.join(more)}" if more else ""
+    if "out" in fields:
+        text += " -> %#x"
+        columns.append(fields["out"])
     if "error" in fields:
         text += " = %s"
         columns.append(fields["error"])

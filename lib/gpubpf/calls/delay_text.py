@@ -36,15 +36,14 @@ def slow_call_lines(
 
 
 def cause_text(cause: Cause) -> str:
-    """Return a cause with its time or its count: ``blocked in futex 686 us``, ``3 page faults``."""
+    """Return a cause with its time or its count: ``blocked in futex 686 us``, ``3 page faults in hipMalloc``."""
     if cause.reason == delays.DRIVER:
         return f"{cause.text} meanwhile" + (f" for {table.duration(cause.ns)}" if cause.ns else "")
+    where = f" in {cause.where}" if cause.where else ""
     if cause.timeless:
-        _, where, noun = cause.text.split(" ", 2) if cause.text.startswith("in ") else ("", "", cause.text)
-        counted = table.count(cause.count, noun.removesuffix("s"))
-        return f"in {where} {counted}" if where else counted
+        return table.count(cause.count, cause.text.removesuffix("s")) + where
     times = f" ({cause.count:,} times)" if cause.count > 1 else ""
-    return f"{cause.text} {table.duration(cause.ns)}{times}"
+    return f"{cause.text} {table.duration(cause.ns)}{times}{where}"
 
 
 def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def why_lines(
     for who, causes in threads:
         total = sum(cause.ns for cause in causes if not cause.timeless)
         said = [cause_text(cause) for cause in causes if cause.is_significant(total)]
-        yield from formatting.wrap(f"between launches {who} was: {', '.join(said[:4])}", 2)
+        yield from formatting.wrap(f"{who}, between launches: {', '.join(said[:4])}", 2)
     if threads:
         yield ""
 

@@ -54,13 +54,17 @@ KEY = ("tgid", "tid", "function", "reason", "syscall")
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason for a delay. It happened `count` times and took `ns` in total, at most `largest_ns` at once."""
+    """A reason for a delay. It happened `count` times and took `ns` in total, at most `largest_ns` at once.
+
+    `where`: the function in which it happened, if functions are told apart.
+    """
 
     reason: int
     text: str
     count: int
     ns: int
     largest_ns: int
+    where: str = ""
 
     @property
     def timeless(self) -> bool:
@@ -94,15 +98,17 @@ def causes(rows: np.ndarray[Any, Any], name: Callable[[int], str] | None = None)
     whole = (rows["reason"] == RETRANSMITS) & (rows["tid"] == 0)
     if whole.any():  # those of its threads are part of it
         rows = rows[whole | (rows["reason"] != RETRANSMITS)]
-    total: dict[str, list[int]] = {}
+    total: dict[tuple[str, str], list[int]] = {}
     for _, _, function, reason, syscall, count, ns, largest in rows.tolist():
         where = name(function) if name is not None else ""
-        said = f"in {where} {text(reason, syscall)}" if where else text(reason, syscall)
-        entry = total.setdefault(said, [reason, 0, 0, 0])
+        entry = total.setdefault((text(reason, syscall), where), [reason, 0, 0, 0])
         entry[1] += count
         entry[2] += ns
         entry[3] = max(entry[3], largest)
-    found = [Cause(reason, said, *rest) for said, (reason, *rest) in total.items()]
+    found = [
+        Cause(reason, said, count, ns, largest, where)
+        for (said, where), (reason, count, ns, largest) in total.items()
+    ]
     return sorted(found, key=lambda cause: (cause.timeless, -cause.ns, -cause.count))
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import glob
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import hipsim
 from gpubpf.errors import SessionError
-from gpubpf.process import target_files
 from hipsim import gpus
 
-NOTICE = "no AMD GPU here: HIP programs run on hipsim, the embedded AMD device; results are exact, times mean nothing"
-OTHER_CODE = (
-    "has code for {its}, not for {ours}, so it runs without a device; build it with --offload-arch={gpu}"
-)
+NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times mean nothing"
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -31,16 +25,6 @@ def has_gpu() -> bool:
         except (OSError, ValueError):
             continue
     return False
-
-
-def _architectures(program: str) -> set[str]:
-    """Return the GPUs for which a command's first word has code; none if it cannot be read."""
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open(target_files.open_regular(shutil.which(program) or program), "rb") as file,
-    ):
-        return gpus.architectures(file)
-    return set()
 
 
 def choose(
@@ -63,18 +47,20 @@ def choose(
         raise SessionError("the embedded AMD device is not built; run script/setup")
     if wanted != "sim" and (not built or has_gpu()):
         return {}, None
-    has_code_for = _architectures(program)
+    has_code_for = gpus.of_command(program)
     asked = environment.get("HIPSIM_GPU")
     if asked and asked not in gpus.GPUS:
         raise SessionError(f"HIPSIM_GPU is {asked!r}; set it to {' or '.join(gpus.GPUS)}")
     gpu = asked or gpus.suitable(has_code_for)
-    if wanted != "sim" and has_code_for and gpu not in has_code_for:
-        # HIP aborts such a program if there is a device.
-        its, ours = ", ".join(sorted(has_code_for)[:8]), asked or " or ".join(gpus.GPUS)
-        return {}, f"{program} {OTHER_CODE.format(its=its, ours=ours, gpu=gpu)}"
+    notice = None if wanted == "sim" else NOTICE
+    if other := gpus.other_code(program, has_code_for, asked):
+        build = f"build it with --offload-arch={gpu}"
+        if wanted != "sim":  # HIP aborts such a program if there is a device
+            return {}, f"{other}, so it runs without a device; {build}"
+        notice = f"{other}: HIP will not run it; {build}"
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
     variables = {"LD_LIBRARY_PATH": ":".join(path), "HIPSIM_GPU": gpu}
-    return variables, None if wanted == "sim" else NOTICE
+    return variables, notice
 
 
 def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:

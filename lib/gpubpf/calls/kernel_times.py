@@ -227,10 +227,13 @@ def _only_call(calls: Array, pid: int, times: Array) -> NDArray[np.int64]:
 class KernelTimes:
     """The dispatches of a command.
 
-    times = KernelTimes(api, command, os.environ, uid, wanted, filtered) …                                   #
-    start the command with times.environment times.take(events)                  # records "dispatch"
-    times.runs()                        # how long kernels ran, since the last time times.take(events,
-    last=True); times.summary(); times.close()
+        times = KernelTimes(api, command, os.environ, uid, wanted, filtered)
+        …                               # start the command with times.environment
+        times.take(events)              # records "dispatch"
+        times.runs()                    # how long kernels ran, since the last time
+        times.take(events, last=True)
+        times.summary()
+        times.close()
 
     `uid`: of the command's user. `wanted` returns whether a kernel was asked for. `filtered`: only some calls
     are recorded, so count only dispatches whose call is known. `simulated`: the command runs on hipsim.
@@ -250,7 +253,8 @@ class KernelTimes:
         self._joiner = DispatchJoiner(api, self._processes)
         self._wanted, self._filtered, self._simulated = wanted, filtered, simulated
         self._runs: dict[tuple[int, str], Durations] = {}
-        self._count = self._unknown = 0
+        self._count = 0
+        self._unknown: int | None = None  # dispatches without a known call; None: calls were not given
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -287,7 +291,7 @@ class KernelTimes:
             if not self._wanted(self._joiner.kernel(process, kernel)):
                 chosen &= ~(kernels == (process, kernel)).all(axis=1)
         joined = JoinedDispatches(joined.dispatches[chosen], joined.calls[chosen], joined.known[chosen])
-        self._unknown += int(np.count_nonzero(~joined.known))
+        self._unknown = (self._unknown or 0) + int(np.count_nonzero(~joined.known))
         self._add(joined.dispatches)
         return list(self._joiner.records(joined))
 

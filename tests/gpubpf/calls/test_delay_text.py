@@ -104,7 +104,11 @@ def test_filters_that_no_call_matched_are_named() -> None:
     ("cause", "expected"),
     [
         (delays.Cause(delays.FAULTS, "page faults", 1, 0, 0), "1 page fault"),
-        (delays.Cause(delays.FAULTS, "in hipFree page faults", 1200, 0, 0), "in hipFree 1,200 page faults"),
+        (delays.Cause(delays.FAULTS, "page faults", 1200, 0, 0, "hipFree"), "1,200 page faults in hipFree"),
+        (
+            delays.Cause(delays.PREEMPTED, "preempted", 1, 686_000, 9, "hipFree"),
+            "preempted 686 us in hipFree",
+        ),
         (
             delays.Cause(delays.BLOCKED, "blocked in futex", 2, 686_000, 9),
             "blocked in futex 686 us (2 times)",

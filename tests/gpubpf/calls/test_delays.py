@@ -87,10 +87,10 @@ def test_causes_by_function() -> None:
         (7, 8, gap, delays.BLOCKED, FUTEX, 1, 5, 5),
     )
     found = delays.causes(mine, {1: "hipMalloc", 2: "hipFree", gap: ""}.__getitem__)
-    assert [(c.text, c.ns) for c in found] == [
-        ("in hipFree blocked in futex", 40),
-        ("in hipMalloc blocked in futex", 30),
-        ("blocked in futex", 5),
+    assert [(c.text, c.where, c.ns) for c in found] == [
+        ("blocked in futex", "hipFree", 40),
+        ("blocked in futex", "hipMalloc", 30),
+        ("blocked in futex", "", 5),
     ]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf.calls import device_times, kernel_times
+from gpubpf.calls import device_times, embedded_device, kernel_times
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.device_times import dispatches as reader
 from gpubpf.calls.device_times.dispatches import Dispatches
@@ -151,13 +151,15 @@ def test_why_there_are_none(rocm, tmp_path):
         assert dispatches.environment and "no process reported any" in dispatches.reason
 
 
-def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path):
+@pytest.mark.parametrize("with_gpu", [False, True])
+def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path, with_gpu):
     monkeypatch.setattr(libraries, "files", lambda names: [])
+    monkeypatch.setattr(embedded_device, "has_gpu", lambda: with_gpu)
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
         ([], found, "did not start the program"),
         (["true"], found | {"ROCP_TOOL_LIBRARIES": "other.so"}, "for another profiler"),
-        (["true"], {}, "not installed"),
+        (["true"], {}, "not installed" if with_gpu else "there is no AMD GPU"),
     ):
         with closing(Dispatches(command, environment, 0)) as dispatches:
             assert dispatches.environment == {} and text in dispatches.reason

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpubpf.calls import embedded_device
 from gpubpf.linux import libraries
 
 _SDK = "librocprofiler-sdk.so"
@@ -73,6 +74,8 @@ def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated:
     elif simulated:
         found = HSA
     else:
+        if not embedded_device.has_gpu():
+            return "there is no AMD GPU, and the program does not run on hipsim"
         return "rocprofiler-sdk is not installed, or not found (set ROCM_PATH)"
     return found.refusal(environment) or found
 

@@ -157,7 +157,7 @@ class Dispatches:
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
         return self._refused or (
-            f"no process reported any: none loaded {self._agent.loads}, or only in another network namespace"
+            f"no process reported any: none used a GPU or loaded {self._agent.loads}, or only in another network namespace"
         )
 
     @property

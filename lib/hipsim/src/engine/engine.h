@@ -73,7 +73,8 @@ struct Fault {
     uint64_t pc = 0;       // of the instruction
     bool write = false;    // memory: a store or an atomic
     uint32_t trap_id = 0;
-    std::string text;  // one line for people; names the instruction
+    std::string text;      // for people: what is wrong
+    std::string executed;  // the instruction, its workgroup and its wave; empty if no wave has run
 };
 
 struct Result {

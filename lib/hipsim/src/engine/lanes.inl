@@ -396,15 +396,24 @@ template <class T>
     } else {
         if constexpr (is_float64<T>)
             if (op.i.omod || op.i.clamp || flushes_out<T>(w)) modify<T>(w, op, r);
-        alignas(64) uint32_t low[lanes], high[lanes];
+        uint32_t *low = w.v[op.dst], *high = w.v[op.dst + 1];
+        uint64_t written = written_lanes(w, op);
+        if (written == ~uint64_t{0}) {
+#pragma GCC ivdep
+            for (unsigned l = 0; l < lanes; ++l) {
+                uint64_t bits = std::bit_cast<uint64_t>(r[l]);
+                low[l] = uint32_t(bits);
+                high[l] = uint32_t(bits >> 32);
+            }
+            return;
+        }
+        const uint32_t *keep = exec_lanes(w, written);
+#pragma GCC ivdep
         for (unsigned l = 0; l < lanes; ++l) {
             uint64_t bits = std::bit_cast<uint64_t>(r[l]);
-            low[l] = uint32_t(bits);
-            high[l] = uint32_t(bits >> 32);
+            low[l] ^= (low[l] ^ uint32_t(bits)) & keep[l];
+            high[l] ^= (high[l] ^ uint32_t(bits >> 32)) & keep[l];
         }
-        uint64_t written = written_lanes(w, op);
-        merge(w, w.v[op.dst], low, written);
-        merge(w, w.v[op.dst + 1], high, written);
     }
 }
 

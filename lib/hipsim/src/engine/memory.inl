@@ -62,7 +62,8 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
             unsigned l = unsigned(std::countr_zero(rest));
             uint64_t offset = uint32_t((i.saddr != 0x7F ? base : low[l]) + uint32_t(i.offset));
             if ((offset + bytes) * w.count > w.scratch_bytes) {
-                w.fault(Fault::memory, op, w.group->target->private_base + offset, "scratch", write);
+                w.fault(Fault::memory, op, w.group->target->private_base + offset,
+                        "an access beyond the scratch memory of the wave", write);
                 return false;
             }
             address[l] = uint64_t(w.scratch) + scratch_place(w, offset, l);
@@ -95,7 +96,8 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                     other = true;
                 } else if (high == target.private_base >> 32) {
                     if ((offset + bytes) * w.count > w.scratch_bytes) {
-                        w.fault(Fault::memory, op, address[l], "scratch", write);
+                        w.fault(Fault::memory, op, address[l],
+                                "an access beyond the scratch memory of the wave", write);
                         return false;
                     }
                     apertures[l] = uint64_t(w.scratch) + scratch_place(w, offset, l);
@@ -186,8 +188,8 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
             uint64_t last = address[l] + (bytes > 4 ? (bytes / 4 - 1) * scratch_stride(w) : 0);
             if (address[l] < scratch || last + 4 > scratch + w.scratch_bytes) {
                 uint64_t relative = (address[l] - scratch) / w.count;
-                w.fault(Fault::memory, op, w.group->target->private_base + uint32_t(relative), "scratch",
-                        write);
+                w.fault(Fault::memory, op, w.group->target->private_base + uint32_t(relative),
+                        "an access beyond the scratch memory of the wave", write);
                 return false;
             }
         } else if (!outside) {

@@ -439,7 +439,10 @@ void add_control(Adder &a) {
     });
     a.custom("s_trap", [](Wave &w, const Op &op) {
         if ((op.i.simm & 0xFF) == 3) return;  // a breakpoint without a debugger
-        w.fault(Fault::trap, op, op.address, "trap " + std::to_string(op.i.simm & 0xFF));
+        bool aborts = (op.i.simm & 0xFF) == 2;
+        w.fault(Fault::trap, op, op.address,
+                aborts ? "trap 2, as of abort() or a failed assertion"
+                       : "trap " + std::to_string(op.i.simm & 0xFF));
     });
     for (const char *name :
          {"s_nop", "s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",

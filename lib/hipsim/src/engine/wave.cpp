@@ -25,10 +25,11 @@ void Wave::fault(Fault::Kind kind, const Op &op, uint64_t address, const std::st
     f.pc = op.address;
     f.write = write;
     f.trap_id = kind == Fault::trap ? op.i.simm & 0xFF : 0;
+    f.text = what;
     char where[80];
-    std::snprintf(where, sizeof where, ", in workgroup %u,%u,%u, wave %u", group->id[0], group->id[1],
+    std::snprintf(where, sizeof where, "; workgroup %u,%u,%u, wave %u", group->id[0], group->id[1],
                   group->id[2], index);
-    f.text = (what.empty() ? "" : what + ": ") + isa::text(op.i) + where;
+    f.executed = isa::text(op.i) + where;
 }
 
 const Range *Wave::range(uint64_t address) {
@@ -55,10 +56,9 @@ bool Wave::allow(const Op &op, uint64_t address, uint64_t bytes, bool write) {
     }
     if (inside && (!write || found->may_write)) return true;
     char what[96];
-    std::snprintf(what, sizeof what, "%s %s of %llu bytes at 0x%llx",
-                  found && inside ? "write to read-only memory:" : "no memory for a",
-                  write ? "store" : "load", static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(address));
+    std::snprintf(what, sizeof what, "%s of %llu bytes at 0x%llx, which %s", write ? "store" : "load",
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address),
+                  found && inside ? "the device may only read" : "is not mapped to the device");
     fault(Fault::memory, op, address, what, write);
     return false;
 }

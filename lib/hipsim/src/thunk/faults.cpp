@@ -26,13 +26,13 @@ amd_queue_t *queue_structure(const Queue &queue) {
                                            offsetof(amd_queue_t, read_dispatch_id));
 }
 
-// "kernel 'name', instruction at +0x1c"
-std::string place(uint64_t kernel_object, uint64_t pc) {
-    std::string text = "kernel '" + kernel_name(kernel_object) + "'";
+// "kernel 'name': what is wrong", and a line for the instruction
+std::string describe(uint64_t kernel_object, const Fault &fault) {
+    std::string text = "kernel '" + kernel_name(kernel_object) + "': " + fault.text;
+    if (fault.pc == 0) return text;
     uint64_t entry = kernel_entry(kernel_object);
-    if (pc != 0)
-        text += ", instruction at " + (pc >= entry ? "+" + hexadecimal(pc - entry) : hexadecimal(pc));
-    return text;
+    std::string place = fault.pc >= entry ? "+" + hexadecimal(fault.pc - entry) : hexadecimal(fault.pc);
+    return text + "\nhipsim: instruction at " + place + (fault.executed.empty() ? "" : ": " + fault.executed);
 }
 
 }  // namespace
@@ -60,18 +60,12 @@ void report_memory_fault(Queue &queue, uint64_t address, bool write, const std::
 }
 
 void report_fault(Queue &queue, uint64_t kernel_object, const Fault &fault) {
-    std::string where = place(kernel_object, fault.pc);
-    std::string text = fault.text.empty() ? "" : ": " + fault.text;
+    std::string text = describe(kernel_object, fault);
     switch (fault.kind) {
-        case Fault::memory:
-            report_memory_fault(queue, fault.address, fault.write,
-                                where + ": " + (fault.write ? "write to " : "read from ") +
-                                    hexadecimal(fault.address) + ", which is not mapped to the device" +
-                                    text);
-            break;
-        case Fault::illegal_instruction: report_queue_error(queue, kIllegalInstruction, where + text); break;
-        case Fault::trap: report_queue_error(queue, kDebugTrap, where + text); break;
-        case Fault::bad_launch: report_queue_error(queue, kInvalidCode, where + text); break;
+        case Fault::memory: report_memory_fault(queue, fault.address, fault.write, text); break;
+        case Fault::illegal_instruction: report_queue_error(queue, kIllegalInstruction, text); break;
+        case Fault::trap: report_queue_error(queue, kDebugTrap, text); break;
+        case Fault::bad_launch: report_queue_error(queue, kInvalidCode, text); break;
         case Fault::none:
         case Fault::cancelled: break;
     }
