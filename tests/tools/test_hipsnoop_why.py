@@ -93,9 +93,10 @@ def test_a_call_that_waits_for_a_disk(built: Path, tmp_path: Path, where: str) -
     scenes.needs_disk(file)
     watched = Watched(built, tmp_path, where, "disk", file)
     rows = watched.end()
-    most = sum(r["ns"] for r in rows if r["reason"] == "block_io" and r["syscall"] == "pread64")
-    others = [r["ns"] for r in rows if r["reason"] not in {*ALWAYS, "block_io"}]
-    assert most > 0 and sum(others) * 10 <= most  # a file system sometimes waits for other things
+    most = sum(r["count"] for r in rows if r["reason"] == "block_io" and r["syscall"] == "pread64")
+    others = [r["count"] for r in rows if r["reason"] not in {*ALWAYS, "block_io"}]
+    # A file system sometimes waits for other things. Counts, as each wait is longer where others have the CPU.
+    assert most > 0 and sum(others) * 4 <= most, rows
     for call in watched.slow:
         assert "block I/O in pread64" in {cause["what"] for cause in call["why"]}
 

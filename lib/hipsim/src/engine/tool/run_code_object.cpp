@@ -222,7 +222,8 @@ class Tool {
                         static_cast<unsigned long long>(result.end_ns), seconds.count());
         else
             std::printf("fault %d %s; instruction at 0x%llx\n", int(result.fault.kind),
-                        (result.fault.text + ": " + result.fault.executed).c_str(), static_cast<unsigned long long>(result.fault.pc));
+                        (result.fault.text + ": " + result.fault.executed).c_str(),
+                        static_cast<unsigned long long>(result.fault.pc));
         return true;
     }
     bool dump(std::istream &words) {
