@@ -65,6 +65,10 @@ class ImageError(Error):
     """An ELF file, fatbin or cubin that cannot be read."""
 
 
+class Refusal(Error):
+    """A kernel cannot be instrumented. `str()` is the reason, as the user sees it."""
+
+
 class AssembleError(Error):
     """ptxas is missing, or rejected the PTX."""
 

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
-from gpubpf.ptx.values import TABLE, LaunchBlock
+from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
 PROTOCOL_VERSION = 12  # of all that agent and tool exchange: messages, and files that both map

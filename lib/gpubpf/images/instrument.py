@@ -26,9 +26,10 @@ from gpubpf.images.assemble import KernelResources, Target, assemble, assemblers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import MOST, most_registers
 from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, LaunchBlock, Placement, Site
+from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
 from gpubpf.show import progress
 
 _STAGE = "sidecar"

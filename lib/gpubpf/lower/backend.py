@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,11 @@ class Backend:
 
     `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
     the function's parameters.
+
+    `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
+    number of a thread in its block is that plus its lane.
+
+    `functions`: definitions in LLVM IR of functions that `calls` names. `warp`: lanes of a warp, a power of two.
     """
 
     triple: str
@@ -26,3 +31,6 @@ class Backend:
     calls: Mapping[str, tuple[str, str]]
     reads: Mapping[str, str] | None = None
     warps: bool = False
+    given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    functions: str = ""
+    warp: int = 32

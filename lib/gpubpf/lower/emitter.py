@@ -76,6 +76,8 @@ class Emitter:
 
     def special(self, name: str) -> str:
         """Return something that only the back end knows, as i64. `membar` has no result."""
+        if (known := self.known(name)) is not None:
+            return self.wide(known)
         if self.backend.calls[name][1] == "void":
             self.emit(self.call(name))
             return "0"
@@ -83,13 +85,46 @@ class Emitter:
         return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def special32(self, name: str) -> str:
-        return self.value(self.call(name))
+        known = self.known(name)
+        return known if known is not None else self.value(self.call(name))
+
+    def known(self, name: str) -> str | None:
+        """Return something that comes from arguments, as i32; None if the back end has it otherwise."""
+        if name in self.backend.given:
+            kind, type_ = self.backend.given[name]
+            return self.argument(kind, name.replace(".", "_"), type_, field=name)
+        if "first_thread" not in self.backend.given or not name.startswith("tid."):
+            return None
+        thread, width = self.in_block("i32"), self.special32("ntid.x")
+        if name == "tid.x":
+            return self.value(f"urem i32 {thread}, {width}")
+        row, rows = self.value(f"udiv i32 {thread}, {width}"), self.special32("ntid.y")
+        return self.value(f"{'urem' if name == 'tid.y' else 'udiv'} i32 {row}, {rows}")
+
+    def in_block(self, kind: str) -> str:
+        """Return the number of the thread in its block."""
+        if "first_thread" in self.backend.given:
+            number = self.value(f"add i32 {self.special32('first_thread')}, {self.special32('lane')}")
+            return number if kind == "i32" else self.wide(number)
+        return self.linear("tid", "ntid", kind)
+
+    def linear(self, index: str, size: str, kind: str) -> str:
+        """Return (z * height + y) * width + x of an index, such as tid in ntid."""
+
+        def get(name: str) -> str:
+            return self.special(name) if kind == "i64" else self.special32(name)
+
+        row = self.value(f"mul {kind} {get(f'{index}.z')}, {get(f'{size}.y')}")
+        row = self.value(f"add {kind} {row}, {get(f'{index}.y')}")
+        row = self.value(f"mul {kind} {row}, {get(f'{size}.x')}")
+        return self.value(f"add {kind} {row}, {get(f'{index}.x')}")
 
     def call(self, name: str, *arguments: str) -> str:
         symbol, kind = self.backend.calls[name]
         if not symbol.startswith("asm "):
             kinds = ", ".join(argument.split()[0] for argument in arguments)
-            self.declared.add(f"declare {kind} @{symbol}({kinds})")
+            if f" @{symbol}(" not in self.backend.functions:
+                self.declared.add(f"declare {kind} @{symbol}({kinds})")
             symbol = f"@{symbol}"
         return f"call {kind} {symbol}({', '.join(arguments)})"
 
@@ -161,6 +196,10 @@ class Emitter:
 
     # Threads
 
+    @property
+    def warp_shift(self) -> str:
+        return str(self.backend.warp.bit_length() - 1)
+
     def number(self, unit: str, kind: str) -> str:
         """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
 
@@ -170,18 +209,14 @@ class Emitter:
         def op(name: str, x: str, y: str) -> str:
             return self.value(f"{name} {kind} {x}, {y}")
 
-        def number(index: str, size: str) -> str:
-            row = op("add", op("mul", get(f"{index}.z"), get(f"{size}.y")), get(f"{index}.y"))
-            return op("add", op("mul", row, get(f"{size}.x")), get(f"{index}.x"))
-
-        block = number("ctaid", "nctaid")
+        block = self.linear("ctaid", "nctaid", kind)
         if unit == "block":
             return block
         of_block = op("mul", op("mul", get("ntid.x"), get("ntid.y")), get("ntid.z"))
-        in_block = number("tid", "ntid")
+        in_block = self.in_block(kind)
         if unit == "warp":
-            of_block = op("lshr", op("add", of_block, "31"), "5")
-            in_block = op("lshr", in_block, "5")
+            of_block = op("lshr", op("add", of_block, str(self.backend.warp - 1)), self.warp_shift)
+            in_block = op("lshr", in_block, self.warp_shift)
         return op("add", op("mul", block, of_block), in_block)
 
 

@@ -250,11 +250,7 @@ class HelperCalls(Emitter):
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
     def warp(self, call: CheckedCall, operand: str) -> str:
-        row = self.value(f"mul i64 {self.special('tid.z')}, {self.special('ntid.y')}")
-        row = self.value(f"add i64 {row}, {self.special('tid.y')}")
-        row = self.value(f"mul i64 {row}, {self.special('ntid.x')}")
-        thread = self.value(f"add i64 {row}, {self.special('tid.x')}")
-        return self.value(f"lshr i64 {thread}, 5")
+        return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
 
 # How helpers are lowered: by the names in the table of helpers, given the call and the operand there.

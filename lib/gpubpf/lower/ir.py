@@ -65,6 +65,7 @@ class _Lowering(HelperCalls):
             [
                 *head,
                 *sorted(self.declared),
+                *([self.backend.functions] if self.backend.functions else []),
                 *self.functions.values(),
                 *start,
                 *self.body,

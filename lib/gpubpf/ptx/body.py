@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from gpubpf.ebpf.bytecode import WORK
+from gpubpf.errors import Refusal
 
 from .access import Access, accesses
 from .barriers import Barrier, barrier
@@ -35,7 +36,7 @@ from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, in_rows, wants
 from .source import source_lines
 from .tables import SiteTable, VariableTable
-from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Refusal
+from .values import LAUNCH, TABLE, WAYS_OUT, Placement
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
 _HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival

@@ -29,14 +29,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpubpf.errors import PtxError
+from gpubpf.errors import PtxError, Refusal
+from gpubpf.lower.launch_block import launch_block
 
 from .checks import check_kernel
 from .flow import CallGraph
 from .module import Module, render
 from .plan import InjectionPlan
 from .sidecar import SidecarModule
-from .values import Injected, InjectedKernel, Placement, Refusal, launch_block
+from .values import Injected, InjectedKernel, Placement
 
 
 def inject(

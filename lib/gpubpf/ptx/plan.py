@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpubpf import names
 from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
-from gpubpf.errors import Error
+from gpubpf.errors import Error, Refusal
+from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .access import Access, accesses, unprobed
 from .barriers import barrier
@@ -18,7 +19,7 @@ from .emit import array, widened
 from .flow import CallGraph
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .probe import Filler, wants
-from .values import LAUNCH, PREFIX, WAYS_OUT, LaunchBlock, Placement, Refusal, align
+from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, WRITES
 from gpubpf.errors import Error
+from gpubpf.lower.launch_block import LaunchBlock, map_of
 
 from .access import Access, Rows
 from .emit import marked, text
 from .module import Function, Variable
-from .values import LAUNCH, LaunchBlock, Placement, map_of
+from .values import LAUNCH, Placement
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument, Fragment

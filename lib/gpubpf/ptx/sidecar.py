@@ -6,6 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
+from gpubpf.lower.launch_block import align
+
 from .body import Body
 from .constants import is_constant
 from .emit import array
@@ -15,7 +17,7 @@ from .plan import InjectionPlan
 from .probe import function_of
 from .source import source_files
 from .tables import SiteTable, VariableTable
-from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, align, parameter_layout
+from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, parameter_layout
 
 # A constant may point to a constant that points to another, and so on: copies are made down to this depth.
 MAX_POINTERS = 16

@@ -1,22 +1,18 @@
-"""The arguments and results of `inject`: placements; the launch block, sites, instrumented kernels.
-
-block = launch_block([fragment])
-block.bases["times"]      # the offset of that map's address in the hidden last parameter
-"""
+"""The arguments and results of `inject`: placements, sites, instrumented kernels."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpubpf.errors import Error
+from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .module import Directive, Function, Module, render
 
 if TYPE_CHECKING:
-    from gpubpf.lower.fragment import Argument, Fragment
+    from gpubpf.lower.fragment import Fragment
 
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
@@ -39,26 +35,6 @@ class Placement:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LaunchBlock:
-    """The layout of the hidden last parameter: offsets in bytes, those of maps by name.
-
-    The number of a launch is the u64 at `launch_id`. If the u64 at `replay` is not 0, it is the address of a u64 in GPU memory that is
-    added (a kernel node of a graph, docs/timing.md).
-    """
-
-    size: int
-    launch_id: int = 0
-    replay: int = 8
-    bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
-    # None if no program reads it:
-    pid_tgid: int | None = None  # process << 32 | thread that launched (u64)
-    kernel: int | None = None  # the kernel's number in its process (u64)
-    epoch: int | None = None  # the launch's epoch of allocations (u64)
 
 
 @dataclass(frozen=True)
@@ -148,58 +124,6 @@ class Injected:
             limit = Directive("maxnreg", f".maxnreg {registers}")
             made.append(dataclasses.replace(kernel, name=name + LIMITED, directives=(*others, limit)))
         return render(dataclasses.replace(self.module, items=(*self.module.items, *made)))
-
-
-class Refusal(Error):
-    """A kernel cannot be instrumented. `str()` is the reason, as the user sees it."""
-
-
-def launch_block(fragments: Iterable[Fragment]) -> LaunchBlock:
-    """Return the layout that these fragments need.
-
-    It has the launch's number and its replay cell, the base and capacity of each map, the bytes of `param` maps, and the optional
-    words that some fragment reads. Raises Error for an argument without a map.
-    """
-    bases: dict[str, int] = {}
-    capacities: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    arguments = [a for f in fragments for a in f.arguments]
-    for argument in arguments:
-        if argument.kind == "param":
-            sizes[map_of(argument)] = max(sizes.get(map_of(argument), 0), argument.offset + argument.width)
-    position = LaunchBlock.replay + 8
-    roomy = {argument.map for argument in arguments if argument.kind == "map_capacity"}
-    for argument in arguments:
-        if argument.kind not in ("map_base", "map_capacity") or map_of(argument) in bases:
-            continue
-        bases[map_of(argument)] = position
-        position += 8
-        if argument.map in roomy:
-            capacities[map_of(argument)] = position
-            position += 8
-    params: dict[str, tuple[int, int]] = {}
-    for name, size in sizes.items():
-        params[name] = (position, size)
-        position += align(size, 8)
-    words: dict[str, int] = {}
-    for kind in ("pid_tgid", "kernel", "epoch"):
-        if any(argument.kind == kind for argument in arguments):
-            words[kind], position = position, position + 8
-    return LaunchBlock(position, bases=bases, capacities=capacities, params=params, **words)
-
-
-def map_of(argument: Argument) -> str:
-    """Return the name of an argument's map. Raises Error if it has none."""
-    if not argument.map:
-        raise Error(
-            f"argument {argument.name} of a device program names no map; this is a fault of the lowering"
-        )
-    return argument.map
-
-
-def align(value: int, to: int) -> int:
-    """Round `value` up to a multiple of `to`."""
-    return -(-value // to) * to
 
 
 def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:

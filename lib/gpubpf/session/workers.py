@@ -26,7 +26,7 @@ from gpubpf.errors import Error, in_words, missing_package, out_of_files
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.instrument import RegisterUse, Sidecar
-    from gpubpf.ptx.values import LaunchBlock
+    from gpubpf.lower.launch_block import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
 

@@ -18,7 +18,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import RegisterUse, Sidecar, SidecarKernel
-from gpubpf.ptx.values import LaunchBlock
+from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.session import Session

@@ -29,8 +29,9 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar
+from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocations
-from gpubpf.ptx.values import InjectedVariable, LaunchBlock
+from gpubpf.ptx.values import InjectedVariable
 from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
 
