@@ -1,0 +1,322 @@
+"""Put probes into the kernels of a code object.
+
+    injected = inject(CodeObject(data), {"kernel": [GcnPlacement(program, "exit")]})
+    injected.image            # a code object with the same kernels and probes in them
+    injected.refusals         # why a kernel has none
+
+A new segment behind all others holds what is added. A kernel starts there, in a prologue, which saves what probes need into
+SGPRs that the kernel does not use, and goes on in the kernel. In place of each s_endpgm stands a branch to the site: it
+switches on all lanes that the wave began with, since EXEC may have lost some of them, sets the probe's registers, and goes to
+the probe, which ends the wave.
+
+The launch block lies behind the kernel's arguments: whoever launches the kernel gives it a copy of its arguments and the block.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gpubpf.errors import ImageError, Refusal
+from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject, GcnKernel
+from gpubpf.gcn.comgr import Comgr, GcnInstruction
+from gpubpf.lower import amdgcn
+from gpubpf.lower.amdgcn import Probe, WaveProgram
+from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
+
+POINTS = ("exit",)
+SAVED = 8  # SGPRs: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item
+_SPARE = 2  # SGPRs behind them, for the prologue
+_MOST_SGPRS = 102
+_PAGE = 4096
+_ENTRY = 256  # alignment of a kernel's first instruction
+_NEAR = 1 << 17  # bytes that s_branch reaches
+_PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
+_JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_rfe_b64")
+_INDEXED = re.compile(r"s_movrel|v_movrel|s_set_gpr_idx")
+_SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
+_FAMILIES = re.compile(r"gfx(90[0-9ac]|101[0-3]|103[0-6])")
+
+
+@dataclass(frozen=True)
+class GcnPlacement:
+    """A program and its point."""
+
+    program: WaveProgram
+    point: str
+
+
+@dataclass(frozen=True)
+class GcnSite:
+    """A probed place: its number, and the address of its instruction in the original code object."""
+
+    number: int
+    address: int
+
+
+@dataclass(frozen=True)
+class InjectedGcnKernel:
+    """An instrumented kernel: the bytes of its arguments, the offset of the launch block behind them, and its sites."""
+
+    argument_bytes: int
+    block_offset: int
+    block: LaunchBlock
+    sites: tuple[GcnSite, ...]
+
+
+@dataclass(frozen=True)
+class GcnInjected:
+    """A code object with probes. Kernels of `refusals` are as they were."""
+
+    image: bytes
+    kernels: Mapping[str, InjectedGcnKernel]
+    refusals: Mapping[str, str]
+
+
+_Change: TypeAlias = tuple[int, bytes]  # an offset in the file, and what to write there
+
+
+@dataclass
+class _Code:
+    """What is added behind the code object, from address `begin` on."""
+
+    begin: int
+    content: bytearray = field(default_factory=bytearray)
+
+    @property
+    def here(self) -> int:
+        return self.begin + len(self.content)
+
+    def align(self, to: int) -> None:
+        self.content += bytes(-self.here % to)
+
+    def add(self, code: bytes) -> int:
+        """Add code and return its address."""
+        at = self.here
+        self.content += code
+        return at
+
+
+def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> GcnInjected:
+    """Return the code object with the programs in these kernels. Raises ImageError if it cannot be read or there is no room."""
+    comgr = Comgr(code.isa)
+    added = _Code(align(code.end, _PAGE))
+    image = bytearray(code.data)
+    made: dict[str, InjectedGcnKernel] = {}
+    refusals: dict[str, str] = {}
+    probes: dict[tuple[tuple[str, int], ...], tuple[Probe, int, LaunchBlock]] = {}
+    for kernel in code.kernels:
+        placements = kernels.get(kernel.name)
+        if not placements:
+            continue
+        mark = len(added.content)
+        try:
+            body = _read(code, comgr, kernel)
+            programs = [placement.program for placement in placements]
+            key = tuple((program.function, program.wave) for program in programs)
+            if key not in probes:
+                block = launch_block(programs)
+                probe = amdgcn.compile_probe(programs, block, code.gpu)
+                probes[key] = probe, added.add(probe.code), block
+            mark = len(added.content)
+            made[kernel.name], changes = _write(code, comgr, kernel, body, added, *probes[key])
+            for offset, content in changes:
+                image[offset : offset + len(content)] = content
+        except Refusal as reason:
+            refusals[kernel.name] = str(reason)
+            del added.content[mark:]
+    if made:
+        _append(code, image, added)
+    return GcnInjected(bytes(image), made, refusals)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What is known of a kernel's instructions: where it exits, and how many SGPRs it may use."""
+
+    exits: tuple[GcnInstruction, ...]
+    sgprs: int
+
+
+def _read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> _Body:
+    """Look at all instructions of a kernel. Raises Refusal."""
+    if not _FAMILIES.fullmatch(code.gpu):
+        raise Refusal(f"no probes for {code.gpu} yet")
+    if kernel.descriptor.preload:
+        raise Refusal("its arguments are preloaded into registers")
+    offset = code.offset(kernel.begin, kernel.end - kernel.begin)
+    exits, most = [], 0
+    try:
+        for instruction in comgr.disassemble(
+            code.data[offset : offset + kernel.end - kernel.begin], kernel.begin
+        ):
+            if instruction.name in _JUMPS:
+                raise Refusal("it calls functions")
+            if _INDEXED.match(instruction.name):
+                raise Refusal(f"it computes the numbers of registers ({instruction.name})")
+            for one, _, last in _SGPRS.findall(instruction.operands):
+                most = max(most, int(one or last) + 1)
+            if instruction.name == "s_endpgm":
+                exits.append(instruction)
+            elif instruction.name.startswith("s_endpgm"):
+                raise Refusal(f"it ends with {instruction.name}")
+    except ImageError as error:
+        raise Refusal(str(error)) from None
+    if not exits:
+        raise Refusal("it never ends")
+    return _Body(tuple(exits), most)
+
+
+def _write(
+    code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: _Body, added: _Code,
+    probe: Probe, probe_at: int, block: LaunchBlock,
+) -> tuple[InjectedGcnKernel, list[_Change]]:  # fmt: skip
+    """Add the sites and the prologue of a kernel. Return also what to change in the file: exits and descriptor. Raises Refusal."""
+    start = _Start.of(kernel, packed=code.gpu == "gfx90a")
+    saved = align(max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS)), 2)
+    sgprs = max(saved + SAVED + _SPARE, probe.sgprs)
+    if sgprs > _MOST_SGPRS:
+        raise Refusal(f"it leaves {_MOST_SGPRS - saved} SGPRs free, and probes need {SAVED + _SPARE}")
+    block_offset = align(kernel.descriptor.kernarg_bytes, 8)
+    sites, changes = [], []
+    for number, exit_ in enumerate(body.exits):
+        where = added.add(comgr.assemble(_site(kernel, number, saved, block_offset)))
+        added.add(_branch(added.here, probe_at))
+        changes.append((code.offset(exit_.address, 4), _branch(exit_.address, where)))
+        sites.append(GcnSite(number, exit_.address))
+    added.align(_ENTRY)
+    entry = added.add(comgr.assemble(start.prologue(saved, kernel.descriptor.wave)))
+    added.add(_branch(added.here, kernel.begin))
+    changes += _describe(code, kernel, start, entry, sgprs, probe.vgprs)
+    return InjectedGcnKernel(kernel.descriptor.kernarg_bytes, block_offset, block, tuple(sites)), changes
+
+
+def _branch(at: int, to: int) -> bytes:
+    """Return s_branch at an address, which counts words from the next instruction."""
+    distance = to - at - 4
+    if not -_NEAR <= distance < _NEAR:
+        raise Refusal("its code is too far from room for probes")
+    return struct.pack("<I", 0xBF820000 | distance // 4 & 0xFFFF)
+
+
+def _site(kernel: GcnKernel, number: int, saved: int, block_offset: int) -> str:
+    """Return the text of a site. Loads in flight must not write to registers of the probe."""
+    s = saved
+    whole = kernel.descriptor.wave == 64
+    return "\n".join(
+        [
+            "s_waitcnt vmcnt(0) lgkmcnt(0)",
+            f"s_mov_b64 exec, s[{s + 2}:{s + 3}]" if whole else f"s_mov_b32 exec_lo, s{s + 2}",
+            f"s_add_u32 s0, s{s}, {block_offset:#x}",
+            f"s_addc_u32 s1, s{s + 1}, 0",
+            *(f"s_mov_b32 s{2 + n}, s{s + 4 + n}" for n in range(4)),
+            f"s_mov_b32 s6, {number:#x}",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
+
+    `kernarg`: register of the address of the arguments. `indices`: registers of the workgroup's indices. `moves`: (from, to),
+    in this order. `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
+    """
+
+    kernarg: int
+    indices: tuple[int, int, int]
+    moves: tuple[tuple[int, int], ...]
+    sgprs: int
+    resources: int
+    properties: int
+    packed: bool
+
+    @classmethod
+    def of(cls, kernel: GcnKernel, packed: bool) -> _Start:
+        """Raises Refusal if there are too few user SGPRs for the address of the arguments."""
+        descriptor = kernel.descriptor
+        kernarg = descriptor.register("kernarg")
+        more = 0 if descriptor.has("kernarg") else 2
+        users = descriptor.user_sgprs
+        if users + more > 16:
+            raise Refusal("all its user SGPRs are taken")
+        moves = [(register + more, register) for register in range(kernarg, users) if more]
+        old = users
+        new = users + more
+        indices = []
+        for wanted in descriptor.workgroup_ids:
+            indices.append(new)
+            if wanted:
+                moves += [(new, old)] if new != old else []
+                old += 1
+            new += 1
+        for _ in range(descriptor.last_sgprs):
+            moves += [(new, old)] if new != old else []
+            old, new = old + 1, new + 1
+        resources = descriptor.resources[1] & ~(31 << 1) & ~(3 << 11)
+        resources |= (users + more) << 1 | 7 << 7 | 2 << 11  # all indices, of work-items too
+        x, y, z = indices
+        return cls(kernarg, (x, y, z), tuple(moves), new, resources, descriptor.properties | 1 << 3, packed)
+
+    def prologue(self, saved: int, wave: int) -> str:
+        """Return the text of the prologue."""
+        s = saved
+        lines = [f"v_readfirstlane_b32 s{s + 7}, v0"]
+        for number in () if self.packed else (1, 2):
+            lines += [
+                f"v_readfirstlane_b32 s{s + 8}, v{number}",
+                f"s_lshl_b32 s{s + 8}, s{s + 8}, {10 * number}",
+                f"s_or_b32 s{s + 7}, s{s + 7}, s{s + 8}",
+            ]
+        lines += [
+            f"s_mov_b64 s[{s}:{s + 1}], s[{self.kernarg}:{self.kernarg + 1}]",
+            f"s_mov_b64 s[{s + 2}:{s + 3}], exec" if wave == 64 else f"s_mov_b32 s{s + 2}, exec_lo",
+            *(f"s_mov_b32 s{s + 4 + n}, s{register}" for n, register in enumerate(self.indices)),
+            *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
+        ]
+        return "\n".join(lines)
+
+
+def _describe(
+    code: CodeObject, kernel: GcnKernel, start: _Start, entry: int, sgprs: int, vgprs: int
+) -> list[_Change]:
+    """Return the changes of the descriptor: the new entry, the registers at the start, and as many registers as the probe needs."""
+    descriptor = kernel.descriptor
+    first, _, third = descriptor.resources
+    has_choice = code.gpu.startswith("gfx10")
+    size = 8 if code.gpu == "gfx90a" or (has_choice and descriptor.wave == 32) else 4
+    had = ((first & 63) + 1) * size
+    needed = max(had, vgprs)
+    if code.gpu == "gfx90a":  # AGPRs lie behind the VGPRs
+        own = ((third & 63) + 1) * 4
+        moved = max(own, align(vgprs, 4))
+        needed = had - own + moved if had > own else max(had, moved)
+        third = third & ~63 | moved // 4 - 1
+    if needed > (512 if code.gpu == "gfx90a" else 256):
+        raise Refusal("it leaves too few VGPRs")
+    first = first & ~63 | -(-needed // size) - 1
+    if not has_choice:  # with VCC, FLAT_SCRATCH and XNACK_MASK; GFX10 always has all SGPRs
+        had = ((first >> 6 & 15) + 1) * 8
+        first = first & ~(15 << 6) | max(had, align(sgprs + 6, 16)) // 8 - 1 << 6
+    at = kernel.descriptor_offset
+    registers = struct.pack("<IIIH", third, first, start.resources, start.properties)
+    return [(at + 16, struct.pack("<q", entry - kernel.descriptor_address)), (at + 44, registers)]
+
+
+def _append(code: CodeObject, image: bytearray, added: _Code) -> None:
+    """Append what was added as a segment, in place of the program header PT_GNU_STACK. Raises ImageError without one."""
+    added.content += struct.pack("<I", 0xBF800000) * (_PADDING // 4)  # s_nop
+    image += bytes(-len(image) % _PAGE)
+    table, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]
+    for number in range(count):
+        at = table + 56 * number
+        if struct.unpack_from("<I", image, at)[0] == PT_GNU_STACK:
+            size = len(added.content)
+            fields = (PT_LOAD, 5, len(image), added.begin, added.begin, size, size, _PAGE)
+            struct.pack_into("<II6Q", image, at, *fields)
+            image += added.content
+            return
+    raise ImageError("it has no program header that can be replaced (PT_GNU_STACK)")

@@ -1,0 +1,319 @@
+"""LLVM IR → machine code of AMD GPUs, for the injector of code objects (gpubpf.gcn).
+
+    program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
+    probe = compile_probe([program], block, "gfx90a")
+
+A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins, and ends with
+s_endpgm. What it needs lies in SGPRs that the place sets first (`REGISTERS`); the rest it loads from the launch block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from gpubpf import elf
+from gpubpf.ebpf.bytecode import Program
+from gpubpf.errors import VerifyError
+from gpubpf.lower import ir
+from gpubpf.lower.backend import Backend
+from gpubpf.lower.emitter import AXES
+from gpubpf.lower.fragment import Argument
+from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.verify.values import Checked
+
+# What a place puts into s0, s1, …: the address of the launch block (two registers), the indices of the workgroup, the work-item
+# indices of the wave's first lane (x | y << 10 | z << 20), and the number of the site.
+REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "site")
+BLOCK_REGISTERS = 2
+_TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
+_ENTRY = "gpubpf_probe"
+_SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
+_FUNCTIONS = """
+declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32)
+declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32)
+declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
+declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
+declare i32 @llvm.amdgcn.s.getreg(i32)
+declare i64 @llvm.amdgcn.s.memtime()
+declare i64 @llvm.amdgcn.s.memrealtime()
+declare i$wave @llvm.amdgcn.ballot.i$wave(i1)
+define internal i32 @gpubpf.lane() alwaysinline convergent {
+  %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
+  $high
+  ret i32 %lane
+}
+define internal i64 @gpubpf.ballot(i64 %value) alwaysinline convergent {
+  %holds = icmp ne i64 %value, 0
+  %mask = call i$wave @llvm.amdgcn.ballot.i$wave(i1 %holds)
+  $wide
+  ret i64 %result
+}
+define internal i64 @gpubpf.active() alwaysinline convergent {
+  %mask = call i64 @gpubpf.ballot(i64 1)
+  ret i64 %mask
+}
+define internal i64 @gpubpf.lanes_below() alwaysinline convergent {
+  %lane = call i32 @gpubpf.lane()
+  %wide = zext i32 %lane to i64
+  %bit = shl i64 1, %wide
+  %below = sub i64 %bit, 1
+  ret i64 %below
+}
+define internal i64 @gpubpf.shuffle(i64 %value, i32 %from) alwaysinline convergent {
+  %at = shl i32 %from, 2
+  %low = trunc i64 %value to i32
+  %shifted = lshr i64 %value, 32
+  %high = trunc i64 %shifted to i32
+  %low_there = call i32 @llvm.amdgcn.ds.bpermute(i32 %at, i32 %low)
+  %high_there = call i32 @llvm.amdgcn.ds.bpermute(i32 %at, i32 %high)
+  %low_wide = zext i32 %low_there to i64
+  %high_wide = zext i32 %high_there to i64
+  %high_up = shl i64 %high_wide, 32
+  %result = or i64 %low_wide, %high_up
+  ret i64 %result
+}
+define internal i64 @gpubpf.match(i64 %value) alwaysinline convergent {
+entry:
+  %low = trunc i64 %value to i32
+  %shifted = lshr i64 %value, 32
+  %high = trunc i64 %shifted to i32
+  br label %look
+look:
+  %first_low = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %low)
+  %first_high = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %high)
+  %same_low = icmp eq i32 %low, %first_low
+  %same_high = icmp eq i32 %high, %first_high
+  %same = and i1 %same_low, %same_high
+  %holds = zext i1 %same to i64
+  %mask = call i64 @gpubpf.ballot(i64 %holds)
+  br i1 %same, label %found, label %look
+found:
+  ret i64 %mask
+}
+define internal i32 @gpubpf.unit() alwaysinline convergent {
+  %id = call i32 @llvm.amdgcn.s.getreg(i32 $unit_register)
+  ret i32 %id
+}
+define internal void @gpubpf.membar() alwaysinline {
+  fence seq_cst
+  ret void
+}
+"""
+# s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
+# engine in bits 8 to 14; HW_ID1 of GFX10 has the workgroup processor in bits 10 to 13 and the shader array and engine above.
+_HW_ID = 4 | 8 << 6 | 6 << 11
+
+
+def backend(wave: int) -> Backend:
+    """Return the back end for waves of 32 or 64 lanes."""
+    text = _FUNCTIONS.replace("$wave", str(wave)).replace("$unit_register", str(_HW_ID))
+    if wave == 64:
+        high = "%lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)"
+        wide = "%result = or i64 %mask, 0"
+    else:
+        high, wide = "%lane = add i32 %low, 0", "%result = zext i32 %mask to i64"
+    return Backend(
+        triple=_TRIPLE,
+        pointer="ptr addrspace(1)",
+        scope='syncscope("agent")',
+        calls={
+            "lane": ("gpubpf.lane", "i32"),
+            "this_lane": ("gpubpf.lane", "i32"),
+            "lanes_below": ("gpubpf.lanes_below", "i64"),
+            "sm": ("gpubpf.unit", "i32"),
+            "clock": ("llvm.amdgcn.s.memtime", "i64"),
+            "globaltimer": ("llvm.amdgcn.s.memrealtime", "i64"),
+            "active": ("gpubpf.active", "i64"),
+            "membar": ("gpubpf.membar", "void"),
+            "match": ("gpubpf.match", "i64"),
+            "ballot": ("gpubpf.ballot", "i64"),
+            "shuffle": ("gpubpf.shuffle", "i64"),
+        },
+        given={
+            **dict.fromkeys(_SHAPE, ("shape", "b32")),
+            **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
+            "first_thread": ("first_thread", "b32"),
+        },
+        functions=text.replace("$high", high).replace("$wide", wide),
+        warp=wave,
+    )
+
+
+@dataclass(frozen=True)
+class WaveProgram:
+    """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments."""
+
+    function: str
+    wave: int
+    text: str
+    arguments: tuple[Argument, ...]
+    formats: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The machine code of a place, which begins at its first byte, and how many registers it needs."""
+
+    code: bytes
+    sgprs: int
+    vgprs: int
+
+
+def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
+    """Return a verified device program in LLVM IR for waves of 32 or 64 lanes."""
+    module = ir.lower(program, checked, _backend(wave))
+    # What has no address space of its own is private memory, which is dissolved into registers.
+    text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)
+    text = re.sub(r"(= alloca [^\n]+)", r"\1, addrspace(5)", text)
+    return WaveProgram(checked.function.name, wave, text, module.arguments, module.formats)
+
+
+_backend = cache(backend)
+
+
+def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str) -> Probe:
+    """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack."""
+    import llvmlite.binding as llvm
+
+    from gpubpf.lower import nvptx
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    wave = programs[0].wave
+    features = f"+wavefrontsize{wave}" if gpu.startswith(("gfx10", "gfx11", "gfx12")) else ""
+    target = llvm.Target.from_triple(_TRIPLE)
+
+    def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+        machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
+        module = llvm.parse_assembly(_entry(programs, block))
+        for number, program in enumerate(programs):
+            module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
+        for function in module.functions:
+            if function.name.startswith(ir.ENTRY):
+                function.linkage = llvm.Linkage.internal
+                function.add_function_attribute("alwaysinline")
+        module.data_layout = str(machine.target_data)
+        module.verify()
+        nvptx.optimize(module, machine)
+        return module, machine
+
+    # LLVM writes one form of a module only, so it is made twice.
+    module, machine = made()
+    said = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
+    module, machine = made()
+    file = elf.of_bytes(machine.emit_object(module))
+    name = ", ".join(program.function for program in programs)
+    if said.get("private_seg_size") != "0":
+        raise VerifyError(
+            f"device program {name}: an array on the stack does not fit into registers; index it by constants, or keep it in a map"
+        )
+    (text,) = (section for section in file.sections if section.name == ".text")
+    (symbols,) = (section for section in file.sections if section.name == ".symtab")
+    names = file.name_table(symbols)
+    (entry,) = (symbol for symbol in file.symbols(symbols) if names.at(symbol.name) == _ENTRY)
+    code = file.contents(text)[: entry.size]  # padding for the instruction cache follows
+    if any(s.size and s.name.startswith((".rela.text", ".rodata", ".data", ".bss")) for s in file.sections):
+        raise VerifyError(
+            f"device program {name}: its code refers to other memory; split it into smaller programs"
+        )
+    return Probe(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
+
+
+def _entry(programs: Sequence[WaveProgram], block: LaunchBlock) -> str:
+    """Return the function that reads what the programs are given and calls them in order."""
+    given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
+    lines, declared = [], []
+    for number, program in enumerate(programs):
+        passed = []
+        for argument in program.arguments:
+            kind = "i64" if argument.type == "b64" else "i32"
+            loads, value = _value(argument, block, f"{argument.name}.{number}")
+            lines += loads
+            passed.append(f"{kind} {value}")
+        kinds = ", ".join(each.split()[0] for each in passed)
+        declared.append(f"declare void @{ir.ENTRY}{number}({kinds}) convergent nounwind")
+        lines.append(f"  call void @{ir.ENTRY}{number}({', '.join(passed)})")
+    return "\n".join(
+        [
+            f'target triple = "{_TRIPLE}"',
+            *declared,
+            f"define amdgpu_cs void @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
+            *lines,
+            "  ret void",
+            "}",
+            "!1 = !{}",
+            "",
+        ]
+    )
+
+
+def _value(argument: Argument, block: LaunchBlock, name: str) -> tuple[list[str], str]:
+    """Return the LLVM IR that reads an argument, and its value."""
+    kind, offset = argument.kind, 0
+    if kind == "register":
+        return [], "%" + argument.field.replace(".", "_")
+    if kind == "context" and argument.field == "site":
+        if argument.type == "b32":
+            return [], "%site"
+        return [f"  %{name} = zext i32 %site to i64"], f"%{name}"
+    if kind == "context" and argument.field == "work":
+        return [], "0"  # until work is counted
+    if kind == "first_thread":
+        return _first_thread(block, name)
+    if kind == "launch":
+        offset = block.launch_id
+    elif kind == "replay":
+        offset = block.replay
+    elif kind == "map_base":
+        offset = block.bases[argument.map]
+    elif kind == "map_capacity":
+        offset = block.capacities[argument.map]
+    elif kind == "param":
+        offset = block.params[argument.map][0] + argument.offset
+    elif kind == "shape":
+        assert block.shape is not None
+        offset = block.shape + 4 * _SHAPE.index(argument.field)
+    else:
+        word = {"kernel": block.kernel, "epoch": block.epoch, "pid_tgid": block.pid_tgid}.get(kind)
+        if word is None:
+            raise VerifyError(
+                f"a device program reads {argument.field or kind}, which AMD GPUs do not have here yet"
+            )
+        offset = word
+    width = argument.width if kind == "param" else 8 if argument.type == "b64" else 4
+    return _load(name, offset, width, 64 if argument.type == "b64" else 32)
+
+
+def _load(name: str, offset: int, width: int, bits: int) -> tuple[list[str], str]:
+    """Return the LLVM IR that loads `width` bytes of the launch block as an integer of `bits`."""
+    narrow = f"i{8 * width}"
+    lines = [
+        f"  %{name}.at = add i64 %block, {offset}",
+        f"  %{name}.there = inttoptr i64 %{name}.at to ptr addrspace(4)",
+        f"  %{name} = load {narrow}, ptr addrspace(4) %{name}.there, align {min(width, 4)}, !invariant.load !1",
+    ]
+    if 8 * width == bits:
+        return lines, f"%{name}"
+    return [*lines, f"  %{name}.wide = zext {narrow} %{name} to i{bits}"], f"%{name}.wide"
+
+
+def _first_thread(block: LaunchBlock, name: str) -> tuple[list[str], str]:
+    """Return the LLVM IR for the number of the wave's first work-item in its workgroup."""
+    assert block.shape is not None
+    lines = []
+    for axis, size in (("x", block.shape), ("y", block.shape + 4)):
+        lines += _load(f"{name}.n{axis}", size, 4, 32)[0]
+    lines += [
+        f"  %{name}.x = and i32 %first, 1023",
+        f"  %{name}.yz = lshr i32 %first, 10",
+        f"  %{name}.y = and i32 %{name}.yz, 1023",
+        f"  %{name}.z = lshr i32 %first, 20",
+        f"  %{name}.1 = mul i32 %{name}.z, %{name}.ny",
+        f"  %{name}.2 = add i32 %{name}.1, %{name}.y",
+        f"  %{name}.3 = mul i32 %{name}.2, %{name}.nx",
+        f"  %{name} = add i32 %{name}.3, %{name}.x",
+    ]
+    return lines, f"%{name}"
