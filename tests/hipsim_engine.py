@@ -58,6 +58,7 @@ def kernel(name: str, body: str, lds: int = 0, scratch: int = 0, gpu: str = GPUS
 {name}:
 {body}
     s_endpgm
+.size {name}, . - {name}
 .rodata
 .p2align 6
 .amdhsa_kernel {name}

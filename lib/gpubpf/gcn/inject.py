@@ -189,7 +189,17 @@ def _write(
         sites.append(GcnSite(number, exit_.address))
     added.align(_ENTRY)
     entry = added.add(comgr.assemble(start.prologue(saved, kernel.descriptor.wave)))
-    added.add(_branch(added.here, kernel.begin))
+    # The kernel may be farther away than a branch reaches. s_getpc_b64 gives the address of the next instruction.
+    pair = f"s[{saved + SAVED}:{saved + SAVED + 1}]"
+    distance = kernel.begin - (added.here + 4) & (1 << 64) - 1
+    added.add(
+        comgr.assemble(
+            f"s_getpc_b64 {pair}\n"
+            f"s_add_u32 s{saved + SAVED}, s{saved + SAVED}, {distance & 0xFFFFFFFF:#x}\n"
+            f"s_addc_u32 s{saved + SAVED + 1}, s{saved + SAVED + 1}, {distance >> 32:#x}\n"
+            f"s_setpc_b64 {pair}"
+        )
+    )
     changes += _describe(code, kernel, start, entry, sgprs, probe.vgprs)
     return InjectedGcnKernel(kernel.descriptor.kernarg_bytes, block_offset, block, tuple(sites)), changes
 

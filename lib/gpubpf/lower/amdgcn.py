@@ -16,6 +16,7 @@ from functools import cache
 
 from gpubpf import elf
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.helpers import HELPERS, number_of
 from gpubpf.errors import VerifyError
 from gpubpf.lower import ir
 from gpubpf.lower.backend import Backend
@@ -37,6 +38,7 @@ declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32)
 declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
 declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
 declare i32 @llvm.amdgcn.s.getreg(i32)
+declare void @llvm.amdgcn.wave.barrier()
 declare i64 @llvm.amdgcn.s.memtime()
 declare i64 @llvm.amdgcn.s.memrealtime()
 declare i$wave @llvm.amdgcn.ballot.i$wave(i1)
@@ -102,6 +104,10 @@ define internal void @gpubpf.membar() alwaysinline {
   ret void
 }
 """
+# Helpers whose results the verifier takes to be of at most 32 lanes.
+_OF_LANES = frozenset(
+    map(number_of, ("gpu_lane", "gpu_active", "gpu_match", "gpu_ballot", "gpu_lanes_below", "gpu_first"))
+)
 # s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
 # engine in bits 8 to 14; HW_ID1 of GFX10 has the workgroup processor in bits 10 to 13 and the shader array and engine above.
 _HW_ID = 4 | 8 << 6 | 6 << 11
@@ -137,6 +143,7 @@ def backend(wave: int) -> Backend:
             **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
             "first_thread": ("first_thread", "b32"),
         },
+        join="call void @llvm.amdgcn.wave.barrier()",
         functions=text.replace("$high", high).replace("$wide", wide),
         warp=wave,
     )
@@ -163,7 +170,13 @@ class Probe:
 
 
 def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
-    """Return a verified device program in LLVM IR for waves of 32 or 64 lanes."""
+    """Return a verified device program in LLVM IR for waves of 32 or 64 lanes. Raises VerifyError."""
+    used = {call.helper for call in checked.calls.values()}
+    if wave == 64 and (lanes := used & _OF_LANES):
+        name = HELPERS[min(lanes)].name
+        raise VerifyError(
+            f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only; this GPU's waves have 64"
+        )
     module = ir.lower(program, checked, _backend(wave))
     # What has no address space of its own is private memory, which is dissolved into registers.
     text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)

@@ -22,6 +22,8 @@ class Backend:
     `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
     number of a thread in its block is that plus its lane.
 
+    `join`: where lanes must go on together, the statement that keeps LLVM from separating them; for targets without `warps`.
+
     `functions`: definitions in LLVM IR of functions that `calls` names. `warp`: lanes of a warp, a power of two.
     """
 
@@ -32,5 +34,6 @@ class Backend:
     reads: Mapping[str, str] | None = None
     warps: bool = False
     given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    join: str = ""
     functions: str = ""
     warp: int = 32

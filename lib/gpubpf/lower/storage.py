@@ -114,7 +114,7 @@ def _parts(size: int) -> list[dict[str, Any]]:
 
 
 def _filled(template: str, backend: Backend, **values: Any) -> str:
-    fixed = {"pointer": backend.pointer, "scope": backend.scope, "warps": backend.warps}
+    fixed = {"pointer": backend.pointer, "scope": backend.scope, "warps": backend.warps, "join": backend.join}
     return "\n".join(_expanded(_lines(template), {**fixed, **values}))
 
 

@@ -80,6 +80,9 @@ settled:
 ; if warps
   call void @llvm.nvvm.bar.warp.sync(i32 %mask)
 ; end
+; if join
+  $join
+; end
   br i1 %done, label %inserted, label %judge
 judge:
   br i1 %is_free, label %again, label %rest

@@ -211,6 +211,7 @@ class Tool {
             std::memcpy(packet + 12 + 4 * d, &launch.grid[d], 4);
         }
         launch.kernarg = uint64_t(segment.at);
+        std::memcpy(packet + 40, &launch.kernarg, 8);
         launch.packet = uint64_t(packet);
         memory_.add(segment.at, segment.bytes);
         auto begin = std::chrono::steady_clock::now();

@@ -1,0 +1,479 @@
+"""Kernels with probes on hipsim's engine: the same results as without, and exact counts by the probes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hipsim_engine
+from gpubpf.ebpf.bytecode import Program
+from gpubpf.errors import ImageError, VerifyError
+from gpubpf.gcn.code_object import CodeObject
+from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
+from gpubpf.lower import amdgcn
+from gpubpf.verify.rules import check
+from gpubpf_bcc import compiled
+from hipsim_engine import GPUS, Engine, assemble, kernel
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("hipcc") is None or hipsim_engine.missing() is not None,
+    reason="needs hipcc and LLVM's tools for AMD GPUs, which script/setup installs where the distribution has them",
+)
+
+KERNELS = r"""
+#include <hip/hip_runtime.h>
+extern "C" __global__ void scale(float *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float v = x[i];
+    if (v > 10) { x[i] = v * 2; return; }
+    for (int k = 0; k < (i & 7); k++) v = v * 1.5f + 1;
+    x[i] = v;
+}
+extern "C" __global__ void cube(int *x) {
+    int w = gridDim.x * blockDim.x, h = gridDim.y * blockDim.y;
+    int X = blockIdx.x * blockDim.x + threadIdx.x, Y = blockIdx.y * blockDim.y + threadIdx.y;
+    int Z = blockIdx.z * blockDim.z + threadIdx.z;
+    x[(Z * h + Y) * w + X] += X + 2 * Y + 3 * Z;
+}
+extern "C" __global__ void none() {}
+extern "C" __global__ void reversed(int *x) {
+    __shared__ int tile[128];
+    tile[threadIdx.x] = x[blockIdx.x * 128 + threadIdx.x];
+    __syncthreads();
+    x[blockIdx.x * 128 + threadIdx.x] = tile[127 - threadIdx.x];
+}
+extern "C" __global__ void stack(int *x, int n) {
+    volatile int kept[64];
+    int *own = x + blockIdx.x * blockDim.x + threadIdx.x;
+    for (int k = 0; k < 64; k++) kept[k] = k * *own;
+    *own = kept[(*own + n) & 63];
+}
+__device__ __attribute__((noinline)) int called(int v) { return v * v + 1; }
+extern "C" __global__ void calls(int *x) { x[threadIdx.x] = called(x[threadIdx.x]); }
+"""
+TEXT = r"""
+#include <gpubpf.h>
+struct tally { u64 runs; };
+GPU_THREAD_ARRAY(tallies, struct tally, 1);
+GPU_ARRAY(sites, u64, 8);
+struct place { u64 tx, ty, tz, bx, by, bz, nx, ny, nz, gx, gy, gz, thread, launch, warp; };
+GPU_THREAD_ARRAY(places, struct place, 1);
+GPU_HASH(blocks, u64, u64, 64);
+GPU_THREAD_ARRAY(lanes, u64, 1);
+GPU_PARAM(limit, u64);
+
+int on_exit(struct gpu_exit *ctx) {
+    int key = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (mine) __sync_fetch_and_add(&mine->runs, 1);
+    return 0;
+}
+int on_site(struct gpu_exit *ctx) {
+    int key = ctx->site;
+    u64 *n = sites.lookup(&key);
+    if (n) __sync_fetch_and_add(n, 1);
+    return 0;
+}
+int on_place(struct gpu_exit *ctx) {
+    int key = 0;
+    struct place *p = places.lookup(&key);
+    if (!p) return 0;
+    bpf_get_thread_idx(&p->tx, &p->ty, &p->tz);
+    bpf_get_block_idx(&p->bx, &p->by, &p->bz);
+    bpf_get_block_dim(&p->nx, &p->ny, &p->nz);
+    gpu_grid_dim(&p->gx, &p->gy, &p->gz);
+    p->thread = gpu_global_thread();
+    p->launch = ctx->launch;
+    p->warp = gpu_warp();
+    return 0;
+}
+int on_block(struct gpu_exit *ctx) {
+    u64 x, y, z, one = 1, *n;
+    bpf_get_block_idx(&x, &y, &z);
+    n = blocks.lookup_or_try_init(&x, &(u64){0});
+    if (n) __sync_fetch_and_add(n, 1);
+    return 0;
+}
+int on_limit(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 *most = limit.lookup(&key);
+    struct tally *mine = tallies.lookup(&key);
+    if (most && mine && gpu_global_thread() < *most) __sync_fetch_and_add(&mine->runs, 3);
+    return 0;
+}
+int on_lane(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 *mine = lanes.lookup(&key);
+    u64 threes = gpu_shuffle(gpu_lane() + 100, 3), alike = gpu_popcount(gpu_match(gpu_lane() & 3));
+    if (mine) *mine = (u64)gpu_popcount(gpu_active()) << 32 | threes << 16 | alike;
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return compiled(TEXT)
+
+
+@pytest.fixture(scope="module", params=GPUS)
+def gpu(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def built(gpu: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the code object with KERNELS."""
+    place = tmp_path_factory.mktemp("gcn")
+    source, code = place / "kernels.hip", place / "kernels.co"
+    source.write_text(KERNELS)
+    flags = ["-O2", "--cuda-device-only", "--no-gpu-bundle-output", "-w", "-c", "-o", str(code)]
+    environment = {**os.environ, "HIP_PLATFORM": "amd"}
+    subprocess.run(["hipcc", f"--offload-arch={gpu}", *flags, str(source)], check=True, env=environment)
+    return code
+
+
+@dataclass
+class Device:
+    """Runs kernels on the engine, hostile as hardware may be."""
+
+    engine: Engine
+    place: Path
+    images: int = 0
+
+    def run(
+        self,
+        image: bytes,
+        name: str,
+        arguments: Sequence[str],
+        shape: tuple[tuple[int, int, int], tuple[int, int, int]],
+        buffers: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Run a kernel of an image and give its buffers afterwards."""
+        self.images += 1
+        code = self.place / f"image{self.images}.co"
+        code.write_bytes(image)
+        self.engine.load(code)
+        for each, content in buffers.items():
+            self.engine.put(each, content)
+        outcome = self.engine.run(name, arguments, *shape)
+        assert outcome.fault is None
+        return {each: self.engine.get(each, content.dtype.type) for each, content in buffers.items()}
+
+
+@pytest.fixture
+def device(gpu: str, tmp_path: Path) -> Iterator[Device]:
+    engine = Engine(tmp_path, gpu=gpu)
+    engine.send("set hostile 7")
+    yield Device(engine, tmp_path)
+    engine.close()
+
+
+def lowered(program: Program, name: str, wave: int) -> amdgcn.WaveProgram:
+    return amdgcn.lower(program, check(program, program.functions[name]), wave)
+
+
+def injected(code: CodeObject, program: Program, *names: str) -> GcnInjected:
+    """Place the programs at the exits of all kernels."""
+    return inject(
+        code,
+        {
+            each.name: [GcnPlacement(lowered(program, name, each.descriptor.wave), "exit") for name in names]
+            for each in code.kernels
+        },
+    )
+
+
+def block_arguments(
+    made: GcnInjected,
+    name: str,
+    given: int,
+    shape: tuple[tuple[int, int, int], tuple[int, int, int]],
+    maps: Mapping[str, str],
+    parameters: bytes = b"",
+) -> list[str]:
+    """Give the rest of a kernel's arguments, and its launch block. `given`: bytes of arguments before. `maps`: buffers."""
+    found, (grid, group) = made.kernels[name], shape
+    block = found.block
+    words = ["u64 0"] * (block.size // 8)
+    words[block.launch_id // 8] = "u64 77"
+    for each, at in block.bases.items():
+        words[at // 8] = maps[each]
+    for at in block.capacities.values():
+        words[at // 8] = f"u64 {grid[0] * grid[1] * grid[2]}"
+    for at, size in block.params.values():
+        values = struct.unpack_from(f"<{size // 8}Q", parameters)
+        words[at // 8 : at // 8 + len(values)] = [f"u64 {value}" for value in values]
+    if block.shape is not None:
+        numbers = [*group, *(-(-whole // part) for whole, part in zip(grid, group, strict=True))]
+        words[block.shape // 8 : block.shape // 8 + 3] = [
+            f"u64 {low | high << 32}" for low, high in zip(numbers[::2], numbers[1::2], strict=True)
+        ]
+    return ["u64 0"] * ((found.block_offset - -(-given // 8) * 8) // 8) + words
+
+
+# Name, arguments and their bytes, shape.
+RUNS = (
+    ("scale", ("x", "u32 1000"), 12, ((1280, 1, 1), (256, 1, 1))),
+    ("cube", ("x",), 8, ((12, 10, 6), (3, 5, 2))),
+    ("none", (), 0, ((7, 1, 1), (7, 1, 1))),
+    ("reversed", ("x",), 8, ((1024, 1, 1), (128, 1, 1))),
+    ("stack", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
+)
+
+
+def content(name: str) -> np.ndarray:
+    return (np.arange(2048) % 37).astype(np.float32 if name == "scale" else np.int32)
+
+
+@pytest.mark.parametrize(("name", "arguments", "given", "shape"), RUNS, ids=[run[0] for run in RUNS])
+def test_each_thread_counts_once_and_results_stay(
+    device: Device,
+    built: Path,
+    program: Program,
+    name: str,
+    arguments: Sequence[str],
+    given: int,
+    shape: tuple,
+) -> None:
+    original = built.read_bytes()
+    made = injected(CodeObject(original), program, "on_exit")
+    threads = int(np.prod(shape[0]))
+    before = device.run(original, name, arguments, shape, {"x": content(name)})
+    buffers = {"x": content(name), "t": np.zeros(threads + 1, np.uint64)}
+    rest = block_arguments(made, name, given, shape, {"tallies": "t"})
+    after = device.run(made.image, name, [*arguments, *rest], shape, buffers)
+    assert np.array_equal(before["x"], after["x"])
+    assert after["t"].tolist() == [1] * threads + [0]
+
+
+def test_a_kernel_that_calls_functions_is_refused(built: Path, program: Program) -> None:
+    original = built.read_bytes()
+    made = injected(CodeObject(original), program, "on_exit")
+    assert made.refusals == {"calls": "it calls functions"}
+    assert set(made.kernels) == {"scale", "cube", "none", "reversed", "stack"}
+
+
+def test_indices(device: Device, built: Path, program: Program) -> None:
+    made = injected(CodeObject(built.read_bytes()), program, "on_place")
+    _, arguments, given, shape = RUNS[1]
+    (gx, gy, gz), (nx, ny, nz) = shape
+    buffers = {"x": content("cube"), "p": np.zeros(15 * (gx * gy * gz + 1), np.uint64)}
+    rest = block_arguments(made, "cube", given, shape, {"places": "p"})
+    found = device.run(made.image, "cube", [*arguments, *rest], shape, buffers)["p"].reshape(-1, 15)
+    expected = []
+    blocks = (gx // nx, gy // ny, gz // nz)
+    wave = CodeObject(built.read_bytes()).kernels[0].descriptor.wave
+    for block in range(blocks[0] * blocks[1] * blocks[2]):
+        bx, by, bz = block % blocks[0], block // blocks[0] % blocks[1], block // (blocks[0] * blocks[1])
+        for thread in range(nx * ny * nz):
+            at = (thread % nx, thread // nx % ny, thread // (nx * ny))
+            expected.append(
+                (*at, bx, by, bz, nx, ny, nz, *blocks, block * nx * ny * nz + thread, 77, thread // wave)
+            )
+    assert found[:-1].tolist() == [list(row) for row in expected] and not found[-1].any()
+
+
+def test_several_programs_and_parameters(device: Device, built: Path, program: Program) -> None:
+    made = injected(CodeObject(built.read_bytes()), program, "on_exit", "on_limit", "on_site")
+    _, arguments, given, shape = RUNS[0]
+    buffers = {"x": content("scale"), "t": np.zeros(1281, np.uint64), "s": np.zeros(8, np.uint64)}
+    rest = block_arguments(
+        made, "scale", given, shape, {"tallies": "t", "sites": "s"}, struct.pack("<Q", 600)
+    )
+    found = device.run(made.image, "scale", [*arguments, *rest], shape, buffers)
+    assert found["t"].tolist() == [4] * 600 + [1] * 680 + [0]
+    assert int(found["s"].sum()) == 1280
+
+
+def test_a_hash_of_blocks(device: Device, built: Path, program: Program) -> None:
+    made = injected(CodeObject(built.read_bytes()), program, "on_block")
+    _, arguments, given, shape = RUNS[0]
+    table = np.zeros(8 + 3 * 128, np.uint64)
+    table[2] = 128
+    rest = block_arguments(made, "scale", given, shape, {"blocks": "h"})
+    found = device.run(made.image, "scale", [*arguments, *rest], shape, {"x": content("scale"), "h": table})[
+        "h"
+    ]
+    states, keys, values = found[8:136], found[136:264], found[264:392]
+    used = np.flatnonzero(states & np.uint64(3) == 2)
+    assert dict(zip(keys[used].tolist(), values[used].tolist(), strict=True)) == dict.fromkeys(range(5), 256)
+    assert found[:2].tolist() == [5, 0]
+
+
+def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, program: Program) -> None:
+    code = CodeObject(built.read_bytes())
+    if code.kernels[0].descriptor.wave == 64:
+        with pytest.raises(VerifyError, match="gpu_lane, which is verified for 32 lanes only"):
+            lowered(program, "on_lane", 64)
+        return
+    made = injected(code, program, "on_lane")
+    shape = ((80, 1, 1), (40, 1, 1))  # the second wave of each block has 8 lanes
+    rest = block_arguments(made, "none", 0, shape, {"lanes": "l"})
+    found = device.run(made.image, "none", rest, shape, {"l": np.zeros(81, np.uint64)})["l"]
+    block = [32 << 32 | 103 << 16 | 8] * 32 + [8 << 32 | 103 << 16 | 2] * 8
+    assert found.tolist() == [*block, *block, 0]
+
+
+def with_argument(text: str) -> str:
+    """Give a kernel of `hipsim_engine.kernel` one argument of 8 bytes."""
+    return text.replace(".amdhsa_next_free_vgpr", ".amdhsa_kernarg_size 8\n    .amdhsa_next_free_vgpr")
+
+
+# The lanes whose number is odd leave first, and then EXEC has only the others; the first half of the workgroups leaves early.
+TWO_EXITS = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_and_b32 v1, 1, v0
+    v_cmp_eq_u32 vcc, 0, v1
+    s_and_saveexec_b64 s[6:7], vcc
+    s_waitcnt lgkmcnt(0)
+    s_cmp_lt_u32 s2, 2
+    s_cbranch_scc1 early
+    s_endpgm
+early:
+    v_mov_b32 v2, 7
+    v_lshlrev_b32 v3, 2, v0
+    global_store_dword v3, v2, s[4:5]
+"""
+
+
+@pytest.mark.parametrize("each", GPUS[:2])
+def test_exits_are_sites_and_all_lanes_count(each: str, tmp_path: Path, program: Program) -> None:
+    code = CodeObject(
+        assemble(with_argument(kernel("two", TWO_EXITS, gpu=each)), tmp_path, each).read_bytes()
+    )
+    made = injected(code, program, "on_site")
+    assert [site.number for site in made.kernels["two"].sites] == [0, 1]
+    engine = Engine(tmp_path, gpu=each)
+    shape = ((5 * 64, 1, 1), (64, 1, 1))
+    rest = block_arguments(made, "two", 8, shape, {"sites": "s"})
+    buffers = {"x": np.zeros(64, np.uint32), "s": np.zeros(8, np.uint64)}
+    found = Device(engine, tmp_path).run(made.image, "two", ["x", *rest], shape, buffers)
+    engine.close()
+    assert found["s"].tolist() == [192, 128, 0, 0, 0, 0, 0, 0] and found["x"].tolist() == [7, 0] * 32
+
+
+# All SGPRs that a wave starts with, and the work-item: with no pointer to the arguments, these come from the dispatch packet.
+STARTS = """
+    s_load_dwordx2 s[20:21], s[0:1], 0x28
+    s_waitcnt lgkmcnt(0)
+    s_load_dwordx2 s[20:21], s[20:21], 0x0
+    s_waitcnt lgkmcnt(0)
+{stores}
+"""
+
+
+@pytest.mark.parametrize(
+    ("axes", "information"), [("x", 0), ("y", 0), ("z", 1), ("xz", 1), ("yz", 0), ("", 1), ("xyz", 1)]
+)
+def test_the_kernel_starts_as_if_nothing_had_been_added(
+    tmp_path: Path, program: Program, axes: str, information: int
+) -> None:
+    """A wave of another workgroup has other indices: sums over all of them tell whether they are where they were."""
+    count = 4 + len(axes) + information
+    add = "\n".join(
+        f"    v_mov_b32 v2, s{n}\n    v_mov_b32 v3, {4 * n}\n    v_mov_b32 v4, 0\n    global_atomic_add v3, v2, s[20:21]"
+        for n in range(2, count)
+    )
+    text = with_argument(kernel("starts", STARTS.format(stores=add)))
+    text = text.replace(
+        ".amdhsa_user_sgpr_kernarg_segment_ptr 1",
+        ".amdhsa_user_sgpr_dispatch_ptr 1\n    .amdhsa_user_sgpr_dispatch_id 1",
+    ).replace(
+        ".amdhsa_system_sgpr_workgroup_id_x 1",
+        "\n".join(f".amdhsa_system_sgpr_workgroup_id_{a} {int(a in axes)}" for a in "xyz")
+        + f"\n    .amdhsa_system_sgpr_workgroup_info {information}",
+    )
+    original = assemble(text, tmp_path).read_bytes()
+    made = injected(CodeObject(original), program, "on_exit")
+    assert not made.refusals
+    shape = ((6, 4, 10), (3, 2, 2))
+    engine = Engine(tmp_path)
+    device = Device(engine, tmp_path)
+    before = device.run(original, "starts", ["x"], shape, {"x": np.zeros(16, np.uint32)})
+    rest = block_arguments(made, "starts", 8, shape, {"tallies": "t"})
+    buffers = {"x": np.zeros(16, np.uint32), "t": np.zeros(241, np.uint64)}
+    after = device.run(made.image, "starts", ["x", *rest], shape, buffers)
+    engine.close()
+    assert np.array_equal(before["x"], after["x"]) and (before["x"].any() or not axes)
+    assert after["t"].tolist() == [1] * 240 + [0]
+
+
+def test_registers_that_a_kernel_leaves(tmp_path: Path, program: Program) -> None:
+    for last, fits in ((91, True), (92, False)):
+        code = CodeObject(assemble(kernel("full", f"    s_mov_b32 s{last}, 1"), tmp_path).read_bytes())
+        made = injected(code, program, "on_exit")
+        assert bool(made.kernels) == fits
+    assert made.refusals == {"full": "it leaves 8 SGPRs free, and probes need 10"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("    s_getpc_b64 s[4:5]\n    s_setpc_b64 s[4:5]", "it calls functions"),
+        ("    s_movrels_b32 s4, s5", "it computes the numbers of registers (s_movrels_b32)"),
+        (
+            "    s_set_gpr_idx_on s4, 1\n    s_set_gpr_idx_off",
+            "it computes the numbers of registers (s_set_gpr_idx_on)",
+        ),
+        ("    .long 0xd3ff0000", "unknown instruction at +0x0"),
+    ],
+)
+def test_refusals(tmp_path: Path, program: Program, body: str, reason: str) -> None:
+    code = CodeObject(assemble(kernel("odd", body), tmp_path).read_bytes())
+    made = injected(code, program, "on_exit")
+    assert made.refusals == {"odd": reason} and not made.kernels and made.image == code.data
+
+
+def test_code_that_is_too_far_away_is_refused(tmp_path: Path, program: Program) -> None:
+    text = kernel("far", "    .fill 40000, 4, 0xbf800000")  # s_nop
+    made = injected(CodeObject(assemble(text, tmp_path).read_bytes()), program, "on_exit")
+    assert made.refusals == {} and set(made.kernels) == {"far"}  # its exit is near the end
+    text = kernel(
+        "far",
+        "    s_cbranch_scc1 on\n    s_endpgm\non:\n    .fill 30000, 4, 0xbf800000\n    .fill 5000, 4, 0xbf800000",
+    )
+    made = injected(CodeObject(assemble(text, tmp_path).read_bytes()), program, "on_exit")
+    assert made.refusals == {"far": "its code is too far from room for probes"}
+
+
+def test_a_damaged_code_object_is_an_error(built: Path, program: Program) -> None:
+    whole = built.read_bytes()
+    generator = np.random.default_rng(5)
+    for size in (*range(0, len(whole), 997), 64, 100):
+        with pytest.raises(ImageError):
+            injected(CodeObject(whole[:size]), program, "on_exit")
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for at in generator.integers(0, len(whole), 6):
+            damaged[at] = generator.integers(0, 256)
+        try:
+            made = injected(CodeObject(bytes(damaged)), program, "on_exit")
+        except ImageError:
+            continue
+        assert made.image or made.refusals
+
+
+def test_assembly_and_disassembly(gpu: str) -> None:
+    comgr = Comgr(f"amdgcn-amd-amdhsa--{gpu}")
+    code = comgr.assemble("s_mov_b64 s[0:1], s[94:95]\ns_add_u32 s4, s4, 0x12345\ns_endpgm")
+    found = [(one.address, one.size, one.name, one.operands) for one in comgr.disassemble(code, 0x100)]
+    assert found == [
+        (0x100, 4, "s_mov_b64", "s[0:1], s[94:95]"),
+        (0x104, 8, "s_add_u32", "s4, s4, 0x12345"),
+        (0x10C, 4, "s_endpgm", ""),
+    ]
+    with pytest.raises(ImageError, match="amd_comgr_do_action"):
+        comgr.assemble("no_such_instruction s0")
+    with pytest.raises(ImageError, match=r"unknown instruction at \+0x4"):
+        list(comgr.disassemble(code[-4:] + b"\xff" * 4, 0))
