@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -781,3 +782,66 @@ def test_bad_launches(engine: Engine, group: tuple[int, int, int]) -> None:
     engine.put("a", np.zeros(4, dtype=np.uint32))
     assert engine.run("calls", ("a",), (64, 1, 1), group).fault is not None
     assert engine.run("calls", ("a",), (64, 1, 1), (64, 1, 1), lds=1 << 20).fault is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "text"),
+    [
+        ({"next_free_vgpr 64": "next_free_vgpr 8"}, "v_mov_b32 v8, 1", "register v8 of a wave that has 8"),
+        ({"next_free_vgpr 64": "next_free_vgpr 8"}, "v_mov_b32 v7, 1", None),
+        ({"next_free_vgpr 64": "next_free_vgpr 8"}, "v_add_f64 v[0:1], v[2:3], v[7:8]", "register v8"),
+        ({"next_free_vgpr 64": "next_free_vgpr 8"}, "global_load_dwordx4 v[5:8], v[0:1], off", "register v8"),
+        ({"next_free_sgpr 96": "next_free_sgpr 8"}, "s_mov_b32 s16, 1", "register s16 of a wave that has 16"),
+        ({"next_free_sgpr 96": "next_free_sgpr 8"}, "s_load_dwordx2 s[16:17], s[0:1], 0x0", "register s17"),
+        ({"next_free_sgpr 96": "next_free_sgpr 8"}, "v_mov_b32 v1, s15", None),
+    ],
+)
+def test_registers_that_a_wave_does_not_have(
+    tmp_path: Path, changes: dict[str, str], body: str, text: str | None
+) -> None:
+    source = kernel("few", f"    s_cbranch_execz end\n    {body}\nend:")
+    for old, new in changes.items():
+        assert old in source
+        source = source.replace(old, new)
+    engine = Engine(tmp_path)
+    engine.load(assemble(source, tmp_path))
+    outcome = engine.run("few", (), (64, 1, 1), (64, 1, 1))
+    engine.close()
+    assert outcome.fault is None if text is None else text in (outcome.fault or "")
+
+
+def test_a_kernel_begins_at_a_multiple_of_256(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.load(
+        assemble(kernel("moved", "    s_nop 0").replace(".p2align 8", ".p2align 8\n.fill 4, 4, 0"), tmp_path)
+    )
+    outcome = engine.run("moved", (), (64, 1, 1), (64, 1, 1))
+    engine.close()
+    assert "not at a multiple of 256" in (outcome.fault or "")
+
+
+def test_workgroups_are_on_different_compute_units(tmp_path: Path) -> None:
+    for gpu, register in (("gfx906", "HW_REG_HW_ID, 8, 7"), ("gfx1030", "HW_REG_HW_ID1, 10, 4")):
+        wave = "" if gpu == "gfx906" else ".amdhsa_wavefront_size32 0"
+        text = kernel(
+            "where",
+            f"    s_load_dwordx2 s[4:5], s[0:1], 0x0\n    s_getreg_b32 s6, hwreg({register})\n    v_mov_b32 v1, s6\n"
+            "    s_lshl_b32 s7, s2, 2\n    v_mov_b32 v2, s7\n    s_waitcnt lgkmcnt(0)\n    global_store_dword v2, v1, s[4:5]",
+            gpu=gpu,
+        ).replace(".amdhsa_ieee_mode", f"{wave}\n    .amdhsa_ieee_mode")  # fmt: skip
+        engine = Engine(tmp_path, gpu=gpu)
+        features = "+wavefrontsize64" if wave else ""
+        engine.load(assemble(text, tmp_path, gpu, features))
+        engine.put("a", np.zeros(8, np.uint32))
+        assert engine.run("where", ("a",), (8, 1, 1), (1, 1, 1)).fault is None
+        found = set(engine.get("a", np.uint32).tolist())
+        engine.close()
+        assert len(found) == (8 if gpu == "gfx906" else 4)  # GFX10 numbers pairs of compute units
+
+
+def test_overflow_of_halves_is_refused_where_it_is_switched_on(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.load(assemble(kernel("mode", "    s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1"), tmp_path))
+    outcome = engine.run("mode", (), (64, 1, 1), (64, 1, 1))
+    engine.close()
+    assert "FP16_OVFL is not supported" in (outcome.fault or "")

@@ -37,7 +37,6 @@ declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32)
 declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32)
 declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
 declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
-declare i32 @llvm.amdgcn.s.getreg(i32)
 declare void @llvm.amdgcn.wave.barrier()
 declare i64 @llvm.amdgcn.s.memtime()
 declare i64 @llvm.amdgcn.s.memrealtime()
@@ -95,10 +94,6 @@ look:
 found:
   ret i64 %mask
 }
-define internal i32 @gpubpf.unit() alwaysinline convergent {
-  %id = call i32 @llvm.amdgcn.s.getreg(i32 $unit_register)
-  ret i32 %id
-}
 define internal void @gpubpf.membar() alwaysinline {
   fence seq_cst
   ret void
@@ -109,13 +104,13 @@ _OF_LANES = frozenset(
     map(number_of, ("gpu_lane", "gpu_active", "gpu_match", "gpu_ballot", "gpu_lanes_below", "gpu_first"))
 )
 # s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
-# engine in bits 8 to 14; HW_ID1 of GFX10 has the workgroup processor in bits 10 to 13 and the shader array and engine above.
-_HW_ID = 4 | 8 << 6 | 6 << 11
+# engine in bits 8 to 14. HW_ID1, from GFX10 on, has the workgroup processor in bits 10 to 13.
+_HW_ID, _HW_ID1 = 4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11
 
 
 def backend(wave: int) -> Backend:
     """Return the back end for waves of 32 or 64 lanes."""
-    text = _FUNCTIONS.replace("$wave", str(wave)).replace("$unit_register", str(_HW_ID))
+    text = _FUNCTIONS.replace("$wave", str(wave))
     if wave == 64:
         high = "%lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)"
         wide = "%result = or i64 %mask, 0"
@@ -129,7 +124,6 @@ def backend(wave: int) -> Backend:
             "lane": ("gpubpf.lane", "i32"),
             "this_lane": ("gpubpf.lane", "i32"),
             "lanes_below": ("gpubpf.lanes_below", "i64"),
-            "sm": ("gpubpf.unit", "i32"),
             "clock": ("llvm.amdgcn.s.memtime", "i64"),
             "globaltimer": ("llvm.amdgcn.s.memrealtime", "i64"),
             "active": ("gpubpf.active", "i64"),
@@ -142,6 +136,7 @@ def backend(wave: int) -> Backend:
             **dict.fromkeys(_SHAPE, ("shape", "b32")),
             **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
             "first_thread": ("first_thread", "b32"),
+            "sm": ("sm", "b32"),
         },
         join="call void @llvm.amdgcn.wave.barrier()",
         functions=text.replace("$high", high).replace("$wide", wide),
@@ -201,7 +196,7 @@ def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str)
 
     def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
-        module = llvm.parse_assembly(_entry(programs, block))
+        module = llvm.parse_assembly(_entry(programs, block, gpu))
         for number, program in enumerate(programs):
             module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
         for function in module.functions:
@@ -235,14 +230,19 @@ def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str)
     return Probe(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
 
 
-def _entry(programs: Sequence[WaveProgram], block: LaunchBlock) -> str:
+def _entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
+    unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
     lines, declared = [], []
     for number, program in enumerate(programs):
         passed = []
         for argument in program.arguments:
             kind = "i64" if argument.type == "b64" else "i32"
+            if argument.kind == "sm":
+                lines.append(f"  %sm.{number} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
+                passed.append(f"i32 %sm.{number}")
+                continue
             loads, value = _value(argument, block, f"{argument.name}.{number}")
             lines += loads
             passed.append(f"{kind} {value}")
@@ -252,6 +252,7 @@ def _entry(programs: Sequence[WaveProgram], block: LaunchBlock) -> str:
     return "\n".join(
         [
             f'target triple = "{_TRIPLE}"',
+            "declare i32 @llvm.amdgcn.s.getreg(i32)",
             *declared,
             f"define amdgpu_cs void @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
             *lines,

@@ -71,6 +71,7 @@ GPU_THREAD_ARRAY(places, struct place, 1);
 GPU_HASH(blocks, u64, u64, 64);
 GPU_THREAD_ARRAY(lanes, u64, 1);
 GPU_PARAM(limit, u64);
+GPU_BLOCK_ARRAY(units, u64, 1);
 
 int on_exit(struct gpu_exit *ctx) {
     int key = 0;
@@ -109,6 +110,12 @@ int on_limit(struct gpu_exit *ctx) {
     u64 *most = limit.lookup(&key);
     struct tally *mine = tallies.lookup(&key);
     if (most && mine && gpu_global_thread() < *most) __sync_fetch_and_add(&mine->runs, 3);
+    return 0;
+}
+int on_unit(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 *mine = units.lookup(&key);
+    if (mine) *mine = 1 + gpu_sm();
     return 0;
 }
 int on_lane(struct gpu_exit *ctx) {
@@ -309,6 +316,14 @@ def test_a_hash_of_blocks(device: Device, built: Path, program: Program) -> None
     used = np.flatnonzero(states & np.uint64(3) == 2)
     assert dict(zip(keys[used].tolist(), values[used].tolist(), strict=True)) == dict.fromkeys(range(5), 256)
     assert found[:2].tolist() == [5, 0]
+
+
+def test_compute_units(device: Device, built: Path, program: Program, gpu: str) -> None:
+    made = injected(CodeObject(built.read_bytes()), program, "on_unit")
+    shape = ((480, 1, 1), (60, 1, 1))
+    rest = block_arguments(made, "none", 0, shape, {"units": "u"})
+    found = device.run(made.image, "none", rest, shape, {"u": np.zeros(481, np.uint64)})["u"]
+    assert len(set(found[:8].tolist())) == (4 if gpu == "gfx1030" else 8) and not found[8:].any()
 
 
 def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, program: Program) -> None:

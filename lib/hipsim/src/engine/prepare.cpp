@@ -42,6 +42,8 @@ uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
 // Which modifiers an instruction has that its types do not allow.
 std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) {
     bool packed = i.opcode->format == isa::Format::vop3p;
+    if (i.variant == isa::sdwa && (i.sel[0] == 7 || i.sel[1] == 7 || i.dst_sel == 7 || i.dst_unused == 3))
+        return "a reserved selection of SDWA";
     for (unsigned n = 0; n < 3; ++n) {
         Type type = semantics.src[n];
         unsigned bit = 1u << n;

@@ -153,7 +153,10 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
     }
 
     std::lock_guard lock(mutex_);
-    for (auto &[address, op] : place) ops_.emplace(address, op);
+    for (auto &[address, op] : place) {
+        ops_.emplace(address, op);
+        isa::add(registers_, op->i);
+    }
     // What was read, in stretches without gaps.
     for (auto &[address, i] : found) {
         if (stretches_.empty() || stretches_.back().address + 4 * stretches_.back().words.size() != address)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/wave.h"
+#include "isa/registers.h"
 
 #include <memory>
 #include <mutex>
@@ -19,6 +20,11 @@ class Program {
     static std::shared_ptr<Program> at(uint64_t entry, const isa::Set &set, Memory &memory, Fault &fault);
 
     const Op *entry() const { return entry_; }
+    // What the code that was decoded so far names.
+    isa::Registers registers() {
+        std::lock_guard lock(mutex_);
+        return registers_;
+    }
     // The instruction at an address, which is decoded with all that can be reached from it; null with a reason.
     const Op *find(uint64_t address, std::string &why);
 
@@ -38,6 +44,7 @@ class Program {
     std::unordered_map<uint64_t, const Op *> ops_;
     std::vector<std::unique_ptr<Op[]>> blocks_;
     std::vector<Stretch> stretches_;
+    isa::Registers registers_;
 };
 
 // Why the engine cannot execute an instruction; empty if it can, and then `op` is complete but for branch targets.

@@ -47,6 +47,8 @@ struct Descriptor {
     uint16_t properties;
 
     bool has(unsigned property) const { return properties >> property & 1; }
+    // Of GFX9, with VCC and other registers behind the numbered ones.
+    unsigned sgprs() const { return ((resources1 >> 6 & 15) + 1) * 8; }
     unsigned user_sgprs() const { return resources2 >> 1 & 31; }
     // Of CDNA2, with the AGPRs, which begin at accumulator_offset().
     unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 || has(wave32) ? 8 : 4); }
@@ -514,17 +516,32 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     shape.scratch_format = !gfx10 ? 0x00E80FAC : shape.lanes == 32 ? 0x20C80FAC : 0x20E80FAC;
     if (gfx10 && (descriptor.resources3 & 15)) return refuse("shared VGPRs");
     shape.waves = unsigned((items + shape.lanes - 1) / shape.lanes);
-    shape.private_bytes = (std::max(launch.private_bytes, descriptor.private_bytes) + 3) & ~3u;
+    // Hardware goes by the packet. One that asks for less than the kernel needs would read and write elsewhere.
+    if (launch.private_bytes < descriptor.private_bytes) return refuse("less scratch than the kernel needs");
+    if (launch.group_bytes < descriptor.group_bytes) return refuse("less LDS than the kernel needs");
+    shape.private_bytes = (launch.private_bytes + 3) & ~3u;
     // LDS is allocated in units of 512 bytes.
-    uint32_t lds = std::max(launch.group_bytes, descriptor.group_bytes);
+    uint32_t lds = launch.group_bytes;
     if (lds > target.group_bytes_per_unit) return refuse("more LDS than a compute unit has");
     shape.lds_bytes = (lds + 511) & ~511u;
     if (set->cdna2 && lds && descriptor.splits_groups()) return refuse("LDS in threadgroup split mode");
     if (shape.private_bytes > 1u << 21) return refuse("more scratch than a work-item can have");
     if (descriptor.mode() & mode_fp16_overflow) return refuse("FP16_OVFL is not supported");
 
+    if (descriptor.entry % 256) return refuse("the first instruction is not at a multiple of 256");
+
     auto program = Program::at(descriptor.entry, *set, memory, result.fault);
     if (!program) return result;
+    isa::Registers used = program->registers();
+    unsigned vgprs = descriptor.vgprs(set->cdna2);
+    unsigned own = set->cdna2 ? std::min(vgprs, descriptor.accumulator_offset()) : vgprs;
+    auto beyond = [](char kind, unsigned number, unsigned had) {
+        return std::string("register ") + kind + std::to_string(number - 1) + " of a wave that has " +
+               std::to_string(had);
+    };
+    if (used.vgprs > own) return refuse(beyond('v', used.vgprs, own));
+    if (used.agprs > vgprs - own) return refuse(beyond('a', used.agprs, vgprs - own));
+    if (!gfx10 && used.sgprs > descriptor.sgprs()) return refuse(beyond('s', used.sgprs, descriptor.sgprs()));
 
     Dispatch dispatch(launch, memory, target, services, descriptor, shape, *set, program);
     dispatch.result.end_ns = launch.start_ns;

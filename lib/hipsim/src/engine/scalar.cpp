@@ -494,19 +494,22 @@ u64 clock_of(const Wave &w) {
     return g.target->virtual_clock ? g.launch->start_ns + w.now() : g.services->counter();
 }
 
+// The compute unit of a wave. Workgroups go round.
+u32 unit(const Wave &w) { return w.group->number % std::max(1u, w.group->target->compute_units); }
+
 u32 read_register(const Wave &w, unsigned number) {
     switch (number) {
         case mode: return w.mode;
         case status: return u32{w.scc} | u32{w.exec() == 0} << 9 | u32{w.vcc() == 0} << 10 | 1u << 16;
         case trap_status: return w.trap_status;
-        case hw_id: return w.index & 15;
+        case hw_id: return (w.index & 15) | (unit(w) & 15) << 8 | (unit(w) >> 4 & 7) << 12;
         case gpr_alloc: return (w.vgprs / 4 - 1) << 8;
         case lds_alloc: return (w.group->lds_bytes + 511) / 512 << 12;
         case memory_bases:
             return u32(w.group->target->private_base >> 48) | u32(w.group->target->shared_base >> 48) << 16;
         case flat_scratch_low: return w.flat_scratch[0];
         case flat_scratch_high: return w.flat_scratch[1];
-        case hw_id1: return w.index & 31;
+        case hw_id1: return (w.index & 31) | (unit(w) / 2 & 15) << 10 | (unit(w) / 32 & 3) << 18;
         case shader_cycles: return u32(clock_of(w)) & 0xFFFFF;
         default: return 0;
     }
@@ -524,7 +527,11 @@ void set_register(Wave &w, const Op &op, u32 value) {
     u32 old = read_register(w, part.number), place = part.mask() << part.offset;
     u32 result = (old & ~place) | (value << part.offset & place);
     switch (part.number) {
-        case mode: w.set_mode(result); break;
+        case mode:
+            if (result & mode_fp16_overflow)
+                return w.fault(Fault::illegal_instruction, op, op.address, "FP16_OVFL is not supported");
+            w.set_mode(result);
+            break;
         case flat_scratch_low: w.flat_scratch[0] = result; break;
         case flat_scratch_high: w.flat_scratch[1] = result; break;
         default: w.trap_status = result; break;

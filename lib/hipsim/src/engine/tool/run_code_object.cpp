@@ -200,6 +200,10 @@ class Tool {
         words >> launch.group_bytes;
         if (!code_ || !code_->symbols.count(kernel + ".kd")) throw std::runtime_error("no kernel " + kernel);
         launch.kernel_object = uint64_t(code_->image->at) + code_->symbols[kernel + ".kd"];
+        uint32_t least[2];  // of the descriptor: LDS and scratch
+        std::memcpy(least, host(launch.kernel_object), sizeof least);
+        launch.group_bytes = std::max(launch.group_bytes, least[0]);
+        launch.private_bytes = std::max(launch.private_bytes, least[1]);
         // The kernarg segment and, behind it, the packet.
         Mapping segment(arguments_.size() + 4096);
         std::copy(arguments_.begin(), arguments_.end(), segment.at);
