@@ -120,13 +120,15 @@ class CodeObject:
 
     @cached_property
     def end(self) -> int:
-        """The first address behind everything that is loaded."""
+        """The first address behind everything that is loaded. Raises ImageError if that is 4 GiB or more."""
         ends = [0]
         at, count = struct.unpack_from("<Q", self.data, 32)[0], struct.unpack_from("<H", self.data, 56)[0]
         for number in range(count):
             header = self.elf.source.read(at + number * _SEGMENT.size, _SEGMENT.size)
             kind, _, _, address, _, _, size, _ = _SEGMENT.unpack(header)
             ends += [address + size] if kind == PT_LOAD else []
+        if max(ends) >> 32:
+            raise ImageError("its addresses are too large; build it again")
         return max(ends)
 
     def offset(self, address: int, size: int) -> int:

@@ -4,10 +4,11 @@
     injected.image            # a code object with the same kernels and probes in them
     injected.refusals         # why a kernel has none
 
-A new segment behind all others holds what is added. A kernel starts there, in a prologue, which saves what probes need into
-SGPRs that the kernel does not use, and goes on in the kernel. In place of each s_endpgm stands a branch to the site: it
-switches on all lanes that the wave began with, since EXEC may have lost some of them, sets the probe's registers, and goes to
-the probe, which ends the wave.
+A new segment behind all others holds what is added. For each kernel this is a prologue, a copy of the kernel's instructions, and
+its sites. The prologue saves what probes need into registers that the kernel does not use. In place of each s_endpgm the copy has
+a branch to a site: it switches on all lanes that the wave began with, since EXEC may have lost some of them, sets the probe's
+registers, and goes to the probe, which ends the wave. Branches count from where they are, so they stay as they are in the copy.
+Addresses that are computed from the program counter are made to lead to the same places as before.
 
 The launch block lies behind the kernel's arguments: whoever launches the kernel gives it a copy of its arguments and the block.
 """
@@ -28,16 +29,18 @@ from gpubpf.lower.amdgcn import Probe, WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 
 POINTS = ("exit",)
-SAVED = 8  # SGPRs: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item
-_SPARE = 2  # SGPRs behind them, for the prologue
+# Registers that the prologue saves: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item.
+SAVED = 8
 _MOST_SGPRS = 102
+_AT_SITE = 10  # SGPRs that a site uses: the probe's, and a pair for a jump
 _PAGE = 4096
 _ENTRY = 256  # alignment of a kernel's first instruction
 _NEAR = 1 << 17  # bytes that s_branch reaches
 _PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
+_ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the original does
 _JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_rfe_b64")
 _INDEXED = re.compile(r"s_movrel|v_movrel|s_set_gpr_idx")
-_SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
+_REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|101[0-3]|103[0-6])")
 
 
@@ -134,11 +137,26 @@ def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> G
 
 
 @dataclass(frozen=True)
+class _Reference:
+    """An address that is computed from the program counter: where s_getpc_b64 is, and the 64-bit sum of it and two literals."""
+
+    place: int
+    target: int
+
+    def moved(self, by: int) -> tuple[bytes, bytes]:
+        """Return the literals of s_add_u32 and s_addc_u32 where the instructions are `by` bytes further on."""
+        distance = self.target - (self.place + by + 4) & (1 << 64) - 1
+        return struct.pack("<I", distance & 0xFFFFFFFF), struct.pack("<I", distance >> 32)
+
+
+@dataclass(frozen=True)
 class _Body:
-    """What is known of a kernel's instructions: where it exits, and how many SGPRs it may use."""
+    """What is known of a kernel's instructions: where it exits, how many SGPRs and VGPRs they name, and addresses they compute."""
 
     exits: tuple[GcnInstruction, ...]
     sgprs: int
+    vgprs: int
+    references: tuple[_Reference, ...]
 
 
 def _read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> _Body:
@@ -147,60 +165,116 @@ def _read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> _Body:
         raise Refusal(f"no probes for {code.gpu} yet")
     if kernel.descriptor.preload:
         raise Refusal("its arguments are preloaded into registers")
-    offset = code.offset(kernel.begin, kernel.end - kernel.begin)
-    exits, most = [], 0
+    size = kernel.end - kernel.begin
+    if size >= _NEAR - _PAGE:
+        raise Refusal("it is larger than a branch reaches")
+    offset = code.offset(kernel.begin, size)
+    exits, references = [], []
+    most = {"s": 0, "v": 0, "a": 0}
+    getpc: list[GcnInstruction] = []  # s_getpc_b64 and what follows it
     try:
-        for instruction in comgr.disassemble(
-            code.data[offset : offset + kernel.end - kernel.begin], kernel.begin
-        ):
+        for instruction in comgr.disassemble(code.data[offset : offset + size], kernel.begin):
+            if getpc:
+                getpc.append(instruction)
+                if len(getpc) == 3:
+                    references.append(_reference(getpc, code))
+                    getpc = []
+            elif instruction.name == "s_getpc_b64":
+                getpc = [instruction]
             if instruction.name in _JUMPS:
                 raise Refusal("it calls functions")
             if _INDEXED.match(instruction.name):
                 raise Refusal(f"it computes the numbers of registers ({instruction.name})")
-            for one, _, last in _SGPRS.findall(instruction.operands):
-                most = max(most, int(one or last) + 1)
+            for kind, one, _, last in _REGISTERS.findall(instruction.operands):
+                most[kind] = max(most[kind], int(one or last) + 1)
             if instruction.name == "s_endpgm":
                 exits.append(instruction)
             elif instruction.name.startswith("s_endpgm"):
                 raise Refusal(f"it ends with {instruction.name}")
     except ImageError as error:
         raise Refusal(str(error)) from None
+    if getpc:
+        raise Refusal("it computes an address of its code")
     if not exits:
         raise Refusal("it never ends")
-    return _Body(tuple(exits), most)
+    return _Body(tuple(exits), most["s"], most["v"], tuple(references))
+
+
+def _reference(instructions: Sequence[GcnInstruction], code: CodeObject) -> _Reference:
+    """Return the address that three instructions compute as compilers write it. Raises Refusal for any others."""
+    getpc, add, carry = instructions
+    pair = re.fullmatch(r"s\[(\d+):(\d+)\]", getpc.operands)
+    if pair and (add.name, carry.name) == ("s_add_u32", "s_addc_u32") and add.size == carry.size == 8:
+        low, high = pair.groups()
+        if add.operands.startswith(f"s{low}, s{low}, ") and carry.operands.startswith(f"s{high}, s{high}, "):
+            literals = [
+                struct.unpack_from("<I", code.data, code.offset(one.address, 8) + 4)[0]
+                for one in (add, carry)
+            ]
+            return _Reference(
+                getpc.address, getpc.address + 4 + (literals[0] | literals[1] << 32) & (1 << 64) - 1
+            )
+    raise Refusal("it computes an address of its code")
+
+
+@dataclass(frozen=True)
+class _Save:
+    """Where the prologue saves values: in SGPRs from `sgpr` on, or where there are too few in lanes of a VGPR."""
+
+    sgpr: int
+    vgpr: int | None
+
+    def put(self, number: int, source: str) -> str:
+        """Return the text that saves a register as value `number`."""
+        if self.vgpr is None:
+            return f"s_mov_b32 s{self.sgpr + number}, {source}"
+        return f"v_writelane_b32 v{self.vgpr}, {source}, {number}"
+
+    def get(self, number: int, to: int) -> str:
+        """Return the text that restores value `number` to an SGPR."""
+        if self.vgpr is None:
+            return f"s_mov_b32 s{to}, s{self.sgpr + number}"
+        return f"v_readlane_b32 s{to}, v{self.vgpr}, {number}"
 
 
 def _write(
     code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: _Body, added: _Code,
     probe: Probe, probe_at: int, block: LaunchBlock,
 ) -> tuple[InjectedGcnKernel, list[_Change]]:  # fmt: skip
-    """Add the sites and the prologue of a kernel. Return also what to change in the file: exits and descriptor. Raises Refusal."""
+    """Add the prologue, the copy and the sites of a kernel. Return also how its descriptor changes. Raises Refusal."""
     start = _Start.of(kernel, packed=code.gpu == "gfx90a")
-    saved = align(max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS)), 2)
-    sgprs = max(saved + SAVED + _SPARE, probe.sgprs)
-    if sgprs > _MOST_SGPRS:
-        raise Refusal(f"it leaves {_MOST_SGPRS - saved} SGPRs free, and probes need {SAVED + _SPARE}")
+    first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS))
+    save = _Save(first, None)
+    sgprs, vgprs = max(first + SAVED, _AT_SITE, probe.sgprs), probe.vgprs
+    if first + SAVED > _MOST_SGPRS:
+        save = _Save(0, body.vgprs)
+        sgprs, vgprs = max(body.sgprs, start.sgprs + 2, _AT_SITE, probe.sgprs), max(vgprs, body.vgprs + 1)
     block_offset = align(kernel.descriptor.kernarg_bytes, 8)
-    sites, changes = [], []
-    for number, exit_ in enumerate(body.exits):
-        where = added.add(comgr.assemble(_site(kernel, number, saved, block_offset)))
-        added.add(_branch(added.here, probe_at))
-        changes.append((code.offset(exit_.address, 4), _branch(exit_.address, where)))
-        sites.append(GcnSite(number, exit_.address))
     added.align(_ENTRY)
-    entry = added.add(comgr.assemble(start.prologue(saved, kernel.descriptor.wave)))
-    # The kernel may be farther away than a branch reaches. s_getpc_b64 gives the address of the next instruction.
-    pair = f"s[{saved + SAVED}:{saved + SAVED + 1}]"
-    distance = kernel.begin - (added.here + 4) & (1 << 64) - 1
-    added.add(
-        comgr.assemble(
-            f"s_getpc_b64 {pair}\n"
-            f"s_add_u32 s{saved + SAVED}, s{saved + SAVED}, {distance & 0xFFFFFFFF:#x}\n"
-            f"s_addc_u32 s{saved + SAVED + 1}, s{saved + SAVED + 1}, {distance >> 32:#x}\n"
-            f"s_setpc_b64 {pair}"
-        )
-    )
-    changes += _describe(code, kernel, start, entry, sgprs, probe.vgprs)
+    entry = added.add(comgr.assemble(start.prologue(save, kernel.descriptor.wave)))
+    at = align(added.here - kernel.begin, _ALIGNED) + kernel.begin
+    if at != added.here:
+        added.add(_branch(added.here, at))
+        added.content += bytes(at - added.here)
+    size = kernel.end - kernel.begin
+    offset = code.offset(kernel.begin, size)
+    copy = bytearray(code.data[offset : offset + size])
+    for reference in body.references:
+        literals = reference.moved(at - kernel.begin)
+        for distance, literal in zip((8, 16), literals, strict=True):
+            within = reference.place - kernel.begin + distance
+            copy[within : within + 4] = literal
+    sites_at, sites = at + size, []
+    texts = bytearray()
+    for number, exit_ in enumerate(body.exits):
+        here = sites_at + len(texts)
+        within = exit_.address - kernel.begin
+        copy[within : within + 4] = _branch(at + within, here)
+        texts += comgr.assemble(_site(kernel, save, number, block_offset))
+        texts += _jump(comgr, sites_at + len(texts), probe_at)
+        sites.append(GcnSite(number, exit_.address))
+    added.add(bytes(copy) + bytes(texts))
+    changes = _describe(code, kernel, start, entry, sgprs, vgprs)
     return InjectedGcnKernel(kernel.descriptor.kernarg_bytes, block_offset, block, tuple(sites)), changes
 
 
@@ -212,17 +286,30 @@ def _branch(at: int, to: int) -> bytes:
     return struct.pack("<I", 0xBF820000 | distance // 4 & 0xFFFF)
 
 
-def _site(kernel: GcnKernel, number: int, saved: int, block_offset: int) -> str:
+def _jump(comgr: Comgr, at: int, to: int) -> bytes:
+    """Return a jump at an address to any other, which may change s8 and s9."""
+    if -_NEAR <= to - at - 4 < _NEAR:
+        return _branch(at, to)
+    distance = to - at - 4 & (1 << 64) - 1  # s_getpc_b64 gives the address of the next instruction
+    return comgr.assemble(
+        f"s_getpc_b64 s[8:9]\ns_add_u32 s8, s8, {distance & 0xFFFFFFFF:#x}\n"
+        f"s_addc_u32 s9, s9, {distance >> 32:#x}\ns_setpc_b64 s[8:9]"
+    )
+
+
+def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int) -> str:
     """Return the text of a site. Loads in flight must not write to registers of the probe."""
-    s = saved
     whole = kernel.descriptor.wave == 64
     return "\n".join(
         [
             "s_waitcnt vmcnt(0) lgkmcnt(0)",
-            f"s_mov_b64 exec, s[{s + 2}:{s + 3}]" if whole else f"s_mov_b32 exec_lo, s{s + 2}",
-            f"s_add_u32 s0, s{s}, {block_offset:#x}",
-            f"s_addc_u32 s1, s{s + 1}, 0",
-            *(f"s_mov_b32 s{2 + n}, s{s + 4 + n}" for n in range(4)),
+            save.get(2, 0),
+            *((save.get(3, 1), "s_mov_b64 exec, s[0:1]") if whole else ("s_mov_b32 exec_lo, s0",)),
+            save.get(0, 0),
+            save.get(1, 1),
+            f"s_add_u32 s0, s0, {block_offset:#x}",
+            "s_addc_u32 s1, s1, 0",
+            *(save.get(4 + n, 2 + n) for n in range(4)),
             f"s_mov_b32 s6, {number:#x}",
         ]
     )
@@ -271,20 +358,24 @@ class _Start:
         x, y, z = indices
         return cls(kernarg, (x, y, z), tuple(moves), new, resources, descriptor.properties | 1 << 3, packed)
 
-    def prologue(self, saved: int, wave: int) -> str:
-        """Return the text of the prologue."""
-        s = saved
-        lines = [f"v_readfirstlane_b32 s{s + 7}, v0"]
+    def prologue(self, save: _Save, wave: int) -> str:
+        """Return the text of the prologue. The registers behind those that are set are free."""
+        one, two = f"s{self.sgprs}", f"s{self.sgprs + 1}"
+        lines = [f"v_readfirstlane_b32 {one}, v0"]
         for number in () if self.packed else (1, 2):
             lines += [
-                f"v_readfirstlane_b32 s{s + 8}, v{number}",
-                f"s_lshl_b32 s{s + 8}, s{s + 8}, {10 * number}",
-                f"s_or_b32 s{s + 7}, s{s + 7}, s{s + 8}",
+                f"v_readfirstlane_b32 {two}, v{number}",
+                f"s_lshl_b32 {two}, {two}, {10 * number}",
+                f"s_or_b32 {one}, {one}, {two}",
             ]
+        # The last value first: its place may be that of the registers in use here.
         lines += [
-            f"s_mov_b64 s[{s}:{s + 1}], s[{self.kernarg}:{self.kernarg + 1}]",
-            f"s_mov_b64 s[{s + 2}:{s + 3}], exec" if wave == 64 else f"s_mov_b32 s{s + 2}, exec_lo",
-            *(f"s_mov_b32 s{s + 4 + n}, s{register}" for n, register in enumerate(self.indices)),
+            save.put(7, one),
+            *(save.put(4 + n, f"s{register}") for n, register in enumerate(self.indices)),
+            save.put(2, "exec_lo"),
+            *((save.put(3, "exec_hi"),) if wave == 64 else ()),
+            save.put(0, f"s{self.kernarg}"),
+            save.put(1, f"s{self.kernarg + 1}"),
             *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
         ]
         return "\n".join(lines)

@@ -424,12 +424,35 @@ def test_the_kernel_starts_as_if_nothing_had_been_added(
     assert after["t"].tolist() == [1] * 240 + [0]
 
 
-def test_registers_that_a_kernel_leaves(tmp_path: Path, program: Program) -> None:
-    for last, fits in ((91, True), (92, False)):
-        code = CodeObject(assemble(kernel("full", f"    s_mov_b32 s{last}, 1"), tmp_path).read_bytes())
-        made = injected(code, program, "on_exit")
-        assert bool(made.kernels) == fits
-    assert made.refusals == {"full": "it leaves 8 SGPRs free, and probes need 10"}
+# All SGPRs that a kernel can have, and more VGPRs than the probe needs.
+FULL = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    s_mov_b32 s{last}, 5
+    v_mov_b32 v20, s{last}
+    v_lshlrev_b32 v21, 2, v0
+    s_waitcnt lgkmcnt(0)
+    global_atomic_add v21, v20, s[4:5]
+"""
+
+
+@pytest.mark.parametrize("last", [60, 93, 94, 101])
+def test_registers_that_a_kernel_leaves(tmp_path: Path, program: Program, last: int) -> None:
+    """Where too few SGPRs are left, what probes need is in lanes of a VGPR."""
+    text = with_argument(kernel("full", FULL.format(last=last))).replace(
+        "next_free_sgpr 96", "next_free_sgpr 102"
+    )
+    original = assemble(text, tmp_path).read_bytes()
+    made = injected(CodeObject(original), program, "on_place")
+    shape = ((40, 6, 4), (20, 3, 2))
+    engine = Engine(tmp_path)
+    device = Device(engine, tmp_path)
+    rest = block_arguments(made, "full", 8, shape, {"places": "p"})
+    buffers = {"x": np.zeros(20, np.uint32), "p": np.zeros(15 * 961, np.uint64)}
+    found = device.run(made.image, "full", ["x", *rest], shape, buffers)
+    engine.close()
+    assert found["x"].tolist() == [5 * 48] * 20
+    places = found["p"].reshape(-1, 15)[:-1]
+    assert places[:, 12].tolist() == list(range(960)) and places[:, 5].max() == 1
 
 
 @pytest.mark.parametrize(
@@ -442,6 +465,11 @@ def test_registers_that_a_kernel_leaves(tmp_path: Path, program: Program) -> Non
             "it computes the numbers of registers (s_set_gpr_idx_on)",
         ),
         ("    .long 0xd3ff0000", "unknown instruction at +0x0"),
+        ("    s_getpc_b64 s[4:5]\n    s_nop 0\n    s_nop 0", "it computes an address of its code"),
+        (
+            "    s_getpc_b64 s[4:5]\n    s_add_u32 s4, s4, 8\n    s_addc_u32 s5, s5, 0",
+            "it computes an address of its code",
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, program: Program, body: str, reason: str) -> None:
@@ -450,16 +478,45 @@ def test_refusals(tmp_path: Path, program: Program, body: str, reason: str) -> N
     assert made.refusals == {"odd": reason} and not made.kernels and made.image == code.data
 
 
-def test_code_that_is_too_far_away_is_refused(tmp_path: Path, program: Program) -> None:
+# Adds a constant and a variable of the code object, behind 100 KB of other code.
+AWAY = """
+    s_getpc_b64 s[6:7]
+    s_add_u32 s6, s6, constant@rel32@lo+4
+    s_addc_u32 s7, s7, constant@rel32@hi+12
+    s_load_dword s8, s[6:7], 0x0
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32 v1, s8
+    v_lshlrev_b32 v2, 2, v0
+    global_atomic_add v2, v1, s[4:5]
+    s_cbranch_execz {name}_end
+    .fill 25000, 4, 0xbf800000
+{name}_end:
+"""
+
+
+def test_kernels_are_copied_next_to_their_sites(tmp_path: Path, program: Program) -> None:
+    names = ("a", "b", "c")
+    text = "".join(with_argument(kernel(name, AWAY.format(name=name))) for name in names)
+    text += ".rodata\n.p2align 2\nconstant:\n.long 11\n"
+    original = assemble(text, tmp_path).read_bytes()
+    made = injected(CodeObject(original), program, "on_exit")
+    assert not made.refusals
+    engine = Engine(tmp_path)
+    device = Device(engine, tmp_path)
+    shape = ((128, 1, 1), (64, 1, 1))
+    for name in names:
+        rest = block_arguments(made, name, 8, shape, {"tallies": "t"})
+        buffers = {"x": np.zeros(64, np.uint32), "t": np.zeros(129, np.uint64)}
+        found = device.run(made.image, name, ["x", *rest], shape, buffers)
+        assert found["x"].tolist() == [22] * 64 and found["t"].tolist() == [1] * 128 + [0]
+    engine.close()
+
+
+def test_a_kernel_that_is_too_large_is_refused(tmp_path: Path, program: Program) -> None:
     text = kernel("far", "    .fill 40000, 4, 0xbf800000")  # s_nop
     made = injected(CodeObject(assemble(text, tmp_path).read_bytes()), program, "on_exit")
-    assert made.refusals == {} and set(made.kernels) == {"far"}  # its exit is near the end
-    text = kernel(
-        "far",
-        "    s_cbranch_scc1 on\n    s_endpgm\non:\n    .fill 30000, 4, 0xbf800000\n    .fill 5000, 4, 0xbf800000",
-    )
-    made = injected(CodeObject(assemble(text, tmp_path).read_bytes()), program, "on_exit")
-    assert made.refusals == {"far": "its code is too far from room for probes"}
+    assert made.refusals == {"far": "it is larger than a branch reaches"} and made.image
 
 
 def test_a_damaged_code_object_is_an_error(built: Path, program: Program) -> None:
