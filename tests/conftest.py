@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,22 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # started in a shell's background: Ctrl-C is tested, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_start_process = subprocess.Popen.__init__
+
+
+def _start_process_unbuffered(self: subprocess.Popen, *arguments: Any, **options: Any) -> None:
+    """`readline` takes only its line from a pipe. What a buffer has beyond it, `communicate` would not return."""
+    if options.get("text") or options.get("encoding"):
+        options.setdefault("bufsize", 0)
+    _start_process(self, *arguments, **options)
+    for stream in (self.stdout, self.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream._CHUNK_SIZE = 1  # type: ignore[attr-defined]
+
+
+subprocess.Popen.__init__ = _start_process_unbuffered  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:

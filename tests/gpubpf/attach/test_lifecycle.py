@@ -420,7 +420,9 @@ def measured_while_a_launch_waits(endless: Path) -> Iterator[tuple[Endless, subp
         tool = subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert tool.stderr is not None and "attached" in tool.stderr.readline()
+        assert tool.stderr is not None
+        while not (line := tool.stderr.readline()).endswith(f"attached to {program.process.pid} (endless)\n"):
+            assert line  # a first line may say that not all kernels are instrumented yet
         time.sleep(1)
         program.say("start")
         program.say("behind")
@@ -571,17 +573,20 @@ def test_a_stack_on_which_a_call_was_left_and_that_is_gone(tmp_path: Path) -> No
     with program:
         assert program.stdout is not None and program.stdout.readline() == "ready\n"
         try:
-            measured = subprocess.run(
-                [sys.executable, str(TOOLS / "threadhist.py"), "--json", "-d", "1", "-p", str(program.pid)],
-                capture_output=True, text=True, timeout=60,
-            )  # fmt: skip
+            for seconds in ("1", "4", "16"):  # on a busy machine there are few launches in a second
+                measured = subprocess.run(
+                    [sys.executable, str(TOOLS / "threadhist.py"), "--json", "-d", seconds, "-p", str(program.pid)],
+                    capture_output=True, text=True, timeout=90,
+                )  # fmt: skip
+                assert measured.returncode == 0, measured.stderr
+                launches = json.loads(measured.stdout.splitlines()[-1])["launches_instrumented"]
+                if launches > 20:
+                    break
             ended = program.poll()
         finally:
             out, error = program.communicate("\n", timeout=30)
     assert ended is None and program.returncode == 0, error
-    assert measured.returncode == 0, measured.stderr
-    assert json.loads(measured.stdout.splitlines()[-1])["launches_instrumented"] > 20
-    assert int(out) > 20
+    assert launches > 20 and int(out) > 20
 
 
 # --- what no hook saw ---
