@@ -40,6 +40,7 @@ from gpubpf_asm import (
 from gpubpf_bcc import compiled
 from gpubpf_sass import assembled as cubin_of
 from gpubpf_sass import sass
+from hipsim_engine import GPUS, missing
 
 BINARY = (b.ADD, b.SUB, b.MUL, b.OR, b.AND, b.XOR, b.LSH, b.RSH, b.ARSH, b.DIV, b.MOD)
 COMPARE = (b.JEQ, b.JGT, b.JGE, b.JSET, b.JNE, b.JSGT, b.JSGE, b.JLT, b.JLE, b.JSLT, b.JSLE)
@@ -155,14 +156,20 @@ def frame(body):
     return [*start, *body, *(store(9, RESULT + 8 * k, k) for k in range(9)), movi(0, 0), leave()]
 
 
-def compare(code, value):
+def interpreted(code, value):
+    """Return the program, and what the map has after it."""
     made, function = program(code)
     expected = Interpreter(function.instructions, value)
     expected.run()
+    return made, function, bytes(expected.value)
+
+
+def compare(code, value):
+    made, function, expected = interpreted(code, value)
     native = Native(made, function)
     memory = ctypes.create_string_buffer(bytes(value), len(value))
     native(map_out=ctypes.addressof(memory))
-    assert memory.raw == bytes(expected.value)
+    assert memory.raw == expected
 
 
 def numbers(rng):
@@ -179,6 +186,28 @@ def test_same_as_interpreter(kind, seed):
     rng = random.Random(f"{kind} {seed}")
     body = [one for _ in range(24) for one in CLASSES[kind](rng)]
     compare(frame(body), numbers(rng))
+
+
+@pytest.fixture(scope="module", params=GPUS)
+def amd(request, tmp_path_factory):
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    from gpubpf_amd import AmdGpu
+
+    gpu = AmdGpu(tmp_path_factory.mktemp("amd"), request.param)
+    yield gpu
+    gpu.engine.close()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.every(3)
+def test_same_as_interpreter_on_amd_gpus(amd, kind, seed):
+    rng = random.Random(f"amd {kind} {seed}")
+    body = [one for _ in range(24) for one in CLASSES[kind](rng)]
+    value = numbers(rng)
+    made, function, expected = interpreted(frame(body), value)
+    assert amd.run(made, function, {"out": value}) == {"out": expected}
 
 
 @pytest.mark.parametrize("wide", [True, False])
