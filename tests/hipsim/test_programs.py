@@ -148,6 +148,12 @@ def test_rocsparse(gpu: str, setting: str) -> None:
     assert done.split() == ["product", "transposed", "solution", "factors"]
 
 
+@pytest.mark.parametrize("setting", ["plain", pytest.param("hostile", marks=pytest.mark.long)])
+def test_a_child_process_does_not_change_what_its_parent_has(setting: str) -> None:
+    done = run([program("forks")], **SETTINGS[setting])
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
 def test_kernels_that_the_program_compiles(setting: str) -> None:
     assert output("compiled", **SETTINGS[setting]).split() == ["errors", "kernel", "template", "variable"]

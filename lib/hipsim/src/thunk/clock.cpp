@@ -5,6 +5,7 @@
 
 #include "config.h"
 #include "thunk/clock.h"
+#include "thunk/forked.h"
 
 namespace hipsim {
 namespace {
@@ -35,6 +36,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 HSAKMT_STATUS hsaKmtGetClockCounters(HSAuint32 node, HsaClockCounters *counters) {
+    HIPSIM_NOT_IN_CHILD;
     if (counters == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (node > static_cast<uint32_t>(config().devices)) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     uint64_t time = now();

@@ -14,6 +14,7 @@
 #include "thunk/heap.h"
 #include "thunk/hostile.h"
 #include "thunk/queues.h"
+#include "thunk/forked.h"
 
 namespace hipsim {
 namespace {
@@ -194,6 +195,7 @@ extern "C" {
 
 HSAKMT_STATUS hsaKmtCreateEvent(HsaEventDescriptor *descriptor, bool manual_reset, bool is_signaled,
                                 HsaEvent **event) {
+    HIPSIM_NOT_IN_CHILD;
     if (descriptor == nullptr || event == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (descriptor->EventType >= HSA_EVENTTYPE_MAXID) return HSAKMT_STATUS_INVALID_PARAMETER;
     Events &all = events();
@@ -218,6 +220,7 @@ HSAKMT_STATUS hsaKmtCreateEvent(HsaEventDescriptor *descriptor, bool manual_rese
 }
 
 HSAKMT_STATUS hsaKmtDestroyEvent(HsaEvent *event) {
+    HIPSIM_NOTHING_IN_CHILD;
     Events &all = events();
     std::lock_guard lock(all.mutex);
     Event *found = find(all, event);
@@ -235,6 +238,7 @@ HSAKMT_STATUS hsaKmtDestroyEvent(HsaEvent *event) {
 }
 
 HSAKMT_STATUS hsaKmtSetEvent(HsaEvent *event) {
+    HIPSIM_NOT_IN_CHILD;
     Events &all = events();
     std::lock_guard lock(all.mutex);
     Event *found = find(all, event);
@@ -244,6 +248,7 @@ HSAKMT_STATUS hsaKmtSetEvent(HsaEvent *event) {
 }
 
 HSAKMT_STATUS hsaKmtResetEvent(HsaEvent *event) {
+    HIPSIM_NOT_IN_CHILD;
     Events &all = events();
     std::lock_guard lock(all.mutex);
     Event *found = find(all, event);
@@ -254,6 +259,7 @@ HSAKMT_STATUS hsaKmtResetEvent(HsaEvent *event) {
 
 // AMD's library does not look either.
 HSAKMT_STATUS hsaKmtQueryEventState(HsaEvent *event) {
+    HIPSIM_NOT_IN_CHILD;
     Events &all = events();
     std::lock_guard lock(all.mutex);
     return find(all, event) != nullptr ? HSAKMT_STATUS_SUCCESS : HSAKMT_STATUS_INVALID_HANDLE;
@@ -261,19 +267,23 @@ HSAKMT_STATUS hsaKmtQueryEventState(HsaEvent *event) {
 
 HSAKMT_STATUS hsaKmtWaitOnMultipleEvents_Ext(HsaEvent *list[], HSAuint32 count, bool all_of_them,
                                              HSAuint32 milliseconds, uint64_t *ages) {
+    HIPSIM_NOT_IN_CHILD;
     return wait(list, count, all_of_them, milliseconds, ages);
 }
 
 HSAKMT_STATUS hsaKmtWaitOnMultipleEvents(HsaEvent *list[], HSAuint32 count, bool all_of_them,
                                          HSAuint32 milliseconds) {
+    HIPSIM_NOT_IN_CHILD;
     return wait(list, count, all_of_them, milliseconds, nullptr);
 }
 
 HSAKMT_STATUS hsaKmtWaitOnEvent_Ext(HsaEvent *event, HSAuint32 milliseconds, uint64_t *age) {
+    HIPSIM_NOT_IN_CHILD;
     return event == nullptr ? HSAKMT_STATUS_INVALID_HANDLE : wait(&event, 1, true, milliseconds, age);
 }
 
 HSAKMT_STATUS hsaKmtWaitOnEvent(HsaEvent *event, HSAuint32 milliseconds) {
+    HIPSIM_NOT_IN_CHILD;
     return event == nullptr ? HSAKMT_STATUS_INVALID_HANDLE : wait(&event, 1, true, milliseconds, nullptr);
 }
 

@@ -9,6 +9,7 @@
 
 #include "config.h"
 #include "thunk/heap.h"
+#include "thunk/forked.h"
 
 namespace hipsim {
 namespace {
@@ -42,6 +43,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 HSAKMT_STATUS hsaKmtShareMemory(void *address, HSAuint64 size, HsaSharedMemoryHandle *shared) {
+    HIPSIM_NOT_IN_CHILD;
     if (address == nullptr || shared == nullptr || size == 0) return HSAKMT_STATUS_INVALID_PARAMETER;
     uint64_t offset, bytes;
     uint32_t node;
@@ -64,6 +66,7 @@ HSAKMT_STATUS hsaKmtShareMemory(void *address, HSAuint64 size, HsaSharedMemoryHa
 
 HSAKMT_STATUS hsaKmtRegisterSharedHandleToNodes(const HsaSharedMemoryHandle *shared, void **address,
                                                 HSAuint64 *size, HSAuint64 count, HSAuint32 *list) {
+    HIPSIM_NOT_IN_CHILD;
     if (shared == nullptr || address == nullptr || size == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     Handle handle;
     memcpy(&handle, shared, sizeof(handle));
@@ -88,6 +91,7 @@ HSAKMT_STATUS hsaKmtRegisterSharedHandleToNodes(const HsaSharedMemoryHandle *sha
 
 HSAKMT_STATUS hsaKmtRegisterSharedHandle(const HsaSharedMemoryHandle *shared, void **address,
                                          HSAuint64 *size) {
+    HIPSIM_NOT_IN_CHILD;
     return hsaKmtRegisterSharedHandleToNodes(shared, address, size, 0, nullptr);
 }
 

@@ -14,6 +14,7 @@
 #include "thunk/gpus.h"
 #include "thunk/heap.h"
 #include "thunk/queues.h"
+#include "thunk/forked.h"
 
 namespace hipsim {
 namespace {
@@ -148,6 +149,7 @@ extern "C" {
 HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 percentage,
                                 HSA_QUEUE_PRIORITY priority, void *address, HSAuint64 bytes, HsaEvent *,
                                 HsaQueueResource *resource) {
+    HIPSIM_NOT_IN_CHILD;
     if (resource == nullptr || percentage > 100) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (node == 0 || node > static_cast<uint32_t>(config().devices)) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     if (priority < HSA_QUEUE_PRIORITY_MINIMUM || priority > HSA_QUEUE_PRIORITY_MAXIMUM)
@@ -197,6 +199,7 @@ HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 p
 
 HSAKMT_STATUS hsaKmtUpdateQueue(HSA_QUEUEID id, HSAuint32 percentage, HSA_QUEUE_PRIORITY, void *address,
                                 HSAuint64 bytes, HsaEvent *) {
+    HIPSIM_NOT_IN_CHILD;
     std::shared_ptr<Queue> queue = find(id);
     if (queue == nullptr) return HSAKMT_STATUS_INVALID_HANDLE;
     if (percentage > 100) return HSAKMT_STATUS_INVALID_PARAMETER;
@@ -212,6 +215,7 @@ HSAKMT_STATUS hsaKmtUpdateQueue(HSA_QUEUEID id, HSAuint32 percentage, HSA_QUEUE_
 }
 
 HSAKMT_STATUS hsaKmtDestroyQueue(HSA_QUEUEID id) {
+    HIPSIM_NOTHING_IN_CHILD;
     Queues &all = queues();
     std::shared_ptr<Queue> queue;
     {
@@ -233,6 +237,7 @@ HSAKMT_STATUS hsaKmtDestroyQueue(HSA_QUEUEID id) {
 }
 
 HSAKMT_STATUS hsaKmtSetQueueCUMask(HSA_QUEUEID id, HSAuint32 count, HSAuint32 *mask) {
+    HIPSIM_NOT_IN_CHILD;
     std::shared_ptr<Queue> queue = find(id);
     if (queue == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (count == 0 || count % 32 != 0 || mask == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
@@ -242,6 +247,7 @@ HSAKMT_STATUS hsaKmtSetQueueCUMask(HSA_QUEUEID id, HSAuint32 count, HSAuint32 *m
 }
 
 HSAKMT_STATUS hsaKmtGetQueueInfo(HSA_QUEUEID id, HsaQueueInfo *info) {
+    HIPSIM_NOT_IN_CHILD;
     std::shared_ptr<Queue> queue = find(id);
     if (queue == nullptr || info == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     memset(info, 0, sizeof(*info));
@@ -253,6 +259,7 @@ HSAKMT_STATUS hsaKmtGetQueueInfo(HSA_QUEUEID id, HsaQueueInfo *info) {
 
 // Global wave sync, which grid-wide barriers of cooperative launches use. One queue of a device has it at a time.
 HSAKMT_STATUS hsaKmtAllocQueueGWS(HSA_QUEUEID id, HSAuint32 count, HSAuint32 *first) {
+    HIPSIM_NOT_IN_CHILD;
     if (find(id) == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (count > kGlobalWaveSyncs) return HSAKMT_STATUS_OUT_OF_RESOURCES;
     if (first != nullptr) *first = 0;

@@ -12,6 +12,7 @@
 #include "thunk/clock.h"
 #include "thunk/gpus.h"
 #include "thunk/heap.h"
+#include "thunk/forked.h"
 
 namespace hipsim {
 namespace {
@@ -111,11 +112,16 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 HSAKMT_STATUS hsaKmtOpenKFD(void) {
+    HIPSIM_NOT_IN_CHILD;
+    note_opened();
     // Without devices it is as without a driver: HIP then finds no device, as on a machine that has none.
     return config().devices > 0 ? HSAKMT_STATUS_SUCCESS : HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED;
 }
 
-HSAKMT_STATUS hsaKmtCloseKFD(void) { return HSAKMT_STATUS_SUCCESS; }
+HSAKMT_STATUS hsaKmtCloseKFD(void) {
+    HIPSIM_NOTHING_IN_CHILD;
+    return HSAKMT_STATUS_SUCCESS;
+}
 
 HSAKMT_STATUS hsaKmtGetVersion(HsaVersionInfo *version) {
     if (version == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
@@ -125,15 +131,20 @@ HSAKMT_STATUS hsaKmtGetVersion(HsaVersionInfo *version) {
 }
 
 HSAKMT_STATUS hsaKmtAcquireSystemProperties(HsaSystemProperties *properties) {
+    HIPSIM_NOT_IN_CHILD;
     if (properties == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     memset(properties, 0, sizeof(*properties));
     properties->NumNodes = node_count();
     return HSAKMT_STATUS_SUCCESS;
 }
 
-HSAKMT_STATUS hsaKmtReleaseSystemProperties(void) { return HSAKMT_STATUS_SUCCESS; }
+HSAKMT_STATUS hsaKmtReleaseSystemProperties(void) {
+    HIPSIM_NOTHING_IN_CHILD;
+    return HSAKMT_STATUS_SUCCESS;
+}
 
 HSAKMT_STATUS hsaKmtGetNodeProperties(HSAuint32 id, HsaNodeProperties *node) {
+    HIPSIM_NOT_IN_CHILD;
     if (node == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (id >= node_count()) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     memset(node, 0, sizeof(*node));
@@ -143,6 +154,7 @@ HSAKMT_STATUS hsaKmtGetNodeProperties(HSAuint32 id, HsaNodeProperties *node) {
 }
 
 HSAKMT_STATUS hsaKmtGetNodeMemoryProperties(HSAuint32 id, HSAuint32 count, HsaMemoryProperties *banks) {
+    HIPSIM_NOT_IN_CHILD;
     if (banks == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (id >= node_count()) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     HsaMemoryProperties all[3]{};
@@ -171,6 +183,7 @@ HSAKMT_STATUS hsaKmtGetNodeMemoryProperties(HSAuint32 id, HSAuint32 count, HsaMe
 
 HSAKMT_STATUS hsaKmtGetNodeCacheProperties(HSAuint32 id, HSAuint32 processor, HSAuint32 count,
                                            HsaCacheProperties *caches) {
+    HIPSIM_NOT_IN_CHILD;
     if (caches == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (id >= node_count()) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     for (uint32_t level = 1; level <= std::min(count, id == 0 ? 1u : 2u); level++) {
@@ -188,6 +201,7 @@ HSAKMT_STATUS hsaKmtGetNodeCacheProperties(HSAuint32 id, HSAuint32 processor, HS
 }
 
 HSAKMT_STATUS hsaKmtGetNodeIoLinkProperties(HSAuint32 id, HSAuint32 count, HsaIoLinkProperties *links) {
+    HIPSIM_NOT_IN_CHILD;
     if (links == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
     if (id >= node_count()) return HSAKMT_STATUS_INVALID_NODE_UNIT;
     for (uint32_t other = 0; other < node_count() && count > 0; other++) {

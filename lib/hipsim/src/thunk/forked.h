@@ -1,0 +1,19 @@
+// A child process has no device, as with AMD's library: it shares the memory file with its parent, and has none of the
+// threads. Even locks may be held by threads that the child does not have, so nothing but this is asked there.
+#pragma once
+
+#include <hsakmt.h>
+
+namespace hipsim {
+
+// Whether this process was forked from one that had opened the device.
+bool forked();
+void note_opened();
+
+}  // namespace hipsim
+
+// What gives something back succeeds and does nothing: it is not the child's. ROCr asserts that it succeeds.
+#define HIPSIM_NOTHING_IN_CHILD \
+    if (hipsim::forked()) return HSAKMT_STATUS_SUCCESS
+#define HIPSIM_NOT_IN_CHILD \
+    if (hipsim::forked()) return HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED
