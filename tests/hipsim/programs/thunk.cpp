@@ -606,6 +606,10 @@ static void bad_packets() {
     CHECK(create(0, HSA_QUEUE_COMPUTE_AQL, queue.ring, 4096) == HSAKMT_STATUS_INVALID_NODE_UNIT);
     CHECK(create(1, HSA_QUEUE_COMPUTE_AQL, queue.ring, 4095) == HSAKMT_STATUS_INVALID_PARAMETER);
     CHECK(create(1, HSA_QUEUE_COMPUTE_AQL, &read, 4096) == HSAKMT_STATUS_INVALID_PARAMETER);
+    CHECK(create(1, HSA_QUEUE_COMPUTE_AQL, queue.ring, 4096) == HSAKMT_STATUS_INVALID_PARAMETER);  // not the device's
+    resource.Queue_read_ptr_aql = reinterpret_cast<uint64_t *>(0x1000);
+    resource.Queue_write_ptr_aql = reinterpret_cast<uint64_t *>(0x2000);
+    CHECK(create(1, HSA_QUEUE_COMPUTE_AQL, queue.ring, 4096) == HSAKMT_STATUS_INVALID_PARAMETER);
     CHECK(create(1, HSA_QUEUE_MULTIMEDIA_DECODE, queue.ring, 4096) == HSAKMT_STATUS_NOT_SUPPORTED);
     CHECK(hsaKmtUpdateQueue(12345, 0, HSA_QUEUE_PRIORITY_NORMAL, nullptr, 0, nullptr) !=
           HSAKMT_STATUS_SUCCESS);

@@ -5,6 +5,8 @@
 // read_dispatch_id names; then its slot becomes free, and its signal is decremented last.
 
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include <hsa.h>
 #include <hsa_ext_amd.h>
@@ -63,6 +65,14 @@ class QueueServices : public Services {
   private:
     const Queue &queue_;
 };
+
+// The engine keeps decoded kernels by the memory that they are in, so there is one for each device.
+DeviceMemory &memory_of(uint32_t node) {
+    static auto *all = new std::map<uint32_t, DeviceMemory>;
+    static auto *mutex = new std::mutex;
+    std::lock_guard lock(*mutex);
+    return all->try_emplace(node, node).first->second;
+}
 
 const Target &target() {
     static const Target *const instance = [] {
@@ -128,9 +138,8 @@ Outcome dispatch(Queue &queue, uint64_t address, uint64_t index, const hsa_kerne
     launch.private_bytes = packet.private_segment_size;
     launch.start_ns = *start;
 
-    DeviceMemory memory(queue.node);
     QueueServices services(queue);
-    Result result = run(launch, memory, target(), services);
+    Result result = run(launch, memory_of(queue.node), target(), services);
     if (result.fault.kind != Fault::none) {
         report_fault(queue, packet.kernel_object, result.fault);
         return Outcome::stopped;
@@ -240,10 +249,12 @@ void process_aql(Queue &queue) {
         memcpy(&packet, header, sizeof(packet));
         uint64_t start = now(), end = start;
         if (config().virtual_clock) start = end = std::max(start, queue.time);
+        // Memory that is freed meanwhile stays mapped until the packet is complete.
         heap().enter();
-        Outcome outcome = process(queue, address, index, packet, &start, &end);
-        heap().leave();
-        if (outcome == Outcome::stopped) return;
+        struct Leave {
+            ~Leave() { heap().leave(); }
+        } leave;
+        if (process(queue, address, index, packet, &start, &end) == Outcome::stopped) return;
 
         queue.time = end;
         if (config().virtual_clock) advance(end);

@@ -167,8 +167,9 @@ HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 p
     queue->ring = ring;
     queue->ring_bytes = bytes;
     if (aql) {
-        if (resource->Queue_read_ptr_aql == nullptr || resource->Queue_write_ptr_aql == nullptr)
-            return HSAKMT_STATUS_INVALID_PARAMETER;
+        for (uint64_t *pointer : {resource->Queue_read_ptr_aql, resource->Queue_write_ptr_aql})
+            if (!heap().usable(node, reinterpret_cast<uint64_t>(pointer), sizeof *pointer, true))
+                return HSAKMT_STATUS_INVALID_PARAMETER;
         queue->read = resource->Queue_read_ptr_aql;
         queue->write = resource->Queue_write_ptr_aql;
     } else {
