@@ -148,6 +148,11 @@ def test_rocsparse(gpu: str, setting: str) -> None:
     assert done.split() == ["product", "transposed", "solution", "factors"]
 
 
+@pytest.mark.parametrize("gpu", GPUS)
+def test_lanes_in_different_kinds_of_memory(gpu: str) -> None:
+    assert output("generic", gpu=gpu) == "ok\n"
+
+
 @pytest.mark.parametrize("setting", ["plain", pytest.param("hostile", marks=pytest.mark.long)])
 def test_a_child_process_does_not_change_what_its_parent_has(setting: str) -> None:
     done = run([program("forks")], **SETTINGS[setting])

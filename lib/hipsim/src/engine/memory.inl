@@ -6,7 +6,7 @@ struct Access {
     alignas(64) uint64_t at[lanes];
     bool dense = true;
     uint64_t active = 0;
-    bool swizzled = false;  // scratch: a lane's words are scratch_stride() bytes apart
+    uint64_t swizzled = 0;  // lanes in scratch: their words are scratch_stride() bytes apart
 };
 
 // From one word of scratch of a lane to its next.
@@ -57,7 +57,7 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
     const uint32_t *low = w.v[i.addr];
     if (i.opcode->format == isa::Format::scratch) {
         uint32_t base = i.saddr != 0x7F ? w.s[i.saddr] : 0;
-        access.swizzled = true;
+        access.swizzled = ~uint64_t{0};
         for (uint64_t rest = access.active; rest; rest &= rest - 1) {
             unsigned l = unsigned(std::countr_zero(rest));
             uint64_t offset = uint32_t((i.saddr != 0x7F ? base : low[l]) + uint32_t(i.offset));
@@ -85,7 +85,6 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
             // Some lane may be in an aperture.
             const Target &target = *w.group->target;
             uint64_t global = 0, apertures[lanes];
-            bool scratch = false, other = false;
             for (uint64_t rest = access.active; rest; rest &= rest - 1) {
                 unsigned l = unsigned(std::countr_zero(rest));
                 uint64_t high = address[l] >> 32, offset = uint32_t(address[l]);
@@ -93,7 +92,6 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                     bool inside = offset + bytes <= w.group->lds_bytes;
                     apertures[l] = inside ? uint64_t(w.group->lds) + offset : 0;
                     access.dense = access.dense && inside;
-                    other = true;
                 } else if (high == target.private_base >> 32) {
                     if ((offset + bytes) * w.count > w.scratch_bytes) {
                         w.fault(Fault::memory, op, address[l],
@@ -101,23 +99,15 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
                         return false;
                     }
                     apertures[l] = uint64_t(w.scratch) + scratch_place(w, offset, l);
-                    scratch = true;
+                    access.swizzled |= uint64_t{1} << l;
                 } else {
                     global |= uint64_t{1} << l;
-                    other = true;
                 }
             }
             if (!check(w, op, address, global, bytes, write)) return false;
             for (unsigned l = 0; l < lanes; ++l) address[l] &= ~registered_bit;
             for (uint64_t rest = access.active & ~global; rest; rest &= rest - 1)
                 address[std::countr_zero(rest)] = apertures[std::countr_zero(rest)];
-            if (scratch && other && bytes > 4) {
-                // Lanes of the two kinds differ in where their second word is.
-                w.fault(Fault::illegal_instruction, op, op.address,
-                        "lanes in scratch and elsewhere in one wide access");
-                return false;
-            }
-            access.swizzled = scratch;
             return true;
         }
     }
@@ -157,7 +147,8 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
     access.active = w.exec();
     alignas(64) uint64_t address[lanes];
     uint64_t checked = 0;
-    access.swizzled = swizzle && add_lane && !i.idxen && element == 4 && index_stride == w.count;
+    if (swizzle && add_lane && !i.idxen && element == 4 && index_stride == w.count)
+        access.swizzled = ~uint64_t{0};
     if (swizzle && !access.swizzled && bytes > element) {
         w.fault(Fault::illegal_instruction, op, op.address,
                 "access wider than an element of a swizzled buffer");
@@ -295,7 +286,7 @@ void load(Wave &w, const Op &op) {
         unsigned l = unsigned(std::countr_zero(rest));
         const uint8_t *at = reinterpret_cast<const uint8_t *>(access.at[l]);
         if (!at) at = nothing_there;
-        else if (words > 1 && access.swizzled) {
+        else if (words > 1 && (access.swizzled >> l & 1)) {
             for (unsigned n = 0; n < words; ++n) d[n][l] = loaded<kind>(at + n * scratch_stride(w), d[n][l]);
             continue;
         }
@@ -326,7 +317,7 @@ void store(Wave &w, const Op &op) {
         uint32_t value = kind == Store::byte_high || kind == Store::half_high ? d[0][l] >> 16 : d[0][l];
         if constexpr (bytes == 1) *at = uint8_t(value);
         else if constexpr (bytes == 2) put(at, uint16_t(value));
-        else if (!access.swizzled) store_words<words>(d, l, at);
+        else if (!(access.swizzled >> l & 1)) store_words<words>(d, l, at);
         else
             for (unsigned n = 0; n < words; ++n) put(at + n * scratch_stride(w), d[n][l]);
     }
@@ -361,7 +352,7 @@ void atomic(Wave &w, const Op &op) {
         T data = data_of<T>(w.v + i.data[0], l), second{};
         if constexpr (operands == 2) second = data_of<T>(w.v + i.data[0] + words, l);
         Bits old = 0;
-        if (at && access.swizzled && words == 2) {
+        if (at && (access.swizzled >> l & 1) && words == 2) {
             uint32_t halves[2] = {get<uint32_t>(at), get<uint32_t>(at + scratch_stride(w))};
             std::memcpy(&old, halves, sizeof old);
             Bits wanted = std::bit_cast<Bits>(F{}(std::bit_cast<T>(old), data, second));
