@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
 #include <time.h>
@@ -654,6 +655,20 @@ static void shared() {
         OK(hsaKmtDeregisterMemory(address));
         handle[3]++;
         CHECK(hsaKmtRegisterSharedHandle(&handle, &address, &size) != HSAKMT_STATUS_SUCCESS);
+        handle[3]--;
+        // Handles whose check is right, but which name another file of the process: a pipe, and a file that is shorter.
+        int other = memfd_create("hipsim device memory", 0);
+        CHECK(ftruncate(other, 4096) == 0);
+        for (int file : {channel[0], other}) {
+            uint32_t words[8];
+            memcpy(words, &handle, sizeof words);
+            words[1] = uint32_t(getpid());
+            words[7] ^= words[2] * 5 ^ uint32_t(file) * 5 ^ handle[1] * 3 ^ words[1] * 3;
+            words[2] = uint32_t(file);
+            HsaSharedMemoryHandle wild;
+            memcpy(&wild, words, sizeof wild);
+            CHECK(hsaKmtRegisterSharedHandle(&wild, &address, &size) == HSAKMT_STATUS_INVALID_PARAMETER);
+        }
         CHECK(write(back[1], "x", 1) == 1);
         _exit(0);
     }

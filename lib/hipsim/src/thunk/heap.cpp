@@ -65,7 +65,7 @@ void *Heap::reserve(uint64_t size, uint64_t alignment, void *fixed) {
 // Puts memory behind reserved addresses: a part of the memory file where that is possible.
 bool Heap::back(void *address, uint64_t size, uint64_t *offset) {
     if (file_ < 0 && !no_file_) {
-        file_ = may_have_file() ? memfd_create("hipsim device memory", MFD_CLOEXEC) : -1;
+        file_ = may_have_file() ? memfd_create(kMemoryFile, MFD_CLOEXEC) : -1;
         if (file_ >= 0 && ftruncate(file_, kFileSize) != 0) {
             close(file_);
             file_ = -1;

@@ -16,7 +16,8 @@
 namespace hipsim {
 
 inline constexpr uint64_t kPage = 4096;
-inline constexpr uint32_t kMaxNodes = 5;  // the host, and up to four GPUs
+constexpr char kMemoryFile[] = "hipsim device memory";  // name of the file of device memory
+inline constexpr uint32_t kMaxNodes = 5;                // the host, and up to four GPUs
 
 // Nodes in the form in which hsaKmtQueryPointerInfo returns them. Readers may hold on to the array.
 struct Nodes {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <hsakmt.h>
@@ -32,6 +33,22 @@ static_assert(sizeof(Handle) == sizeof(HsaSharedMemoryHandle));
 uint32_t check_of(const Handle &handle) {
     return handle.magic ^ handle.process * 3 ^ handle.file * 5 ^ handle.offset_pages * 7 ^
            handle.size_pages * 11 ^ handle.node * 13;
+}
+
+// The memory file of a handle, or −1. Whoever made the handle may name any file of any process.
+int open_memory(const Handle &handle) {
+    char path[64], name[64] = {};
+    snprintf(path, sizeof(path), "/proc/%u/fd/%u", handle.process, handle.file);
+    if (readlink(path, name, sizeof(name) - 1) < 0 || strstr(name, kMemoryFile) != name + strlen("/memfd:"))
+        return -1;
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    struct stat status{};
+    uint64_t end = (uint64_t{handle.offset_pages} + handle.size_pages) * kPage;
+    if (file >= 0 && (fstat(file, &status) != 0 || uint64_t(status.st_size) < end)) {
+        close(file);
+        file = -1;
+    }
+    return file;
 }
 
 }  // namespace
@@ -77,11 +94,9 @@ HSAKMT_STATUS hsaKmtRegisterSharedHandleToNodes(const HsaSharedMemoryHandle *sha
         nodes.add(list[i]);
     }
     if (handle.magic != kMagic || handle.check != check_of(handle)) return HSAKMT_STATUS_INVALID_PARAMETER;
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%u/fd/%u", handle.process, handle.file);
-    int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file < 0) return HSAKMT_STATUS_INVALID_PARAMETER;
     *size = uint64_t{handle.size_pages} * kPage;
+    int file = open_memory(handle);
+    if (file < 0) return HSAKMT_STATUS_INVALID_PARAMETER;
     HSAKMT_STATUS status = heap().import(
         file, uint64_t{handle.offset_pages} * kPage, *size,
         handle.node <= static_cast<uint32_t>(config().devices) ? handle.node : 0, nodes, address);
