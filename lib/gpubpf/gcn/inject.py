@@ -31,7 +31,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 POINTS = ("exit",)
 # Registers that the prologue saves: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item.
 SAVED = 8
-_MOST_SGPRS = 102
+_MOST_SGPRS, _MOST_VGPRS = 102, 256
 _AT_SITE = 10  # SGPRs that a site uses: the probe's, and a pair for a jump
 _PAGE = 4096
 _ENTRY = 256  # alignment of a kernel's first instruction
@@ -247,6 +247,8 @@ def _write(
     save = _Save(first, None)
     sgprs, vgprs = max(first + SAVED, _AT_SITE, probe.sgprs), probe.vgprs
     if first + SAVED > _MOST_SGPRS:
+        if body.vgprs >= _MOST_VGPRS:
+            raise Refusal("it leaves no register free")
         save = _Save(0, body.vgprs)
         sgprs, vgprs = max(body.sgprs, start.sgprs + 2, _AT_SITE, probe.sgprs), max(vgprs, body.vgprs + 1)
     block_offset = align(kernel.descriptor.kernarg_bytes, 8)
@@ -298,11 +300,16 @@ def _jump(comgr: Comgr, at: int, to: int) -> bytes:
 
 
 def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int) -> str:
-    """Return the text of a site. Loads in flight must not write to registers of the probe."""
+    """Return the text of a site. Loads in flight must not write to registers of the probe.
+
+    Two hazards that compilers avoid, too: on GFX10.1, a store that has not read its SGPRs before they change (v_nop); on GFX9, an
+    SGPR that a vector instruction has written and a memory access reads within five instructions (s_nop).
+    """
     whole = kernel.descriptor.wave == 64
     return "\n".join(
         [
             "s_waitcnt vmcnt(0) lgkmcnt(0)",
+            "v_nop",
             save.get(2, 0),
             *((save.get(3, 1), "s_mov_b64 exec, s[0:1]") if whole else ("s_mov_b32 exec_lo, s0",)),
             save.get(0, 0),
@@ -311,6 +318,7 @@ def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int) -> str
             "s_addc_u32 s1, s1, 0",
             *(save.get(4 + n, 2 + n) for n in range(4)),
             f"s_mov_b32 s6, {number:#x}",
+            *(() if save.vgpr is None else ("s_nop 4",)),
         ]
     )
 

@@ -478,7 +478,15 @@ def test_refusals(tmp_path: Path, program: Program, body: str, reason: str) -> N
     assert made.refusals == {"odd": reason} and not made.kernels and made.image == code.data
 
 
-# Adds a constant and a variable of the code object, behind 100 KB of other code.
+def test_a_kernel_that_uses_every_register_is_refused(tmp_path: Path, program: Program) -> None:
+    text = kernel("full", "    v_mov_b32 v255, s101").replace("next_free_vgpr 64", "next_free_vgpr 256")
+    code = CodeObject(
+        assemble(text.replace("next_free_sgpr 96", "next_free_sgpr 102"), tmp_path).read_bytes()
+    )
+    assert injected(code, program, "on_exit").refusals == {"full": "it leaves no register free"}
+
+
+# Adds a constant of the code object, in front of 100 KB of other code.
 AWAY = """
     s_getpc_b64 s[6:7]
     s_add_u32 s6, s6, constant@rel32@lo+4
