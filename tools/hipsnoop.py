@@ -82,7 +82,7 @@ def build_parser() -> cli.Parser:
 
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
-    from gpubpf.calls import command_libraries, embedded_device, hip, kfd
+    from gpubpf.calls import command_libraries, hip, kfd
     from gpubpf.calls.delay_probes import DelayProbes
     from gpubpf.calls.hip_devices import TIMEOUT, HipDevices
     from gpubpf.calls.kernel_names import KernelNames
@@ -91,6 +91,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.calls.report import CallReport, ReportInputs, drop_views_without_csv
     from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
     from gpubpf.process import users
+    from gpubpf.session import amd_device
 
     def note(text: str) -> None:
         cli.note(TOOL, text)
@@ -98,7 +99,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     check_privileges(args)
     drop_views_without_csv(args, note)
     with ExitStack() as stack:
-        simulated, notice = embedded_device.of_command(args)
+        simulated, notice = amd_device.of_command(args)
         # AMD's own interfaces: when kernels ran on the GPU, and which GPUs there are.
         kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, bool(simulated))))
         devices = stack.enter_context(closing(HipDevices()))
@@ -145,9 +146,10 @@ def main(argv: list[str] | None = None) -> int:
         out.write(headers.self_contained(PROGRAM).lstrip())
         return 0
     if args.list:
-        from gpubpf.calls import embedded_device, hip, listing
+        from gpubpf.calls import hip, listing
+        from gpubpf.session import amd_device
 
-        simulated, notice = embedded_device.of_command(args)
+        simulated, notice = amd_device.of_command(args)
         if notice:
             cli.note(TOOL, notice)
         return listing.show(hip.API, PROGRAM, args, out, simulated)

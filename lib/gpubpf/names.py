@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpubpf.process import libc
 from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, shorten, told_apart
 
+_OF_RUNTIME = "__amd_rocclr_"
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
 _REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
@@ -107,6 +108,16 @@ class Labels:
 def matches(patterns: Iterable[str], mangled: str) -> bool:
     """Return whether a pattern of ``--kernel`` matches: a glob of the kernel's short name, or its exact mangled name."""
     return any(pattern == mangled or fnmatchcase(demangle(mangled).short, pattern) for pattern in patterns)
+
+
+def chosen(patterns: Collection[str], mangled: str) -> bool:
+    """Return whether a tool is to measure a kernel: one that matches; without patterns, every one that HIP does not launch itself."""
+    return matches(patterns, mangled) if patterns else not is_of_runtime(mangled)
+
+
+def is_of_runtime(mangled: str) -> bool:
+    """Return whether HIP launches the kernel itself, to copy or fill memory."""
+    return mangled.startswith(_OF_RUNTIME)
 
 
 def _may_explode(mangled: str) -> bool:

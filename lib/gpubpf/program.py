@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from gpubpf.show import notices, progress
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
+    from gpubpf.images.code_objects import AmdAttachment
     from gpubpf.images.fatbin import FatbinImage
     from gpubpf.images.instrument import Attachment
     from gpubpf.images.listing import ImageFile
@@ -347,6 +349,28 @@ class BPF:
             for probe in self.probes
         ]
 
+    def amd_attachments(self) -> list[AmdAttachment]:
+        """Return the probes for kernels of AMD GPUs, for `images.code_objects`. With null probes there are none."""
+        from gpubpf.images.code_objects import AmdAttachment
+
+        return [
+            AmdAttachment(
+                functools.cache(functools.partial(self._programs.wave_program, probe.function)),
+                probe.point,
+                probe.kernels,
+                probe.accumulate,
+            )
+            for probe in (() if null_probes() else self.probes)
+        ]
+
+    def runs_on_amd(self, follow: Follow | None) -> bool:
+        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if it needs nothing but device programs, at
+        points that such kernels have, and no operation log."""
+        from gpubpf.gcn import POINTS
+
+        elsewhere = self.host_programs or self.tables or self.companions or (follow and follow.log_records)
+        return not elsewhere and all(probe.point in POINTS for probe in self.probes)
+
     def definitions(self) -> list[MapDefinition]:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
         attached programs."""
@@ -415,6 +439,7 @@ class BPF:
             follow,
             host,
             any(probe.point == "access" for probe in self.probes),
+            self.amd_attachments if self.runs_on_amd(follow) else None,
         )
         return self.session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ def architectures(program: BinaryIO) -> set[str]:
     return {name.decode() for name in found}
 
 
+@functools.cache
 def of_command(program: str) -> set[str]:
     """Return what `architectures` finds in the program that a command's first word names; none if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):

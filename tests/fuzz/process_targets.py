@@ -141,7 +141,7 @@ def _step(kind: int, payload: bytes = b"", file: int = 0, contents: bytes = b"")
 def conversation_seeds() -> Iterable[bytes]:
     frames = {frame[0]: frame[8:] for frame in message_seeds()}
     (log,), (ring,), (patches,) = log_seeds(), ring_seeds(), patch_seeds()
-    frames[Message.HELLO] = struct.pack("<3I4s", PROTOCOL_VERSION, 12080, 4, b"name")
+    frames[Message.HELLO] = struct.pack("<3I4s", PROTOCOL_VERSION, 12080, 4, b"name") + bytes(4)
     frames[Message.LOG] = struct.pack("<Q", LOG_RECORDS)
     frames[Message.HOOKED] = struct.pack("<II", 0, 0) + frames[Message.HOOKED][-8:]
     control = bytes(CONTROL.size) + bytes(range(256)) * 8

@@ -401,7 +401,7 @@ DECODERS = {
 def message_seeds() -> Iterable[bytes]:
     text = struct.pack("<I", 4) + b"name"
     payloads = {
-        Message.HELLO: struct.pack("<II", definitions.PROTOCOL_VERSION, 12080) + text,
+        Message.HELLO: struct.pack("<II", definitions.PROTOCOL_VERSION, 12080) + text + bytes(4),
         Message.IMAGE: struct.pack("<IIIQI", 1, 90, 0, 4096, 1),
         Message.NAME: struct.pack("<I", 3) + text,
         Message.SNAPSHOT: struct.pack("<IIIIQQ", 7, 1, 0, 1, 4096, 123)

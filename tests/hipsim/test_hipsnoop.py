@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf.calls import device_times
+from gpubpf import agent
 from gpubpf_host import needs_bpf
 from hipsim_device import ROOT, environment, libraries, program
 
@@ -219,8 +219,11 @@ def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> 
     with serving(*TOOL, "--json", "-e", "-o", out, "--", **settings) as served:
         served.does("rounds 10", "threads 4 100", "long 2000", "fail")
     (summary,) = records(out, "summary")
+    # Two threads may share a queue. Then one of them may enqueue what the other has just put there.
+    unknown = summary["device_times"].pop("without_call")
+    assert unknown <= 20
     assert summary["device_times"] == {
-        "source": "ROCr", "device": "sim", "dispatches": 421, "lost": 0, "unended": 0, "without_call": 0, "without_name": 0,
+        "source": "ROCr", "device": "sim", "dispatches": 421, "lost": 0, "unended": 0, "without_name": 0,
     }  # fmt: skip
     calls = {
         (call["tid"], call["ts_ns"]): call
@@ -230,7 +233,9 @@ def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> 
     dispatches = records(out, "dispatch")
     assert len(dispatches) == len(calls) == 421
     ends = dict[str, int]()
-    for dispatch in sorted(dispatches, key=lambda one: one["ts_ns"]):
+    known = [one for one in dispatches if one["call_ns"] is not None]
+    assert len(known) == 421 - unknown
+    for dispatch in sorted(known, key=lambda one: one["ts_ns"]):
         call = calls.pop((dispatch["tid"], dispatch["call_ns"]))
         for field in ("kernel", "grid", "block_dim", "stream"):
             assert dispatch[field] == call[field]
@@ -300,6 +305,7 @@ def test_the_agent_knows_amds_structures(tmp_path: Path) -> None:
 #define AMD_INTERNAL_BUILD
 #include "hsa_api_trace.h"
 #include "amd_hsa_signal.h"
+#include "hsa_ext_amd.h"
 namespace ours {
 #define _Static_assert static_assert
 #define _Bool bool
@@ -309,6 +315,11 @@ namespace ours {
     static_assert(offsetof(table, member) == sizeof(ours::hsa_version) + sizeof(void *) * ours::index)
 AT(CoreApiTable, hsa_queue_create_fn, HSA_CORE_CREATE_QUEUE);
 AT(CoreApiTable, hsa_executable_freeze_fn, HSA_CORE_FREEZE);
+AT(CoreApiTable, hsa_executable_destroy_fn, HSA_CORE_DESTROY_EXECUTABLE);
+AT(CoreApiTable, hsa_code_object_reader_create_from_file_fn, HSA_CORE_READER_OF_FILE);
+AT(CoreApiTable, hsa_code_object_reader_create_from_memory_fn, HSA_CORE_READER_OF_MEMORY);
+AT(CoreApiTable, hsa_code_object_reader_destroy_fn, HSA_CORE_DESTROY_READER);
+AT(CoreApiTable, hsa_executable_load_agent_code_object_fn, HSA_CORE_LOAD);
 namespace ours {
 constexpr int functions = (sizeof(AmdExtTable) - sizeof(hsa_version)) / sizeof(void *);
 constexpr int first = HSA_AMD_INTERCEPT(functions), second = first + 1;
@@ -331,11 +342,21 @@ static_assert(HSA_EXECUTABLE_SYMBOL_INFO_TYPE == int(ours::HSA_SYMBOL_TYPE));
 static_assert(HSA_EXECUTABLE_SYMBOL_INFO_NAME_LENGTH == int(ours::HSA_SYMBOL_NAME_LENGTH));
 static_assert(HSA_EXECUTABLE_SYMBOL_INFO_NAME == int(ours::HSA_SYMBOL_NAME));
 static_assert(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT == int(ours::HSA_SYMBOL_KERNEL_OBJECT));
+static_assert(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE == int(ours::HSA_SYMBOL_KERNARG_SIZE));
+static_assert(HSA_AGENT_INFO_PROFILE == int(ours::HSA_AGENT_PROFILE) && HSA_DEVICE_TYPE_CPU == int(ours::HSA_CPU));
+static_assert(HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT == int(ours::HSA_AGENT_COMPUTE_UNITS));
+static_assert(HSA_AMD_MEMORY_POOL_INFO_SEGMENT == int(ours::HSA_POOL_SEGMENT));
+static_assert(HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS == int(ours::HSA_POOL_FLAGS));
+static_assert(HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED == int(ours::HSA_POOL_MAY_ALLOCATE));
+static_assert(HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT == int(ours::HSA_POOL_KERNARG));
+static_assert(HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED == int(ours::HSA_POOL_COARSE_GRAINED));
+static_assert(HSA_AMD_SEGMENT_GLOBAL == int(ours::HSA_GLOBAL));
+static_assert(HSA_AMD_SIGNAL_AMD_GPU_ONLY == int(ours::HSA_SIGNAL_GPU_ONLY));
 static_assert(HSA_SYMBOL_KIND_KERNEL == int(ours::HSA_KERNEL) && HSA_SIGNAL_CONDITION_LT == int(ours::HSA_LESS));
 static_assert(HSA_PACKET_TYPE_KERNEL_DISPATCH == int(ours::HSA_KERNEL_DISPATCH));
 static_assert(ours::known(HSA_CORE_API_TABLE_MAJOR_VERSION) && ours::known(HSA_AMD_EXT_API_TABLE_MAJOR_VERSION));
 """)
-    ours = Path(device_times.__file__).with_name("hsa.h").read_text()
+    ours = agent.LIBRARY.parents[1].joinpath("hsa", "hsa.h").read_text()
     (tmp_path / "ours.h").write_text(ours.replace("#pragma once", "").replace("#include <std", "// <std"))
     command = ["g++", "-std=c++17", "-w", "-fsyntax-only", f"-I{folder}", str(source)]
     checked = subprocess.run(command, capture_output=True, text=True)

@@ -367,12 +367,16 @@ def test_more_launches_than_slots(app):
 
 
 def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
-    done, records = trace([app, "killed"], "-v", clock="real")
-    assert done.returncode == 128 + signal.SIGKILL
-    starts = [launch["start_ns"] for launch in of(records, "launch")]
-    assert len(starts) == 6 and all(starts)  # the host's memory has them
-    summary = records[-1]
-    assert (summary["lost"], summary["launches_lost"], summary["launches_running"]) == (6, 6, 0)  # their ends
+    for _ in range(8):
+        done, records = trace([app, "killed"], "-v", clock="real")
+        assert done.returncode == 128 + signal.SIGKILL
+        starts = [launch["start_ns"] for launch in of(records, "launch")]
+        summary = records[-1]
+        lost = (summary["lost"], summary["launches_lost"], summary["launches_running"])
+        assert len(starts) == 6 and lost == (6, 6, 0)  # their ends
+        if any(starts):
+            break  # else the machine is so busy that the GPU's clock was not read before the program was killed
+    assert all(starts)  # the host's memory has them
 
 
 def test_a_program_that_executes_another(app):

@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import threadhist  # noqa: E402
+from gpubpf.session.results import Instance as SessionInstance  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.show.option_values import EVERYTHING  # noqa: E402
 from gpubpf.show.owner_columns import OwnerColumns  # noqa: E402
@@ -50,6 +51,9 @@ class Instance:
     registers_before: int | None = 12
     registers_after: int | None = 16
     spilled: int = 0
+    wave: int | None = None
+
+    shape = SessionInstance.shape
 
 
 def instance(work, grid=(1, 1, 1), runs=23, **changed):
@@ -91,6 +95,20 @@ def test_the_finding_comes_before_the_rows(show):
     assert "23 launches, 5 threads" in text and "imbalance 1.05" in text
     assert "84 % have no thread" in text and "multiple of 32" in text
     assert "not counted: 2 (capture)" in text
+
+
+@pytest.mark.parametrize("wave", [32, 64])
+def test_the_waves_of_an_amd_gpu(show, wave):
+    """A wave has 32 or 64 lanes, and is called a wave."""
+    text = show(instances=[instance([4] * 60 + [1] * 36, wave=wave, block_dim=(96, 1, 1))])
+    if wave == 64:
+        assert "idle lanes: 10 % have no thread, 4 % wait for the busiest lane of their wave" in text
+        assert "blocks of 96 leave 32 of a wave's 64 lanes empty: use a multiple of 64" in text
+    else:
+        assert "wait for the busiest lane of their wave" in text and "multiple of" not in text
+    waves = show("--by", "warp", instances=[instance([4] * 64 + [1] * 32, wave=wave, block_dim=(96, 1, 1))])
+    assert "instructions per wave" in waves and "warp" not in waves.replace("WARP", "")
+    assert f"wave {96 // wave - (wave == 32)}" in waves
 
 
 @pytest.mark.every(2)

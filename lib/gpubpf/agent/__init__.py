@@ -5,3 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 LIBRARY = Path(__file__).parent / "lib" / "libgpubpf-agent.so"
+HSA_LIBRARY = LIBRARY.with_name("libgpubpf-agent-hsa.so")  # for AMD GPUs

@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 12  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 13  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -42,6 +42,7 @@ SLOTS = 16384  # distinct kernel names of a process; all further names share the
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
 NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name is unknown
 NO_FUNCTION = 0xFFFFFFFF  # function of a call that is not in the agent's table
+SHAPE_SIZE = 24  # bytes of the launch's shape in the launch block
 NO_RECORD = 0xFFFFFFFFFFFFFFFF  # awaited record of an event that has completed or was never recorded
 
 # --- names --------------------------------------------------------------------------------------------------------
@@ -112,6 +113,13 @@ class Message(IntEnum):
     CONSUMED = 21  # how far the tool has read a ring in GPU memory
     PATCHED = 22  # the patches are applied
     AHEAD = 23  # + image: the sidecar of a module that may have been loaded before the agent, and not launched since
+
+
+class Vendor(IntEnum):
+    """Whose GPUs an agent serves: each has an agent of its own."""
+
+    NVIDIA = 0
+    AMD = 1
 
 
 class WelcomeFlag(IntFlag):
@@ -204,6 +212,7 @@ class Reason(IntEnum):
     REFUSED = 5
     LAUNCH_FAILED = 6  # the driver did not accept the instrumented copy
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid
+    INCOMPLETE_BLOCKS = 8  # of an AMD GPU: the grid is no whole number of blocks
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none
@@ -606,6 +615,7 @@ def header_offsets() -> Iterator[tuple[Field, int]]:
 # Python's enum → (its name in C++, underlying type). Flags and counters are unscoped: `kStop`; the others scoped: `Message::Hello`.
 _SCOPED = {
     Message: "uint32_t",
+    Vendor: "uint32_t",
     Unit: "uint32_t",
     Place: "uint32_t",
     HostArgument: "uint32_t",
@@ -637,6 +647,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "NO_FIELD": NO_FIELD,
         "NO_SLOT": NO_SLOT,
         "NO_FUNCTION": NO_FUNCTION,
+        "SHAPE_SIZE": SHAPE_SIZE,
         "NUMBER_BITS": NUMBER_BITS,
         "OWNER_SIZE": OWNER_SIZE,
         "HOST_POINTS": len(HOST_POINTS),

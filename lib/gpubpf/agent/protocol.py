@@ -40,6 +40,7 @@ from gpubpf.agent.definitions import (
     Place,
     Reason,
     Unit,
+    Vendor,
     WelcomeFlag,
 )
 from gpubpf.ebpf import maps
@@ -126,7 +127,9 @@ class KernelLayout:
     """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
-    there. limited: the name of a second copy, for launches that the first does not fit; "": none."""
+    there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape: offset of the launch's shape.
+    wave: lanes of a warp. most_threads: of a block that fits.
+    references: of a code object, as in `src/messages.h`."""
 
     name: str
     parameters: Sequence[int]  # bytes of each
@@ -139,6 +142,10 @@ class KernelLayout:
     kernel: int | None = None
     epoch: int | None = None
     limited: str = ""
+    shape: int | None = None
+    wave: int = 32
+    most_threads: int = NO_FIELD
+    references: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -153,13 +160,13 @@ class VariableSlot:
 
 @dataclass(frozen=True)
 class Image:
-    """A module that the process loads.
+    """A module that the process loads; of AMD GPUs a code object, which says itself which GPU it is for.
 
     linked: the number of cuLink's inputs, 0 if it was not linked. The image of a linked module is the PTX among the inputs, if any,
     with a zero byte between two texts."""
 
     request: int
-    compute_capability: int  # major * 10 + minor
+    compute_capability: int  # major * 10 + minor; 0: of AMD GPUs
     gpu: int
     size: int
     linked: int = 0
@@ -325,12 +332,15 @@ class PayloadReader:
         return x, y, z
 
 
-def hello(payload: bytes) -> tuple[int, str]:
-    """Return the driver's version (12080 for CUDA 12.8; 0: unknown) and the name of the process."""
+def hello(payload: bytes) -> tuple[int, str, Vendor]:
+    """Return the driver's version (12080 for CUDA 12.8; 0: unknown), the name of the process, and whose GPUs the agent serves."""
     r = PayloadReader(payload)
     if r.u32() != PROTOCOL_VERSION:
         raise Malformed("a greeting of another protocol version")
-    return r.u32(), r.text()[:64]
+    version, name, vendor = r.u32(), r.text()[:64], r.u32()
+    if vendor not in tuple(Vendor):
+        raise Malformed("a greeting of an unknown vendor")
+    return version, name, Vendor(vendor)
 
 
 def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, ...]]:
@@ -348,11 +358,12 @@ def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, 
     return failed, by_lack, tuple(cc for cc in (r.u32() for _ in range(r.count(4))) if 10 <= cc < 1000)
 
 
-def image(payload: bytes) -> Image:
+def image(payload: bytes, vendor: Vendor = Vendor.NVIDIA) -> Image:
     """Decode IMAGE."""
     r = PayloadReader(payload)
     made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32())
-    if made.size > IMAGE_LIMIT or not 10 <= made.compute_capability < 1000:
+    valid = made.compute_capability == 0 if vendor == Vendor.AMD else 10 <= made.compute_capability < 1000
+    if made.size > IMAGE_LIMIT or not valid:
         raise Malformed("an image of an invalid size or compute capability")
     return made
 
@@ -627,13 +638,16 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<6I",
+                "<9I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
                 k.sites,
                 NO_FIELD if k.kernel is None else k.kernel,
                 NO_FIELD if k.epoch is None else k.epoch,
+                NO_FIELD if k.shape is None else k.shape,
+                k.wave,
+                k.most_threads,
             )
             + _bytes(k.block)
         )
@@ -641,6 +655,8 @@ def sidecar(
         for f in k.fields:
             capacity = NO_FIELD if f.capacity_offset is None else f.capacity_offset
             parts.append(struct.pack("<III", f.map, f.base_offset, capacity))
+        parts.append(struct.pack("<I", len(k.references)))
+        parts += [struct.pack("<qQ", *reference) for reference in k.references]
     parts.append(struct.pack("<I", len(refusals)))
     parts += [_bytes(name.encode()) + _bytes(reason.encode()) for name, reason in refusals.items()]
     parts.append(struct.pack("<I", len(variables)))

@@ -1,1 +1,1 @@
-"""Code objects of AMD GPUs: their kernels (code_object.py), their instructions (comgr.py), and probes in them (inject.py)."""
+POINTS = ("exit",)  # of `bytecode.DEVICE_POINTS`, those that kernels of AMD GPUs have

@@ -7,8 +7,7 @@
 A new segment behind all others holds what is added. For each kernel this is a prologue, a copy of the kernel's instructions, and
 its sites. The prologue saves what probes need into registers that the kernel does not use. In place of each s_endpgm the copy has
 a branch to a site: it switches on all lanes that the wave began with, since EXEC may have lost some of them, sets the probe's
-registers, and goes to the probe, which ends the wave. Branches count from where they are, so they stay as they are in the copy.
-Addresses that are computed from the program counter are made to lead to the same places as before.
+registers, and goes to the probe, which ends the wave. The copy also counts work (work.py).
 
 The launch block lies behind the kernel's arguments: whoever launches the kernel gives it a copy of its arguments and the block.
 """
@@ -22,13 +21,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpubpf.errors import ImageError, Refusal
+from gpubpf.gcn import work
 from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject, GcnKernel
-from gpubpf.gcn.comgr import Comgr, GcnInstruction
+from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.kernel_code import KernelCode, read, words
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import Probe, WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 
-POINTS = ("exit",)
 # Registers that the prologue saves: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item.
 SAVED = 8
 _MOST_SGPRS, _MOST_VGPRS = 102, 256
@@ -38,18 +38,16 @@ _ENTRY = 256  # alignment of a kernel's first instruction
 _NEAR = 1 << 17  # bytes that s_branch reaches
 _PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
 _ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the original does
-_JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_rfe_b64")
-_INDEXED = re.compile(r"s_movrel|v_movrel|s_set_gpr_idx")
-_REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|101[0-3]|103[0-6])")
 
 
 @dataclass(frozen=True)
 class GcnPlacement:
-    """A program and its point."""
+    """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`)."""
 
     program: WaveProgram
     point: str
+    accumulate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,23 @@ class GcnSite:
 
 @dataclass(frozen=True)
 class InjectedGcnKernel:
-    """An instrumented kernel: the bytes of its arguments, the offset of the launch block behind them, and its sites."""
+    """An instrumented kernel: the bytes of its arguments, the offset of the launch block behind them, and its sites.
+
+    references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
+    its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
+    literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other, and fewer fit at once than
+    of the original. most_threads: of a workgroup that fits. wave: lanes of a wave.
+    """
 
     argument_bytes: int
     block_offset: int
     block: LaunchBlock
     sites: tuple[GcnSite, ...]
+    references: tuple[tuple[int, int], ...]
+    registers: tuple[int, int]
+    waits: bool
+    most_threads: int
+    wave: int
 
 
 @dataclass(frozen=True)
@@ -110,22 +119,28 @@ def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> G
     image = bytearray(code.data)
     made: dict[str, InjectedGcnKernel] = {}
     refusals: dict[str, str] = {}
-    probes: dict[tuple[tuple[str, int], ...], tuple[Probe, int, LaunchBlock]] = {}
+    probes: dict[tuple[tuple[str, int, str | None], ...], tuple[Probe, int, LaunchBlock]] = {}
     for kernel in code.kernels:
         placements = kernels.get(kernel.name)
         if not placements:
             continue
         mark = len(added.content)
         try:
-            body = _read(code, comgr, kernel)
+            if not _FAMILIES.fullmatch(code.gpu):
+                raise Refusal(f"no probes for {code.gpu} yet")
+            if kernel.descriptor.preload:
+                raise Refusal("its arguments are preloaded into registers")
+            body = read(code, comgr, kernel)
             programs = [placement.program for placement in placements]
-            key = tuple((program.function, program.wave) for program in programs)
+            kinds = tuple(dict.fromkeys(p.accumulate for p in placements if p.accumulate))
+            key = tuple((p.program.function, p.program.wave, p.accumulate) for p in placements)
             if key not in probes:
                 block = launch_block(programs)
-                probe = amdgcn.compile_probe(programs, block, code.gpu)
+                counters = [kinds.index(p.accumulate) if p.accumulate else None for p in placements]
+                probe = amdgcn.compile_probe(programs, block, code.gpu, counters)
                 probes[key] = probe, added.add(probe.code), block
             mark = len(added.content)
-            made[kernel.name], changes = _write(code, comgr, kernel, body, added, *probes[key])
+            made[kernel.name], changes = _write(code, comgr, kernel, body, kinds, added, *probes[key])
             for offset, content in changes:
                 image[offset : offset + len(content)] = content
         except Refusal as reason:
@@ -134,87 +149,6 @@ def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> G
     if made:
         _append(code, image, added)
     return GcnInjected(bytes(image), made, refusals)
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """An address that is computed from the program counter: where s_getpc_b64 is, and the 64-bit sum of it and two literals."""
-
-    place: int
-    target: int
-
-    def moved(self, by: int) -> tuple[bytes, bytes]:
-        """Return the literals of s_add_u32 and s_addc_u32 where the instructions are `by` bytes further on."""
-        distance = self.target - (self.place + by + 4) & (1 << 64) - 1
-        return struct.pack("<I", distance & 0xFFFFFFFF), struct.pack("<I", distance >> 32)
-
-
-@dataclass(frozen=True)
-class _Body:
-    """What is known of a kernel's instructions: where it exits, how many SGPRs and VGPRs they name, and addresses they compute."""
-
-    exits: tuple[GcnInstruction, ...]
-    sgprs: int
-    vgprs: int
-    references: tuple[_Reference, ...]
-
-
-def _read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> _Body:
-    """Look at all instructions of a kernel. Raises Refusal."""
-    if not _FAMILIES.fullmatch(code.gpu):
-        raise Refusal(f"no probes for {code.gpu} yet")
-    if kernel.descriptor.preload:
-        raise Refusal("its arguments are preloaded into registers")
-    size = kernel.end - kernel.begin
-    if size >= _NEAR - _PAGE:
-        raise Refusal("it is larger than a branch reaches")
-    offset = code.offset(kernel.begin, size)
-    exits, references = [], []
-    most = {"s": 0, "v": 0, "a": 0}
-    getpc: list[GcnInstruction] = []  # s_getpc_b64 and what follows it
-    try:
-        for instruction in comgr.disassemble(code.data[offset : offset + size], kernel.begin):
-            if getpc:
-                getpc.append(instruction)
-                if len(getpc) == 3:
-                    references.append(_reference(getpc, code))
-                    getpc = []
-            elif instruction.name == "s_getpc_b64":
-                getpc = [instruction]
-            if instruction.name in _JUMPS:
-                raise Refusal("it calls functions")
-            if _INDEXED.match(instruction.name):
-                raise Refusal(f"it computes the numbers of registers ({instruction.name})")
-            for kind, one, _, last in _REGISTERS.findall(instruction.operands):
-                most[kind] = max(most[kind], int(one or last) + 1)
-            if instruction.name == "s_endpgm":
-                exits.append(instruction)
-            elif instruction.name.startswith("s_endpgm"):
-                raise Refusal(f"it ends with {instruction.name}")
-    except ImageError as error:
-        raise Refusal(str(error)) from None
-    if getpc:
-        raise Refusal("it computes an address of its code")
-    if not exits:
-        raise Refusal("it never ends")
-    return _Body(tuple(exits), most["s"], most["v"], tuple(references))
-
-
-def _reference(instructions: Sequence[GcnInstruction], code: CodeObject) -> _Reference:
-    """Return the address that three instructions compute as compilers write it. Raises Refusal for any others."""
-    getpc, add, carry = instructions
-    pair = re.fullmatch(r"s\[(\d+):(\d+)\]", getpc.operands)
-    if pair and (add.name, carry.name) == ("s_add_u32", "s_addc_u32") and add.size == carry.size == 8:
-        low, high = pair.groups()
-        if add.operands.startswith(f"s{low}, s{low}, ") and carry.operands.startswith(f"s{high}, s{high}, "):
-            literals = [
-                struct.unpack_from("<I", code.data, code.offset(one.address, 8) + 4)[0]
-                for one in (add, carry)
-            ]
-            return _Reference(
-                getpc.address, getpc.address + 4 + (literals[0] | literals[1] << 32) & (1 << 64) - 1
-            )
-    raise Refusal("it computes an address of its code")
 
 
 @dataclass(frozen=True)
@@ -238,54 +172,63 @@ class _Save:
 
 
 def _write(
-    code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: _Body, added: _Code,
+    code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: _Code,
     probe: Probe, probe_at: int, block: LaunchBlock,
 ) -> tuple[InjectedGcnKernel, list[_Change]]:  # fmt: skip
     """Add the prologue, the copy and the sites of a kernel. Return also how its descriptor changes. Raises Refusal."""
     start = _Start.of(kernel, packed=code.gpu == "gfx90a")
     first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS))
     save = _Save(first, None)
-    sgprs, vgprs = max(first + SAVED, _AT_SITE, probe.sgprs), probe.vgprs
+    sgprs, vgprs = max(first + SAVED, _AT_SITE, probe.sgprs), body.vgprs
     if first + SAVED > _MOST_SGPRS:
-        if body.vgprs >= _MOST_VGPRS:
-            raise Refusal("it leaves no register free")
-        save = _Save(0, body.vgprs)
-        sgprs, vgprs = max(body.sgprs, start.sgprs + 2, _AT_SITE, probe.sgprs), max(vgprs, body.vgprs + 1)
+        save = _Save(0, vgprs)
+        sgprs, vgprs = max(body.sgprs, start.sgprs + 2, _AT_SITE, probe.sgprs), vgprs + 1
+    counters = range(vgprs, vgprs + len(kinds))  # VGPRs in which the kernel's work is counted
+    vgprs += len(kinds)
+    if vgprs > _MOST_VGPRS:
+        raise Refusal("it leaves no register free")
+    additions: dict[int, bytes] = {}
+    for kind, counter in zip(kinds, counters, strict=True):
+        add = work.adder(comgr, code.gpu, counter)
+        for address, number in work.counted(body, kind).items():
+            additions[address] = additions.get(address, b"") + add(number)
     block_offset = align(kernel.descriptor.kernarg_bytes, 8)
     added.align(_ENTRY)
-    entry = added.add(comgr.assemble(start.prologue(save, kernel.descriptor.wave)))
+    zeros = "".join(f"\nv_mov_b32 v{counter}, 0" for counter in counters)
+    entry = added.add(comgr.assemble(start.prologue(save, kernel.descriptor.wave) + zeros))
     at = align(added.here - kernel.begin, _ALIGNED) + kernel.begin
     if at != added.here:
         added.add(_branch(added.here, at))
         added.content += bytes(at - added.here)
-    size = kernel.end - kernel.begin
-    offset = code.offset(kernel.begin, size)
-    copy = bytearray(code.data[offset : offset + size])
-    for reference in body.references:
-        literals = reference.moved(at - kernel.begin)
-        for distance, literal in zip((8, 16), literals, strict=True):
-            within = reference.place - kernel.begin + distance
-            copy[within : within + 4] = literal
-    sites_at, sites = at + size, []
+    copy = body.moved(at, additions)
+    sites_at, sites = at + len(copy.content), []
     texts = bytearray()
     for number, exit_ in enumerate(body.exits):
-        here = sites_at + len(texts)
-        within = exit_.address - kernel.begin
-        copy[within : within + 4] = _branch(at + within, here)
-        texts += comgr.assemble(_site(kernel, save, number, block_offset))
+        here, place = sites_at + len(texts), copy.places[exit_.address]
+        copy.content[place - at : place - at + 4] = _branch(place, here)
+        texts += comgr.assemble(_site(kernel, save, number, block_offset, counters))
         texts += _jump(comgr, sites_at + len(texts), probe_at)
         sites.append(GcnSite(number, exit_.address))
-    added.add(bytes(copy) + bytes(texts))
-    changes = _describe(code, kernel, start, entry, sgprs, vgprs)
-    return InjectedGcnKernel(kernel.descriptor.kernarg_bytes, block_offset, block, tuple(sites)), changes
+    added.add(bytes(copy.content) + bytes(texts))
+    changes, before, after = _describe(code, kernel, start, entry, sgprs, max(vgprs, probe.vgprs))
+    units = 2 if code.gpu.startswith("gfx10") else 4  # SIMD units that a workgroup's waves share
+    made = InjectedGcnKernel(
+        kernel.descriptor.kernarg_bytes,
+        block_offset,
+        block,
+        tuple(sites),
+        tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
+        (before.vgprs, after.vgprs),
+        body.waits and after.waves < before.waves,
+        after.waves * units * kernel.descriptor.wave,
+        kernel.descriptor.wave,
+    )
+    return made, changes
 
 
 def _branch(at: int, to: int) -> bytes:
-    """Return s_branch at an address, which counts words from the next instruction."""
-    distance = to - at - 4
-    if not -_NEAR <= distance < _NEAR:
-        raise Refusal("its code is too far from room for probes")
-    return struct.pack("<I", 0xBF820000 | distance // 4 & 0xFFFF)
+    """Return s_branch at an address. Raises Refusal if it does not reach so far."""
+    return struct.pack("<I", 0xBF820000 | words(at, to) & 0xFFFF)
 
 
 def _jump(comgr: Comgr, at: int, to: int) -> bytes:
@@ -299,7 +242,7 @@ def _jump(comgr: Comgr, at: int, to: int) -> bytes:
     )
 
 
-def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int) -> str:
+def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int, counters: Sequence[int]) -> str:
     """Return the text of a site. Loads in flight must not write to registers of the probe.
 
     Two hazards that compilers avoid, too: on GFX10.1, a store that has not read its SGPRs before they change (v_nop); on GFX9, an
@@ -318,6 +261,7 @@ def _site(kernel: GcnKernel, save: _Save, number: int, block_offset: int) -> str
             "s_addc_u32 s1, s1, 0",
             *(save.get(4 + n, 2 + n) for n in range(4)),
             f"s_mov_b32 s6, {number:#x}",
+            *(f"v_mov_b32 v{n}, v{counter}" for n, counter in enumerate(counters)),
             *(() if save.vgpr is None else ("s_nop 4",)),
         ]
     )
@@ -389,10 +333,21 @@ class _Start:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _Use:
+    """How many VGPRs a kernel has, and how many waves fit on a SIMD unit."""
+
+    vgprs: int
+    waves: int
+
+
 def _describe(
     code: CodeObject, kernel: GcnKernel, start: _Start, entry: int, sgprs: int, vgprs: int
-) -> list[_Change]:
-    """Return the changes of the descriptor: the new entry, the registers at the start, and as many registers as the probe needs."""
+) -> tuple[list[_Change], _Use, _Use]:
+    """Return the changes of the descriptor: the new entry, the registers at the start, and as many registers as the probe needs.
+
+    Return also what the kernel uses before and after.
+    """
     descriptor = kernel.descriptor
     first, _, third = descriptor.resources
     has_choice = code.gpu.startswith("gfx10")
@@ -406,13 +361,29 @@ def _describe(
         third = third & ~63 | moved // 4 - 1
     if needed > (512 if code.gpu == "gfx90a" else 256):
         raise Refusal("it leaves too few VGPRs")
-    first = first & ~63 | -(-needed // size) - 1
-    if not has_choice:  # with VCC, FLAT_SCRATCH and XNACK_MASK; GFX10 always has all SGPRs
-        had = ((first >> 6 & 15) + 1) * 8
-        first = first & ~(15 << 6) | max(had, align(sgprs + 6, 16)) // 8 - 1 << 6
+    needed = align(needed, size)
+    first = first & ~63 | needed // size - 1
+    scalars = had_scalars = 0  # GFX10 always has all SGPRs
+    if not has_choice:  # with VCC, FLAT_SCRATCH and XNACK_MASK
+        had_scalars = ((first >> 6 & 15) + 1) * 8
+        scalars = max(had_scalars, align(sgprs + 6, 16))
+        first = first & ~(15 << 6) | scalars // 8 - 1 << 6
     at = kernel.descriptor_offset
     registers = struct.pack("<IIIH", third, first, start.resources, start.properties)
-    return [(at + 16, struct.pack("<q", entry - kernel.descriptor_address)), (at + 44, registers)]
+    changes = [(at + 16, struct.pack("<q", entry - kernel.descriptor_address)), (at + 44, registers)]
+    return (
+        changes,
+        _Use(had, _waves(code.gpu, descriptor.wave, had, had_scalars)),
+        _Use(needed, _waves(code.gpu, descriptor.wave, needed, scalars)),
+    )
+
+
+def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:
+    """Return how many waves with so many registers fit on a SIMD unit."""
+    if gpu.startswith("gfx10"):
+        return min(16, (1024 if wave == 32 else 512) // vgprs)
+    total, most = (512, 8) if gpu == "gfx90a" else (256, 10)
+    return min(most, total // vgprs, 800 // align(sgprs, 16))
 
 
 def _append(code: CodeObject, image: bytearray, added: _Code) -> None:

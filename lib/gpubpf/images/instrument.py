@@ -32,7 +32,7 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
 from gpubpf.show import progress
 
-_STAGE = "sidecar"
+STAGE = "sidecar"  # in the cache
 _CAREFUL = "-Ofc=min"
 # The embedded device assembles nothing, so a copy's registers are not known beforehand. A probe rarely needs more than this.
 _PROBE_REGISTERS = 24
@@ -72,6 +72,17 @@ class SidecarKernel:
     site_count: int = 0
     unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
     limited: str = ""
+    amd: AmdKernel | None = None  # of an AMD GPU
+
+
+@dataclass(frozen=True)
+class AmdKernel:
+    """What only kernels of AMD GPUs have: see `gcn.inject.InjectedGcnKernel`. registers: VGPRs."""
+
+    wave: int
+    most_threads: int
+    registers: RegisterUse
+    references: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,10 @@ def instrument_module(
         *(_identity(attachment) for attachment in attachments),
     )
     store = cache.default()
-    if (kept := store.get(_STAGE, key)) is not None and (found := _unpack(kept)) is not None:
+    if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
     made = _instrument(text, chosen, attachments, target, before)
-    store.put(_STAGE, key, _pack(made))
+    store.put(STAGE, key, pack(made))
     return made
 
 
@@ -217,7 +228,7 @@ def _instrument(
     for attachment in attachments:
         placement = _placement(attachment)
         for name in entries:
-            if _chosen(attachment, name):
+            if names.chosen(attachment.kernels, name):
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
@@ -382,12 +393,10 @@ def _placement(attachment: Attachment) -> Placement:
     )
 
 
-def _chosen(attachment: Attachment, mangled: str) -> bool:
-    return not attachment.kernels or names.matches(attachment.kernels, mangled)
-
-
 def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
-    matched = [name for name in entries if any(_chosen(attachment, name) for attachment in attachments)]
+    matched = [
+        name for name in entries if any(names.chosen(attachment.kernels, name) for attachment in attachments)
+    ]
     return Sidecar(refusals=dict.fromkeys(matched, reason), entries=tuple(entries))
 
 
@@ -485,14 +494,15 @@ def _identity(attachment: Attachment) -> str:
     return repr((fragment.ptx, arguments, rest[1:]))
 
 
-def _pack(sidecar: Sidecar) -> bytes:
+def pack(sidecar: Sidecar) -> bytes:
+    """Return a sidecar as it lies in the cache."""
     head = dataclasses.asdict(dataclasses.replace(sidecar, image=b""))
     head["image"] = ""
     encoded = json.dumps(head).encode()
     return len(encoded).to_bytes(4, "little") + encoded + sidecar.image
 
 
-def _unpack(data: bytes) -> Sidecar | None:
+def unpack(data: bytes) -> Sidecar | None:
     """Return a cached sidecar; None if its writer was interrupted or had another format."""
     try:
         length = int.from_bytes(data[:4], "little")
@@ -513,6 +523,7 @@ def _unpack(data: bytes) -> Sidecar | None:
                     kernel["site_count"],
                     kernel["unprobed"],
                     kernel["limited"],
+                    _unpack_amd(kernel["amd"]),
                 )
                 for kernel in head["kernels"]
             ),
@@ -529,3 +540,10 @@ def _unpack(data: bytes) -> Sidecar | None:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _unpack_amd(kernel: dict[str, Any] | None) -> AmdKernel | None:
+    if kernel is None:
+        return None
+    references = tuple((place, distance) for place, distance in kernel["references"])
+    return AmdKernel(kernel["wave"], kernel["most_threads"], RegisterUse(**kernel["registers"]), references)

@@ -182,8 +182,13 @@ def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
 _backend = cache(backend)
 
 
-def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str) -> Probe:
-    """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack."""
+def compile_probe(
+    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, counters: Sequence[int | None] = ()
+) -> Probe:
+    """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
+
+    counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0.
+    """
     import llvmlite.binding as llvm
 
     from gpubpf.lower import nvptx
@@ -196,7 +201,7 @@ def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str)
 
     def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
-        module = llvm.parse_assembly(_entry(programs, block, gpu))
+        module = llvm.parse_assembly(_entry(programs, block, gpu, counters or [None] * len(programs)))
         for number, program in enumerate(programs):
             module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
         for function in module.functions:
@@ -230,18 +235,25 @@ def compile_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str)
     return Probe(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
 
 
-def _entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str) -> str:
+def _entry(
+    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, counters: Sequence[int | None]
+) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
+    given += [f"i32 %work{n}" for n in range(1 + max((n for n in counters if n is not None), default=-1))]
     unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
     lines, declared = [], []
-    for number, program in enumerate(programs):
+    for number, (program, counter) in enumerate(zip(programs, counters, strict=True)):
         passed = []
         for argument in program.arguments:
             kind = "i64" if argument.type == "b64" else "i32"
             if argument.kind == "sm":
                 lines.append(f"  %sm.{number} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
                 passed.append(f"i32 %sm.{number}")
+                continue
+            if argument.kind == "context" and argument.field == "work" and counter is not None:
+                lines.append(f"  %work.{number} = zext i32 %work{counter} to i64")
+                passed.append(f"i64 %work.{number}")
                 continue
             loads, value = _value(argument, block, f"{argument.name}.{number}")
             lines += loads
@@ -274,7 +286,7 @@ def _value(argument: Argument, block: LaunchBlock, name: str) -> tuple[list[str]
             return [], "%site"
         return [f"  %{name} = zext i32 %site to i64"], f"%{name}"
     if kind == "context" and argument.field == "work":
-        return [], "0"  # until work is counted
+        return [], "0"
     if kind == "first_thread":
         return _first_thread(block, name)
     if kind == "launch":

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import cache
 from gpubpf.ebpf import headers
@@ -21,6 +21,9 @@ from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.native import Native
+
+if TYPE_CHECKING:
+    from gpubpf.lower.amdgcn import WaveProgram
 
 PREBUILT = Path(__file__).parent.parent / "ebpf" / "prebuilt"
 
@@ -42,6 +45,9 @@ class LoweredPrograms(Protocol):
 
     def fragment(self, name: str) -> Fragment:
         """Return a device program as PTX. Raises VerifyError if it must not run."""
+
+    def wave_program(self, name: str, wave: int) -> WaveProgram:
+        """Return a device program for AMD GPUs with waves of 32 or 64 lanes. Raises VerifyError if it must not run there."""
 
     def native(self, name: str) -> Native:
         """Return a program for launches or operations as machine code. Raises VerifyError if it needs the kernel."""
@@ -76,6 +82,12 @@ class PrebuiltPrograms:
     def fragment(self, name: str) -> Fragment:
         return Fragment.from_json(self._found["fragments"][name])
 
+    def wave_program(self, name: str, wave: int) -> WaveProgram:
+        from gpubpf.lower import amdgcn
+        from gpubpf.verify import rules
+
+        return amdgcn.lower(self.program, rules.check(self.program, self.program.functions[name]), wave)
+
     def native(self, name: str) -> Native:
         return Native.from_prebuilt(self._found["natives"][name])
 
@@ -107,6 +119,13 @@ class CompiledPrograms:
         fragment, _ = verified(self.program, name)
         store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment
+
+    def wave_program(self, name: str, wave: int) -> WaveProgram:
+        from gpubpf.lower import amdgcn
+        from gpubpf.verify import verify
+
+        checked, _ = verify(self.program, self.program.functions[name])
+        return amdgcn.lower(self.program, checked, wave)
 
     def native(self, name: str) -> Native:
         from gpubpf.lower import x86

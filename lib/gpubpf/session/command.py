@@ -41,12 +41,15 @@ class NotStarted(SessionError):
 def start_command(
     command: Sequence[str], measurement: Measurement, socket_name: str
 ) -> subprocess.Popen[bytes]:
-    """Start a command whose processes load the agent in their first cuInit.
+    """Start a command whose processes load the agent in their first cuInit, or as they initialize ROCr.
 
     Raises SessionError, and `NotStarted` if the command cannot be started."""
     environment = dict(os.environ)
     environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
+    if measurement.amd:  # ROCr loads each library that this names
+        others = environment.get("HSA_TOOLS_LIB")
+        environment["HSA_TOOLS_LIB"] = f"{others} {agent.HSA_LIBRARY}" if others else str(agent.HSA_LIBRARY)
     environment[SOCKET_VARIABLE] = socket_name
     environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:

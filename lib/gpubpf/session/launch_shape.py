@@ -1,8 +1,8 @@
 """The shape of a launch: its grid and block dimensions, and how threads, warps and blocks are numbered in it.
 
 A thread's number in the grid is the number of its block, times the threads of a block, plus its number in the block. In both x runs
-fastest, as in CUDA (CUDA C++ Programming Guide, "Thread Hierarchy"). A warp is 32 threads of a block with consecutive numbers. A lane
-is a thread's number in its warp.
+fastest, as in CUDA (CUDA C++ Programming Guide, "Thread Hierarchy"). A warp is 32 threads of a block with consecutive numbers, on an
+AMD GPU 32 or 64, and is called a wave there. A lane is a thread's number in its warp.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """The grid and block dimensions of a launch."""
+    """The grid and block dimensions of a launch, the lanes of a warp, and the vendor's word for it."""
 
     grid: Index
     block_dim: Index
+    warp: int = WARP
+    warp_word: str = "warp"
 
     @property
     def blocks(self) -> int:
@@ -43,7 +45,7 @@ class Shape:
     @property
     def warps(self) -> int:
         """The number of warps in a block."""
-        return -(-self.block_size // WARP)
+        return -(-self.block_size // self.warp)
 
     def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return block x, y, z and thread x, y, z of threads, given by number."""
@@ -73,7 +75,12 @@ class Shape:
             return f"block {self.block_index(number)}"
         block, own = self.place(by, number)
         label = self.thread_index(own) if by == "thread" else str(own)
-        return f"{by} {label}" if self.blocks == 1 else f"{by} {label} of block {self.block_index(block)}"
+        named = f"{self.word(by)} {label}"
+        return named if self.blocks == 1 else f"{named} of block {self.block_index(block)}"
+
+    def word(self, by: By) -> str:
+        """Return what people call a thread, lane, warp or block of this GPU."""
+        return self.warp_word if by == "warp" else by
 
     def place(self, by: By, number: int) -> tuple[int, int]:
         """Return the block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpubpf import names
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit
 from gpubpf.ebpf import maps
@@ -93,6 +94,7 @@ class Plan:
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
     accesses: programs run at memory accesses, so the summary counts the accesses that cannot be probed.
+    amd: kernels of AMD GPUs are measured, too.
     owns_process: this Python process runs nothing but the session, so the session may drop privileges that it no longer needs.
     """
 
@@ -108,6 +110,7 @@ class Plan:
     follow: Follow = field(default_factory=Follow)
     host: Host | None = None
     accesses: bool = False
+    amd: bool = False
     owns_process: bool = False
 
 
@@ -149,11 +152,12 @@ class Measurement:
         self.several = targets.all_processes or len(set(targets.pids)) > 1
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
+        self.amd = plan.amd
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
-        self.matches = plan.matches or (lambda name: True)
+        self.matches = plan.matches or (lambda name: names.chosen((), name))
         self.note = limit_notices(note)
         self.privileges = Privileges()
         self.follow = follow = plan.follow

@@ -69,7 +69,7 @@ def _instances_of(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
                     instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
-                    snapshot.context, process.number, spilled,
+                    snapshot.context, process.number, spilled, process.waves.get(name),
                 )
             )  # fmt: skip
     if number in snapshot.shared:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.ebpf.maps import MapDefinition
+    from gpubpf.session.launch_shape import Shape
     from gpubpf.session.rings import ShardCount
 
 
@@ -32,6 +33,7 @@ class Instance:
     context    number of the context in the process
     process    number of the process in the session
     spilled    bytes of local memory per thread that a copy limited to fewer registers needs
+    wave       the lanes of a wave, if it ran on an AMD GPU
     """
 
     pid: int
@@ -50,6 +52,15 @@ class Instance:
     context: int = 0
     process: int = 0
     spilled: int = 0
+    wave: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        from gpubpf.session.launch_shape import Shape  # imports NumPy
+
+        if self.wave is None:
+            return Shape(self.grid, self.block_dim)
+        return Shape(self.grid, self.block_dim, self.wave, "wave")
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:

@@ -291,10 +291,10 @@ class Server:
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
             process.count_text(len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
-            process.driver_version, process.comm = protocol.hello(payload)
+            process.driver_version, process.comm, process.vendor = protocol.hello(payload)
             process.control = file
         elif kind == Message.IMAGE and file is not None:
-            image = protocol.image(payload)
+            image = protocol.image(payload, process.vendor)
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many images at once")
             process.pending_images += 1

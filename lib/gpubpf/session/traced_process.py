@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag
+from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
 from gpubpf.process import traceable
 from gpubpf.session.log_file import LogFile
@@ -116,6 +116,9 @@ class TracedProcess:
     number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
     driver_version: int = 0  # 12080 for CUDA 12.8; 0: unknown
+    vendor: Vendor = (
+        Vendor.NVIDIA
+    )  # whose GPUs its agent serves; a process that uses both has two agents, and is here twice
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block
@@ -133,6 +136,7 @@ class TracedProcess:
     faults: list[protocol.KernelFault] = field(default_factory=list)
     matched: set[str] = field(default_factory=set)  # kernels that the user asked for
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
+    waves: dict[str, int] = field(default_factory=dict)  # kernel of an AMD GPU → lanes of a wave
     # Kernel → its sites in each module that has it.
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
@@ -206,11 +210,13 @@ class TracedProcess:
         return MappedImages(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
-        """Record the sites, and the accesses that cannot be probed, of a sidecar's kernels. The caller holds `Measurement.lock`."""
+        """Record sites, lanes of waves, and accesses that cannot be probed, of a sidecar. The caller holds `Measurement.lock`."""
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
                 places[opcode] = max(places.get(opcode, 0), n)
+            if kernel.amd is not None:
+                self.waves[kernel.name] = kernel.amd.wave
             known = self.sites.setdefault(kernel.name, [])
             if kernel.sites not in known:
                 known.append(kernel.sites)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error, SessionError, UsageError
-from gpubpf.session import device, joining
+from gpubpf.session import amd_device, device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
+    from gpubpf.images.code_objects import AmdAttachment
     from gpubpf.images.instrument import Attachment, RegisterUse, Sidecar
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host
@@ -46,6 +47,7 @@ def trace(
     follow: Follow | None = None,
     host: Callable[[Callable[[str], None], bool], Host | None] = lambda note, virtual: None,
     accesses: bool = False,
+    amd_attachments: Callable[[], Sequence[AmdAttachment]] | None = None,
 ) -> Session:
     """Return the session that a tool's command line asks for. Raises SessionError.
 
@@ -55,8 +57,10 @@ def trace(
     follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
     host: make the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
+    amd_attachments: make the same programs for AMD GPUs; None: kernels of AMD GPUs are not measured.
     """
     lowered = functools.cache(attachments)
+    for_amd = functools.cache(amd_attachments or (lambda: ()))
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
         note(f"attached to {pid} ({comm})")
@@ -69,14 +73,18 @@ def trace(
         if args.json and out is not None:
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)
 
-    def instrument(data: bytes, target: Target) -> Sidecar:
-        from gpubpf.images import instrument
+    def instrument(data: bytes, target: Target | None) -> Sidecar:
+        from gpubpf.images import code_objects, instrument
 
+        if target is None:
+            return code_objects.instrument(data, for_amd())
         return instrument.instrument_image(data, lowered(), target)
 
-    def registers(sidecar: Any, target: Target) -> Mapping[str, RegisterUse]:
+    def registers(sidecar: Any, target: Target | None) -> Mapping[str, RegisterUse]:
         from gpubpf.images import instrument
 
+        if target is None:
+            return {kernel.name: kernel.amd.registers for kernel in sidecar.kernels}
         return instrument.register_use(sidecar, target)
 
     def matches(name: str) -> bool:
@@ -95,7 +103,7 @@ def trace(
             out.record(type="watching", ts_ns=ts_ns)
 
     targets = _targets(args)
-    chosen = _device(args)
+    chosen = _device(args, amd_attachments is not None)
     wanted = tuple(args.kernel)
     plan = Plan(
         chosen,
@@ -109,6 +117,7 @@ def trace(
         follow=_follow(args, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
+        amd=amd_attachments is not None,
         owns_process=getattr(args, "alone", False),
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
@@ -265,8 +274,10 @@ def _device_of_all(pids: Sequence[int]) -> Device:
     return found[first]
 
 
-def _device(args: argparse.Namespace) -> Device:
+def _device(args: argparse.Namespace, amd: bool = False) -> Device:
     chosen = device_of(args)
+    if args.command and amd:
+        chosen = amd_device.beside(chosen, args.device, args.command[0])
     if chosen.notice:
         notices.note(args.tool, chosen.notice)
     return chosen

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import CLOCK_KERNEL
+from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.instrument import RegisterUse, Sidecar
+    from gpubpf.images.instrument import AmdKernel, RegisterUse, Sidecar
     from gpubpf.lower.launch_block import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
@@ -38,10 +38,10 @@ CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
 T = TypeVar("T")
-# (image that a program loaded, device that it was loaded on) → sidecar.
-Instrument = Callable[[bytes, "Target"], "Sidecar"]
+# (image that a program loaded, device that it was loaded on; None: an AMD GPU) → sidecar.
+Instrument = Callable[[bytes, "Target | None"], "Sidecar"]
 # (sidecar, device) → registers of its kernels by mangled name.
-CountRegisters = Callable[[Any, "Target"], Mapping[str, "RegisterUse"]]
+CountRegisters = Callable[[Any, "Target | None"], Mapping[str, "RegisterUse"]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class BackgroundWork:
         self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
         self.joined = threading.Event()  # set once the session has attached: work ahead would delay that
         self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
-        self._cache: OrderedDict[tuple[bytes, Target], Future[Sidecar]] = OrderedDict()
+        self._cache: OrderedDict[tuple[bytes, Target | None], Future[Sidecar]] = OrderedDict()
         self._cache_lock = threading.Lock()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class BackgroundWork:
         wait([finished], CLOCK_PATIENCE)
         return dict(made)
 
-    def _sidecar(self, data: bytes, target: Target) -> Sidecar:
+    def _sidecar(self, data: bytes, target: Target | None) -> Sidecar:
         """Return the sidecar of an image, from the cache if another process has recently loaded the same image."""
         key = (hashlib.sha256(data).digest(), target)
         with self._cache_lock:
@@ -214,14 +214,16 @@ class BackgroundWork:
             self._drop_cached(key)
         return sidecar
 
-    def _drop_cached(self, key: tuple[bytes, Target]) -> None:
+    def _drop_cached(self, key: tuple[bytes, Target | None]) -> None:
         with self._cache_lock:
             self._cache.pop(key, None)
 
     def _make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
-        def make(target: Target) -> Sidecar:
+        def make(target: Target | None) -> Sidecar:
             from gpubpf.images import fatbin, instrument  # may fail, too: a module is a file
 
+            if target is None:
+                return self._sidecar(protocol.read_file(file, image.size), None)
             data = process.mapped.with_ptx(protocol.read_file(file, image.size))
             if image.linked > 1:
                 data = instrument.joined(data)
@@ -241,7 +243,8 @@ class BackgroundWork:
             os.close(file)
 
     def _make_found(self, process: TracedProcess, found: protocol.Found) -> None:
-        def make(target: Target) -> Sidecar:
+        def make(target: Target | None) -> Sidecar:
+            assert target is not None  # only agents for CUDA send FOUND
             data, reasons = process.mapped.find(found, target)
             sidecar = self._sidecar(data or b"", target)
             refusals = {name: reason for name, reason in reasons.items() if self._measurement.matches(name)}
@@ -299,24 +302,27 @@ class BackgroundWork:
             self._measurement.lock.notify_all()
         self._on_ready()
 
+    def _target(self, process: TracedProcess, module: protocol.Image | protocol.Found) -> Target | None:
+        if process.vendor == Vendor.AMD:
+            return None
+        from gpubpf.images.assemble import Target
+
+        return Target(
+            self._measurement.device.kind, divmod(module.compute_capability, 10), process.driver_cuda
+        )
+
     def _answer(
         self,
         process: TracedProcess,
         module: protocol.Image | protocol.Found,
-        make: Callable[[Target], Sidecar],
+        make: Callable[[Target | None], Sidecar],
     ) -> None:
         """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
         answer = protocol.sidecar(module.request, 0, (), {}, ())
         sent: int | None = None
         sidecar: Sidecar | None = None
         try:
-            from gpubpf.images.assemble import Target
-
-            target = Target(
-                self._measurement.device.kind,
-                divmod(module.compute_capability, 10),
-                process.driver_cuda,
-            )
+            target = self._target(process, module)
             sidecar = make(target)
             with self._measurement.lock:
                 process.refusals.update(sidecar.refusals)
@@ -385,6 +391,8 @@ def _encode(
             kernel.block.kernel,
             kernel.block.epoch,
             kernel.limited,
+            kernel.block.shape,
+            **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels
     ]
@@ -394,6 +402,12 @@ def _encode(
         out.write(sidecar.image)
     size = len(sidecar.image) if layouts else 0
     return protocol.sidecar(request, size, layouts, sidecar.refusals, variables, ahead), file
+
+
+def _of_amd(kernel: AmdKernel | None) -> dict[str, Any]:
+    if kernel is None:
+        return {}
+    return {"wave": kernel.wave, "most_threads": kernel.most_threads, "references": kernel.references}
 
 
 def _block(measurement: Measurement, block: LaunchBlock) -> bytes:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpubpf.session.launch_shape import WARP, By, Index, Shape, index_of
+from gpubpf.session.launch_shape import By, Index, Shape, index_of
 
 FAR_OFF = 0.10  # share of the median; whoever differs more is named
 NAMED = 4  # the most that are named one by one
@@ -103,10 +103,10 @@ def _fold(shape: Shape, values: np.ndarray, by: By) -> np.ndarray:
     if by == "block":
         return table.sum(axis=1)
     if by == "warp":
-        return np.add.reduceat(table, np.arange(0, shape.block_size, WARP), axis=1).ravel()
-    places = np.zeros(shape.warps * WARP, dtype=values.dtype)
+        return np.add.reduceat(table, np.arange(0, shape.block_size, shape.warp), axis=1).ravel()
+    places = np.zeros(shape.warps * shape.warp, dtype=values.dtype)
     places[: shape.block_size] = table.sum(axis=0)
-    return places.reshape(shape.warps, WARP).sum(axis=0)
+    return places.reshape(shape.warps, shape.warp).sum(axis=0)
 
 
 def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
@@ -116,10 +116,12 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
     work both are 0.
     """
     table = work.reshape(shape.blocks, shape.block_size)
-    busiest = np.maximum.reduceat(table, np.arange(0, shape.block_size, WARP), axis=1).astype(np.float64)
-    lanes = np.full(shape.warps, WARP)
-    lanes[-1] = shape.block_size - WARP * (shape.warps - 1)
-    whole = WARP * float(busiest.sum())
+    busiest = np.maximum.reduceat(table, np.arange(0, shape.block_size, shape.warp), axis=1).astype(
+        np.float64
+    )
+    lanes = np.full(shape.warps, shape.warp)
+    lanes[-1] = shape.block_size - shape.warp * (shape.warps - 1)
+    whole = shape.warp * float(busiest.sum())
     if not whole:
         return 0.0, 0.0
     with_thread = float((busiest * lanes).sum())
@@ -130,12 +132,17 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
     """Return sentences about idle lanes, if there are any, with advice only when it is certain."""
     empty, waiting = idle_lanes(shape, work)
     parts = [f"{_percent(empty)} have no thread"] if empty >= 0.01 else []
-    parts += [f"{_percent(waiting)} wait for the busiest lane of their warp"] if waiting >= 0.01 else []
+    parts += (
+        [f"{_percent(waiting)} wait for the busiest lane of their {shape.warp_word}"]
+        if waiting >= 0.01
+        else []
+    )
     said = [f"idle lanes: {', '.join(parts)}"] if parts else []
     if empty >= 0.05:
         size = shape.block_size
         said.append(
-            f"blocks of {size} leave {-size % WARP} of a warp's {WARP} lanes empty: use a multiple of {WARP}"
+            f"blocks of {size} leave {-size % shape.warp} of a {shape.warp_word}'s {shape.warp} lanes empty:"
+            f" use a multiple of {shape.warp}"
         )
     return said
 
@@ -146,13 +153,13 @@ def findings(found: Groups, what: str) -> list[str]:
     Of threads they name blocks, lanes or warps if these account for nearly all of the difference. Of other groups they name these.
     `what`: the unit of work in the plural.
     """
-    by, work = found.by, found.work.astype(np.float64)
+    by, work = found.shape.word(found.by), found.work.astype(np.float64)
     if len(work) == 0 or not work.any():
         return [f"no {by} did any {what}"]
     if len(work) == 1:
         return [f"one {by} did all of it: {_counted(found.work[0], what)}"]
     groups, each = found, work
-    if by == "thread":
+    if found.by == "thread":
         groups = _level(found, work)
         each = groups.work.astype(np.float64) / groups.threads
     median = float(np.median(each))
@@ -196,14 +203,14 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
 
 def _who(groups: Groups, places: np.ndarray) -> str:
     """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``12 of 1,024 threads``."""
-    shape, by = groups.shape, groups.by
+    shape, by, word = groups.shape, groups.by, groups.shape.word(groups.by)
     numbers = groups.numbers[places]
     if len(numbers) == 1:
         return shape.name(by, int(numbers[0]))
     per_block = {"thread": shape.block_size, "warp": shape.warps}.get(by)
     block = int(numbers[0]) // per_block if per_block else 0
     if per_block and block != int(numbers[-1]) // per_block:
-        return f"{len(numbers):,} of {len(groups):,} {by}s"
+        return f"{len(numbers):,} of {len(groups):,} {word}s"
     own = [
         int(number) - block * per_block if per_block else int(number)
         for number in (*numbers[:NAMED], numbers[-1])
@@ -212,10 +219,10 @@ def _who(groups: Groups, places: np.ndarray) -> str:
     where = f" of block {shape.block_index(block)}" if per_block and shape.blocks > 1 else ""
     if len(numbers) <= NAMED:
         names = [label(number) for number in own[:-1]]
-        return f"{by}s {', '.join(names[:-1])} and {names[-1]}{where}"
+        return f"{word}s {', '.join(names[:-1])} and {names[-1]}{where}"
     if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
-        return f"{by}s {label(own[0])} to {label(own[-1])}{where}"
-    return f"{len(numbers):,} of {len(groups):,} {by}s"
+        return f"{word}s {label(own[0])} to {label(own[-1])}{where}"
+    return f"{len(numbers):,} of {len(groups):,} {word}s"
 
 
 def _did(each: np.ndarray, usual: float) -> str:

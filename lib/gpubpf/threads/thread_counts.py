@@ -86,7 +86,7 @@ class Reader:
                 self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
             if launches:
-                shape = Shape(instance.grid, instance.block_dim)
+                shape = instance.shape
                 selected = shape.selection(self._block, self._thread)
                 found.append(ThreadCounts(instance, shape, launches, runs, work, selected))
         return sorted(found, key=lambda counts: (-int(counts.work.sum()), counts.pid, counts.gpu))
@@ -150,7 +150,7 @@ def _section(
     threads, groups = counts.grouped("thread"), counts.grouped(by)
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
     selected = "selected " if counts.selected is not None else ""
-    yield f"{title}: {what} per {by}"
+    yield f"{title}: {what} per {counts.shape.word(by)}"
     if counts.no_thread:
         yield from table.wrap(f"grid {grid}, block {block_dim}; {owners.name(instance)}", indent=2)
         yield from (f"  {NO_THREAD}", "")
@@ -159,7 +159,7 @@ def _section(
         f"grid {grid}, block {block_dim}; {owners.name(instance)}",
         f"{table.count(counts.launches, 'launch')}, {table.count(len(threads), f'{selected}thread')}",
         *imbalance.findings(groups, what),
-        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean)} {what} per {by}",
+        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean)} {what} per {counts.shape.word(by)}",
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:
@@ -172,7 +172,7 @@ def _section(
     yield ""
     order: Any = groups.largest(top)
     if len(groups) > SCREEN:
-        yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{by}s")
+        yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{counts.shape.word(by)}s")
         yield ""
         if top is None:  # the largest and the smallest
             order = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))

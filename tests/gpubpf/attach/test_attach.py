@@ -864,7 +864,8 @@ def test_a_tool_on_a_program_that_runs(loads: Path) -> None:
         kernel = counted(records)
         assert summary["launches_instrumented"] == kernel["launches"] > 0
         # Modules that threads had just loaded when probes went live.
-        assert summary["launches_matched"] - kernel["launches"] <= 4 * 5
+        before = summary["launches_matched"] - kernel["launches"]
+        assert summary["not_instrumented"] == ({"before ready": before} if before else {})
         assert kernel["runs"] == kernel["launches"] * 128 and kernel["work"] == kernel["runs"] * 5
         assert summary["launches_seen"] > kernel["launches"]  # those of the old module
         until(lambda: changed_bytes(process.pid) == 0)  # the agent may go on when the tool has left

@@ -224,7 +224,7 @@ def connected(frames: list[bytes]) -> list[str]:
 
 def hello() -> bytes:
     name = b"\x1b]0;evil\7"
-    return protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, len(name)) + name)
+    return protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, len(name)) + name + bytes(4))
 
 
 # Those of agents.

@@ -256,7 +256,8 @@ def read(built: Path, where: str, what: str, file: str, enough: int) -> Seen:
     for _ in range(10):
         seen = watch(built, where, what, file)
         others = seen.reasons - ALWAYS
-        assert sum(seen.count(reason) for reason in others) == seen.waits
+        told = sum(seen.count(reason) for reason in others)
+        assert told <= seen.waits <= told + 2  # times of less than 5 us are not told
         assert sum(seen.ns(reason) for reason in others) <= seen.took
         if seen.waits >= enough:
             return seen

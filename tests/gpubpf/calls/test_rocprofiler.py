@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import gpubpf_rocm
-from gpubpf.calls import device_times, embedded_device, kernel_times
+from gpubpf.calls import device_times, kernel_times
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.device_times import dispatches as reader
 from gpubpf.calls.device_times.dispatches import Dispatches
 from gpubpf.linux import libraries
+from gpubpf.session import amd_device
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
 
@@ -154,7 +155,7 @@ def test_why_there_are_none(rocm, tmp_path):
 @pytest.mark.parametrize("with_gpu", [False, True])
 def test_nothing_is_set_where_it_cannot_work(monkeypatch, rocm, tmp_path, with_gpu):
     monkeypatch.setattr(libraries, "files", lambda names: [])
-    monkeypatch.setattr(embedded_device, "has_gpu", lambda: with_gpu)
+    monkeypatch.setattr(amd_device, "has_gpu", lambda: with_gpu)
     found = {"ROCM_PATH": str(rocm)}
     for command, environment, text in (
         ([], found, "did not start the program"),

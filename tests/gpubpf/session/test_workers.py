@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpubpf.agent import protocol
+from gpubpf.agent.definitions import Vendor
 from gpubpf.images import assemble
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import workers
@@ -76,6 +77,7 @@ def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
         label="pid 7 (app)",
         pending_images=1,
         driver_cuda=13,
+        vendor=Vendor.NVIDIA,
         comm="app",
         mapped=SimpleNamespace(with_ptx=lambda data: data),
         send=lambda answer, file: answers.put(answer),

@@ -68,8 +68,7 @@ constexpr int kPatience = 5000;
 // leaves the old one untouched.
 struct Connection {
     uint64_t number = 0;  // of the attachment
-    int socket = -1, wake = -1;
-    ino_t socket_file = 0, wake_file = 0;
+    OwnedFile socket, wake;
     pid_t pid = 0;
     std::mutex sending;
     std::mutex lock;  // guards the members below
@@ -109,22 +108,15 @@ std::atomic<Phase> phase{Phase::Idle};
 Connection *connection = nullptr;  // null only in phase Idle
 thread_local bool is_own_thread = false;
 
-// Returns the inode, which tells whether a descriptor is still ours. A program may close every descriptor it
-// finds, and reuse the number for a file of its own.
-ino_t file_of(int fd) {
-    struct stat st;
-    return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
-}
-
 bool has_files(const Connection &c) {
-    bool has = file_of(c.socket) == c.socket_file && file_of(c.wake) == c.wake_file;
+    bool has = c.socket.is_ours() && c.wake.is_ours();
     if (!has) agent.control->cut = 1;
     return has;
 }
 
 bool wake_up(Connection &c) {
     uint64_t one = 1;
-    return has_files(c) && write(c.wake, &one, sizeof one) == sizeof one;
+    return has_files(c) && write(c.wake.number, &one, sizeof one) == sizeof one;
 }
 
 uint64_t instrumented() {
@@ -155,52 +147,9 @@ void tool_gone(Connection &c) {
     }
 }
 
-bool parse_welcome(Reader &r, Config &config) {
-    config = Config();  // a forked child has its parent's
-    if (r.u32() != kProtocolVersion) return false;
-    config.map_memory = r.u64();
-    config.first = r.u64();
-    config.last = r.u64();
-    config.sample = std::max<uint64_t>(r.u64(), 1);
-    config.image_wait_ms = r.u32();
-    const uint32_t flags = r.u32();
-    config.memory_is_zero = flags & kMemoryIsZero;
-    config.stamps = flags & kStamps;
-    config.stacks = flags & kStacks;
-    config.allocation_stacks = flags & kAllocationStacks;
-    config.graphs = flags & kGraphs;
-    config.match_all = flags & kMatchAll;
-    config.log_records = r.u64();
-    config.pump = r.u64();
-    number_process(r.u64());
-    const std::string owner = r.text().substr(0, sizeof gpubpf_owner - 1);
-    memcpy(gpubpf_owner, owner.c_str(), owner.size() + 1);
-    uint32_t n = r.count(28);
-    for (uint32_t i = 0; i < n; ++i) {
-        MapSpec m;
-        m.fixed = r.u64();
-        m.per_unit = r.u64();
-        m.unit = static_cast<Unit>(r.u32());
-        m.place = static_cast<Place>(r.u32());
-        m.initial = r.blob();
-        const bool ring = m.place == Place::HostRing || m.place == Place::GpuRing;
-        if (m.initial.size() > m.fixed || m.fixed > kMemoryLimit || m.unit > Unit::Site ||
-            m.place > Place::Host || (m.place != Place::Gpu && !m.shared()) ||
-            (ring && (m.per_unit < 8 || m.per_unit > 65536 || m.per_unit % 8)))
-            return false;
-        config.maps.push_back(std::move(m));
-    }
-    n = r.count(8);
-    for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t cc = r.u32();
-        config.clock_kernels.emplace_back(cc, r.blob());
-    }
-    return take_host_program(r) && r.ok();
-}
-
 void answered(Connection &c, Reader &r, int image) {
     uint32_t id = r.u32();
-    std::shared_ptr<const Answer> answer = parse_answer(r, image);
+    std::shared_ptr<const Answer> answer = parse_answer(r, image, agent.config.maps);
     std::shared_ptr<Question> question;
     {
         std::lock_guard<std::mutex> hold(c.lock);
@@ -243,7 +192,9 @@ void handle(Connection &c, Frame &frame) {
             });
             break;
         case Message::Welcome: {
-            bool ok = parse_welcome(r, agent.config);
+            bool ok = parse_welcome(r, agent.config) && take_host_program(r) && r.ok();
+            number_process(agent.config.process);
+            memcpy(gpubpf_owner, agent.config.owner.c_str(), agent.config.owner.size() + 1);
             std::lock_guard<std::mutex> hold(c.lock);
             c.welcome = true;
             c.gone = c.gone || !ok;
@@ -344,9 +295,9 @@ void end(Connection *c) {
     stop_state();
     agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
     if (has_files(*c)) {
-        shutdown(c->socket, SHUT_RDWR);
-        close(c->socket);
-        close(c->wake);
+        shutdown(c->socket.number, SHUT_RDWR);
+        close(c->socket.number);
+        close(c->wake.number);
     }
     end_state();
     munmap(agent.control, sizeof(Control));
@@ -405,7 +356,7 @@ bool receive_message(Connection &c) {
     Frame frame;
     bool received = false;
     quietly([&] {
-        if (!receive_frame(c.socket, frame)) return;
+        if (!receive_frame(c.socket.number, frame)) return;
         ++agent.heard;
         handle(c, frame);
         received = true;
@@ -421,7 +372,7 @@ void serve(Connection *c) {
     uint32_t finishing = 0;
     auto calibrated = std::chrono::steady_clock::now();
     while (c->has_worker && !c->stopped) {
-        pollfd fds[2] = {{c->socket, POLLIN, 0}, {c->wake, POLLIN, 0}};
+        pollfd fds[2] = {{c->socket.number, POLLIN, 0}, {c->wake.number, POLLIN, 0}};
         const bool clocks = agent.live && oplog.on() && !virtual_clock();
         const int waits = install_due_in();
         if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 &&
@@ -435,7 +386,7 @@ void serve(Connection *c) {
         if (!has_files(*c)) break;
         if (fds[1].revents & POLLIN) {
             uint64_t n;
-            if (read(c->wake, &n, sizeof n) < 0 && errno != EAGAIN) break;
+            if (read(c->wake.number, &n, sizeof n) < 0 && errno != EAGAIN) break;
         }
         if (fds[0].revents && !receive_message(*c)) break;
         const uint32_t asked = c->finish_asked.load();
@@ -452,39 +403,6 @@ void serve(Connection *c) {
     tool_gone(*c);
     c->finish_done = UINT32_MAX;
     end(c);
-}
-
-// Returns the part behind kFilePrefix of a socket's name, or null.
-const char *number_of_file(const char *name) {
-    constexpr size_t kLength = sizeof kFilePrefix - 1;
-    return strncmp(name, kFilePrefix, kLength) == 0 ? name + kLength : nullptr;
-}
-
-// Returns the tool's socket, or -1. A name that starts with @ is abstract. fd:N is a descriptor that this
-// process already has.
-int connect_to_tool(const char *name) {
-    if (const char *number = number_of_file(name)) return move_high(atoi(number));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    size_t length = strlen(name);
-    if (!length || length >= sizeof address.sun_path) return -1;
-    memcpy(address.sun_path, name, length);
-    if (name[0] == '@') address.sun_path[0] = '\0';
-    int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (fd < 0) return -1;
-    timeval bound{5, 0};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also limits connect()
-    auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
-    ucred peer{};
-    socklen_t peer_size = sizeof peer;
-    constexpr uid_t kUnmapped = 65534;  // root, as seen from inside a user namespace
-    if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
-        (peer.uid != geteuid() && peer.uid != 0 && peer.uid != kUnmapped)) {
-        close(fd);
-        return -1;
-    }
-    return fd;
 }
 
 // The driver shuts down after this, so our threads must not call it any more.
@@ -513,8 +431,8 @@ void in_forked_child() {
     agent.connected = false;
     attachment = 0;
     abandon_state();
-    if (connection && file_of(connection->socket) == connection->socket_file) close(connection->socket);
-    if (connection && file_of(connection->wake) == connection->wake_file) close(connection->wake);
+    if (connection && connection->socket.is_ours()) close(connection->socket.number);
+    if (connection && connection->wake.is_ours()) close(connection->wake.number);
     connection = nullptr;
     phase = Phase::Idle;
     gpubpf_owner[0] = '\0';
@@ -546,17 +464,6 @@ void release_signals() {
     }
 }
 
-std::string process_name() {
-    char name[32] = {};
-    int fd = move_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
-    if (fd < 0) return "";
-    ssize_t n = read(fd, name, sizeof name - 1);
-    close(fd);
-    std::string s(name, n > 0 ? static_cast<size_t>(n) : 0);
-    if (!s.empty() && s.back() == '\n') s.pop_back();
-    return s;
-}
-
 constexpr char kNoFile[] =
     "all: it can make no files in memory (ulimit -n limits their number, ulimit -f their size)\n";
 
@@ -579,23 +486,21 @@ std::string install_running(Connection *c, std::string &left_out) {
 // everything and returns false.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
-    c.socket = connect_to_tool(name);
-    if (c.socket < 0) return false;
-    c.wake = move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    c.socket_file = file_of(c.socket);
-    c.wake_file = file_of(c.wake);
+    c.socket = OwnedFile(connect_to_tool(name));
+    if (c.socket.number < 0) return false;
+    c.wake = OwnedFile(move_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
     agent.control_fd = memory_file("gpubpf-control", sizeof(Control));
-    void *control =
-        c.wake < 0 ? MAP_FAILED
-                   : mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED, agent.control_fd, 0);
+    void *control = c.wake.number < 0 ? MAP_FAILED
+                                      : mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED,
+                                             agent.control_fd, 0);
     if (control != MAP_FAILED) {
         agent.control = static_cast<Control *>(control);
         return true;
     }
     Writer why;
     why.text(kNoFile).text("").u32(0);
-    send_frame(c.socket, Message::Hooked, why.bytes, -1);
-    for (int file : {c.socket, c.wake, agent.control_fd})
+    send_frame(c.socket.number, Message::Hooked, why.bytes, -1);
+    for (int file : {c.socket.number, c.wake.number, agent.control_fd})
         if (file >= 0) close(file);
     return false;
 }
@@ -605,7 +510,10 @@ void say_hello() {
     int version = 0;  // 12080 for CUDA 12.8
     if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
     Writer hello;
-    hello.u32(kProtocolVersion).u32(static_cast<uint32_t>(version)).text(process_name());
+    hello.u32(kProtocolVersion)
+        .u32(static_cast<uint32_t>(version))
+        .text(process_name())
+        .u32(static_cast<uint32_t>(Vendor::Nvidia));
     agent.send(Message::Hello, hello, agent.control_fd);
     close(agent.control_fd);
     const int stubs = make_stubs();
@@ -624,7 +532,7 @@ bool wait_for_welcome(Connection &c) {
         c.changed.wait_for(hold, kSilence, [&] { return c.welcome || c.gone; });
     }
     close_stub_file();
-    if (!c.welcome) shutdown(c.socket, SHUT_RDWR);
+    if (!c.welcome) shutdown(c.socket.number, SHUT_RDWR);
     return c.welcome && !c.gone;
 }
 
@@ -727,7 +635,7 @@ AttachStatus start(const char *name, How how) {
         agent.live = failed.empty() && !c->gone;
     }
     report_hooks(failed, left_out);
-    if (!agent.live) shutdown(c->socket, SHUT_RDWR);  // there is nothing to measure
+    if (!agent.live) shutdown(c->socket.number, SHUT_RDWR);  // there is nothing to measure
     return agent.live ? AttachStatus::Attached : AttachStatus::Failed;
 }
 
@@ -740,10 +648,10 @@ void Agent::send(Message type, const Writer &writer, int fd) {
     if (connected && !has_files(*c)) {
         live = false;
         connected = false;
-    } else if (connected && !send_frame(c->socket, type, writer.bytes, fd)) {
+    } else if (connected && !send_frame(c->socket.number, type, writer.bytes, fd)) {
         live = false;
         connected = false;
-        shutdown(c->socket, SHUT_RDWR);  // the service thread notices and wakes the waiters
+        shutdown(c->socket.number, SHUT_RDWR);  // the service thread notices and wakes the waiters
     }
 }
 

@@ -104,7 +104,6 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
                      bool may_load = true);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
 bool is_loaded_ahead(const std::string &name);
-std::shared_ptr<const Answer> parse_answer(Reader &reader, int image);
 
 // drain.cpp
 // Reads every context. `rings`: only the rings in GPU memory.

@@ -16,72 +16,9 @@
 #include "definitions.h"
 #include "driver/driver.h"
 #include "lifetime.h"
+#include "messages.h"
 
 namespace gpubpf {
-
-// --- what the tool said (Welcome, Sidecar) ---
-
-struct MapSpec {
-    // In bytes. Per context: `fixed`. Per instance: `fixed`, and `per_unit` for each unit (for Site: for each
-    // site and shard). For rings, `fixed` is the limit of all records together, and `per_unit` is the stride
-    // of a record.
-    uint64_t fixed = 0, per_unit = 0;
-    Unit unit = Unit::Context;
-    Place place = Place::Gpu;
-    std::vector<uint8_t> initial;  // initial contents; the rest is zero
-
-    // Whether the whole context shares the memory. Otherwise each instance of a kernel has its own.
-    bool shared() const { return unit == Unit::Context; }
-};
-
-struct Config {
-    uint64_t map_memory = 0;
-    uint64_t first = 1, last = UINT64_MAX, sample = 1;
-    uint32_t image_wait_ms = 0;
-    bool memory_is_zero = false;
-    uint64_t log_records = 0;  // size of the operation log, a power of two; 0: no log
-    bool stamps = false;       // timing events around operations that no probe measures
-    bool stacks = false;       // host stacks of launches
-    bool allocation_stacks = false;
-    bool graphs = false;     // kernels in graphs are instrumented
-    bool match_all = false;  // every kernel matches, even if its name was never seen
-    uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
-    std::vector<MapSpec> maps;
-    // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.
-    std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
-};
-
-struct BlockField {                              // a map's place in the launch block
-    uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
-};
-
-struct Layout {  // of one instrumented kernel
-    std::string name;
-    std::vector<uint32_t> sizes;   // of the application's parameters, bytes
-    uint32_t block_offset = 0;     // of the launch block in the parameter buffer
-    uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
-    bool waits = true;             // its blocks may wait for each other
-    uint32_t sites = 0;
-    std::string limited;  // name of a second copy, which uses fewer registers; empty: none
-    // offsets of the kernel's number and of the allocation epoch in the block
-    uint32_t kernel = kNoField, epoch = kNoField;
-    std::vector<uint8_t> block;
-    std::vector<BlockField> fields;
-};
-
-struct Variable {
-    std::string name;
-    uint32_t index = 0;
-    bool copied = false;
-    std::vector<std::string> kernels;  // those that need it
-};
-
-struct Answer {
-    std::vector<char> image;  // ends with a zero byte; empty: nothing matches
-    std::vector<Layout> kernels;
-    std::vector<std::pair<std::string, std::string>> refusals;
-    std::vector<Variable> variables;
-};
 
 // --- the process ---
 

@@ -1,12 +1,16 @@
 #include "wire.h"
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 namespace gpubpf {
@@ -183,6 +187,56 @@ bool write_all(int fd, const void *data, size_t size, uint64_t offset) {
 
 bool read_all(int fd, void *data, size_t size, uint64_t offset) {
     return transfer_all(pread, fd, static_cast<char *>(data), size, offset);
+}
+
+const char *number_of_file(const char *name) {
+    constexpr size_t kLength = sizeof kFilePrefix - 1;
+    return strncmp(name, kFilePrefix, kLength) == 0 ? name + kLength : nullptr;
+}
+
+static uint64_t inode_of(int fd) {
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
+OwnedFile::OwnedFile(int descriptor) : number(descriptor), inode(inode_of(descriptor)) {}
+
+bool OwnedFile::is_ours() const { return inode && inode_of(number) == inode; }
+
+int connect_to_tool(const char *name) {
+    if (const char *number = number_of_file(name)) return move_high(atoi(number));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    size_t length = strlen(name);
+    if (!length || length >= sizeof address.sun_path) return -1;
+    memcpy(address.sun_path, name, length);
+    if (name[0] == '@') address.sun_path[0] = '\0';
+    int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (fd < 0) return -1;
+    timeval bound{5, 0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also limits connect()
+    auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
+    ucred peer{};
+    socklen_t peer_size = sizeof peer;
+    constexpr uid_t kUnmapped = 65534;  // root, as seen from inside a user namespace
+    if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
+        (peer.uid != geteuid() && peer.uid != 0 && peer.uid != kUnmapped)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+std::string process_name() {
+    char name[32] = {};
+    int fd = move_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
+    if (fd < 0) return "";
+    ssize_t n = read(fd, name, sizeof name - 1);
+    close(fd);
+    std::string s(name, n > 0 ? static_cast<size_t>(n) : 0);
+    if (!s.empty() && s.back() == '\n') s.pop_back();
+    return s;
 }
 
 }  // namespace gpubpf

@@ -61,6 +61,23 @@ struct Frame {
 bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd);
 bool receive_frame(int socket, Frame &frame);
 
+// Returns the part behind kFilePrefix of a socket's name, or null.
+const char *number_of_file(const char *name);
+// Returns the tool's socket, or -1. A name that starts with @ is abstract. fd:N is a descriptor that this
+// process already has.
+int connect_to_tool(const char *name);
+std::string process_name();  // as in /proc/self/comm
+
+// A file descriptor, and whether it is still ours: a program may close every descriptor that it finds, and reuse
+// the number for a file of its own.
+struct OwnedFile {
+    OwnedFile() = default;
+    explicit OwnedFile(int descriptor);
+    bool is_ours() const;
+    int number = -1;
+    uint64_t inode = 0;
+};
+
 // Makes an anonymous file of `size` zero bytes. Returns a high descriptor, or -1: programs may rely on low
 // numbers.
 int memory_file(const char *name, uint64_t size);

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubpf.calls import embedded_device
 from gpubpf.linux import libraries
+from gpubpf.session import amd_device
 
 _SDK = "librocprofiler-sdk.so"
 HSA_WANTED = "GPUBPF_HSA_TIMES"  # variable: use ROCr's interface on a GPU, too
@@ -74,7 +74,7 @@ def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated:
     elif simulated:
         found = HSA
     else:
-        if not embedded_device.has_gpu():
+        if not amd_device.has_gpu():
             return "there is no AMD GPU, and the program does not run on hipsim"
         return "rocprofiler-sdk is not installed, or not found (set ROCM_PATH)"
     return found.refusal(environment) or found

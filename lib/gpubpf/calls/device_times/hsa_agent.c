@@ -27,7 +27,6 @@
 #define BATCH 16                        /* packets that are changed at once */
 #define BUCKETS 4096
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
-#define BARRIER 0x1503                  /* header: barrier-and, after all packets before it, scopes of the system */
 
 /* A dispatch from its packet to its end. It is used again, and its three signals with it. */
 struct pending {
@@ -47,6 +46,22 @@ struct kernel {                         /* never freed: a program may still laun
     uint64_t object, number;            /* address of its descriptor; its number in the ring, never the same for two kernels */
     struct kernel *next;
 };
+
+/* Functions that the library exports; their symbols are these names after "hsa_". */
+typedef struct {
+    hsa_status (*system_get_info)(int what, void *);
+    hsa_status (*iterate_agents)(hsa_status (*)(hsa_handle agent, void *), void *);
+    hsa_status (*agent_get_info)(hsa_handle agent, int what, void *);
+    hsa_status (*executable_iterate_agent_symbols)(hsa_handle executable, hsa_handle agent,
+                                                   hsa_status (*)(hsa_handle executable, hsa_handle agent, hsa_handle symbol, void *), void *);
+    hsa_status (*executable_symbol_get_info)(hsa_handle symbol, int what, void *);
+    hsa_status (*signal_create)(int64_t value, uint32_t count, const hsa_handle *consumers, hsa_handle *);
+    void (*signal_store_relaxed)(hsa_handle signal, int64_t value);
+    void (*signal_subtract_screlease)(hsa_handle signal, int64_t value);
+    hsa_status (*amd_signal_async_handler)(hsa_handle signal, int condition, int64_t value, _Bool (*)(int64_t value, void *), void *);
+    hsa_status (*amd_profiling_set_profiler_enabled)(hsa_queue *, int);
+    hsa_status (*amd_profiling_get_dispatch_time)(hsa_handle agent, hsa_handle signal, uint64_t times[2]);
+} hsa_functions;
 
 static hsa_functions hsa;
 static hsa_create_queue create_queue, create_intercepted_queue;
@@ -228,7 +243,7 @@ static bool follow(hsa_packet *packet, hsa_packet *barrier, const struct queue *
         return false;
     hsa.signal_store_relaxed(pending->passed, 1);
     memset(barrier, 0, sizeof *barrier);
-    barrier->header = BARRIER;
+    barrier->header = HSA_BARRIER;
     barrier->completion = pending->passed;
     memcpy((char *)barrier + 8, &pending->handed, sizeof pending->handed); /* dep_signal[0] */
     return true;
@@ -295,16 +310,9 @@ static bool find_hsa(void) {
 #undef FIND
 }
 
-/* How many functions a table has; 0 if its version is unknown. */
-static size_t functions_of(const hsa_table *table) {
-    if (!table || table->version.major < HSA_FIRST_MAJOR || table->version.major > HSA_LAST_MAJOR || table->version.size < sizeof(hsa_table))
-        return 0;
-    return (table->version.size - sizeof(hsa_table)) / sizeof(void *);
-}
-
 static uint32_t start(hsa_tables *tables) {
-    const int at = HSA_AMD_INTERCEPT(functions_of(tables->amd));
-    if (functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
+    const int at = HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd));
+    if (hsa_functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
         !frequency)
         return AGENT_VERSION;
     if (!ring_create() || atexit(write_last))

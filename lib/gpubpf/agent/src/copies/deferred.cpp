@@ -72,7 +72,7 @@ void take_ahead(Reader &r, int image) {
     m->ahead = m->gone = true;
     m->answer_cc = r.u32();
     m->request = r.u32();
-    m->answer = parse_answer(r, image);
+    m->answer = parse_answer(r, image, agent.config.maps);
     if (!m->answer) return send_ready(m);
     {
         std::lock_guard<std::mutex> hold(registry().lock);

@@ -166,65 +166,6 @@ int image_of_file(const char *path, uint64_t &size, uint32_t &) {
 
 // --- what the tool answers ---
 
-std::shared_ptr<const Answer> parse_answer(Reader &reader, int image) {
-    auto answer = std::make_shared<Answer>();
-    uint64_t size = reader.u64();
-    uint32_t n = reader.count(40);
-    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
-        Layout l;
-        l.name = reader.text();
-        l.limited = reader.text();
-        l.sizes.resize(reader.count(4));
-        for (uint32_t &bytes : l.sizes) bytes = reader.u32();
-        l.block_offset = reader.u32();
-        l.pid_tgid = reader.u32();
-        l.waits = reader.u32() != 0;
-        l.sites = reader.u32();
-        l.kernel = reader.u32();
-        l.epoch = reader.u32();
-        l.block = reader.blob();
-        uint32_t fields = reader.count(12);
-        for (uint32_t f = 0; f < fields; ++f) {
-            BlockField b{reader.u32(), 0, 0};
-            b.base_offset = reader.u32();
-            b.capacity_offset = reader.u32();
-            if (b.map >= agent.config.maps.size() || b.base_offset + uint64_t(8) > l.block.size() ||
-                (b.capacity_offset != kNoField && b.capacity_offset + uint64_t(8) > l.block.size()))
-                return nullptr;
-            l.fields.push_back(b);
-        }
-        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch})
-            if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
-        if (l.sites > kSitesLimit) return nullptr;
-        if (l.block.size() < 8 || l.block.size() > 65536 || l.block_offset > 65536 || l.sizes.size() > 65536)
-            return nullptr;
-        answer->kernels.push_back(std::move(l));
-    }
-    n = reader.count(8);
-    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
-        std::string name = reader.text();
-        answer->refusals.emplace_back(std::move(name), reader.text());
-    }
-    n = reader.count(16);
-    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
-        Variable v;
-        v.name = reader.text();
-        v.index = reader.u32();
-        v.copied = reader.u32() != 0;
-        uint32_t kernels = reader.count(4);
-        for (uint32_t k = 0; k < kernels; ++k) v.kernels.push_back(reader.text());
-        answer->variables.push_back(std::move(v));
-    }
-    if (!reader.ok() || size > kImageLimit) return nullptr;
-    if (image >= 0 && size) {
-        struct stat st;
-        if (fstat(image, &st) != 0 || static_cast<uint64_t>(st.st_size) < size) return nullptr;
-        answer->image.resize(size + 1);
-        if (!read_all(image, answer->image.data(), size, 0)) return nullptr;
-    }
-    return answer;
-}
-
 // --- loading ---
 
 bool wait_for(CUstream stream, uint32_t wait_ms) {

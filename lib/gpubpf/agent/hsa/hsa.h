@@ -1,22 +1,34 @@
 /*
- * hsa.h: the parts of ROCr's interface (libhsa-runtime64.so.1) that hsa_agent.c uses, declared here so that the build does not need ROCm.
+ * hsa.h: the parts of ROCr's interface (libhsa-runtime64.so.1) that the agent here and calls/device_times/hsa_agent.c use, declared so
+ * that the build does not need ROCm. For C and C++.
  *
  * They follow the published headers hsa.h, hsa_ext_amd.h, hsa_api_trace.h and amd_hsa_signal.h, of ROCr 5.2 to 6.2. A table of functions
  * says how long it is. Most of them only grow at their ends, so positions stay.
  */
 #pragma once
+/* clang-format off */
 
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+#define HSA_CHECK(...) static_assert(__VA_ARGS__)
+#else
+#define HSA_CHECK(...) _Static_assert(__VA_ARGS__)
+#endif
 
 typedef int hsa_status;                 /* 0 is success */
 typedef struct { uint64_t handle; } hsa_handle; /* of an agent, an executable, a symbol or a signal */
 
 enum { HSA_TIMESTAMP_FREQUENCY = 3 };   /* hsa_system_info_t */
-enum { HSA_AGENT_DEVICE = 17, HSA_GPU = 1 };
-enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA_SYMBOL_KERNEL_OBJECT = 22, HSA_KERNEL = 1 };
+enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
+enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA_SYMBOL_KERNARG_SIZE = 11, HSA_SYMBOL_KERNEL_OBJECT = 22, HSA_KERNEL = 1 };
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2 };       /* hsa_packet_type_t */
+enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
+enum { HSA_POOL_SEGMENT = 0, HSA_POOL_FLAGS = 1, HSA_POOL_MAY_ALLOCATE = 5, HSA_GLOBAL = 0 };
+enum { HSA_POOL_KERNARG = 1, HSA_POOL_COARSE_GRAINED = 4 };
+enum { HSA_SIGNAL_GPU_ONLY = 1 };       /* such a signal raises no interrupts; the host may read it */
 enum { HSA_FIRST_MAJOR = 1, HSA_LAST_MAJOR = 2 }; /* versions of every table */
 
 typedef struct {
@@ -34,7 +46,7 @@ typedef struct {                        /* hsa_kernel_dispatch_packet_t; other p
     uint64_t kernel, arguments, reserved2;
     hsa_handle completion;
 } hsa_packet;
-_Static_assert(sizeof(hsa_packet) == 64 && offsetof(hsa_packet, completion) == 56, "as published");
+HSA_CHECK(sizeof(hsa_packet) == 64 && offsetof(hsa_packet, completion) == 56, "as published");
 
 typedef struct {                        /* amd_signal_t, to which the handle of a signal points */
     int64_t kind, value;
@@ -42,7 +54,7 @@ typedef struct {                        /* amd_signal_t, to which the handle of 
     uint32_t event, reserved;
     uint64_t start, end;                /* in ticks of the GPU */
 } hsa_signal;
-_Static_assert(offsetof(hsa_signal, start) == 32, "as published");
+HSA_CHECK(offsetof(hsa_signal, start) == 32, "as published");
 
 typedef void (*hsa_queue_error)(hsa_status, hsa_queue *, void *);
 typedef hsa_status (*hsa_create_queue)(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error, void *data, uint32_t scratch,
@@ -66,7 +78,12 @@ typedef struct {
 
 enum {                                  /* index in `functions` */
     HSA_CORE_CREATE_QUEUE = 7,
+    HSA_CORE_DESTROY_EXECUTABLE = 84,
     HSA_CORE_FREEZE = 86,
+    HSA_CORE_READER_OF_FILE = 115,
+    HSA_CORE_READER_OF_MEMORY = 116,
+    HSA_CORE_DESTROY_READER = 117,
+    HSA_CORE_LOAD = 120,                /* hsa_executable_load_agent_code_object */
 };
 /*
  * The index of hsa_amd_queue_intercept_create, which hsa_amd_queue_intercept_register follows, in the AMD table with so many functions; -1 if
@@ -74,18 +91,9 @@ enum {                                  /* index in `functions` */
  */
 #define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
 
-/* Functions that the library exports; their symbols are these names after "hsa_". */
-typedef struct {
-    hsa_status (*system_get_info)(int what, void *);
-    hsa_status (*iterate_agents)(hsa_status (*)(hsa_handle agent, void *), void *);
-    hsa_status (*agent_get_info)(hsa_handle agent, int what, void *);
-    hsa_status (*executable_iterate_agent_symbols)(hsa_handle executable, hsa_handle agent,
-                                                   hsa_status (*)(hsa_handle executable, hsa_handle agent, hsa_handle symbol, void *), void *);
-    hsa_status (*executable_symbol_get_info)(hsa_handle symbol, int what, void *);
-    hsa_status (*signal_create)(int64_t value, uint32_t count, const hsa_handle *consumers, hsa_handle *);
-    void (*signal_store_relaxed)(hsa_handle signal, int64_t value);
-    void (*signal_subtract_screlease)(hsa_handle signal, int64_t value);
-    hsa_status (*amd_signal_async_handler)(hsa_handle signal, int condition, int64_t value, _Bool (*)(int64_t value, void *), void *);
-    hsa_status (*amd_profiling_set_profiler_enabled)(hsa_queue *, int);
-    hsa_status (*amd_profiling_get_dispatch_time)(hsa_handle agent, hsa_handle signal, uint64_t times[2]);
-} hsa_functions;
+/* How many functions a table has; 0 if its version is unknown. */
+static inline size_t hsa_functions_of(const hsa_table *table) {
+    if (!table || table->version.major < HSA_FIRST_MAJOR || table->version.major > HSA_LAST_MAJOR || table->version.size < sizeof(hsa_table))
+        return 0;
+    return (table->version.size - sizeof(hsa_table)) / sizeof(void *);
+}

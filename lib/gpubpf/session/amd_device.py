@@ -1,8 +1,9 @@
-"""Choose what hipsnoop's command runs on: an AMD GPU, or hipsim, the embedded AMD device, if there is no GPU."""
+"""Choose what the HIP part of a command runs on: an AMD GPU, or hipsim, the embedded AMD device, if there is no GPU."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import glob
 import os
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import hipsim
 from gpubpf.errors import SessionError
+from gpubpf.session.device import Device
 from hipsim import gpus
 
 NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times mean nothing"
@@ -61,6 +63,19 @@ def choose(
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
     variables = {"LD_LIBRARY_PATH": ":".join(path), "HIPSIM_GPU": gpu}
     return variables, notice
+
+
+def beside(chosen: Device, wanted: str | None, program: str) -> Device:
+    """Return a device with what a command needs for HIP, too. The notice is about HIP if the program has code for AMD GPUs."""
+    if wanted == "gpu" or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
+        return chosen
+    sim = "sim" if wanted == "sim" else None
+    variables, notice = choose(sim, program, {**os.environ, **chosen.environment})
+    return dataclasses.replace(
+        chosen,
+        environment={**chosen.environment, **variables},
+        notice=notice if gpus.of_command(program) else chosen.notice,
+    )
 
 
 def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:

@@ -1,0 +1,216 @@
+// The agent in a process that uses AMD GPUs: a library that AMD's runtime (ROCr) loads, as HSA_TOOLS_LIB says.
+//
+//   agent.cpp      the connection to the tool; start and end
+//   code.cpp       code objects that the program loads, and their instrumented copies
+//   dispatch.cpp   the program's queues: at each dispatch, the copy of a kernel or the original
+//   memory.cpp     memory of maps and rings, and reading it back
+//
+// It speaks the same protocol as the agent for CUDA (../src), and shares its messages.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "hsa.h"
+#include "lifetime.h"
+#include "messages.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+// Functions that ROCr exports; their symbols are these names behind "hsa_".
+struct Functions {
+    hsa_status (*iterate_agents)(hsa_status (*)(hsa_handle agent, void *), void *);
+    hsa_status (*agent_get_info)(hsa_handle agent, int what, void *);
+    hsa_status (*memory_copy)(void *to, const void *from, size_t size);
+    hsa_status (*executable_create_alt)(int profile, int rounding, const char *options, hsa_handle *);
+    hsa_status (*executable_iterate_agent_symbols)(hsa_handle executable, hsa_handle agent,
+                                                   hsa_status (*)(hsa_handle executable, hsa_handle agent,
+                                                                  hsa_handle symbol, void *),
+                                                   void *);
+    hsa_status (*executable_symbol_get_info)(hsa_handle symbol, int what, void *);
+    hsa_status (*signal_destroy)(hsa_handle signal);
+    int64_t (*signal_load_scacquire)(hsa_handle signal);
+    void (*signal_add_relaxed)(hsa_handle signal, int64_t value);
+    hsa_status (*amd_signal_create)(int64_t value, uint32_t count, const hsa_handle *consumers,
+                                    uint64_t attributes, hsa_handle *);
+    hsa_status (*amd_agent_iterate_memory_pools)(hsa_handle agent, hsa_status (*)(hsa_handle pool, void *),
+                                                 void *);
+    hsa_status (*amd_memory_pool_get_info)(hsa_handle pool, int what, void *);
+    hsa_status (*amd_memory_pool_allocate)(hsa_handle pool, size_t size, uint32_t flags, void **);
+    hsa_status (*amd_memory_pool_free)(void *);
+    hsa_status (*amd_agents_allow_access)(uint32_t count, const hsa_handle *agents, const uint32_t *flags,
+                                          const void *);
+    hsa_status (*amd_memory_fill)(void *to, uint32_t value, size_t count);
+    hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
+
+    bool find();
+};
+extern Functions hsa;
+
+// What the table had where the agent put its own functions.
+struct Originals {
+    hsa_create_queue create_queue, create_intercepted_queue;
+    hsa_intercept intercept;
+    hsa_freeze freeze;
+    hsa_status (*destroy_executable)(hsa_handle executable);
+    hsa_status (*reader_of_file)(int file, hsa_handle *reader);
+    hsa_status (*reader_of_memory)(const void *code, size_t size, hsa_handle *reader);
+    hsa_status (*destroy_reader)(hsa_handle reader);
+    hsa_status (*load)(hsa_handle executable, hsa_handle agent, hsa_handle reader, const char *options,
+                       hsa_handle *loaded);
+};
+extern Originals originals;
+
+// --- what the agent knows. Nothing is freed before the process ends, except where it says so ---
+
+struct Array {  // of one instance. `capacity`: in the map's units; of a site array as in the launch block
+    uint32_t map;
+    uint64_t base, bytes, capacity;
+};
+
+using Shape = std::array<uint32_t, 6>;  // threads of a block, blocks of the grid: as in the launch block
+
+struct Instance {  // a copy with one launch shape
+    uint64_t launches = 0, awaited = 0;
+    std::vector<uint8_t> launch_block;  // complete except for the launch id; empty: no memory yet
+    size_t tried = SIZE_MAX;            // the number of pools that had no room
+    std::vector<Array> arrays;
+};
+
+struct Kernel;
+struct Gpu;
+
+struct Copy {  // of a kernel, in one executable
+    Kernel *kernel;
+    std::shared_ptr<const Answer> answer;
+    const Layout *layout;
+    uint64_t object;  // address of its descriptor
+    std::map<Shape, Instance> instances;
+    std::vector<Array> sites;
+};
+
+struct Kernel {  // the program's, in one executable
+    std::string name;
+    Gpu *gpu;
+    Slot *slot;
+    uint32_t slot_index = 0;
+    uint64_t argument_bytes = 0;
+    std::atomic<bool> refused{false};
+    std::atomic<Copy *> copy{nullptr};
+};
+
+struct Pool {
+    uint64_t base, size, used;
+};
+
+struct Ring {
+    uint32_t map, shards;
+    uint64_t control;
+};
+
+// Memory for the arguments of dispatches. It is used again when `running` is 0 and no room is left in it.
+struct Arguments {
+    char *base = nullptr;
+    size_t size = 0, used = 0;
+    hsa_handle running{};  // a signal: how many of its dispatches have not ended
+};
+
+struct Gpu {
+    hsa_handle agent;
+    uint32_t number, compute_units = 1;
+    hsa_handle own_pool{}, argument_pool{};
+    std::mutex busy;  // held while maps are made or read
+    bool prepared = false, usable = false;
+    std::vector<Ring> rings;
+
+    std::mutex lock;  // guards the members below; held for bookkeeping, never while anything is waited for
+    std::vector<Pool> pools;
+    uint64_t wanted = 0;            // bytes of the largest request that did not fit
+    std::vector<uint64_t> storage;  // by map: the address, unless each instance has its own
+    std::vector<Copy *> copies;
+    std::vector<std::unique_ptr<Arguments>> arguments;  // the last one has room
+};
+
+// --- agent.cpp ---
+
+struct Module;
+
+struct Question {  // to the tool: the instrumented copy of a module
+    Module *module;
+    bool done = false, abandoned = false;  // abandoned: nobody waits for the answer any more
+    std::shared_ptr<const Answer> answer;
+};
+
+struct Agent {
+    std::atomic<bool> live{false}, connected{false};
+    Config config;
+    Control *control = nullptr;
+    std::vector<std::unique_ptr<Gpu>> gpus;
+
+    Gpu *gpu(hsa_handle agent) const;
+    void send(Message type, const Writer &writer, int file = -1);
+    // Asks for the copies of a module whose image is in `file`, and waits as long as the tool says that it works on it.
+    std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
+    void wake();  // makes the service thread look for work
+    // Sends everything before the process ends. Returns when that is done, or after wait_ms + 3 s.
+    void finish(uint32_t wait_ms);
+};
+extern Agent &agent;
+
+// Runs the agent's work in a call of the program, which must not notice it: no exception leaves it.
+template <class Work>
+void quietly(const Work &work) noexcept {
+    try {
+        work();
+    } catch (...) {
+    }
+}
+
+// --- code.cpp ---
+
+struct Module {  // a code object that the program has loaded
+    Gpu *gpu;
+    hsa_handle executable;
+    std::map<std::string, Kernel *> kernels;
+    hsa_handle copies{};  // executable with the copies
+    bool gone = false;    // guarded by a lock of code.cpp, as `copies`
+};
+// Loads the copies of a module's kernels, unless it is gone.
+void install(Module &module, const std::shared_ptr<const Answer> &answer);
+Kernel *find_kernel(uint64_t object);
+
+hsa_status on_reader_of_file(int file, hsa_handle *reader);
+hsa_status on_reader_of_memory(const void *code, size_t size, hsa_handle *reader);
+hsa_status on_destroy_reader(hsa_handle reader);
+hsa_status on_load(hsa_handle executable, hsa_handle agent, hsa_handle reader, const char *options,
+                   hsa_handle *loaded);
+hsa_status on_freeze(hsa_handle executable, const char *options);
+hsa_status on_destroy_executable(hsa_handle executable);
+
+// --- dispatch.cpp ---
+
+hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
+                           uint32_t scratch, uint32_t shared, hsa_queue **made);
+bool is_idle(Gpu &gpu);  // all instrumented kernels have ended
+
+// --- memory.cpp ---
+
+bool prepare(Gpu &gpu);  // makes the maps, once
+// Gives an instance its arrays and its launch block. Call it with `gpu.lock` held. Returns false if there is no room.
+bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
+void enlarge(Gpu &gpu);
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
+
+}  // namespace gpubpf

@@ -1,0 +1,312 @@
+// Code objects that the program loads. When an executable is frozen, the tool gets them and answers with changed
+// code objects, in which kernels have probes. They are loaded as executables of their own, so that the program's
+// stay as they are.
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+namespace {
+
+struct Code {  // a code object of the program: in its memory, or read from its file
+    const void *at = nullptr;
+    uint64_t size = 0;
+    std::vector<char> own;
+};
+struct LoadedImage {
+    Gpu *gpu;
+    int file;
+    uint64_t size;
+};
+
+struct State {
+    std::mutex lock;  // guards what follows; never held across a call of ROCr or a wait
+    std::map<uint64_t, std::shared_ptr<Code>> readers;
+    std::map<uint64_t, std::vector<LoadedImage>> loaded;  // into executables, before they are frozen
+    std::map<uint64_t, std::vector<std::unique_ptr<Module>>> modules;  // of executables
+    std::vector<std::unique_ptr<Module>> gone;                         // answers may still come for them
+    std::map<std::string, uint32_t> slots;
+    std::shared_mutex kernels_lock;
+    std::unordered_map<uint64_t, Kernel *> kernels;  // by the address of the descriptor
+};
+NeverDestroyed<State> storage;  // HIP destroys executables as the process exits
+State &state = storage.value;
+
+Slot *slot_of(const std::string &name, uint32_t &index) {
+    auto known = state.slots.find(name);
+    if (known != state.slots.end()) {
+        index = known->second;
+    } else {
+        index = agent.control->used.load(std::memory_order_relaxed);
+        if (index + 1 < kSlots) {
+            state.slots.emplace(name, index);
+            agent.control->used.store(index + 1, std::memory_order_release);
+            agent.send(Message::Name, Writer().u32(index).text(name));
+        } else {
+            index = kSlots - 1;
+        }
+    }
+    return &agent.control->slots[index];
+}
+
+struct Symbol {
+    std::string name;
+    uint64_t object;
+    uint32_t argument_bytes;
+};
+
+// Returns the kernels of an executable.
+std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
+    std::vector<Symbol> found;
+    auto each = [](hsa_handle, hsa_handle, hsa_handle symbol, void *data) -> hsa_status {
+        uint32_t type = 0, length = 0;
+        Symbol s{};
+        if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_TYPE, &type) || type != HSA_KERNEL ||
+            hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME_LENGTH, &length) ||
+            hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_KERNEL_OBJECT, &s.object) ||
+            hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_KERNARG_SIZE, &s.argument_bytes))
+            return 0;
+        quietly([&] {
+            s.name.resize(length);
+            if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME, s.name.data())) return;
+            if (length > 3 && s.name.compare(length - 3, 3, ".kd") == 0) s.name.resize(length - 3);
+            static_cast<std::vector<Symbol> *>(data)->push_back(s);
+        });
+        return 0;
+    };
+    hsa.executable_iterate_agent_symbols(executable, on, each, &found);
+    return found;
+}
+
+// Records the kernels of a module.
+void add_kernels(Module &module) {
+    for (const Symbol &s : symbols_of(module.executable, module.gpu->agent)) {
+        auto kernel = std::make_unique<Kernel>();
+        kernel->name = s.name;
+        kernel->gpu = module.gpu;
+        kernel->argument_bytes = s.argument_bytes;
+        {
+            std::lock_guard<std::mutex> hold(state.lock);
+            kernel->slot = slot_of(s.name, kernel->slot_index);
+        }
+        std::unique_lock<std::shared_mutex> hold(state.kernels_lock);
+        module.kernels[s.name] = state.kernels[s.object] = kernel.release();
+    }
+}
+
+void refuse(Kernel &kernel, const std::string &reason) {
+    kernel.refused = true;
+    agent.send(Message::Refused, Writer().u32(kernel.slot_index).text(reason));
+}
+
+// Makes addresses that the copy of a kernel computes lead into the original code object, which is `by` bytes further on.
+bool redirect(const Layout &layout, uint64_t copy, uint64_t by) {
+    for (const CodeReference &r : layout.references) {
+        const uint64_t distance = r.distance + by;
+        const auto low = static_cast<uint32_t>(distance), high = static_cast<uint32_t>(distance >> 32);
+        char *at = reinterpret_cast<char *>(copy + static_cast<uint64_t>(r.place));
+        if (hsa.memory_copy(at + kLowLiteral, &low, sizeof low) ||
+            hsa.memory_copy(at + kHighLiteral, &high, sizeof high))
+            return false;
+    }
+    return true;
+}
+
+// Loads a changed code object. Returns its executable; 0 if ROCr refuses it.
+hsa_handle load_copies(const Gpu &gpu, const Answer &answer) {
+    hsa_handle reader{}, made{}, none{};
+    int profile = 0;
+    hsa.agent_get_info(gpu.agent, HSA_AGENT_PROFILE, &profile);
+    if (originals.reader_of_memory(answer.image.data(), answer.image.size() - 1, &reader)) return none;
+    if (!hsa.executable_create_alt(profile, 0, nullptr, &made) &&
+        (originals.load(made, gpu.agent, reader, nullptr, nullptr) || originals.freeze(made, nullptr))) {
+        originals.destroy_executable(made);
+        made = none;
+    }
+    originals.destroy_reader(reader);
+    return made;
+}
+
+void publish(Module &module, const std::shared_ptr<const Answer> &answer, const std::vector<Symbol> &copies,
+             const Layout &layout) {
+    const auto kernel = module.kernels.find(layout.name);
+    if (kernel == module.kernels.end()) return;
+    Kernel &of = *kernel->second;
+    uint64_t original = 0, object = 0;
+    for (const Symbol &s : copies)
+        if (s.name == layout.name) object = s.object;
+    {
+        std::shared_lock<std::shared_mutex> hold(state.kernels_lock);
+        for (const auto &k : state.kernels)
+            if (k.second == &of) original = k.first;
+    }
+    if (layout.sizes.size() != 1 || layout.sizes[0] != of.argument_bytes)
+        return refuse(of, "its metadata and its descriptor differ");
+    if (!object || !original || !redirect(layout, object, original - object))
+        return refuse(of, "ROCr does not load the copy");
+    auto copy = std::make_unique<Copy>();
+    copy->kernel = &of;
+    copy->answer = answer;
+    copy->layout = &layout;
+    copy->object = object;
+    std::lock_guard<std::mutex> hold(of.gpu->lock);
+    of.gpu->copies.push_back(copy.get());
+    of.copy = copy.release();
+}
+
+}  // namespace
+
+void install(Module &module, const std::shared_ptr<const Answer> &answer) {
+    for (const auto &[name, reason] : answer->refusals)
+        if (const auto kernel = module.kernels.find(name); kernel != module.kernels.end())
+            refuse(*kernel->second, reason);
+    if (answer->image.empty() || answer->kernels.empty()) return;
+    const bool ready = prepare(*module.gpu);
+    const hsa_handle copies = ready ? load_copies(*module.gpu, *answer) : hsa_handle{};
+    {
+        std::lock_guard<std::mutex> hold(state.lock);
+        if (!module.gone) module.copies = copies;
+    }
+    if (module.gone) {
+        if (copies.handle) originals.destroy_executable(copies);
+        return;
+    }
+    const std::vector<Symbol> symbols =
+        copies.handle ? symbols_of(copies, module.gpu->agent) : std::vector<Symbol>();
+    for (const Layout &layout : answer->kernels) {
+        if (ready) publish(module, answer, symbols, layout);
+        else if (const auto kernel = module.kernels.find(layout.name); kernel != module.kernels.end())
+            refuse(*kernel->second, "the GPU has no memory for maps");
+    }
+}
+
+Kernel *find_kernel(uint64_t object) {
+    std::shared_lock<std::shared_mutex> hold(state.kernels_lock);
+    const auto found = state.kernels.find(object);
+    return found == state.kernels.end() ? nullptr : found->second;
+}
+
+// --- the program's calls ---
+
+hsa_status on_reader_of_memory(const void *code, size_t size, hsa_handle *reader) {
+    const hsa_status status = originals.reader_of_memory(code, size, reader);
+    if (!status && agent.live)
+        quietly([&] {
+            auto made = std::make_shared<Code>();
+            made->at = code;
+            made->size = size;
+            std::lock_guard<std::mutex> hold(state.lock);
+            state.readers[reader->handle] = made;
+        });
+    return status;
+}
+
+hsa_status on_reader_of_file(int file, hsa_handle *reader) {
+    const hsa_status status = originals.reader_of_file(file, reader);
+    if (!status && agent.live)
+        quietly([&] {
+            struct stat st;
+            if (fstat(file, &st) != 0 || !S_ISREG(st.st_mode) || uint64_t(st.st_size) > kImageLimit) return;
+            auto made = std::make_shared<Code>();
+            made->own.resize(static_cast<size_t>(st.st_size));
+            if (!read_all(file, made->own.data(), made->own.size(), 0)) return;
+            made->at = made->own.data();
+            made->size = made->own.size();
+            std::lock_guard<std::mutex> hold(state.lock);
+            state.readers[reader->handle] = made;
+        });
+    return status;
+}
+
+hsa_status on_destroy_reader(hsa_handle reader) {
+    quietly([&] {
+        std::lock_guard<std::mutex> hold(state.lock);
+        state.readers.erase(reader.handle);
+    });
+    return originals.destroy_reader(reader);
+}
+
+hsa_status on_load(hsa_handle executable, hsa_handle on, hsa_handle reader, const char *options,
+                   hsa_handle *result) {
+    const hsa_status status = originals.load(executable, on, reader, options, result);
+    if (!status && agent.live)
+        quietly([&] {
+            std::shared_ptr<Code> code;
+            {
+                std::lock_guard<std::mutex> hold(state.lock);
+                const auto found = state.readers.find(reader.handle);
+                if (found != state.readers.end()) code = found->second;
+            }
+            Gpu *gpu = agent.gpu(on);
+            if (!gpu) return;
+            // Without the code the kernels are known, and counted, but not instrumented.
+            int file = code && code->size <= kImageLimit ? memory_file("gpubpf-image", code->size) : -1;
+            if (file >= 0 && !write_all(file, code->at, code->size, 0)) {
+                close(file);
+                file = -1;
+            }
+            std::lock_guard<std::mutex> hold(state.lock);
+            state.loaded[executable.handle].push_back({gpu, file, file >= 0 ? code->size : 0});
+        });
+    return status;
+}
+
+hsa_status on_freeze(hsa_handle executable, const char *options) {
+    const hsa_status status = originals.freeze(executable, options);
+    std::vector<LoadedImage> images;
+    quietly([&] {
+        std::lock_guard<std::mutex> hold(state.lock);
+        const auto found = state.loaded.find(executable.handle);
+        if (found == state.loaded.end()) return;
+        images = std::move(found->second);
+        state.loaded.erase(found);
+    });
+    for (const LoadedImage &image : images) {
+        if (!status && agent.live)
+            quietly([&] {
+                auto made = std::make_unique<Module>();
+                Module &module = *made;
+                module.gpu = image.gpu;
+                module.executable = executable;
+                {
+                    std::lock_guard<std::mutex> hold(state.lock);
+                    state.modules[executable.handle].push_back(std::move(made));
+                }
+                add_kernels(module);
+                if (image.file < 0) return;
+                if (const auto answer = agent.ask(module, *image.gpu, image.file, image.size))
+                    install(module, answer);
+            });
+        if (image.file >= 0) close(image.file);
+    }
+    return status;
+}
+
+// The program has waited for the kernels of an executable that it destroys.
+hsa_status on_destroy_executable(hsa_handle executable) {
+    std::vector<hsa_handle> copies;
+    quietly([&] {
+        std::lock_guard<std::mutex> hold(state.lock);
+        std::unique_lock<std::shared_mutex> both(state.kernels_lock);
+        const auto found = state.modules.find(executable.handle);
+        if (found == state.modules.end()) return;
+        for (auto &module : found->second) {
+            module->gone = true;
+            if (module->copies.handle) copies.push_back(module->copies);
+            for (auto k = state.kernels.begin(); k != state.kernels.end();) {
+                const auto own = module->kernels.find(k->second->name);
+                k = own != module->kernels.end() && own->second == k->second ? state.kernels.erase(k) : ++k;
+            }
+            state.gone.push_back(std::move(module));
+        }
+        state.modules.erase(found);
+    });
+    for (hsa_handle one : copies) originals.destroy_executable(one);
+    return originals.destroy_executable(executable);
+}
+
+}  // namespace gpubpf

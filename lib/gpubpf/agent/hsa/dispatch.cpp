@@ -1,0 +1,170 @@
+// The program's queues. Packets pass `on_packets` on their way to the GPU: a dispatch of an instrumented kernel gets
+// the copy of the kernel, and arguments of ours: the program's and the launch block behind them.
+#include <cstring>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr int kBatch = 16;                   // packets that are changed at once
+constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
+constexpr size_t kArgumentAlignment = 64;
+
+std::atomic<uint64_t> next_launch{1};
+
+void add(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
+
+// Returns memory for the arguments of a dispatch, or null. Call it with `gpu.lock` held.
+char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
+    size = (size + kArgumentAlignment - 1) & ~(kArgumentAlignment - 1);
+    auto &parts = gpu.arguments;
+    if (parts.empty() || parts.back()->size - parts.back()->used < size) {
+        size_t found = parts.size();
+        for (size_t i = 0; i + 1 < parts.size() && found == parts.size(); ++i)
+            if (parts[i]->size >= size && hsa.signal_load_scacquire(parts[i]->running) == 0) found = i;
+        if (found < parts.size()) {
+            parts[found]->used = 0;
+            std::swap(parts[found], parts.back());
+        } else {
+            auto made = std::make_unique<Arguments>();
+            void *base = nullptr;
+            made->size = std::max(size, kArgumentBytes);
+            if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &made->running)) return nullptr;
+            if (hsa.amd_memory_pool_allocate(gpu.argument_pool, made->size, 0, &base) ||
+                hsa.amd_agents_allow_access(1, &gpu.agent, nullptr, base)) {
+                hsa.signal_destroy(made->running);
+                if (base) hsa.amd_memory_pool_free(base);
+                return nullptr;
+            }
+            made->base = static_cast<char *>(base);
+            parts.push_back(std::move(made));
+        }
+    }
+    Arguments &part = *parts.back();
+    char *at = part.base + part.used;
+    part.used += size;
+    running = part.running;
+    return at;
+}
+
+// Returns false if the grid is no whole number of blocks.
+bool shape_of(const hsa_packet &packet, Shape &shape) {
+    for (int axis = 0; axis < 3; ++axis) {
+        const uint32_t block = packet.block[axis], threads = packet.grid[axis];
+        if (!block || threads % block) return false;
+        shape[axis] = block;
+        shape[3 + axis] = threads / block;
+    }
+    return true;
+}
+
+// Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason).
+uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, hsa_packet *barrier) {
+    Copy *copy = kernel.copy.load(std::memory_order_acquire);
+    if (!copy) return kernel.refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
+    const Config &config = agent.config;
+    const uint64_t number = kernel.slot->number.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (number < config.first || number > config.last) return outcome_of(kFiltered);
+    if (config.sample > 1 && (number - config.first) % config.sample) return outcome_of(kSampledOut);
+    const Layout &layout = *copy->layout;
+    Shape shape;
+    if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);
+    // Blocks that wait for each other hang if fewer of them fit at once than they expect.
+    if (layout.waits || uint64_t(shape[0]) * shape[1] * shape[2] > layout.most_threads)
+        return outcome_of(kOccupancy);
+
+    std::lock_guard<std::mutex> hold(gpu.lock);
+    Instance &instance = copy->instances[shape];
+    if (instance.launch_block.empty() && !give_memory(gpu, *copy, shape, instance))
+        return outcome_of(kMapTooSmall);
+    hsa_handle running;
+    char *arguments = take_arguments(gpu, layout.block_offset + layout.block.size(), running);
+    if (!arguments) return outcome_of(kLaunchFailed);
+    if (packet.arguments && kernel.argument_bytes)
+        memcpy(arguments, reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes);
+    char *block = arguments + layout.block_offset;
+    memcpy(block, instance.launch_block.data(), layout.block.size());
+    auto put = [&](uint32_t at, uint64_t value) {
+        if (at != kNoField) memcpy(block + at, &value, sizeof value);
+    };
+    put(kBlockLaunch, config.process << kNumberBits | next_launch.fetch_add(1, std::memory_order_relaxed));
+    put(layout.pid_tgid, static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid)));
+    put(layout.kernel, kernel.slot_index);
+    if (layout.shape != kNoField) memcpy(block + layout.shape, shape.data(), sizeof shape);
+
+    hsa.signal_add_relaxed(running, 1);
+    packet.kernel = copy->object;
+    packet.arguments = reinterpret_cast<uint64_t>(arguments);
+    if (!packet.completion.handle) {
+        packet.completion = running;
+    } else {  // the program's own signal stays, so a packet behind it tells that it has ended
+        memset(barrier, 0, sizeof *barrier);
+        barrier->header = HSA_BARRIER;
+        barrier->completion = running;
+    }
+    ++instance.launches;
+    uint64_t threads = 1;
+    for (uint32_t extent : shape) threads *= extent;
+    add(kernel.slot->threads, threads);
+    add(kernel.slot->instrumented);
+    return kInstrumented;
+}
+
+// Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier.
+uint64_t follow(hsa_packet *packet, Gpu &gpu) {
+    Kernel *kernel = find_kernel(packet->kernel);
+    if (!kernel) {
+        add(agent.control->unnamed);
+        return 1;
+    }
+    add(kernel->slot->seen);
+    packet[1].header = 0;
+    uint32_t outcome = outcome_of(kLaunchFailed);
+    const hsa_packet before = *packet;
+    quietly([&] { outcome = change(*packet, gpu, *kernel, packet + 1); });
+    if (outcome == kInstrumented) return packet[1].header ? 2 : 1;
+    *packet = before;
+    if (outcome <= kReasons) add(kernel->slot->reasons[reason_of(outcome)]);
+    return 1;
+}
+
+// ROCr calls this in the thread that puts packets into a queue.
+void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
+    const auto *packets = static_cast<const hsa_packet *>(data);
+    if (!agent.live) return write(data, count);
+    hsa_packet changed[2 * kBatch];
+    for (uint64_t at = 0; at < count;) {
+        uint64_t made = 0;
+        for (int i = 0; i < kBatch && at < count; ++i, ++at) {
+            changed[made] = packets[at];
+            const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
+            made += dispatch ? follow(&changed[made], *static_cast<Gpu *>(user)) : 1;
+        }
+        write(changed, made);
+    }
+}
+
+}  // namespace
+
+hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
+                           uint32_t scratch, uint32_t shared, hsa_queue **made) {
+    Gpu *gpu = agent.live ? agent.gpu(on) : nullptr;
+    if (!gpu || !made ||
+        originals.create_intercepted_queue(on, size, type, error, data, scratch, shared, made))
+        return originals.create_queue(on, size, type, error, data, scratch, shared, made);
+    originals.intercept(*made, on_packets, gpu);
+    return 0;
+}
+
+bool is_idle(Gpu &gpu) {
+    std::lock_guard<std::mutex> hold(gpu.lock);
+    for (const auto &part : gpu.arguments)
+        if (hsa.signal_load_scacquire(part->running) != 0) return false;
+    return true;
+}
+
+}  // namespace gpubpf

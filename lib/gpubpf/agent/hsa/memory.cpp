@@ -1,0 +1,312 @@
+// Memory of maps in a GPU, rings in files that the tool maps, and readings of both.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
+
+uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to - 1); }
+uint64_t map_aligned(uint64_t bytes) { return aligned(bytes, kMapAlignment); }
+void *pointer(uint64_t address) { return reinterpret_cast<void *>(address); }
+bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
+uint32_t shards_of(const Gpu &gpu) { return std::min(std::max(gpu.compute_units, 1u), kShards); }
+uint64_t control_bytes(const Gpu &gpu) { return map_aligned(kRingHeader + kRingShard * shards_of(gpu)); }
+
+// Allocates zeroed memory of the GPU.
+bool add_pool(Gpu &gpu, uint64_t size) {
+    void *base = nullptr;
+    size = aligned(size, kPage);
+    if (hsa.amd_memory_pool_allocate(gpu.own_pool, size, 0, &base)) return false;
+    if (hsa.amd_memory_fill(base, 0, size / sizeof(uint32_t))) {
+        hsa.amd_memory_pool_free(base);
+        return false;
+    }
+    std::lock_guard<std::mutex> hold(gpu.lock);
+    gpu.pools.push_back({reinterpret_cast<uint64_t>(base), size, 0});
+    return true;
+}
+
+// Makes a ring: its records are in a file that the tool maps, its control block is at `control`.
+bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
+    const uint32_t shards = shards_of(gpu);
+    uint64_t capacity = kLeastCapacity;
+    while (capacity * 2 * shards * spec.per_unit <= spec.fixed) capacity *= 2;
+    const uint64_t first = aligned(kRingShard * shards, kRingPage);
+    const uint64_t bytes = aligned(first + shards * capacity * spec.per_unit, kRingPage);
+    if (bytes > kRingLimit || spec.place != Place::HostRing) return false;
+    const int file = sealed_file("gpubpf-ring", bytes);
+    if (file < 0) return false;
+    void *host = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0), *address = nullptr;
+    bool made = host != MAP_FAILED && !hsa.amd_memory_lock(host, bytes, &gpu.agent, 1, &address);
+    const uint64_t header[] = {shards, capacity, reinterpret_cast<uint64_t>(address)};
+    made = made && !hsa.memory_copy(pointer(control), header, sizeof header);
+    if (made) {
+        gpu.rings.push_back({map, shards, control});
+        Writer w;
+        w.u32(map).u32(gpu.number).u32(gpu.number).u32(static_cast<uint32_t>(spec.place));
+        agent.send(Message::Ring, w.u32(shards).u32(0).u64(capacity).u64(spec.per_unit), file);
+    }
+    close(file);
+    return made;
+}
+
+bool make_maps(Gpu &gpu) {
+    const std::vector<MapSpec> &maps = agent.config.maps;
+    if (!gpu.own_pool.handle || !gpu.argument_pool.handle) return false;
+    agent.send(Message::Context, Writer().u32(gpu.number).u32(gpu.number).u32(0));
+    uint64_t shared = 0;
+    bool all_shared = true;
+    for (const MapSpec &m : maps) {
+        if (m.place == Place::Shared || m.place == Place::Host || m.place == Place::GpuRing) return false;
+        if (m.shared()) shared += is_ring(m) ? control_bytes(gpu) : map_aligned(m.fixed);
+        all_shared = all_shared && m.shared();
+    }
+    // The user's limit is for values. Everything else comes on top.
+    uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
+    while (size && !add_pool(gpu, size)) {  // the GPU is nearly full: a small pool is better than none
+        if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
+        size /= 2;
+    }
+    gpu.storage.assign(maps.size(), 0);
+    uint64_t at = 0;
+    for (bool rings : {true, false})  // control blocks are at the start of the pool
+        for (uint32_t m = 0; m < maps.size(); ++m) {
+            if (!maps[m].shared() || is_ring(maps[m]) != rings) continue;
+            gpu.storage[m] = gpu.pools[0].base + at;
+            at += rings ? control_bytes(gpu) : map_aligned(maps[m].fixed);
+            if (rings && !make_ring(gpu, m, maps[m], gpu.storage[m])) return false;
+            const std::vector<uint8_t> &initial = maps[m].initial;
+            if (!rings && !initial.empty() &&
+                hsa.memory_copy(pointer(gpu.storage[m]), initial.data(), initial.size()))
+                return false;
+        }
+    if (!gpu.pools.empty()) gpu.pools[0].used = at;
+    return true;
+}
+
+// With several shards, compute units do not wait for each other. A kernel with many sites has fewer.
+uint32_t site_shards(const Gpu &gpu, const MapSpec &map, uint32_t sites) {
+    uint32_t shards = 1;
+    while (shards < gpu.compute_units && shards < kShards) shards *= 2;
+    while (shards > 1 && map.per_unit * sites * shards > kSiteArrayLimit) shards /= 2;
+    return shards;
+}
+
+struct Room {
+    uint64_t units, capacity;
+};
+
+// Returns how many units of a map a launch of this shape has, and the capacity as the launch block states it.
+Room room_for(const Gpu &gpu, const MapSpec &map, const Layout &layout, const Shape &shape) {
+    const uint64_t threads = uint64_t(shape[0]) * shape[1] * shape[2];
+    const uint64_t blocks = uint64_t(shape[3]) * shape[4] * shape[5];
+    const uint64_t lanes = layout.wave;
+    const uint32_t shards = map.unit == Unit::Site ? site_shards(gpu, map, layout.sites) : 1;
+    switch (map.unit) {
+        case Unit::Site:
+            return {uint64_t(layout.sites) * shards, layout.sites | uint64_t(shards - 1) << kShardsShift};
+        case Unit::Thread: return {blocks * threads, blocks * threads};
+        case Unit::Warp:
+            return {blocks * ((threads + lanes - 1) / lanes), blocks * ((threads + lanes - 1) / lanes)};
+        case Unit::Block: return {blocks, blocks};
+        default: return {1, 1};
+    }
+}
+
+const Array *site_array(const Copy &copy, uint32_t map) {
+    for (const Array &a : copy.sites)
+        if (a.map == map) return &a;
+    return nullptr;
+}
+
+struct Table {  // of the message about a snapshot
+    uint32_t count = 0;
+    Writer rows;
+    Writer &row() { return ++count, rows; }
+    void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
+};
+
+struct Range {
+    uint64_t base, size, offset;  // in the file
+};
+
+struct Contents {  // of a snapshot
+    uint64_t size = 0;
+    std::vector<Range> pools;
+    Table instances, maps, rings;
+
+    uint64_t offset_of(uint64_t base) const {
+        for (const Range &r : pools)
+            if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
+        return 0;
+    }
+};
+
+void add_instances(Contents &contents, const Copy &copy) {
+    uint64_t of_all = 0;
+    auto put = [&](const Shape &shape, uint64_t launches, const std::vector<Array> &arrays) {
+        Writer &row = contents.instances.row();
+        row.u32(copy.kernel->slot_index).raw(&shape[3], 12).raw(shape.data(), 12).u64(launches);
+        row.u32(static_cast<uint32_t>(arrays.size()));
+        for (const Array &a : arrays)
+            row.u32(a.map).u64(contents.offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+    };
+    for (const auto &[shape, instance] : copy.instances) {
+        if (!instance.awaited || instance.launch_block.empty()) continue;
+        put(shape, instance.awaited, instance.arrays);
+        of_all += instance.awaited;
+    }
+    if (of_all && !copy.sites.empty()) put(Shape{}, of_all, copy.sites);
+}
+
+Contents contents_of(Gpu &gpu, bool only_rings) {
+    Contents contents;
+    std::lock_guard<std::mutex> hold(gpu.lock);
+    for (const Pool &p : gpu.pools) {
+        const uint64_t used = !only_rings           ? p.used
+                              : &p == &gpu.pools[0] ? gpu.rings.size() * control_bytes(gpu)
+                                                    : 0;
+        if (!used) continue;
+        contents.pools.push_back({p.base, used, contents.size});
+        contents.size += aligned(used, kPage);
+    }
+    for (const Copy *copy : gpu.copies)
+        if (!only_rings) add_instances(contents, *copy);
+    for (uint32_t m = 0; m < gpu.storage.size() && !only_rings; ++m)
+        if (gpu.storage[m] && agent.config.maps[m].place == Place::Gpu)
+            contents.maps.row()
+                .u32(m)
+                .u64(contents.offset_of(gpu.storage[m]))
+                .u64(agent.config.maps[m].fixed);
+    for (const Ring &r : gpu.rings)
+        contents.rings.row().u32(r.map).u64(contents.offset_of(r.control)).u64(0).u64(0);
+    return contents;
+}
+
+bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    for (useconds_t pause = 20; !is_idle(gpu); pause = pause < 1000 ? pause * 2 : 1000) {
+        if (std::chrono::steady_clock::now() >= until) return false;
+        usleep(pause);
+    }
+    return true;
+}
+
+void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
+    std::lock_guard<std::mutex> busy(gpu.busy);
+    if (!gpu.usable) return;
+    if (!only_rings) {  // what is read may lack later launches
+        std::lock_guard<std::mutex> hold(gpu.lock);
+        for (Copy *copy : gpu.copies)
+            for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;
+    }
+    uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
+    if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
+    const Contents contents = contents_of(gpu, only_rings);
+    const int file = memory_file("gpubpf-maps", contents.size);
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    void *to = file < 0 || !contents.size
+                   ? MAP_FAILED
+                   : mmap(nullptr, contents.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    bool copied = to != MAP_FAILED || !contents.size;
+    for (const Range &r : contents.pools)
+        copied = copied && !hsa.memory_copy(static_cast<char *>(to) + r.offset, pointer(r.base), r.size);
+    if (to != MAP_FAILED) munmap(to, contents.size);
+    if (!copied) flags |= kFailed;
+    if (file < 0) return;  // the tool counts these launches as lost
+    fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    Writer w;
+    w.u32(sequence).u32(gpu.number).u32(gpu.number).u32(flags).u64(contents.size);
+    w.u64(uint64_t(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec));
+    contents.instances.write_to(w);
+    contents.maps.write_to(w);
+    contents.rings.write_to(w);
+    agent.send(Message::Snapshot, w, file);
+    close(file);
+}
+
+}  // namespace
+
+bool prepare(Gpu &gpu) {
+    std::lock_guard<std::mutex> busy(gpu.busy);
+    if (!gpu.prepared) {
+        gpu.prepared = true;
+        gpu.usable = make_maps(gpu);
+    }
+    return gpu.usable;
+}
+
+bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance) {
+    if (instance.tried == gpu.pools.size()) return false;
+    const std::vector<MapSpec> &maps = agent.config.maps;
+    const Layout &layout = *copy.layout;
+    uint64_t needed = 0;
+    for (const BlockField &f : layout.fields) {
+        const MapSpec &m = maps[f.map];
+        if (m.shared() || site_array(copy, f.map)) continue;
+        const uint64_t units = room_for(gpu, m, layout, shape).units;
+        // Threads, warps and blocks have 32-bit numbers on the device.
+        if (m.per_unit > (UINT64_MAX >> 34) || units > UINT32_MAX) return false;
+        needed += map_aligned(m.fixed + m.per_unit * units);
+    }
+    Pool *pool = nullptr;
+    for (Pool &p : gpu.pools)
+        if (!pool && p.size - p.used >= needed) pool = &p;
+    if (needed && !pool) {
+        instance.tried = gpu.pools.size();
+        gpu.wanted = std::max(gpu.wanted, needed);
+        agent.wake();
+        return false;
+    }
+    std::vector<uint8_t> block = layout.block;
+    for (const BlockField &f : layout.fields) {
+        const MapSpec &m = maps[f.map];
+        const Array *known = site_array(copy, f.map);
+        Array array{f.map,
+                    m.shared() ? gpu.storage[f.map]
+                    : known    ? known->base
+                               : 0,
+                    0, known ? known->capacity : 0};
+        if (!m.shared() && !known) {
+            const Room room = room_for(gpu, m, layout, shape);
+            array = {f.map, pool->base + pool->used, m.fixed + m.per_unit * room.units, room.capacity};
+            pool->used += map_aligned(array.bytes);
+            (m.unit == Unit::Site ? copy.sites : instance.arrays).push_back(array);
+        }
+        memcpy(block.data() + f.base_offset, &array.base, sizeof array.base);
+        if (!m.shared() && f.capacity_offset != kNoField)
+            memcpy(block.data() + f.capacity_offset, &array.capacity, sizeof array.capacity);
+    }
+    instance.launch_block = std::move(block);
+    return true;
+}
+
+void enlarge(Gpu &gpu) {
+    uint64_t wanted;
+    {
+        std::lock_guard<std::mutex> hold(gpu.lock);
+        wanted = std::exchange(gpu.wanted, 0);
+    }
+    // Twice the requested size, because the next launch shape is likely to be as large.
+    if (wanted && !add_pool(gpu, 2 * wanted)) add_pool(gpu, wanted);
+}
+
+bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
+    for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings);
+    agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+    return true;
+}
+
+}  // namespace gpubpf

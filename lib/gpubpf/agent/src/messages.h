@@ -1,0 +1,96 @@
+// What the tool says in its messages (Welcome, Sidecar), decoded. protocol.py encodes them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "definitions.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+struct MapSpec {
+    // In bytes. Per context: `fixed`. Per instance: `fixed`, and `per_unit` for each unit (for Site: for each
+    // site and shard). For rings, `fixed` is the limit of all records together, and `per_unit` is the stride
+    // of a record.
+    uint64_t fixed = 0, per_unit = 0;
+    Unit unit = Unit::Context;
+    Place place = Place::Gpu;
+    std::vector<uint8_t> initial;  // initial contents; the rest is zero
+
+    // Whether the whole context shares the memory. Otherwise each instance of a kernel has its own.
+    bool shared() const { return unit == Unit::Context; }
+};
+
+struct Config {
+    uint64_t process = 0;  // its number in the session
+    std::string owner;     // name of the tool, for messages
+    uint64_t map_memory = 0;
+    uint64_t first = 1, last = UINT64_MAX, sample = 1;
+    uint32_t image_wait_ms = 0;
+    bool memory_is_zero = false;
+    uint64_t log_records = 0;  // size of the operation log, a power of two; 0: no log
+    bool stamps = false;       // timing events around operations that no probe measures
+    bool stacks = false;       // host stacks of launches
+    bool allocation_stacks = false;
+    bool graphs = false;     // kernels in graphs are instrumented
+    bool match_all = false;  // every kernel matches, even if its name was never seen
+    uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
+    std::vector<MapSpec> maps;
+    // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.
+    std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
+};
+
+struct BlockField {                              // a map's place in the launch block
+    uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
+};
+
+// In a code object of an AMD GPU: an address that a copied kernel computes from the program counter, and that must be one in
+// the original code object. `place`: of s_getpc_b64, in bytes from the kernel descriptor; `distance`: the two literals behind it.
+struct CodeReference {
+    int64_t place;
+    uint64_t distance;
+};
+constexpr uint32_t kLowLiteral = 8, kHighLiteral = 16;  // bytes from `place`
+
+struct Layout {  // of one instrumented kernel
+    std::string name;
+    std::vector<uint32_t> sizes;   // of the application's parameters, bytes
+    uint32_t block_offset = 0;     // of the launch block in the parameter buffer
+    uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
+    bool waits = true;             // its blocks may wait for each other
+    uint32_t sites = 0;
+    std::string limited;  // name of a second copy, which uses fewer registers; empty: none
+    // offsets of the kernel's number and of the allocation epoch in the block
+    uint32_t kernel = kNoField, epoch = kNoField;
+    uint32_t shape = kNoField;           // of the launch's shape in the block
+    uint32_t wave = 32;                  // lanes of a warp
+    uint32_t most_threads = UINT32_MAX;  // of a block that fits; only for AMD GPUs
+    std::vector<uint8_t> block;
+    std::vector<BlockField> fields;
+    std::vector<CodeReference> references;
+};
+
+struct Variable {
+    std::string name;
+    uint32_t index = 0;
+    bool copied = false;
+    std::vector<std::string> kernels;  // those that need it
+};
+
+struct Answer {
+    std::vector<char> image;  // ends with a zero byte; empty: nothing matches
+    std::vector<Layout> kernels;
+    std::vector<std::pair<std::string, std::string>> refusals;
+    std::vector<Variable> variables;
+};
+
+// Reads a Welcome up to its host programs. Returns false if it is not valid.
+bool parse_welcome(Reader &r, Config &config);
+// Reads a Sidecar from behind its request number. `image`: the file that came with it, or -1. Null if it is not valid.
+std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std::vector<MapSpec> &maps);
+
+}  // namespace gpubpf

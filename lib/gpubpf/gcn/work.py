@@ -1,0 +1,60 @@
+"""Count the work of a kernel's threads: one VGPR for each kind of work, to which instructions are added.
+
+An instruction that a wave issues counts for the lanes that are in EXEC. So before each run of instructions during which EXEC stays
+as it is, v_add adds what the run has, in the lanes that will do it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping
+
+from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.kernel_code import KernelCode, writes_exec
+
+_MEMORY = r"(?:global|flat|scratch|buffer|tbuffer|image)"
+_DS_ATOMIC = (
+    r"ds_(?:pk_)?(?:add|sub|rsub|inc|dec|min|max|and|or|xor|mskor|cmpst|wrxchg|wrap|condxchg|append|consume)"
+)
+# What counts as work of a kind, by the instruction's name. Blocks are counted otherwise.
+_KINDS: Mapping[str, re.Pattern[str]] = {
+    "instructions": re.compile(""),
+    "loads": re.compile(rf"{_MEMORY}_(?:load|sample|gather)|ds_(?:read|load)"),
+    "stores": re.compile(rf"{_MEMORY}_store|ds_(?:write|store)"),
+    "atomics": re.compile(rf"{_MEMORY}_atomic|{_DS_ATOMIC}"),
+    "barriers": re.compile(r"s_barrier"),
+}
+_MOST_INLINE = 64  # the largest constant that needs no literal
+
+
+def counted(code: KernelCode, kind: str) -> dict[int, int]:
+    """Return how much to add before the instructions at some addresses."""
+    found: dict[int, int] = {}
+    for block in code.blocks():
+        if kind == "blocks":
+            # Where paths join, the lanes of all of them come back first.
+            entered = next((one for one in block if not one.operands.startswith("exec")), block[-1])
+            found[entered.address] = 1
+            continue
+        begin = block[0].address
+        for instruction in block:
+            if _KINDS[kind].match(instruction.name):
+                found[begin] = found.get(begin, 0) + 1
+            if writes_exec(instruction):
+                begin = instruction.address + instruction.size
+    return found
+
+
+def adder(comgr: Comgr, gpu: str, vgpr: int) -> Callable[[int], bytes]:
+    """Return a function that makes the machine code which adds a number to a VGPR, and changes nothing else."""
+    name = "v_add_u32_e32" if gpu.startswith("gfx9") else "v_add_nc_u32_e32"
+    small = comgr.assemble(f"{name} v{vgpr}, 1, v{vgpr}")
+    large = comgr.assemble(f"{name} v{vgpr}, 0x12345678, v{vgpr}")[:4]
+
+    def add(number: int) -> bytes:
+        if number > _MOST_INLINE:
+            return large + struct.pack("<I", number)
+        return struct.pack("<I", int.from_bytes(small, "little") + number - 1)  # SRC0 is 128 + number
+
+    return add

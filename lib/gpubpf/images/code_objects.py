@@ -1,0 +1,133 @@
+"""Make a sidecar for AMD GPUs: the changed code object that is loaded beside the application's own.
+
+    sidecar = instrument(data, [AmdAttachment(lowered, "exit", ("vec*",))])
+    sidecar.image                     # a code object
+    sidecar.kernels, sidecar.refusals
+
+Results are cached by the content of all inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubpf import cache, names
+from gpubpf.errors import Error, ImageError, VerifyError
+from gpubpf.gcn import POINTS
+from gpubpf.gcn.code_object import CodeObject, GcnKernel
+from gpubpf.gcn.inject import GcnPlacement, InjectedGcnKernel, inject
+from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
+from gpubpf.lower.amdgcn import WaveProgram
+from gpubpf.ptx.values import Site
+
+
+@dataclass(frozen=True)
+class AmdAttachment:
+    """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
+
+    lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of
+    work that is counted for it.
+    """
+
+    lowered: Callable[[int], WaveProgram]
+    point: str
+    kernels: tuple[str, ...] = ()
+    accumulate: str | None = None
+
+
+def instrument(data: bytes, attachments: Sequence[AmdAttachment]) -> Sidecar:
+    """Return the sidecar of a code object. Raises nothing for a damaged one, because it is the application's."""
+    try:
+        code = CodeObject(data)
+        kernels = code.kernels
+    except Error:
+        return Sidecar()
+    placements: dict[str, list[GcnPlacement]] = {}
+    refusals: dict[str, str] = {}
+    for kernel in kernels:
+        try:
+            if chosen := _placements(kernel, attachments):
+                placements[kernel.name] = chosen
+        except VerifyError as error:
+            refusals[kernel.name] = str(error)
+    entries = tuple(kernel.name for kernel in kernels if not names.is_of_runtime(kernel.name))
+    if not placements:
+        return Sidecar(refusals=refusals, entries=entries)
+    store, key = cache.default(), cache.key(_version(), data, _identity(placements), repr(refusals))
+    if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
+        return found
+    made = _instrument(code, placements, refusals, entries)
+    store.put(STAGE, key, pack(made))
+    return made
+
+
+def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list[GcnPlacement]:
+    """Return what is to be put into a kernel. Raises VerifyError."""
+    found = []
+    for attachment in attachments:
+        if names.chosen(attachment.kernels, kernel.name):
+            if attachment.point not in POINTS:
+                raise VerifyError(f"kernels of AMD GPUs have no probes at {attachment.point} yet")
+            program = attachment.lowered(kernel.descriptor.wave)
+            found.append(GcnPlacement(program, attachment.point, attachment.accumulate))
+    return found
+
+
+def _instrument(
+    code: CodeObject,
+    placements: Mapping[str, Sequence[GcnPlacement]],
+    refusals: Mapping[str, str],
+    entries: tuple[str, ...],
+) -> Sidecar:
+    try:
+        injected = inject(code, placements)
+    except (ImageError, VerifyError) as error:
+        return Sidecar(refusals={**refusals, **dict.fromkeys(placements, str(error))}, entries=entries)
+    return Sidecar(
+        injected.image if injected.kernels else b"",
+        tuple(_kernel(name, kernel) for name, kernel in injected.kernels.items()),
+        {**refusals, **injected.refusals},
+        entries=entries,
+    )
+
+
+def _kernel(name: str, kernel: InjectedGcnKernel) -> SidecarKernel:
+    return SidecarKernel(
+        name,
+        ((0, kernel.argument_bytes),),
+        kernel.block_offset,
+        kernel.block,
+        tuple(Site(site.number, name, 0) for site in kernel.sites),
+        kernel.waits,
+        len(kernel.sites),
+        amd=AmdKernel(kernel.wave, kernel.most_threads, RegisterUse(*kernel.registers), kernel.references),
+    )
+
+
+# --- the cache ---
+
+
+@functools.cache
+def _version() -> str:
+    """Return a key that changes with the code that makes a sidecar, and with the compiler of the programs."""
+    package = Path(__file__).resolve().parents[1]
+    others = ("lower/amdgcn.py", "lower/launch_block.py", "images/code_objects.py", "images/instrument.py")
+    files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
+    return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"))
+
+
+def _identity(placements: Mapping[str, Sequence[GcnPlacement]]) -> str:
+    programs: dict[int, GcnPlacement] = {}
+    for chosen in placements.values():
+        programs.update((id(placement.program), placement) for placement in chosen)
+    numbers = {identity: number for number, identity in enumerate(programs)}
+    texts = [(one.program.text, one.program.arguments) for one in programs.values()]
+    kernels = [
+        (name, [(numbers[id(one.program)], one.point, one.accumulate) for one in chosen])
+        for name, chosen in placements.items()
+    ]
+    return repr((texts, kernels))

@@ -1,0 +1,135 @@
+"""threadhist on the embedded AMD device: probes in kernels of unmodified programs, on AMD's own runtime."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hipsim_device import ROOT, environment, libraries, program
+
+TOOL = [sys.executable, str(ROOT / "tools" / "threadhist.py")]
+GPUS = ("gfx906", "gfx90a", "gfx1030")
+
+
+def measured(
+    out: Path, *words: object, **variables: str
+) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    """Run threadhist with --json; give its records, and how it ended."""
+    libraries()
+    done = subprocess.run(
+        [*TOOL, "--json", "-o", out, *map(str, words)],
+        capture_output=True, text=True, timeout=300, env=environment(**variables),
+    )  # fmt: skip
+    return [json.loads(line) for line in out.read_text().splitlines()], done
+
+
+def kernels(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {record["kernel"]: record for record in records if record["type"] == "kernel"}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_every_thread_is_counted_and_results_stay(tmp_path: Path, gpu: str, hostile: str) -> None:
+    app = program("probed", gpu=gpu)
+    records, done = measured(tmp_path / "out", "--", app, 5, HIPSIM_HOSTILE=hostile)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    (summary,) = (record for record in records if record["type"] == "summary")
+    assert summary["launches_matched"] == summary["launches_instrumented"] == 5 + 4 * 5 + 1
+    assert (summary["not_instrumented"], summary["lost"]) == ({}, 0)
+    found = kernels(records)
+    assert {name: (one["launches"], one["threads"], one["runs"]) for name, one in found.items()} == {
+        "uses_variables": (5, 1024, 5 * 1024),
+        "sums": (20, 1024, 20 * 1024),
+        "leaves_early": (1, 1024, 1024),
+    }
+    assert all(
+        one["work"] > 0 and one["registers"]["after"] >= one["registers"]["before"] for one in found.values()
+    )
+
+
+def test_work_of_single_threads(tmp_path: Path) -> None:
+    """Threads that take the same path do the same work, and those that leave early do less."""
+    records, done = measured(
+        tmp_path / "out", "--kernel", "leaves_early", "--work", "blocks", "--", program("probed")
+    )
+    assert done.returncode == 0, done.stderr
+    work = {
+        record["block"][0] * 256 + record["thread"][0]: record["work"]
+        for record in records
+        if record["type"] == "thread"
+    }
+    assert len(work) == 1024
+    for thread, blocks in work.items():
+        assert blocks == work[thread % 8 if thread <= 500 else 504 + thread % 8], thread
+    assert work[1] < work[504] < work[0]
+
+
+def test_stores_and_atomics(tmp_path: Path) -> None:
+    app = program("probed")
+    for kind, each in (("atomics", None), ("stores", 1)):
+        records, done = measured(tmp_path / kind, "--kernel", "uses_variables", "--work", kind, "--", app, 1)
+        assert done.returncode == 0, done.stderr
+        work = kernels(records)["uses_variables"]["work"]
+        # LLVM makes one lane of a wave do the atomic operation for all.
+        assert work == 1000 * each if each else 16 <= work <= 1000
+
+
+def test_launches_that_are_chosen(tmp_path: Path) -> None:
+    words = ("--kernel", "sums", "--launch", "3:12", "--sample", "2", "--", program("probed"))
+    records, done = measured(tmp_path / "out", *words)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    (summary,) = (record for record in records if record["type"] == "summary")
+    assert (summary["launches_matched"], summary["launches_instrumented"]) == (20, 5)
+    assert summary["not_instrumented"] == {"filtered": 10, "sampled out": 5}
+    assert list(kernels(records)) == ["sums"] and kernels(records)["sums"]["runs"] == 5 * 1024
+
+
+def test_no_kernel_matches(tmp_path: Path) -> None:
+    _, done = measured(tmp_path / "out", "--kernel", "absent", "--", program("probed"))
+    assert (done.returncode, done.stdout) == (1, "right\n")
+    assert "no kernel matches" in done.stderr.replace("\n", " "), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kernels", "streams", "cooperative", "devices", "output", "generic", "forks", "modules", "compiled"],
+)
+def test_programs_do_not_notice_the_tool(name: str, tmp_path: Path) -> None:
+    """Graphs, callbacks, printf, barriers of whole grids, children, modules, code compiled at run time."""
+    words = [program(name), *([program("store", "--genco")] if name == "modules" else [])]
+    variables = environment(HIPSIM_DEVICES="2")
+    alone, traced = (
+        subprocess.run([*before, *words], capture_output=True, text=True, timeout=300, env=variables)
+        for before in ((), (*TOOL, "-o", tmp_path / "out", "--"))
+    )
+    assert (alone.returncode, traced.returncode) == (0, 0), traced.stderr
+    assert sorted(traced.stdout.splitlines()) == sorted(
+        alone.stdout.splitlines()
+    )  # blocks print in any order
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None:
+    app, out = program("probed"), tmp_path / "program"
+    libraries()
+    with open(out, "wb") as into:
+        tool = subprocess.Popen(
+            [*TOOL, "-o", tmp_path / "out", "0.1", "--", "setsid", "sh", "-c", f"{app} 3000; echo status $?"],
+            stdout=into, stderr=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
+        assert tool.stderr is not None
+        while "attached" not in (line := tool.stderr.readline()):
+            assert line
+        tool.send_signal(end)
+        tool.communicate(timeout=300)
+    for _ in range(3000):
+        if "status" in (said := out.read_text()):
+            break
+        subprocess.run(["sleep", "0.1"], check=True)
+    assert said == "right\nstatus 0\n"
