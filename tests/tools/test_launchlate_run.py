@@ -404,11 +404,13 @@ def test_intervals_show_each_launch_once(app):
 
 def test_a_trace_and_a_timeline(app, tmp_path):
     path = tmp_path / "trace.json"
-    _, records = trace([app, "legacy"], "--timeline", "--trace", str(path))
+    done, records = trace([app, "legacy"], "--timeline", "--trace", str(path))
+    kernels = [record for record in of(records, "op") if record["op"] == "kernel"]
+    assert all(kernel["dur_ns"] is not None for kernel in kernels), (done.stderr, kernels, records[-1])
     loaded = json.loads(path.read_text())
     assert list(gpubpf_traces.problems(loaded)) == []
     spans = sorted((e["ts"], e["dur"]) for e in loaded["traceEvents"] if e.get("cat") == "kernel")
-    ops = sorted((r["t_ns"] / 1000, r["dur_ns"] / 1000) for r in of(records, "op") if r["op"] == "kernel")
+    ops = sorted((r["t_ns"] / 1000, r["dur_ns"] / 1000) for r in kernels)
     assert len(ops) == 4 and [n for pair in spans for n in pair] == pytest.approx(
         [n for pair in ops for n in pair]
     )
