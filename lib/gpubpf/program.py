@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.code_objects import AmdAttachment
     from gpubpf.images.fatbin import FatbinImage
-    from gpubpf.images.instrument import Attachment
+    from gpubpf.images.instrument import Attachment, Sidecar
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
@@ -450,6 +450,15 @@ class BPF:
         from gpubpf.session import tracing
 
         return tracing.target(args)
+
+    def checked_code_object(self, data: bytes) -> Sidecar:
+        """Return the sidecar of a code object for AMD GPUs with these programs in every kernel."""
+        from gpubpf.images import code_objects
+
+        attachments = [replace(attachment, kernels=()) for attachment in self.amd_attachments()]
+        if self.runs_on_amd(None):
+            return code_objects.instrument(data, attachments)
+        return code_objects.refused(data, "this tool does not measure AMD GPUs yet")
 
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""

@@ -96,7 +96,7 @@ def surroundings(machine: Machine) -> Result:
             f"a driver of CUDA {release} does not run the packed programs, which need driver 580 (CUDA {PROGRAMS_CUDA});"
             " try --stage facts,frameworks,matrices"
         )
-    library = next(iter(sorted(AGENT.glob("*.so"))))
+    library = AGENT / "libgpubpf-agent.so"
     load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     done = machine.start([machine.python, "-c", load, str(library)], 10)
     if done.returncode:

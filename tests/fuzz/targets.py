@@ -11,12 +11,15 @@ import fcntl
 import functools
 import os
 import struct
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+import hipsim_engine
 from cudasim.translate.program import TranslatedModule
 from gpubpf import elf, names
 from gpubpf.agent import definitions, protocol
@@ -26,8 +29,10 @@ from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import bytecode, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
-from gpubpf.errors import Error, ImageError, PtxError, SessionError, VerifyError
-from gpubpf.images import assemble, fatbin, instrument
+from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
+from gpubpf.gcn import comgr, kernel_code
+from gpubpf.gcn.code_object import CodeObject
+from gpubpf.images import assemble, code_objects, fatbin, instrument, offload_bundle
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.process import address_space
@@ -227,6 +232,65 @@ def image_seeds() -> Iterable[bytes]:
         PTX,
         *cubins(),
     ]
+
+
+@functools.cache
+def code_object() -> bytes:
+    """A code object for an AMD GPU; no kernels in it where LLVM's tools are missing."""
+    if hipsim_engine.missing():
+        return b"\x7fELF"
+    body = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, 0x1000\ns_addc_u32 s5, s5, 0\nlast:\ns_cbranch_execz last"
+    with tempfile.TemporaryDirectory() as place:
+        return hipsim_engine.assemble(hipsim_engine.kernel("turns", body), Path(place)).read_bytes()
+
+
+def bundle(*codes: bytes) -> bytes:
+    """Return a bundle of code objects as Clang writes it."""
+    name = b"hipv4-amdgcn-amd-amdhsa--gfx906"
+    at, entries = 4096, b""
+    for code in codes:
+        entries += struct.pack("<3Q", at, len(code), len(name)) + name
+        at += len(code)
+    return (offload_bundle.MAGIC + struct.pack("<Q", len(codes)) + entries).ljust(4096, b"\0") + b"".join(
+        codes
+    )
+
+
+def small_bundle(version: int, codec: str) -> bytes:
+    """Return a compressed bundle."""
+    import zstandard
+
+    whole = bundle(code_object())
+    stored = zstandard.compress(whole) if codec == "zstd" else zlib.compress(whole)
+    sizes = {1: struct.pack("<I", len(whole)), 2: struct.pack("<II", 24 + len(stored), len(whole)),
+             3: struct.pack("<QQ", 32 + len(stored), len(whole))}[version]  # fmt: skip
+    return (
+        offload_bundle.COMPRESSED + struct.pack("<HH", version, codec == "zstd") + sizes + bytes(8) + stored
+    )
+
+
+def hip_seeds() -> Iterable[bytes]:
+    code = code_object()
+    return [
+        bundle(code),
+        bundle(code, code) + bytes(64) + bundle(code),
+        code,
+        small_bundle(2, "zstd"),
+        small_bundle(3, "zlib"),
+    ]
+
+
+@target(ImageError, seeds=hip_seeds)
+def hip_code(data: bytes) -> None:
+    """Read the code objects of a bundle, or one by itself: their kernels, and the instructions of those."""
+    for one in (*offload_bundle.code_objects(data), data):
+        code_objects.instrument(one, ())
+        with contextlib.suppress(Error):
+            code = CodeObject(one)
+            disassembler = comgr.Comgr(code.isa)
+            for kernel in code.kernels[:4]:
+                with contextlib.suppress(Refusal):
+                    kernel_code.read(code, disassembler, kernel).moved(1 << 20, {})
 
 
 def compressed(packed: bytes, codec: str) -> bytes:

@@ -133,3 +133,21 @@ def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None
             break
         subprocess.run(["sleep", "0.1"], check=True)
     assert said == "right\nstatus 0\n"
+
+
+def test_list(tmp_path: Path) -> None:
+    """Which kernels of a program can be measured, in the file and when it runs."""
+    app = program("kernels")
+    for words, launched in (((app,), False), (("--", app), True)):
+        records, done = measured(tmp_path / "out", "--list", *words)
+        assert done.returncode == 0, done.stderr
+        listed = {record["kernel"]: record for record in records}
+        assert all(record["gpus"] == ["gfx906"] for record in listed.values()), listed
+        assert {record["reason"] for record in listed.values()} <= {None, "it calls functions"}
+        assert any(record["launches"] for record in records) == launched
+
+
+def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "tools" / "memtrace.py"), "--list", program("vectoradd")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert "no: this tool does not measure AMD GPUs yet" in done.stdout, done.stderr

@@ -100,6 +100,11 @@ class GcnKernel:
     end: int
 
 
+def is_code_object(data: bytes) -> bool:
+    """Return whether these are the bytes of an ELF file for AMD GPUs."""
+    return data[:4] == b"\x7fELF" and int.from_bytes(data[18:20], "little") == EM_AMDGPU
+
+
 class CodeObject:
     """A code object in memory. Raises ImageError if it is none, or damaged."""
 

@@ -65,6 +65,12 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment]) -> Sidecar:
     return made
 
 
+def refused(data: bytes, reason: str) -> Sidecar:
+    """Return a sidecar in which every kernel of a code object is refused for one reason."""
+    entries = instrument(data, ()).entries
+    return Sidecar(refusals=dict.fromkeys(entries, reason), entries=entries)
+
+
 def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list[GcnPlacement]:
     """Return what is to be put into a kernel. Raises VerifyError."""
     found = []

@@ -449,7 +449,7 @@ def _decompress(data: bytes, codec: str, size: int) -> bytes:
     """Decompress `data`. Raises ImageError unless it gives exactly `size` bytes."""
     if not codec:
         return data
-    result = _decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
+    result = decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
     if len(result) != size:
         raise ImageError(f"an image has {len(result)} bytes, not {size} as its header says; build it again")
     return result
@@ -466,7 +466,7 @@ def _decompress_lz4(data: bytes, size: int) -> bytes:
         raise ImageError("a compressed image (LZ4) is damaged; build it again") from None
 
 
-def _decompress_zstd(data: bytes, size: int) -> bytes:
+def decompress_zstd(data: bytes, size: int) -> bytes:
     import zstandard
 
     pieces: list[bytes] = []

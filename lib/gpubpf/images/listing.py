@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import names
 from gpubpf.errors import Error, ImageError, PtxError
-from gpubpf.images import device_link, fatbin
+from gpubpf.gcn.code_object import CodeObject
+from gpubpf.images import device_link, fatbin, offload_bundle
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import choose
+from gpubpf.images.instrument import Sidecar, choose
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
@@ -34,6 +35,8 @@ _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 
 # Takes a module of PTX and some of its kernels; returns the reasons of those that cannot be instrumented, by mangled name.
 Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
+# Takes a code object for AMD GPUs; returns a sidecar with its kernels, and the reasons of those that cannot be instrumented.
+CheckAmd = Callable[[bytes], Sidecar]
 # Takes an image and some of its kernels; returns the instrumented PTX, and the reasons of those that cannot be instrumented.
 Instrument = Callable[[FatbinImage, Sequence[str]], tuple[str, Mapping[str, str]]]
 
@@ -47,6 +50,7 @@ class ImageFile:
     launches: Mapping[str, int] | None = None  # by mangled name; None: nothing was run
     pid: int | None = None  # of the process that has mapped it, the first if several have the same name
     comm: str | None = None
+    code_objects: tuple[bytes, ...] = field(default=(), repr=False)  # for AMD GPUs
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class ListedFileKernel:
     sass: tuple[str, ...]
     reason: str | None  # why it can't be instrumented
     launches: int | None = None
+    gpus: tuple[str, ...] = ()  # of AMD: "gfx90a"
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of ``--list``."""
@@ -72,6 +77,7 @@ class ListedFileKernel:
             "file": self.source.file,
             "ptx": list(self.ptx),
             "sass": list(self.sass),
+            **({"gpus": list(self.gpus)} if self.gpus else {}),
             "instrumentable": self.reason is None,
             "reason": self.reason,
             "launches": self.launches,
@@ -89,7 +95,10 @@ def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[st
 
 
 def listed(
-    sources: Iterable[ImageFile], target: Target, check: Check = check_injection
+    sources: Iterable[ImageFile],
+    target: Target,
+    check: Check = check_injection,
+    check_amd: CheckAmd = lambda data: Sidecar(),
 ) -> list[ListedFileKernel]:
     """Return the kernels of each file, sorted by name. `target`: the device that they would run on.
 
@@ -101,8 +110,10 @@ def listed(
         with progress.work(f"listing the kernels of {source.file}"):
             for images in device_link.modules(source.images):
                 _add_module(kernels, images, target, check)
+            for data in source.code_objects:
+                _add_code_object(kernels, data, check_amd)
         for mangled in source.launches or ():
-            if mangled not in kernels:
+            if mangled not in kernels and not names.is_of_runtime(mangled):
                 kernels[mangled] = _Kernel(reasons=["image not seen"])
         ordered = names.demangle_all(name for name in kernels if device_link.DEVICE_RUNTIME not in name)
         for name in sorted(ordered, key=lambda name: (name.short, name.full)):
@@ -117,6 +128,7 @@ class _Kernel:
 
     ptx: set[tuple[int, str]] = field(default_factory=set)
     sass: set[tuple[int, str]] = field(default_factory=set)
+    gpus: set[str] = field(default_factory=set)
     # One for each module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
 
@@ -124,7 +136,13 @@ class _Kernel:
         # Several modules may have instances of one template.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
         return ListedFileKernel(
-            name, source, _capabilities(self.ptx), _capabilities(self.sass), reasons[0], launches
+            name,
+            source,
+            _capabilities(self.ptx),
+            _capabilities(self.sass),
+            reasons[0],
+            launches,
+            tuple(sorted(self.gpus)),
         )
 
 
@@ -161,6 +179,19 @@ def _add_module(
         kernels[name].reasons.append(reason)
 
 
+def _add_code_object(kernels: dict[str, _Kernel], data: bytes, check: CheckAmd) -> None:
+    """Add the kernels of a code object for AMD GPUs to `kernels`, unless it is damaged."""
+    try:
+        gpu = CodeObject(data).gpu
+    except ImageError:
+        return
+    sidecar = check(data)
+    for name in sidecar.entries:
+        kernel = kernels.setdefault(name, _Kernel())
+        kernel.gpus.add(gpu)
+        kernel.reasons.append(sidecar.refusals.get(name))
+
+
 def _entries(image: FatbinImage) -> list[str]:
     """Return the kernels of an image. If PTX cannot be parsed, return what looks like a kernel. Raises ImageError."""
     if image.kind != "ptx":
@@ -179,10 +210,11 @@ def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
     sources = []
     for file in files:
         with progress.work(f"reading {file}"):
-            images = fatbin.images_of_file(file)
-        if not images:
+            code_objects = tuple(offload_bundle.code_objects_of_file(file))
+            images = () if code_objects else fatbin.images_of_file(file)
+        if not images and not code_objects:
             raise fatbin.no_code(file)
-        sources.append(ImageFile(file, images))
+        sources.append(ImageFile(file, images, code_objects=code_objects))
     return sources
 
 
@@ -223,6 +255,9 @@ class Pipeline(Protocol):
     def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Instrument `kernels` with these programs, as an `Instrument` does."""
 
+    def checked_code_object(self, data: bytes) -> Sidecar:
+        """Return the sidecar of a code object with these programs in every kernel, as a `CheckAmd` does."""
+
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end; return the modules that it loaded with the launches of their kernels, and its exit status."""
 
@@ -242,7 +277,7 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
                 out.line(f"// {file}: from the PTX for {image.arch}")
                 out.write(text if text.endswith("\n") else text + "\n")
             return status
-        kernels = matching(listed(sources, b.target(args), b.refusals), args.kernel)
+        kernels = matching(listed(sources, b.target(args), b.refusals, b.checked_code_object), args.kernel)
     except Error:
         if status:  # COMMAND failed: its status counts
             return status
@@ -298,7 +333,11 @@ def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> st
 def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str]:
     """Return a table with a line per kernel. If there are several files, their names are headings."""
     launched = any(kernel.launches is not None for kernel in kernels)
-    headers = ["KERNEL", "PTX", "SASS", *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
+    # Code for NVIDIA's GPUs, for AMD's, or both.
+    codes = {"PTX": lambda k: k.ptx, "SASS": lambda k: k.sass} if any(not k.gpus for k in kernels) else {}
+    if any(k.gpus for k in kernels):
+        codes["GPU"] = lambda k: k.gpus
+    headers = ["KERNEL", *codes, *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
     shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
     alike = [k.name.mangled for k in kernels if shorts[k.source.file, k.name.short] > 1]
     labels = names.labels(alike, 60, full=True)
@@ -308,12 +347,11 @@ def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str
         name = labels[kernel.name.mangled] if ambiguous else kernel.name.short
         row = [
             kernel.name.full if verbose else name,
-            ",".join(kernel.ptx) or "-",
-            ",".join(kernel.sass) or "-",
+            *(",".join(code(kernel)) or "-" for code in codes.values()),
         ]
         row += [f"{kernel.launches or 0:,}"] if launched else []
         cells.append((kernel.source.file, [*row, "yes" if kernel.reason is None else f"no: {kernel.reason}"]))
-    lines = table.lines(headers, [row for _, row in cells], left=("KERNEL", "PTX", "SASS", "INSTRUMENT"))
+    lines = table.lines(headers, [row for _, row in cells], left=("KERNEL", *codes, "INSTRUMENT"))
     shown = [lines[0]]
     several = len({kernel.source.file for kernel in kernels}) > 1
     for (file, _), line in zip(cells, lines[1:], strict=True):

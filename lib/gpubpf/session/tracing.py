@@ -206,6 +206,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     """Run the command without instrumenting kernels. Return what its processes loaded, and the exit status of the tool.
 
     There is one source for each process name (comm): the images that were loaded, and launches by kernel. Raises SessionError."""
+    from gpubpf.gcn.code_object import is_code_object
     from gpubpf.images import fatbin, instrument
     from gpubpf.images.listing import ImageFile
 
@@ -216,7 +217,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
 
     session = Session(
         _targets(args),
-        Plan(_device(args)),
+        Plan(_device(args, amd=True), amd=True),
         SidecarBuilder(lambda data, target: instrument.Sidecar()),
         Listener(lambda text: notices.note(args.tool, text), loaded=keep),
         args.duration,
@@ -229,6 +230,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     sources = []
     for comm in dict.fromkeys([*loaded, *launches]):
         images: list[fatbin.FatbinImage] = []
+        code_objects = tuple(data for data in loaded.get(comm, {}).values() if is_code_object(data))
         for data in loaded.get(comm, {}).values():
             first = max((image.module for image in images), default=-1) + 1
             with contextlib.suppress(Error):
@@ -236,7 +238,8 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
                     dataclasses.replace(image, module=first + image.module)
                     for image in fatbin.images_of_bytes(data)
                 ]
-        sources.append(ImageFile(comm, tuple(images), launches.get(comm, {}), pids.get(comm), comm))
+        launched = launches.get(comm, {})
+        sources.append(ImageFile(comm, tuple(images), launched, pids.get(comm), comm, code_objects))
     return sources, session.status
 
 

@@ -223,7 +223,9 @@ class BackgroundWork:
             from gpubpf.images import fatbin, instrument  # may fail, too: a module is a file
 
             if target is None:
-                return self._sidecar(protocol.read_file(file, image.size), None)
+                data = protocol.read_file(file, image.size)
+                self._loaded(process.comm, data)
+                return self._sidecar(data, None)
             data = process.mapped.with_ptx(protocol.read_file(file, image.size))
             if image.linked > 1:
                 data = instrument.joined(data)

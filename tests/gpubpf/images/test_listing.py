@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpubpf.errors import Error, ImageError
-from gpubpf.images import fatbin, listing
+from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
+from gpubpf.images.instrument import Sidecar
 from gpubpf.ptx import inject, module, parser
 from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
@@ -142,6 +143,9 @@ class Pipeline:
 
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         return listing.check_injection(parsed, kernels)
+
+    def checked_code_object(self, data: bytes) -> Sidecar:
+        return code_objects.refused(data, "it is for an AMD GPU")
 
     def instrumented_ptx(
         self, image: fatbin.FatbinImage, kernels: Sequence[str]

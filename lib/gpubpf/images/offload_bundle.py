@@ -1,0 +1,115 @@
+"""Find the code objects for AMD GPUs in files: in programs and libraries that hipcc built, in bundles, and by themselves.
+
+    for data in code_objects_of_file("app"):
+        CodeObject(data)
+
+A bundle is `__CLANG_OFFLOAD_BUNDLE__`, a number of entries, and for each entry the offset and size of its code and the name of its
+target. Source: "Clang Offload Bundler" in Clang's documentation. Compressed bundles (`CCOB`) hold one of these.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+
+from gpubpf import elf
+from gpubpf.errors import ImageError
+from gpubpf.gcn.code_object import EM_AMDGPU
+from gpubpf.images import fatbin
+
+MAGIC, COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
+_SECTION = ".hip_fatbin"
+_LONGEST_NAME = 256
+_MOST_ENTRIES = 256
+_LARGEST = 1 << 30  # bytes of a bundle, decompressed
+
+
+def code_objects_of_file(path: str | os.PathLike[str]) -> list[bytes]:
+    """Return the code objects in a file; none if it is something else. Raises ImageError for a damaged bundle."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            source = elf.OpenFile(file.fileno(), os.fstat(file.fileno()).st_size)
+            begin = source.read(0, min(source.size, len(MAGIC)))
+            if begin.startswith((MAGIC, COMPRESSED)):
+                return list(code_objects(source.read(0, source.size)))
+            if not begin.startswith(b"\x7fELF"):
+                return []
+            program = elf.Elf(source)
+            if program.machine == EM_AMDGPU:
+                return [source.read(0, source.size)]
+            sections = [section for section in program.sections if section.name == _SECTION]
+            return [data for section in sections for data in code_objects(program.contents(section))]
+    except OSError:
+        return []
+
+
+def code_objects(data: bytes) -> Iterator[bytes]:
+    """Yield the code objects in bundles that lie one behind the other, with zeros between them. Raises ImageError."""
+    at = 0
+    while at < len(data):
+        if data.startswith(COMPRESSED, at):
+            inner, size = _decompressed(data, at)
+            if not inner.startswith(MAGIC):
+                raise ImageError("compressed code objects are damaged; build them again")
+            yield from code_objects(inner)
+            at += size
+        elif data.startswith(MAGIC, at):
+            end = at
+            for offset, size, name in _entries(data, at):
+                elf.check_range(at + offset, size, len(data))
+                end = max(end, at + offset + size)
+                if "amdgcn" in name and size:
+                    yield data[at + offset : at + offset + size]
+            at = max(end, at + len(MAGIC))
+        else:
+            found = [place for magic in (MAGIC, COMPRESSED) if (place := data.find(magic, at)) >= 0]
+            if not found:
+                return
+            at = min(found)
+
+
+def _entries(data: bytes, at: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the offset, the size and the target of each entry of the bundle at an offset. Raises ImageError."""
+    at += len(MAGIC)
+    elf.check_range(at, 8, len(data))
+    (count,) = struct.unpack_from("<Q", data, at)
+    if count > _MOST_ENTRIES:
+        raise ImageError(f"a bundle of {count} code objects is damaged; build it again")
+    at += 8
+    for _ in range(count):
+        elf.check_range(at, 24, len(data))
+        offset, size, length = struct.unpack_from("<3Q", data, at)
+        elf.check_range(at + 24, min(length, _LONGEST_NAME + 1), len(data))
+        if length > _LONGEST_NAME:
+            raise ImageError("a bundle of code objects is damaged; build it again")
+        yield offset, size, data[at + 24 : at + 24 + length].decode("ascii", "replace")
+        at += 24 + length
+
+
+def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the content of the compressed bundle at an offset, and how many bytes the bundle takes. Raises ImageError."""
+    elf.check_range(at, 32, len(data))
+    version, method = struct.unpack_from("<HH", data, at + 4)
+    if version == 1:  # without its own size, so it is the last one
+        (size,), whole, header = struct.unpack_from("<I", data, at + 8), len(data) - at, 20
+    elif version == 2:
+        (whole, size), header = struct.unpack_from("<II", data, at + 8), 24
+    elif version == 3:
+        (whole, size), header = struct.unpack_from("<QQ", data, at + 8), 32
+    else:
+        raise ImageError(
+            f"compressed code objects of version {version} are unknown; build without compression"
+        )
+    elf.check_range(at, whole, len(data))
+    if size > _LARGEST or whole < header:
+        raise ImageError("compressed code objects are damaged; build them again")
+    stored = data[at + header : at + whole]
+    if method == 1:
+        return fatbin.decompress_zstd(stored, size), whole
+    try:
+        inflater = zlib.decompressobj()
+        return inflater.decompress(stored, size), whole
+    except zlib.error:
+        raise ImageError("compressed code objects are damaged; build them again") from None
