@@ -719,7 +719,7 @@ def kernel_name(data: bytes) -> None:
 
 
 def cached_seeds() -> Iterable[bytes]:
-    return [instrument._pack(instrument.Sidecar(entries=("k",))), assemble._pack((b"cubin", {}, ()))]
+    return [instrument.pack(instrument.Sidecar(entries=("k",))), assemble._pack((b"cubin", {}, ()))]
 
 
 @target(
@@ -727,7 +727,7 @@ def cached_seeds() -> Iterable[bytes]:
 )
 def cached(data: bytes) -> None:
     """Read a result of the cache whose digest is right, but which another version may have made."""
-    instrument._unpack(data)
+    instrument.unpack(data)
     assemble._unpack(data)
 
 

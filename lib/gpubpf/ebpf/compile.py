@@ -41,7 +41,7 @@ from gpubpf.ebpf.bytecode import (
 from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.errors import CompileError
+from gpubpf.errors import CompileError, in_words
 from gpubpf.process import libc, privileges
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
@@ -123,6 +123,11 @@ def _compile(text: str) -> Program:
                 os.dup2(talk.fileno(), 2)
                 result.write(json.dumps(_compile_here(text, talk)).encode())
                 result.flush()
+            except Exception as error:
+                result.write(
+                    json.dumps({"error": f"the compiler failed: {in_words(error)}; try again"}).encode()
+                )
+                result.flush()
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -136,7 +141,11 @@ def _compile(text: str) -> Program:
         try:
             answer = json.loads(result.read())
         except ValueError:
-            raise CompileError(_diagnosis(headers.expand(text), said)) from None
+            why = _diagnosis(headers.expand(text), said)
+            if why == _NO_CAUSE and os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                why = f"the compiler crashed ({name}); if it does so again, correct the C text"
+            raise CompileError(why) from None
     if "error" in answer:
         raise CompileError(answer["error"])
     return from_json(answer, text)
@@ -187,6 +196,9 @@ def capable() -> bool:
     return not privileges.effective().isdisjoint((privileges.BPF, privileges.SYS_ADMIN))
 
 
+_NO_CAUSE = "bcc: compilation failed; correct the C text"
+
+
 def _diagnosis(source: ExpandedText, said: str) -> str:
     """Return the cause of a failed compilation in one line, from the output of clang and bcc."""
     lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
@@ -224,7 +236,7 @@ def _diagnosis(source: ExpandedText, said: str) -> str:
     words = ("error", "could not", "cannot", "unable", "unsupported", "invalid")
     code = set(source.text.split("\n"))  # bcc prints this too
     causes = [line for line in lines if line not in code and any(word in line.lower() for word in words)]
-    return f"bcc: {causes[0].strip() if causes else 'compilation failed'}; correct the C text"
+    return f"bcc: {causes[0].strip()}; correct the C text" if causes else _NO_CAUSE
 
 
 def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]]) -> Program:
