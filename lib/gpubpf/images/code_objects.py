@@ -4,13 +4,19 @@
     sidecar.image                     # a code object
     sidecar.kernels, sidecar.refusals
 
-Results are cached by the content of all inputs.
+Results are cached by the content of all inputs. AMD's code object manager reads what the application gave, and crashes on some
+reserved encodings. So it runs in a child process.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
+import pickle
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +29,9 @@ from gpubpf.gcn.inject import GcnPlacement, InjectedGcnKernel, inject
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.ptx.values import Site
+
+_PATIENCE = 100  # seconds for a code object
+_MEMORY = 8 << 30  # bytes for it
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,10 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment]) -> Sidecar:
     store, key = cache.default(), cache.key(_version(), data, _identity(placements), repr(refusals))
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
-    made = _instrument(code, placements, refusals, entries)
+    made = _in_child(data, placements, refusals, entries)
+    if made is None:
+        crashed = dict.fromkeys(placements, "AMD's code object manager cannot read its code object")
+        return Sidecar(refusals={**refusals, **crashed}, entries=entries)
     store.put(STAGE, key, pack(made))
     return made
 
@@ -81,6 +93,37 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
             program = attachment.lowered(kernel.descriptor.wave)
             found.append(GcnPlacement(program, attachment.point, attachment.accumulate))
     return found
+
+
+def _in_child(data: bytes, *others: object) -> Sidecar | None:
+    """Return what `_instrument` returns; None if it crashes, or takes too long."""
+    try:
+        done = subprocess.run(
+            # -P: import nothing from the working directory, which anybody may write to.
+            [sys.executable, "-P", "-c", "from gpubpf.images import code_objects; code_objects.serve()"],
+            input=pickle.dumps((data, *others)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            start_new_session=True,  # Ctrl-C is meant for the tool
+            timeout=_PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return unpack(done.stdout) if done.returncode == 0 else None
+
+
+def serve() -> None:
+    """Run the child: read the arguments of `_instrument` from stdin, write the packed sidecar to stdout."""
+    import llvmlite.binding  # noqa: F401, before privileges are dropped
+
+    from gpubpf.process import privileges
+
+    privileges.drop_all()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    data, placements, refusals, entries = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pack(_instrument(CodeObject(data), placements, refusals, entries)))
 
 
 def _instrument(

@@ -1,0 +1,56 @@
+"""Sidecars for AMD GPUs: made in a child process, kept in the cache, and refused where AMD's library crashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hipsim_engine
+from gpubpf.gcn.code_object import CodeObject
+from gpubpf.images import code_objects
+from gpubpf.images.code_objects import AmdAttachment, instrument
+from gpubpf.lower import amdgcn
+from gpubpf.verify.rules import check
+from gpubpf_bcc import compiled
+from hipsim_engine import assemble, kernel
+
+pytestmark = pytest.mark.skipif(
+    hipsim_engine.missing() is not None, reason="needs LLVM's tools for AMD GPUs, which script/setup installs"
+)
+RESERVED = ".long 0x0707caf9\n.long 0x41928789"  # SDWA; libamd_comgr of LLVM 15 crashes as it prints this
+
+
+@pytest.fixture(scope="module")
+def attachment() -> AmdAttachment:
+    program = compiled("#include <gpubpf.h>\nint on_exit(struct gpu_exit *ctx) { return 0; }")
+    checked = check(program, program.functions["on_exit"])
+    return AmdAttachment(lambda wave: amdgcn.lower(program, checked, wave), "exit", ("one",), "instructions")
+
+
+def built(place: Path, body: str) -> bytes:
+    return assemble(kernel("one", body) + kernel("two", ""), place).read_bytes()
+
+
+def test_a_sidecar_and_the_cache(
+    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = built(tmp_path, "s_nop 3")
+    made = instrument(data, [attachment])
+    assert made.entries == ("one", "two") and not made.refusals
+    (one,) = made.kernels
+    assert one.name == "one" and one.amd is not None and one.amd.wave == 64
+    assert CodeObject(made.image).gpu == "gfx906" and len(made.image) > len(data)
+    monkeypatch.setattr(code_objects, "_in_child", lambda *arguments: pytest.fail("made twice"))
+    assert instrument(data, [attachment]) == made
+
+
+def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAttachment) -> None:
+    made = instrument(built(tmp_path, RESERVED), [attachment])
+    assert not made.kernels and not made.image
+    assert made.refusals == {"one": "AMD's code object manager cannot read its code object"}
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(1000)])
+def test_what_is_no_code_object(data: bytes, attachment: AmdAttachment) -> None:
+    assert instrument(data, [attachment]) == code_objects.Sidecar()
