@@ -232,21 +232,22 @@ def test_a_library_that_is_loaded_late(built: Path, tmp_path: Path, notes: list[
     library = Path(
         shutil.copy(built / "libsnoop.so.2.1", tmp_path / "libsnoop-1a2b3c4d.so.2")
     )  # as wheels have it
-    with Calls(built, library, late=True) as calls, attached(notes) as host:
-        assert host.uprobes is not None and not host.uprobes.placed
-        assert notes[0].startswith("found no libsnoop.so yet")
-        watch(host, calls)
-        calls.go("w")
-        assert counts(host)[:2] in (
-            [100, 100],
-            [101, 101],
-            [100, 101],
-        )  # the sleep that gave time may be seen
-        assert [p.path for p in host.uprobes.placed] == [str(library)]
-        told = (
-            f"process {calls.pid} loaded {library.name} before it had probes; calls until then are not traced"
-        )
-        assert told in notes
+    for _ in range(8):
+        notes.clear()
+        with Calls(built, library, late=True) as calls, attached(notes) as host:
+            assert host.uprobes is not None and not host.uprobes.placed
+            assert notes[0].startswith("found no libsnoop.so yet")
+            watch(host, calls)
+            calls.go("w")
+            seen = counts(host)[:2]
+            if seen == [0, 0]:
+                continue  # on a busy machine the probes come after the calls
+            assert seen in ([100, 100], [101, 101], [100, 101])  # the sleep that gave time may be seen
+            assert [p.path for p in host.uprobes.placed] == [str(library)]
+            told = f"process {calls.pid} loaded {library.name} before it had probes; calls until then are not traced"
+            assert told in notes
+            return
+    pytest.fail("the library never had probes in time")
 
 
 def test_out_of_files_the_probes_are_not_tried_one_by_one(
