@@ -40,13 +40,15 @@ def test_every_thread_is_counted_and_results_stay(tmp_path: Path, gpu: str, host
     records, done = measured(tmp_path / "out", "--", app, 5, HIPSIM_HOSTILE=hostile)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
     (summary,) = (record for record in records if record["type"] == "summary")
-    assert summary["launches_matched"] == summary["launches_instrumented"] == 5 + 4 * 5 + 1
+    assert summary["launches_matched"] == summary["launches_instrumented"] == 5 + 4 * 5 + 3
     assert (summary["not_instrumented"], summary["lost"]) == ({}, 0)
     found = kernels(records)
     assert {name: (one["launches"], one["threads"], one["runs"]) for name, one in found.items()} == {
         "uses_variables": (5, 1024, 5 * 1024),
         "sums": (20, 1024, 20 * 1024),
         "leaves_early": (1, 1024, 1024),
+        "rows": (1, 192, 192),
+        "columns": (1, 192, 192),
     }
     assert all(
         one["work"] > 0 and one["registers"]["after"] >= one["registers"]["before"] for one in found.values()

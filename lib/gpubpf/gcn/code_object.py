@@ -139,7 +139,7 @@ class CodeObject:
     def offset(self, address: int, size: int) -> int:
         """Return where in the file `size` bytes at an address are. Raises ImageError."""
         first, last = (elf.offset_of(self.elf.loads, at) for at in (address, address + size - 1))
-        if first is None or last is None or last - first != size - 1:
+        if first is None or last is None or last - first != size - 1 or last >= len(self.data):
             raise ImageError(f"it has no {size} bytes at address {address:#x}; build it again")
         return first
 

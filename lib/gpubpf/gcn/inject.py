@@ -273,7 +273,8 @@ class _Start:
     """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
 
     `kernarg`: register of the address of the arguments. `indices`: registers of the workgroup's indices. `moves`: (from, to),
-    in this order. `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
+    in this order. `packed`: the indices of a work-item are in one VGPR, of which the kernel expects x (`items` is 0), also y (1), or
+    all (2). `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
     """
 
     kernarg: int
@@ -283,6 +284,7 @@ class _Start:
     resources: int
     properties: int
     packed: bool
+    items: int
 
     @classmethod
     def of(cls, kernel: GcnKernel, packed: bool) -> _Start:
@@ -309,7 +311,9 @@ class _Start:
         resources = descriptor.resources[1] & ~(31 << 1) & ~(3 << 11)
         resources |= (users + more) << 1 | 7 << 7 | 2 << 11  # all indices, of work-items too
         x, y, z = indices
-        return cls(kernarg, (x, y, z), tuple(moves), new, resources, descriptor.properties | 1 << 3, packed)
+        items = descriptor.resources[1] >> 11 & 3
+        properties = descriptor.properties | 1 << 3
+        return cls(kernarg, (x, y, z), tuple(moves), new, resources, properties, packed, items)
 
     def prologue(self, save: _Save, wave: int) -> str:
         """Return the text of the prologue. The registers behind those that are set are free."""
@@ -330,6 +334,12 @@ class _Start:
             save.put(0, f"s{self.kernarg}"),
             save.put(1, f"s{self.kernarg + 1}"),
             *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
+            # In v0 are now all three indices of the work-item. The kernel may expect that there is nothing but what it asked for.
+            *(
+                (f"v_and_b32 v0, {(1 << 10 * (self.items + 1)) - 1:#x}, v0",)
+                if self.packed and self.items < 2
+                else ()
+            ),
         ]
         return "\n".join(lines)
 
@@ -381,8 +391,8 @@ def _describe(
 
 def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:
     """Return how many waves with so many registers fit on a SIMD unit."""
-    if gpu.startswith("gfx10"):
-        return min(16, (1024 if wave == 32 else 512) // vgprs)
+    if gpu.startswith("gfx10"):  # gfx103x allocates twice as many at once as the descriptor counts
+        return min(16, 1024 // align(vgprs, 16) if wave == 32 else 512 // align(vgprs, 8))
     total, most = (512, 8) if gpu == "gfx90a" else (256, 10)
     return min(most, total // vgprs, 800 // align(sgprs, 16))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAtt
     made = instrument(built(tmp_path, RESERVED), [attachment])
     assert not made.kernels and not made.image
     assert made.refusals == {"one": "AMD's code object manager cannot read its code object"}
+
+
+def test_a_segment_that_is_longer_than_the_file(tmp_path: Path, attachment: AmdAttachment) -> None:
+    data = bytearray(built(tmp_path, "s_nop 3"))
+    (table,), (count,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
+    for number in range(count):  # each segment begins near the end of the file
+        changed = bytearray(data)
+        struct.pack_into("<Q", changed, table + 56 * number + 8, len(data) - 20)
+        instrument(bytes(changed), [attachment])  # raises nothing
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(1000)])

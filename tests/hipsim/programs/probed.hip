@@ -26,6 +26,8 @@ __global__ void leaves_early(int *out, int n) {
     if (i > n) return;
     out[i] += 1;
 }
+__global__ void rows(int *out) { atomicAdd(&out[threadIdx.x], 1); }  // asks for x only
+__global__ void columns(int *out) { atomicAdd(&out[threadIdx.x + 8 * threadIdx.y], 1); }  // for x and y
 __global__ void sums(int *out) {
     __shared__ int part[64];
     part[threadIdx.x] = threadIdx.x;
@@ -83,6 +85,11 @@ int main(int count, char **arguments) {
         const int turns = i & 7, added = turns * (turns - 1) / 2 + (i <= 500);
         CHECK(back[i] == (i & 1 ? 0 : added));
     }
+    OK(hipMemset(out, 0, 4096));
+    rows<<<3, dim3(8, 4, 2)>>>(out);
+    columns<<<3, dim3(8, 4, 2)>>>(out + 64);
+    OK(hipMemcpy(back.data(), out, 4096, hipMemcpyDeviceToHost));
+    for (int i = 0; i < 64; i++) CHECK(back[i] == (i < 8 ? 3 * 8 : 0) && back[64 + i] == (i < 32 ? 3 * 2 : 0));
     OK(hipFree(out));
     puts("right");
 }

@@ -376,7 +376,8 @@ void Agent::wake() {
 
 void Agent::finish(uint32_t wait_ms) {
     Connection *c = connection;
-    if (!c || !connected || c->pid != getpid() || is_own_thread) return;
+    if (!c || !connected || c->pid != getpid() || is_own_thread || !c->socket.is_ours() || !c->wake.is_ours())
+        return;
     live = false;  // nobody would read what later launches of other threads count
     c->finish_wait_ms = wait_ms;
     const uint32_t ticket = ++c->finish_asked;
