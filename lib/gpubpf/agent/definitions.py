@@ -212,7 +212,7 @@ class Reason(IntEnum):
     REFUSED = 5
     LAUNCH_FAILED = 6  # the driver did not accept the instrumented copy
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid
-    INCOMPLETE_BLOCKS = 8  # of an AMD GPU: the grid is no whole number of blocks
+    INCOMPLETE_BLOCKS = 8  # on an AMD GPU: the last blocks of the grid are incomplete
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none

@@ -273,7 +273,7 @@ class _Start:
     """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
 
     `kernarg`: register of the address of the arguments. `indices`: registers of the workgroup's indices. `moves`: (from, to),
-    in this order. `packed`: the indices of a work-item are in one VGPR, of which the kernel expects x (`items` is 0), also y (1), or
+    in this order. `packed`: one VGPR has all indices of a work-item. `items`: what of them the kernel asks for: x (0), x and y (1), or
     all (2). `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
     """
 

@@ -66,16 +66,19 @@ def choose(
 
 
 def beside(chosen: Device, wanted: str | None, program: str) -> Device:
-    """Return a device with what a command needs for HIP, too. The notice is about HIP if the program has code for AMD GPUs."""
-    if wanted == "gpu" or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
+    """Return a device with what a command needs for HIP, too. The notice is about HIP if the program has code for AMD GPUs.
+
+    Beside a GPU for CUDA, only such a program gets the embedded device: others may look for AMD GPUs, and must not find one.
+    """
+    if wanted == "gpu" or has_gpu() or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
+        return chosen
+    for_hip = bool(gpus.of_command(program))
+    if chosen.kind == "gpu" and not for_hip:
         return chosen
     sim = "sim" if wanted == "sim" else None
     variables, notice = choose(sim, program, {**os.environ, **chosen.environment})
-    return dataclasses.replace(
-        chosen,
-        environment={**chosen.environment, **variables},
-        notice=notice if gpus.of_command(program) else chosen.notice,
-    )
+    environment = {**chosen.environment, **variables}
+    return dataclasses.replace(chosen, environment=environment, notice=notice if for_hip else chosen.notice)
 
 
 def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpubpf import names
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit
 from gpubpf.ebpf import maps
@@ -157,7 +156,7 @@ class Measurement:
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
-        self.matches = plan.matches or (lambda name: names.chosen((), name))
+        self.matches = plan.matches or _every_kernel
         self.note = limit_notices(note)
         self.privileges = Privileges()
         self.follow = follow = plan.follow
@@ -271,6 +270,12 @@ class Measurement:
                 )
             )
         return made
+
+
+def _every_kernel(name: str) -> bool:
+    from gpubpf import names  # only here: it takes time to import
+
+    return names.chosen((), name)
 
 
 def is_ring(definition: MapDefinition) -> bool:

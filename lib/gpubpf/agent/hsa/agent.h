@@ -185,9 +185,9 @@ struct Module {  // a code object that the program has loaded
     hsa_handle executable;
     std::map<std::string, Kernel *> kernels;
     hsa_handle copies{};  // executable with the copies
-    bool gone = false;    // guarded by a lock of code.cpp, as `copies`
+    bool gone = false;    // both are guarded by `installing` in code.cpp
 };
-// Loads the copies of a module's kernels, unless it is gone.
+// Loads the copies of a module's kernels, unless the program has destroyed its executable.
 void install(Module &module, const std::shared_ptr<const Answer> &answer);
 Kernel *find_kernel(uint64_t object);
 

@@ -24,6 +24,8 @@ struct LoadedImage {
 };
 
 struct State {
+    std::mutex
+        installing;   // held while copies are loaded, and while the executable of a program is destroyed
     std::mutex lock;  // guards what follows; never held across a call of ROCr or a wait
     std::map<uint64_t, std::shared_ptr<Code>> readers;
     std::map<uint64_t, std::vector<LoadedImage>> loaded;  // into executables, before they are frozen
@@ -164,19 +166,12 @@ void install(Module &module, const std::shared_ptr<const Answer> &answer) {
     for (const auto &[name, reason] : answer->refusals)
         if (const auto kernel = module.kernels.find(name); kernel != module.kernels.end())
             refuse(*kernel->second, reason);
-    if (answer->image.empty() || answer->kernels.empty()) return;
+    std::lock_guard<std::mutex> installing(state.installing);
+    if (answer->image.empty() || answer->kernels.empty() || module.gone) return;
     const bool ready = prepare(*module.gpu);
-    const hsa_handle copies = ready ? load_copies(*module.gpu, *answer) : hsa_handle{};
-    {
-        std::lock_guard<std::mutex> hold(state.lock);
-        if (!module.gone) module.copies = copies;
-    }
-    if (module.gone) {
-        if (copies.handle) originals.destroy_executable(copies);
-        return;
-    }
+    if (ready) module.copies = load_copies(*module.gpu, *answer);
     const std::vector<Symbol> symbols =
-        copies.handle ? symbols_of(copies, module.gpu->agent) : std::vector<Symbol>();
+        module.copies.handle ? symbols_of(module.copies, module.gpu->agent) : std::vector<Symbol>();
     for (const Layout &layout : answer->kernels) {
         if (ready) publish(module, answer, symbols, layout);
         else if (const auto kernel = module.kernels.find(layout.name); kernel != module.kernels.end())
@@ -288,6 +283,7 @@ hsa_status on_freeze(hsa_handle executable, const char *options) {
 
 // The program has waited for the kernels of an executable that it destroys.
 hsa_status on_destroy_executable(hsa_handle executable) {
+    std::lock_guard<std::mutex> installing(state.installing);
     std::vector<hsa_handle> copies;
     quietly([&] {
         std::lock_guard<std::mutex> hold(state.lock);

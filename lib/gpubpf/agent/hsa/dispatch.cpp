@@ -51,7 +51,7 @@ char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
     return at;
 }
 
-// Returns false if the grid is no whole number of blocks.
+// Returns false if the last blocks of the grid are incomplete.
 bool shape_of(const hsa_packet &packet, Shape &shape) {
     for (int axis = 0; axis < 3; ++axis) {
         const uint32_t block = packet.block[axis], threads = packet.grid[axis];
