@@ -66,7 +66,11 @@ class Watched:
         assert self.process.wait(60) == 0
         records = [json.loads(line) for line in self.out.read_text().splitlines()]
         api = "hipMemcpy" if self.where == "call" else None
-        self.slow = [r for r in records if r["type"] == "call" and r["api"] == "hipMemcpy"]
+        copies = [r for r in records if r["type"] == "call" and r["api"] == "hipMemcpy"]
+        # On a busy machine other copies take 5 ms as well: the one that the program holds up takes longest.
+        copies.sort(key=lambda record: record["lat_ns"], reverse=True)
+        held_up = self.where == "call"
+        self.slow, self.others = copies[:held_up], copies[held_up:]
         assert records[-1]["lost"] == 0
         return [r for r in records if r["type"] == "why" and r["api"] == api]
 
@@ -85,6 +89,8 @@ def test_a_call_that_sleeps(built: Path, tmp_path: Path, where: str) -> None:
     assert len(watched.slow) == (where == "call")
     for call in watched.slow:
         assert "blocked in clock_nanosleep" in {cause["what"] for cause in call["why"]}
+    for call in watched.others:
+        assert "blocked in clock_nanosleep" not in {cause["what"] for cause in call["why"]}
 
 
 @WHERES
