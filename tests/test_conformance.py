@@ -181,7 +181,7 @@ def test_a_list_is_built_only_where_this_is_asked(tmp_path: Path, monkeypatch: p
         Outcome("good", "build", SAME),
         Outcome("bad", "build", REFUSED, "error: no such header"),
     ]
-    assert list(programs.run_list(suite, tmp_path, tmp_path / "built", 1, "b*", True)) == found[1:]
+    assert list(programs.run_list(suite, tmp_path, tmp_path / "built", 1, ("b*",), True)) == found[1:]
 
 
 def test_a_list_of_hip_programs_takes_lines_from_its_twin(tmp_path: Path) -> None:

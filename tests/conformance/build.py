@@ -124,7 +124,10 @@ def built(
     what = asdict(
         replace(program, args="", environment={}, measured="", unordered=False)
     )  # these need no other executable
-    key = hashlib.sha256(json.dumps([what, version, api.options, _version(api)]).encode()).hexdigest()
+    headers = [path for path in [os.environ.get("CPLUS_INCLUDE_PATH")] if path]
+    key = hashlib.sha256(
+        json.dumps([what, version, api.options, _version(api), *headers]).encode()
+    ).hexdigest()
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
     kept = place / "built.json"

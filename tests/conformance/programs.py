@@ -56,14 +56,14 @@ def run_list(
     directory: Path,
     place: Path,
     jobs: int,
-    only: str = "*",
+    only: Sequence[str] = ("*",),
     build_only: bool = False,
     done: Collection[str] = (),
     tools: Sequence[str] = TOOLS,
 ) -> Iterator[Outcome]:
-    """Build the programs of a list whose names match `only`, but not those of `done`, and run each alone and under the tools."""
+    """Build the programs of a list that match one of `only`, but not those of `done`, and run each alone and under the tools."""
     work = partial(_listed, suite, directory, build.commit(directory), place, build_only, tools)
-    wanted = [p for p in suite.programs if fnmatch(p.name, only) and p.name not in done]
+    wanted = [p for p in suite.programs if any(fnmatch(p.name, name) for name in only) and p.name not in done]
     with ProcessPoolExecutor(jobs) as processes:
         for given in processes.map(work, wanted):
             yield from given

@@ -93,9 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--only",
-        default="*",
+        action="append",
         metavar="NAME",
-        help="only programs of this name, which may have * (built suites)",
+        help="only programs of this name, which may have * (built suites); may be given several times",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on where FILE of --json ends (built suites)"
@@ -166,7 +166,9 @@ def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) 
     place = build.BUILT / args.suite
     suite = LISTS[args.suite]
     tools = [tool for tool in suite.api.tools if tool in args.ways]
-    return programs.run_list(suite, directory, place, args.jobs, args.only, args.build_only, done, tools)
+    return programs.run_list(
+        suite, directory, place, args.jobs, args.only or ["*"], args.build_only, done, tools
+    )
 
 
 if __name__ == "__main__":

@@ -202,7 +202,8 @@ def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProces
         return
     for process in measurement.all_processes():
         snapshots = [stored.snapshot for stored in process.snapshots.values()]
-        if any(s.sequence == last and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
+        # 0: what the process sent by itself, as it ended
+        if any(s.sequence in (0, last) and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
             yield process
 
 

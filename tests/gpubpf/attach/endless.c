@@ -12,6 +12,7 @@
 //   free     bytes of the GPU's memory that are free
 //   destroy  ends the kernel's context (OWN is 1)
 //   later MS likewise, by a reset if it is the primary context, but the kernel only ends MS ms afterwards. If OWN is 0, the program ends then
+//   leave    ends while the kernel runs
 //   quit     ends; says how many launches of `steady` there were
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -197,6 +198,10 @@ int main(int argc, char **argv) {
       check(own == 1 ? cuCtxDestroy(its) : cuDevicePrimaryCtxReset(device), "end of the context");
       if (over) return printf("0\n%ld launches\n", launches) < 0;
       check(cuCtxSetCurrent(common), "cuCtxSetCurrent");
+    } else if (!strncmp(line, "leave", 5)) {
+      over = 1;
+      pthread_join(thread, 0);
+      return 0;
     } else if (!strncmp(line, "destroy", 7)) {
       host[0] = 1;
       check(cuCtxDestroy(its), "cuCtxDestroy");

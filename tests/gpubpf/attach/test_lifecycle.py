@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -185,9 +185,9 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Endless:
     """attach/endless.c, which does as it is told."""
 
-    def __init__(self, command: list[str | Path]) -> None:
+    def __init__(self, command: list[str | Path], error: IO[str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
@@ -204,8 +204,8 @@ class Endless:
 
 
 @contextlib.contextmanager
-def endless_program(*command: str | Path) -> Iterator[Endless]:
-    made = Endless(list(command))
+def endless_program(*command: str | Path, error: IO[str] | None = None) -> Iterator[Endless]:
+    made = Endless(list(command), error)
     timer = threading.Timer(300, made.process.kill)
     timer.start()
     try:
@@ -473,6 +473,20 @@ def test_a_kernel_that_runs_when_the_tool_leaves(endless: Path, monkeypatch: pyt
         assert "some kernels may still have been running at the last reading" in error
         assert runs < 128 * summary["launches_instrumented"]
         program.say("stop")
+
+
+def test_a_program_that_ends_while_its_kernel_runs(endless: Path, tmp_path: Path) -> None:
+    """What the kernel would still have counted is missing."""
+    found = tmp_path / "found"
+    command = [sys.executable, TOOLS / "threadhist.py", "--json", "-o", found, "--"]
+    with (
+        (tmp_path / "error").open("w") as error,
+        endless_program(*command, endless, "0", error=error) as program,
+    ):
+        program.say("start")
+        program.process.communicate("leave\n", timeout=100)
+        assert program.process.returncode == 0
+    assert "some kernels may still have been running at the last reading" in (tmp_path / "error").read_text()
 
 
 def test_a_module_that_is_loaded_while_a_kernel_runs_that_does_not_end(
