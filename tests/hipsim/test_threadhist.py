@@ -116,6 +116,18 @@ def test_programs_do_not_notice_the_tool(name: str, tmp_path: Path) -> None:
     )  # blocks print in any order
 
 
+@pytest.mark.parametrize("gpu", GPUS)
+def test_kernels_that_print(tmp_path: Path, gpu: str) -> None:
+    """printf calls a function of AMD's device library, which is copied with the kernel."""
+    records, done = measured(tmp_path / "out", "--work", "stores", "--", program("output", gpu=gpu))
+    assert done.returncode == 0, done.stderr
+    (summary,) = (record for record in records if record["type"] == "summary")
+    assert (summary["launches_instrumented"], summary["not_instrumented"]) == (4, {})
+    found = [one for one in records if one["type"] == "kernel" and one["kernel"] == "hello"]
+    assert {(one["launches"], one["runs"]) for one in found} == {(1, 128), (3, 96)}
+    assert all(one["work"] > 0 for one in found)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None:
     app, out = program("probed"), tmp_path / "program"

@@ -144,6 +144,20 @@ class CodeObject:
         return first
 
     @cached_property
+    def functions(self) -> dict[int, int]:
+        """The size of each function that a symbol names, by its address."""
+        tables = [one for one in self.elf.sections if one.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM)]
+        symbols = (symbol for table in tables for symbol in self.elf.symbols(table))
+        return {one.value: one.size for one in symbols if one.type == elf.STT_FUNC and one.size}
+
+    def bytes_from(self, address: int) -> int:
+        """Return how many bytes the file has from an address on, up to the end of its segment; 0 if there is none."""
+        ends = (
+            s.address + min(s.size, len(self.data) - s.offset) for s in self.elf.loads if s.address <= address
+        )
+        return max((end - address for end in ends if end > address), default=0)
+
+    @cached_property
     def kernels(self) -> tuple[GcnKernel, ...]:
         """All kernels, by name. Raises ImageError."""
         functions: dict[str, tuple[int, int]] = {}

@@ -180,7 +180,8 @@ def _write(
     start = _Start.of(kernel, packed=code.gpu == "gfx90a")
     first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS))
     save = _Save(first, None)
-    sgprs, vgprs = max(first + SAVED, _AT_SITE, probe.sgprs), body.vgprs
+    sgprs = max(first + SAVED, _AT_SITE, probe.sgprs)
+    vgprs = max(body.vgprs, _own_vgprs(code, kernel)) if body.is_indexed else body.vgprs
     if first + SAVED > _MOST_SGPRS:
         save = _Save(0, vgprs)
         sgprs, vgprs = max(body.sgprs, start.sgprs + 2, _AT_SITE, probe.sgprs), vgprs + 1
@@ -193,6 +194,8 @@ def _write(
         add = work.adder(comgr, code.gpu, counter)
         for address, number in work.counted(body, kind).items():
             additions[address] = additions.get(address, b"") + add(number)
+    if body.inside_indexing & additions.keys():
+        raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
     block_offset = align(kernel.descriptor.kernarg_bytes, 8)
     added.align(_ENTRY)
     zeros = "".join(f"\nv_mov_b32 v{counter}, 0" for counter in counters)
@@ -362,11 +365,11 @@ def _describe(
     descriptor = kernel.descriptor
     first, _, third = descriptor.resources
     has_choice = code.gpu.startswith("gfx10")
-    size = 8 if code.gpu == "gfx90a" or (has_choice and descriptor.wave == 32) else 4
+    size = _vgpr_size(code, kernel)
     had = ((first & 63) + 1) * size
     needed = max(had, vgprs)
     if code.gpu == "gfx90a":  # AGPRs lie behind the VGPRs
-        own = ((third & 63) + 1) * 4
+        own = _own_vgprs(code, kernel)
         moved = max(own, align(vgprs, 4))
         needed = had - own + moved if had > own else max(had, moved)
         third = third & ~63 | moved // 4 - 1
@@ -387,6 +390,19 @@ def _describe(
         _Use(had, _waves(code.gpu, descriptor.wave, had, had_scalars)),
         _Use(needed, _waves(code.gpu, descriptor.wave, needed, scalars)),
     )
+
+
+def _vgpr_size(code: CodeObject, kernel: GcnKernel) -> int:
+    """Return how many VGPRs a descriptor counts as one."""
+    return 8 if code.gpu == "gfx90a" or (code.gpu.startswith("gfx10") and kernel.descriptor.wave == 32) else 4
+
+
+def _own_vgprs(code: CodeObject, kernel: GcnKernel) -> int:
+    """Return how many VGPRs a kernel has, without AGPRs."""
+    first, _, third = kernel.descriptor.resources
+    if code.gpu == "gfx90a":
+        return ((third & 63) + 1) * 4
+    return ((first & 63) + 1) * _vgpr_size(code, kernel)
 
 
 def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:

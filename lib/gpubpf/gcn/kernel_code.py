@@ -1,4 +1,4 @@
-"""The instructions of a kernel: what they use, where they branch to and exit, and a copy of them elsewhere.
+"""The instructions of a kernel and its functions: what they use, where they branch to and exit, and a copy of them elsewhere.
 
 kernel_code = read(code, comgr, kernel)
 copy = kernel_code.moved(address, {})      # the same instructions at another address
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpubpf.errors import ImageError, Refusal
+from gpubpf.gcn import calls
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 
-_JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_rfe_b64")
-_INDEXED = re.compile(r"s_movrel|v_movrel|s_set_gpr_idx")
+_INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # the number of a VGPR is computed
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
-_BRANCH = re.compile(r"s_branch|s_cbranch_")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
 _WAITING = re.compile(r"atomic|\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv)|^buffer_(?:wbinv|inv|gl)")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
@@ -29,10 +28,15 @@ _LOW, _HIGH = 8, 16  # where the literals behind s_getpc_b64 are, in bytes from 
 
 @dataclass(frozen=True)
 class Reference:
-    """An address that is computed from the program counter: where s_getpc_b64 is, and the 64-bit sum of it and two literals."""
+    """An address that is computed from the program counter: where s_getpc_b64 is, and the 64-bit sum of it and two literals.
+
+    `last`: where the last of the three instructions is. `sgpr`: the first of the two that they write.
+    """
 
     place: int
     target: int
+    last: int
+    sgpr: int
 
 
 @dataclass(frozen=True)
@@ -49,36 +53,45 @@ class MovedCode:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """The instructions of a kernel, with their bytes in `content`, and the registers that they name."""
+    """The instructions of a kernel and of the functions that it calls, and the registers that they name.
 
-    begin: int
-    content: bytes
+    code: the bytes of each instruction, by its address. regions: the addresses of the kernel and of each function, and where each
+    ends. calls: the places of the references that are addresses of these functions.
+    """
+
+    code: Mapping[int, bytes]
     instructions: tuple[GcnInstruction, ...]
+    regions: tuple[tuple[int, int], ...]
     sgprs: int
     vgprs: int
     references: tuple[Reference, ...]
-
-    @property
-    def end(self) -> int:
-        return self.begin + len(self.content)
+    calls: frozenset[int]
 
     @property
     def exits(self) -> list[GcnInstruction]:
         return [instruction for instruction in self.instructions if instruction.name == "s_endpgm"]
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether it computes numbers of VGPRs, so that it may use others than those that it names."""
+        return any(_INDEXED.match(instruction.name) for instruction in self.instructions)
+
+    @cached_property
+    def inside_indexing(self) -> set[int]:
+        """The addresses before which nothing can be put: the numbers of VGPRs would be changed there."""
+        found: set[int] = set()
+        on = False
+        for instruction in self.instructions:
+            if on:
+                found.add(instruction.address)
+            if instruction.name in ("s_set_gpr_idx_on", "s_set_gpr_idx_off"):
+                on = instruction.name == "s_set_gpr_idx_on"
+        return found
+
     @cached_property
     def branches(self) -> dict[int, int]:
-        """Where the branch at an address leads. Raises Refusal if that is no instruction of the kernel."""
-        found = {}
-        known = {instruction.address for instruction in self.instructions}
-        for branch in self.instructions:
-            if _BRANCH.match(branch.name):
-                # It counts words from the next instruction.
-                (words,) = struct.unpack_from("<h", self.content, branch.address - self.begin)
-                found[branch.address] = to = branch.address + 4 + 4 * words
-                if to not in known:
-                    raise Refusal("it branches out of its code")
-        return found
+        """Where the branch at an address leads."""
+        return _branches(self.instructions, self.code)
 
     @cached_property
     def waits(self) -> bool:
@@ -93,7 +106,7 @@ class KernelCode:
 
     def blocks(self) -> Iterator[list[GcnInstruction]]:
         """Yield the basic blocks: what runs from the first instruction to the last."""
-        leaders = set(self.branches.values())
+        leaders = {*self.branches.values(), *(begin for begin, _ in self.regions)}
         block: list[GcnInstruction] = []
         for instruction in self.instructions:
             if block and instruction.address in leaders:
@@ -119,8 +132,7 @@ class KernelCode:
         content = bytearray()
         for instruction in self.instructions:
             content += before.get(instruction.address, b"")
-            offset = instruction.address - self.begin
-            content += self.content[offset : offset + instruction.size]
+            content += self.code[instruction.address]
         for address, target in self.branches.items():
             at = places[address]
             struct.pack_into("<h", content, at - to, words(at, starts[target]))
@@ -130,14 +142,15 @@ class KernelCode:
             following = [places.get(reference.place + distance - 4) for distance in (_LOW, _HIGH)]
             if following != [at + _LOW - 4, at + _HIGH - 4]:
                 raise Refusal("it computes an address of its code")
-            inside = places.get(reference.target) if self.begin <= reference.target < self.end else None
-            if inside is None and self.begin <= reference.target < self.end:
+            begin, end = self.regions[0]
+            inside = begin <= reference.target < end or reference.place in self.calls
+            if inside and reference.target not in starts:
                 raise Refusal("it computes an address of its code")
-            target = reference.target if inside is None else starts[reference.target]
+            target = starts[reference.target] if inside else reference.target
             distance = target - (at + 4) & (1 << 64) - 1
             struct.pack_into("<I", content, at - to + _LOW, distance & 0xFFFFFFFF)
             struct.pack_into("<I", content, at - to + _HIGH, distance >> 32)
-            if inside is None:
+            if not inside:
                 elsewhere.append((at, distance))
         return MovedCode(content, places, tuple(elsewhere))
 
@@ -156,38 +169,103 @@ def writes_exec(instruction: GcnInstruction) -> bool:
 
 
 def read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> KernelCode:
-    """Look at all instructions of a kernel. Raises Refusal."""
+    """Look at all instructions of a kernel and of the functions that it calls. Raises Refusal."""
     size = kernel.end - kernel.begin
     if size >= _NEAR:
         raise Refusal("it is larger than a branch reaches")
     offset = code.offset(kernel.begin, size)
-    content = code.data[offset : offset + size]
-    most = {"s": 0, "v": 0, "a": 0}
     try:
-        instructions = tuple(comgr.disassemble(content, kernel.begin))
+        begun = list(comgr.disassemble(code.data[offset : offset + size], kernel.begin))
     except ImageError as error:
         raise Refusal(str(error)) from None
-    if any(instruction.name in _JUMPS for instruction in instructions):
-        raise Refusal("it calls functions")
-    references = []
-    for number, instruction in enumerate(instructions):
-        if instruction.name == "s_getpc_b64":
-            references.append(_reference(instructions[number : number + 3], content, kernel.begin))
-        if _INDEXED.match(instruction.name):
-            raise Refusal(f"it computes the numbers of registers ({instruction.name})")
-        if _OTHER_BRANCH.match(instruction.name):
-            raise Refusal(f"it branches by {instruction.name}")
-        if instruction.name.startswith("s_endpgm_"):
-            raise Refusal(f"it ends with {instruction.name}")
-        for kind, one, _, last in _REGISTERS.findall(instruction.operands):
-            most[kind] = max(most[kind], int(one or last) + 1)
-    made = KernelCode(kernel.begin, content, instructions, most["s"], most["v"], tuple(references))
-    if not made.exits:
-        raise Refusal("it never ends")
-    return made
+    found = _Found(code)
+    found.add(begun, is_kernel=True)
+    while found.wanted:
+        address = found.wanted.pop()
+        found.add(calls.function_at(code, comgr, address, _NEAR - 1), is_kernel=False)
+    return found.code_of_kernel()
 
 
-def _reference(instructions: Sequence[GcnInstruction], content: bytes, begin: int) -> Reference:
+class _Found:
+    """What was found of a kernel: its own instructions, and then those of functions. `wanted`: functions that are not there yet."""
+
+    def __init__(self, code: CodeObject) -> None:
+        self._file = code
+        self._code: dict[int, bytes] = {}
+        self._instructions: list[GcnInstruction] = []
+        self._regions: list[tuple[int, int]] = []
+        self._references: list[Reference] = []
+        self._calls: set[int] = set()
+        self.wanted: set[int] = set()
+
+    def add(self, instructions: Sequence[GcnInstruction], is_kernel: bool) -> None:
+        """Raises Refusal."""
+        if any(instruction.address in self._code for instruction in instructions):
+            raise Refusal("it calls a function that lies within another one")
+        for one in instructions:
+            _check(one)
+            at = self._file.offset(one.address, one.size)
+            self._code[one.address] = self._file.data[at : at + one.size]
+        references = [
+            _reference(instructions[number : number + 3], self._code)
+            for number, instruction in enumerate(instructions)
+            if instruction.name == "s_getpc_b64"
+        ]
+        computed = {reference.last: reference.sgpr for reference in references}
+        branches = _branches(instructions, self._code)
+        called = calls.called(instructions, branches, computed, is_kernel)
+        begin, end = instructions[0].address, instructions[-1].address + instructions[-1].size
+        for reference in references:
+            if reference.last in called and not (is_kernel and begin <= reference.target < end):
+                self._calls.add(reference.place)
+                self.wanted.add(reference.target)
+        self._instructions += instructions
+        self._references += references
+        self._regions.append((begin, end))
+        self.wanted -= {begin for begin, _ in self._regions}
+
+    def code_of_kernel(self) -> KernelCode:
+        """Raises Refusal."""
+        most = {"s": 0, "v": 0, "a": 0}
+        for instruction in self._instructions:
+            for kind, one, _, last in _REGISTERS.findall(instruction.operands):
+                most[kind] = max(most[kind], int(one or last) + 1)
+        made = KernelCode(
+            self._code,
+            tuple(self._instructions),
+            tuple(self._regions),
+            most["s"],
+            most["v"],
+            tuple(self._references),
+            frozenset(self._calls),
+        )
+        if not made.exits:
+            raise Refusal("it never ends")
+        return made
+
+
+def _check(instruction: GcnInstruction) -> None:
+    """Raise Refusal for an instruction that a copy cannot have."""
+    if instruction.name.startswith("s_movrel"):
+        raise Refusal(f"it computes the numbers of SGPRs ({instruction.name})")
+    if _OTHER_BRANCH.match(instruction.name):
+        raise Refusal(f"it branches by {instruction.name}")
+    if instruction.name.startswith("s_endpgm_"):
+        raise Refusal(f"it ends with {instruction.name}")
+
+
+def _branches(instructions: Sequence[GcnInstruction], code: Mapping[int, bytes]) -> dict[int, int]:
+    """Return where the branch at an address leads. Raises Refusal if that is no instruction."""
+    found = {}
+    for branch in instructions:
+        if calls.BRANCH.match(branch.name):
+            found[branch.address] = to = calls.branch_target(branch, code[branch.address])
+            if to not in code:
+                raise Refusal("it branches out of its code")
+    return found
+
+
+def _reference(instructions: Sequence[GcnInstruction], code: Mapping[int, bytes]) -> Reference:
     """Return the address that three instructions compute as compilers write it. Raises Refusal for any others."""
     pair = re.fullmatch(r"s\[(\d+):(\d+)\]", instructions[0].operands)
     if pair and [one.name for one in instructions[1:]] == ["s_add_u32", "s_addc_u32"]:
@@ -198,7 +276,7 @@ def _reference(instructions: Sequence[GcnInstruction], content: bytes, begin: in
             and add.operands.startswith(f"s{low}, s{low}, ")
             and carry.operands.startswith(f"s{high}, s{high}, ")
         ):
-            literals = [struct.unpack_from("<I", content, one.address + 4 - begin)[0] for one in (add, carry)]
+            literals = [struct.unpack_from("<I", code[one.address], 4)[0] for one in (add, carry)]
             sum_ = getpc.address + 4 + (literals[0] | literals[1] << 32)
-            return Reference(getpc.address, sum_ & (1 << 64) - 1)
+            return Reference(getpc.address, sum_ & (1 << 64) - 1, carry.address, int(low))
     raise Refusal("it computes an address of its code")

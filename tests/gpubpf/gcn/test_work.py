@@ -81,6 +81,47 @@ over:
 """
 
 
+def calling(gpu: str) -> str:
+    """Give a kernel whose threads call a function, and half of them once more."""
+    add, vcc, save = (
+        ("v_add_nc_u32_e32", "vcc_lo", "s_and_saveexec_b32 s8")
+        if gpu == "gfx1030"
+        else ("v_add_u32_e32", "vcc", "s_and_saveexec_b64 s[8:9]")
+    )
+    more = ".amdhsa_kernarg_size 8\n" + (".amdhsa_wavefront_size32 1\n" if gpu == "gfx1030" else "")
+    body = f"""
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    s_waitcnt lgkmcnt(0)
+    v_and_b32_e32 v1, 31, v0
+    v_lshlrev_b32_e32 v2, 2, v0
+    v_mov_b32_e32 v3, 0
+    s_getpc_b64 s[10:11]
+    s_add_u32 s10, s10, leaf@rel32@lo+4
+    s_addc_u32 s11, s11, leaf@rel32@hi+12
+    s_swappc_b64 s[30:31], s[10:11]
+    v_cmp_gt_u32_e32 {vcc}, 16, v1
+    {save}, {vcc}
+    s_cbranch_execz over
+    s_swappc_b64 s[30:31], s[10:11]
+over:"""
+    function = f"""
+.text
+leaf:
+    {add} v3, 1, v3
+    global_load_dword v4, v2, s[4:5]
+    ds_write_b32 v2, v3
+    ds_add_u32 v2, v3
+    s_waitcnt vmcnt(0) lgkmcnt(0)
+    s_cmp_eq_u32 s4, s4
+    s_cbranch_scc1 back
+    s_nop 0
+back:
+    s_setpc_b64 s[30:31]
+"""
+    made = kernel("turns", body, lds=1024, gpu=gpu)
+    return made.replace(".amdhsa_kernel turns\n", f".amdhsa_kernel turns\n{more}") + function
+
+
 def expected(kind: str) -> np.ndarray:
     turns = np.arange(THREADS) % 32
     low = turns < 16
@@ -162,6 +203,20 @@ def test_work_is_exact(engine: Engine, code: CodeObject, program: Program, kind:
     assert found.tolist() == expected(kind).tolist()
 
 
+@pytest.mark.parametrize("kind", WORK)
+def test_work_of_functions_is_exact(
+    engine: Engine, gpu: str, tmp_path: Path, program: Program, kind: str
+) -> None:
+    code = CodeObject(assemble(calling(gpu), tmp_path, gpu).read_bytes())
+    (found,) = counted(engine, code, program, {"on_exit": kind})
+    low = np.arange(THREADS) % 32 < 16
+    per_call = {"instructions": 8, "loads": 1, "stores": 1, "atomics": 1, "barriers": 0, "blocks": 2}[kind]
+    # 9 for the first call, 2 before the branch; and for half of the threads the branch, a call, and the end.
+    kernel_ = {"instructions": 9 + 2 + 3 * low, "blocks": 1 + 2 * low}.get(kind, 0)
+    calls = 1 + low
+    assert found.tolist() == (kernel_ + calls * per_call).tolist()
+
+
 def test_two_kinds_at_once(engine: Engine, code: CodeObject, program: Program) -> None:
     found = counted(engine, code, program, {"on_exit": "loads", "on_exit_too": "instructions"})
     assert found[0].tolist() == expected("loads").tolist()
@@ -184,7 +239,7 @@ def test_a_copy_at_another_place_is_the_same_code(code: CodeObject) -> None:
     (kernel_,) = code.kernels
     original = read(code, comgr, kernel_)
     copy = original.moved(kernel_.begin + 4096, {})
-    assert bytes(copy.content) == original.content  # branches count from where they are
+    assert bytes(copy.content) == b"".join(original.code.values())  # branches count from where they are
     assert copy.places == {one.address: one.address + 4096 for one in original.instructions}
 
 
