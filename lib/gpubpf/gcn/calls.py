@@ -35,8 +35,8 @@ def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list
 
     Without a symbol that tells its size, it ends where no branch leads any further.
     """
-    named = code.functions.get(address)
-    size = min(named or most + 1, code.bytes_from(address))
+    named = address in code.functions
+    size = min(code.functions[address][1] if named else most + 1, code.bytes_from(address))
     if named and size > most:
         raise Refusal("it calls a function that is larger than a branch reaches")
     found: list[GcnInstruction] = []

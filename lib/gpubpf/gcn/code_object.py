@@ -144,11 +144,16 @@ class CodeObject:
         return first
 
     @cached_property
-    def functions(self) -> dict[int, int]:
-        """The size of each function that a symbol names, by its address."""
-        tables = [one for one in self.elf.sections if one.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM)]
-        symbols = (symbol for table in tables for symbol in self.elf.symbols(table))
-        return {one.value: one.size for one in symbols if one.type == elf.STT_FUNC and one.size}
+    def functions(self) -> dict[int, tuple[str, int]]:
+        """The name and the size in bytes of each function that a symbol names, by its address. Raises ImageError."""
+        found: dict[int, tuple[str, int]] = {}
+        for section in self.elf.sections:
+            if section.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
+                names = self.elf.name_table(section)
+                for one in self.elf.symbols(section):
+                    if one.type == elf.STT_FUNC and one.size:
+                        found[one.value] = names.at(one.name), one.size
+        return found
 
     def bytes_from(self, address: int) -> int:
         """Return how many bytes the file has from an address on, up to the end of its segment; 0 if there is none."""

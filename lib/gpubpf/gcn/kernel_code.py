@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from gpubpf.errors import ImageError, Refusal
 from gpubpf.gcn import calls
@@ -22,6 +23,7 @@ _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
 _WAITING = re.compile(r"atomic|\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv)|^buffer_(?:wbinv|inv|gl)")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
+_HOST_CALL = "__ockl_hostcall"  # how the names of AMD's functions begin that ask the host for something
 _NEAR = 1 << 17  # bytes that s_branch reaches
 _LOW, _HIGH = 8, 16  # where the literals behind s_getpc_b64 are, in bytes from it
 
@@ -37,6 +39,14 @@ class Reference:
     target: int
     last: int
     sgpr: int
+
+
+class Region(NamedTuple):
+    """The code of a kernel or a function: its first address, its end, and the function's name if it is known."""
+
+    begin: int
+    end: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,13 @@ class MovedCode:
 class KernelCode:
     """The instructions of a kernel and of the functions that it calls, and the registers that they name.
 
-    code: the bytes of each instruction, by its address. regions: the addresses of the kernel and of each function, and where each
-    ends. calls: the places of the references that are addresses of these functions.
+    code: the bytes of each instruction, by its address. regions: the kernel and each function. calls: the places of the references
+    that are addresses of these functions.
     """
 
     code: Mapping[int, bytes]
     instructions: tuple[GcnInstruction, ...]
-    regions: tuple[tuple[int, int], ...]
+    regions: tuple[Region, ...]
     sgprs: int
     vgprs: int
     references: tuple[Reference, ...]
@@ -95,8 +105,16 @@ class KernelCode:
 
     @cached_property
     def waits(self) -> bool:
-        """Whether it may wait for another workgroup: a loop has an atomic operation, a load that goes past the caches, or s_sleep."""
-        loops = [(to, at) for at, to in self.branches.items() if to <= at]
+        """Whether it may wait for another workgroup: a loop has an atomic operation, a load that goes past the caches, or s_sleep.
+
+        Calls of the host (printf, assert) wait for the host, and for waves that run already.
+        """
+        host = [region for region in self.regions if region.name.startswith(_HOST_CALL)]
+        loops = [
+            (to, at)
+            for at, to in self.branches.items()
+            if to <= at and not any(region.begin <= at < region.end for region in host)
+        ]
         return any(
             first <= instruction.address <= last
             for instruction in self.instructions
@@ -106,7 +124,7 @@ class KernelCode:
 
     def blocks(self) -> Iterator[list[GcnInstruction]]:
         """Yield the basic blocks: what runs from the first instruction to the last."""
-        leaders = {*self.branches.values(), *(begin for begin, _ in self.regions)}
+        leaders = {*self.branches.values(), *(region.begin for region in self.regions)}
         block: list[GcnInstruction] = []
         for instruction in self.instructions:
             if block and instruction.address in leaders:
@@ -142,8 +160,8 @@ class KernelCode:
             following = [places.get(reference.place + distance - 4) for distance in (_LOW, _HIGH)]
             if following != [at + _LOW - 4, at + _HIGH - 4]:
                 raise Refusal("it computes an address of its code")
-            begin, end = self.regions[0]
-            inside = begin <= reference.target < end or reference.place in self.calls
+            own = self.regions[0]
+            inside = own.begin <= reference.target < own.end or reference.place in self.calls
             if inside and reference.target not in starts:
                 raise Refusal("it computes an address of its code")
             target = starts[reference.target] if inside else reference.target
@@ -193,7 +211,7 @@ class _Found:
         self._file = code
         self._code: dict[int, bytes] = {}
         self._instructions: list[GcnInstruction] = []
-        self._regions: list[tuple[int, int]] = []
+        self._regions: list[Region] = []
         self._references: list[Reference] = []
         self._calls: set[int] = set()
         self.wanted: set[int] = set()
@@ -221,8 +239,8 @@ class _Found:
                 self.wanted.add(reference.target)
         self._instructions += instructions
         self._references += references
-        self._regions.append((begin, end))
-        self.wanted -= {begin for begin, _ in self._regions}
+        self._regions.append(Region(begin, end, self._file.functions.get(begin, ("", 0))[0]))
+        self.wanted -= {region.begin for region in self._regions}
 
     def code_of_kernel(self) -> KernelCode:
         """Raises Refusal."""
