@@ -229,8 +229,8 @@ def test_launches_of_hip_programs_are_compared_with_the_log_of_the_runtime(
     )
 
     def finished(command: list[str], *_: object) -> tuple[str, str, int]:
-        assert command[1:3] == ["-m", "hipsim.launcher"]
-        return "sum 3\n", log, 0
+        assert ["-m", "hipsim.launcher"] in (command[1:3], command[5:7])
+        return ("sum 3\n" if command[1] == "-m" else log), "", 0
 
     def under(tool: str, _command: list[str], *_: object) -> Watched:
         kernel = {"type": "kernel", "kernel": "k", "count": counted, "errors": 1}
