@@ -3,8 +3,9 @@
     program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
     probe = compile_probe([program], block, "gfx90a")
 
-A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins, and ends with
-s_endpgm. What it needs lies in SGPRs that the place sets first (`REGISTERS`); the rest it loads from the launch block.
+A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
+s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
+place sets first (`REGISTERS`); the rest it loads from the launch block.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gpubpf.verify.values import Checked
 # indices of the wave's first lane (x | y << 10 | z << 20), and the number of the site.
 REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "site")
 BLOCK_REGISTERS = 2
+BACK = 8  # the first of the two SGPRs that have the address to return to
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
@@ -183,11 +185,16 @@ _backend = cache(backend)
 
 
 def compile_probe(
-    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, counters: Sequence[int | None] = ()
+    programs: Sequence[WaveProgram],
+    block: LaunchBlock,
+    gpu: str,
+    counters: Sequence[int | None] = (),
+    returns: bool = False,
 ) -> Probe:
     """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
-    counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0.
+    counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
+    with s_endpgm; whoever takes it adds the jump to s[0:1].
     """
     import llvmlite.binding as llvm
 
@@ -201,7 +208,8 @@ def compile_probe(
 
     def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
-        module = llvm.parse_assembly(_entry(programs, block, gpu, counters or [None] * len(programs)))
+        given = counters or [None] * len(programs)
+        module = llvm.parse_assembly(_entry(programs, block, gpu, given, returns))
         for number, program in enumerate(programs):
             module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
         for function in module.functions:
@@ -236,10 +244,24 @@ def compile_probe(
 
 
 def _entry(
-    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, counters: Sequence[int | None]
+    programs: Sequence[WaveProgram],
+    block: LaunchBlock,
+    gpu: str,
+    counters: Sequence[int | None],
+    returns: bool,
 ) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
+    result, end = "void", ["  ret void"]
+    if returns:  # a function of this kind that has results goes on behind its last instruction
+        unused = BACK - BLOCK_REGISTERS - len(REGISTERS)
+        given += [f"i32 inreg %unused{n}" for n in range(unused)] + ["i32 inreg %low", "i32 inreg %high"]
+        result = "{ i32, i32 }"
+        end = [
+            f"  %one = insertvalue {result} poison, i32 %low, 0",
+            f"  %both = insertvalue {result} %one, i32 %high, 1",
+            f"  ret {result} %both",
+        ]
     given += [f"i32 %work{n}" for n in range(1 + max((n for n in counters if n is not None), default=-1))]
     unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
     lines, declared = [], []
@@ -266,9 +288,9 @@ def _entry(
             f'target triple = "{_TRIPLE}"',
             "declare i32 @llvm.amdgcn.s.getreg(i32)",
             *declared,
-            f"define amdgpu_cs void @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
+            f"define amdgpu_cs {result} @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
             *lines,
-            "  ret void",
+            *end,
             "}",
             "!1 = !{}",
             "",

@@ -104,6 +104,13 @@ int on_exit(struct gpu_exit *ctx) {
     if (mine) __sync_fetch_and_add(&mine->runs, 1);
     return 0;
 }
+GPU_THREAD_ARRAY(begun, struct tally, 1);
+int on_entry(struct gpu_entry *ctx) {
+    int key = 0;
+    struct tally *mine = begun.lookup(&key);
+    if (mine && ctx->launch == 77) __sync_fetch_and_add(&mine->runs, 1 + (gpu_global_thread() & 7));
+    return 0;
+}
 int on_site(struct gpu_exit *ctx) {
     int key = ctx->site;
     u64 *n = sites.lookup(&key);
@@ -215,13 +222,18 @@ def lowered(program: Program, name: str, wave: int) -> amdgcn.WaveProgram:
     return amdgcn.lower(program, check(program, program.functions[name]), wave)
 
 
-def injected(code: CodeObject, program: Program, *names: str) -> GcnInjected:
-    """Place the programs at the exits of all kernels."""
+def injected(code: CodeObject, program: Program, *names: str, only: str = "") -> GcnInjected:
+    """Place the programs in all kernels, or in one, each at its point."""
+    points = {name: program.functions[name].point.removeprefix("gpu_") for name in names}
     return inject(
         code,
         {
-            each.name: [GcnPlacement(lowered(program, name, each.descriptor.wave), "exit") for name in names]
+            each.name: [
+                GcnPlacement(lowered(program, name, each.descriptor.wave), point)
+                for name, point in points.items()
+            ]
             for each in code.kernels
+            if only in ("", each.name)
         },
     )
 
@@ -281,7 +293,7 @@ def test_each_thread_counts_once_and_results_stay(
     shape: tuple,
 ) -> None:
     original = built.read_bytes()
-    made = injected(CodeObject(original), program, "on_exit")
+    made = injected(CodeObject(original), program, "on_exit", only=name)
     threads = int(np.prod(shape[0]))
     before = device.run(original, name, arguments, shape, {"x": content(name)})
     buffers = {"x": content(name), "t": np.zeros(threads + 1, np.uint64)}
@@ -289,6 +301,33 @@ def test_each_thread_counts_once_and_results_stay(
     after = device.run(made.image, name, [*arguments, *rest], shape, buffers)
     assert np.array_equal(before["x"], after["x"])
     assert after["t"].tolist() == [1] * threads + [0]
+
+
+@pytest.mark.parametrize("names", [("on_entry",), ("on_entry", "on_exit")], ids=len)
+@pytest.mark.parametrize(("name", "arguments", "given", "shape"), RUNS, ids=[run[0] for run in RUNS])
+def test_a_kernel_begins_as_without_a_probe(
+    device: Device,
+    built: Path,
+    program: Program,
+    name: str,
+    arguments: Sequence[str],
+    given: int,
+    shape: tuple,
+    names: tuple[str, ...],
+) -> None:
+    """The probe at the entry leaves all registers as they were, and no thread begins twice."""
+    original = built.read_bytes()
+    made = injected(CodeObject(original), program, *names, only=name)
+    threads = int(np.prod(shape[0]))
+    before = device.run(original, name, arguments, shape, {"x": content(name)})
+    maps = {"tallies": "t", "begun": "b"}
+    buffers = {"x": content(name)} | {short: np.zeros(threads + 1, np.uint64) for short in maps.values()}
+    used = {each: maps[each] for each in made.kernels[name].block.bases}
+    rest = block_arguments(made, name, given, shape, used)
+    after = device.run(made.image, name, [*arguments, *rest], shape, buffers)
+    assert np.array_equal(before["x"], after["x"])
+    assert after["b"].tolist() == [1 + (n & 7) for n in range(threads)] + [0]
+    assert after["t"].tolist() == [int("on_exit" in names)] * threads + [0]
 
 
 def test_a_kernel_that_may_call_any_function_is_refused(built: Path, program: Program) -> None:
@@ -603,10 +642,11 @@ def test_a_damaged_code_object_is_an_error(built: Path, program: Program) -> Non
         for at in generator.integers(0, len(whole), 6):
             damaged[at] = generator.integers(0, 256)
         try:
-            made = injected(CodeObject(bytes(damaged)), program, "on_exit")
+            code = CodeObject(bytes(damaged))
+            made = injected(code, program, "on_exit", only="looped")
         except ImageError:
             continue
-        assert made.image or made.refusals
+        assert made.kernels or made.refusals or "looped" not in {kernel.name for kernel in code.kernels}
 
 
 def test_assembly_and_disassembly(gpu: str) -> None:

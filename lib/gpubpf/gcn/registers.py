@@ -1,0 +1,80 @@
+"""How many registers a kernel has, how many it needs with probes, and its changed descriptor."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpubpf.errors import Refusal
+from gpubpf.gcn.code_object import CodeObject, GcnKernel
+from gpubpf.gcn.start import Start
+from gpubpf.lower.launch_block import align
+
+Change: TypeAlias = tuple[int, bytes]  # an offset in the file, and what to write there
+
+
+@dataclass(frozen=True)
+class Use:
+    """How many VGPRs a kernel has, and how many waves fit on a SIMD unit."""
+
+    vgprs: int
+    waves: int
+
+
+def changed(
+    code: CodeObject, kernel: GcnKernel, start: Start, entry: int, sgprs: int, vgprs: int
+) -> tuple[list[Change], Use, Use]:
+    """Return the changes of the descriptor: the new entry, the registers at the start, and as many registers as the probe needs.
+
+    Return also what the kernel uses before and after.
+    """
+    descriptor = kernel.descriptor
+    first, _, third = descriptor.resources
+    has_choice = code.gpu.startswith("gfx10")
+    size = _vgpr_size(code, kernel)
+    had = ((first & 63) + 1) * size
+    needed = max(had, vgprs)
+    if code.gpu == "gfx90a":  # AGPRs lie behind the VGPRs
+        own = own_vgprs(code, kernel)
+        moved = max(own, align(vgprs, 4))
+        needed = had - own + moved if had > own else max(had, moved)
+        third = third & ~63 | moved // 4 - 1
+    if needed > (512 if code.gpu == "gfx90a" else 256):
+        raise Refusal("it leaves too few VGPRs")
+    needed = align(needed, size)
+    first = first & ~63 | needed // size - 1
+    scalars = had_scalars = 0  # GFX10 always has all SGPRs
+    if not has_choice:  # with VCC, FLAT_SCRATCH and XNACK_MASK
+        had_scalars = ((first >> 6 & 15) + 1) * 8
+        scalars = max(had_scalars, align(sgprs + 6, 16))
+        first = first & ~(15 << 6) | scalars // 8 - 1 << 6
+    at = kernel.descriptor_offset
+    registers = struct.pack("<IIIH", third, first, start.resources, start.properties)
+    changes = [(at + 16, struct.pack("<q", entry - kernel.descriptor_address)), (at + 44, registers)]
+    return (
+        changes,
+        Use(had, _waves(code.gpu, descriptor.wave, had, had_scalars)),
+        Use(needed, _waves(code.gpu, descriptor.wave, needed, scalars)),
+    )
+
+
+def _vgpr_size(code: CodeObject, kernel: GcnKernel) -> int:
+    """Return how many VGPRs a descriptor counts as one."""
+    return 8 if code.gpu == "gfx90a" or (code.gpu.startswith("gfx10") and kernel.descriptor.wave == 32) else 4
+
+
+def own_vgprs(code: CodeObject, kernel: GcnKernel) -> int:
+    """Return how many VGPRs a kernel has, without AGPRs."""
+    first, _, third = kernel.descriptor.resources
+    if code.gpu == "gfx90a":
+        return ((third & 63) + 1) * 4
+    return ((first & 63) + 1) * _vgpr_size(code, kernel)
+
+
+def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:
+    """Return how many waves with so many registers fit on a SIMD unit."""
+    if gpu.startswith("gfx10"):  # gfx103x allocates twice as many at once as the descriptor counts
+        return min(16, 1024 // align(vgprs, 16) if wave == 32 else 512 // align(vgprs, 8))
+    total, most = (512, 8) if gpu == "gfx90a" else (256, 10)
+    return min(most, total // vgprs, 800 // align(sgprs, 16))

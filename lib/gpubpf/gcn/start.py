@@ -1,0 +1,155 @@
+"""What a wave begins with, what is saved of it for probes, and what a place sets before it goes to a probe, as assembly text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpubpf.errors import Refusal
+from gpubpf.gcn.code_object import GcnKernel
+
+# Values that the prologue saves: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item.
+SAVED = 8
+_LANES = 2  # the first of the two that EXEC is
+KEPT = 4  # VGPRs in which the prologue keeps what the kernel begins with, while the probe at the entry runs
+
+
+@dataclass(frozen=True)
+class Save:
+    """Where the prologue saves values: in SGPRs from `sgpr` on, or where there are too few in lanes of a VGPR."""
+
+    sgpr: int
+    vgpr: int | None
+
+    def put(self, number: int, source: str) -> str:
+        """Return the text that saves a register as value `number`."""
+        if self.vgpr is None:
+            return f"s_mov_b32 s{self.sgpr + number}, {source}"
+        return f"v_writelane_b32 v{self.vgpr}, {source}, {number}"
+
+    def get(self, number: int, to: int) -> str:
+        """Return the text that restores value `number` to an SGPR."""
+        if self.vgpr is None:
+            return f"s_mov_b32 s{to}, s{self.sgpr + number}"
+        return f"v_readlane_b32 s{to}, v{self.vgpr}, {number}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
+
+    `kernarg`: register of the address of the arguments. `indices`: registers of the workgroup's indices. `moves`: (from, to),
+    in this order. `packed`: one VGPR has all indices of a work-item. `items`: what of them the kernel asks for: x (0), x and y (1), or
+    all (2). `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
+    """
+
+    kernarg: int
+    indices: tuple[int, int, int]
+    moves: tuple[tuple[int, int], ...]
+    sgprs: int
+    resources: int
+    properties: int
+    packed: bool
+    items: int
+
+    @classmethod
+    def of(cls, kernel: GcnKernel, packed: bool) -> Start:
+        """Raises Refusal if there are too few user SGPRs for the address of the arguments."""
+        descriptor = kernel.descriptor
+        kernarg = descriptor.register("kernarg")
+        more = 0 if descriptor.has("kernarg") else 2
+        users = descriptor.user_sgprs
+        if users + more > 16:
+            raise Refusal("all its user SGPRs are taken")
+        moves = [(register + more, register) for register in range(kernarg, users) if more]
+        old = users
+        new = users + more
+        indices = []
+        for wanted in descriptor.workgroup_ids:
+            indices.append(new)
+            if wanted:
+                moves += [(new, old)] if new != old else []
+                old += 1
+            new += 1
+        for _ in range(descriptor.last_sgprs):
+            moves += [(new, old)] if new != old else []
+            old, new = old + 1, new + 1
+        resources = descriptor.resources[1] & ~(31 << 1) & ~(3 << 11)
+        resources |= (users + more) << 1 | 7 << 7 | 2 << 11  # all indices, of work-items too
+        x, y, z = indices
+        items = descriptor.resources[1] >> 11 & 3
+        properties = descriptor.properties | 1 << 3
+        return cls(kernarg, (x, y, z), tuple(moves), new, resources, properties, packed, items)
+
+    def prologue(self, save: Save, wave: int) -> str:
+        """Return the text of the prologue. The registers behind those that are set are free."""
+        one, two = f"s{self.sgprs}", f"s{self.sgprs + 1}"
+        lines = [f"v_readfirstlane_b32 {one}, v0"]
+        for number in () if self.packed else (1, 2):
+            lines += [
+                f"v_readfirstlane_b32 {two}, v{number}",
+                f"s_lshl_b32 {two}, {two}, {10 * number}",
+                f"s_or_b32 {one}, {one}, {two}",
+            ]
+        # The last value first: its place may be that of the registers in use here.
+        lines += [
+            save.put(7, one),
+            *(save.put(4 + n, f"s{register}") for n, register in enumerate(self.indices)),
+            save.put(2, "exec_lo"),
+            *((save.put(3, "exec_hi"),) if wave == 64 else ()),
+            save.put(0, f"s{self.kernarg}"),
+            save.put(1, f"s{self.kernarg + 1}"),
+            *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
+            # In v0 are now all three indices of the work-item. The kernel may expect that there is nothing but what it asked for.
+            *(
+                (f"v_and_b32 v0, {(1 << 10 * (self.items + 1)) - 1:#x}, v0",)
+                if self.packed and self.items < 2
+                else ()
+            ),
+        ]
+        return "\n".join(lines)
+
+
+def keep(start: Start, vgpr: int) -> list[str]:
+    """Return the text that keeps what the kernel begins with in KEPT VGPRs from `vgpr` on."""
+    items = [f"v_mov_b32 v{vgpr + n}, v{n}" for n in range(KEPT - 1)]  # the work-item
+    return items + [f"v_writelane_b32 v{vgpr + KEPT - 1}, s{n}, {n}" for n in range(start.sgprs)]
+
+
+def restore(start: Start, vgpr: int, save: Save, wave: int) -> list[str]:
+    """Return the text that restores what `keep` kept, behind a probe."""
+    return [
+        "s_waitcnt vmcnt(0) lgkmcnt(0)",
+        *_all_lanes(save, wave),
+        *(f"v_mov_b32 v{n}, v{vgpr + n}" for n in range(KEPT - 1)),
+        *(f"v_readlane_b32 s{n}, v{vgpr + KEPT - 1}, {n}" for n in range(start.sgprs)),
+        "s_nop 4",
+    ]
+
+
+def _all_lanes(save: Save, wave: int) -> list[str]:
+    """Return the text that switches on the lanes that the wave began with. It changes s0 and s1."""
+    if wave == 64:
+        return [save.get(_LANES, 0), save.get(_LANES + 1, 1), "s_mov_b64 exec, s[0:1]"]
+    return [save.get(_LANES, 0), "s_mov_b32 exec_lo, s0"]
+
+
+def site(save: Save, wave: int, number: int, block_offset: int, counters: Sequence[int] = ()) -> list[str]:
+    """Return the text that sets the registers of a probe, at place `number`. Loads in flight must not write to registers of the probe.
+
+    Two hazards that compilers avoid, too: on GFX10.1, a store that has not read its SGPRs before they change (v_nop); on GFX9, an
+    SGPR that a vector instruction has written and a memory access reads within five instructions (s_nop).
+    """
+    return [
+        "s_waitcnt vmcnt(0) lgkmcnt(0)",
+        "v_nop",
+        *_all_lanes(save, wave),
+        save.get(0, 0),
+        save.get(1, 1),
+        f"s_add_u32 s0, s0, {block_offset:#x}",
+        "s_addc_u32 s1, s1, 0",
+        *(save.get(4 + n, 2 + n) for n in range(4)),
+        f"s_mov_b32 s6, {number:#x}",
+        *(f"v_mov_b32 v{n}, v{counter}" for n, counter in enumerate(counters)),
+        *(() if save.vgpr is None else ("s_nop 4",)),
+    ]
