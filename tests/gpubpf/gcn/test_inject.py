@@ -506,6 +506,22 @@ def test_the_kernel_starts_as_if_nothing_had_been_added(
     assert after["t"].tolist() == [1] * 240 + [0]
 
 
+def test_the_timer_is_refused() -> None:
+    """It would count in another unit than on NVIDIA's GPUs."""
+    text = """
+    #include <gpubpf.h>
+    GPU_ARRAY(times, u64, 1);
+    int on_exit(struct gpu_exit *ctx) {
+        int key = 0;
+        u64 *last = times.lookup(&key);
+        if (last) *last = bpf_get_globaltimer();
+        return 0;
+    }
+    """
+    with pytest.raises(VerifyError, match="bpf_get_globaltimer, which AMD GPUs do not have here yet"):
+        lowered(compiled(text), "on_exit", 32)
+
+
 # All SGPRs that a kernel can have, and more VGPRs than the probe needs.
 FULL = """
     s_load_dwordx2 s[4:5], s[0:1], 0x0
