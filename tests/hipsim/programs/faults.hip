@@ -13,6 +13,7 @@ int main(int count, char **arguments) {
     std::string what = count > 1 ? arguments[1] : "";
     Buffer<int> data(64);
     if (what == "write") writeOutside<<<1, 64>>>(data, size_t{1} << 33);
+    if (what == "near") writeOutside<<<1, 64>>>(data, size_t{100} << 20);  // where ROCr reserves scratch
     if (what == "null") readOutside<<<1, 64>>>(nullptr, data);
     if (what == "host") {
         std::vector<int> own(1 << 20);  // not registered

@@ -70,7 +70,7 @@ bool make_mailboxes(Events &all) {
     void *address = nullptr;
     if (heap().allocate(0, kMailboxes * sizeof(uint64_t), 0, flags, &address) != HSAKMT_STATUS_SUCCESS)
         return false;
-    heap().map(address, Nodes{});
+    heap().map(address, kMailboxes * sizeof(uint64_t), Nodes{});
     all.mailboxes = static_cast<uint64_t *>(address);
     for (uint32_t i = 0; i < kMailboxes; i++) all.mailboxes[i] = kUnsignaled;
     return true;

@@ -238,10 +238,18 @@ Allocation *Heap::find_exactly(const void *address) {
     return find(number(address));
 }
 
-HSAKMT_STATUS Heap::map(void *address, const Nodes &nodes, uint64_t *device) {
+HSAKMT_STATUS Heap::map(void *address, uint64_t size, const Nodes &nodes, uint64_t *device) {
     std::unique_lock lock(mutex_);
     Allocation *allocation = find_exactly(address);
     if (allocation == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
+    if (allocation->flags.ui32.Scratch) {
+        uint64_t begin = number(address);
+        if (size == 0 || size > allocation->end - begin) return HSAKMT_STATUS_INVALID_PARAMETER;
+        allocation->parts[begin] = std::min((begin + size + kPage - 1) / kPage * kPage, allocation->end);
+        if (!allocation->mapped.contains(allocation->node)) allocation->mapped.add(allocation->node);
+        if (device != nullptr) *device = 0;
+        return HSAKMT_STATUS_SUCCESS;
+    }
     bool registered = allocation->type == HSA_POINTER_REGISTERED_USER;
     if (device != nullptr) *device = registered ? number(address) | registered_bit : 0;
     const Nodes &wanted = nodes.count > 0 ? nodes : allocation->registered;
@@ -256,8 +264,8 @@ HSAKMT_STATUS Heap::unmap(void *address) {
     std::unique_lock lock(mutex_);
     Allocation *allocation = find_exactly(address);
     if (allocation == nullptr) return HSAKMT_STATUS_INVALID_PARAMETER;
-    // Scratch is mapped and unmapped in parts, and belongs to one device anyway.
-    if (!allocation->flags.ui32.Scratch) allocation->mapped = Nodes{};
+    if (allocation->flags.ui32.Scratch) allocation->parts.erase(number(address));
+    else allocation->mapped = Nodes{};
     return HSAKMT_STATUS_SUCCESS;
 }
 
@@ -296,8 +304,14 @@ void Heap::range(uint32_t node, uint64_t address, uint64_t *begin, uint64_t *end
     std::shared_lock lock(mutex_);
     const Allocation *allocation = find(address);
     bool found = allocation != nullptr && allocation->mapped.contains(node);
-    *begin = found ? allocation->begin | (address & registered_bit) : 0;
-    *end = found ? allocation->end | (address & registered_bit) : 0;
+    uint64_t first = found ? allocation->begin : 0, last = found ? allocation->end : 0;
+    if (found && allocation->flags.ui32.Scratch) {
+        auto part = allocation->parts.upper_bound(address);
+        found = part != allocation->parts.begin() && address < (--part)->second;
+        if (found) first = part->first, last = part->second;
+    }
+    *begin = found ? first | (address & registered_bit) : 0;
+    *end = found ? last | (address & registered_bit) : 0;
     *may_write = found && !allocation->flags.ui32.ReadOnly;
 }
 

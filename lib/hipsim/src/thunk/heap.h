@@ -37,6 +37,7 @@ struct Allocation {
     HsaMemFlags flags{};
     bool local = false;  // counts against the memory of its node
     Nodes registered, mapped;
+    std::map<uint64_t, uint64_t> parts;  // of scratch: what is mapped, end by begin
     void *user_data = nullptr;
 };
 
@@ -55,7 +56,8 @@ class Heap {
     HSAKMT_STATUS deregister(void *address);
 
     // An empty list of nodes stands for all GPUs. `device` becomes the device's address if that is not the host's, else 0.
-    HSAKMT_STATUS map(void *address, const Nodes &nodes, uint64_t *device = nullptr);
+    // Scratch belongs to one GPU, and is mapped there in parts of `size` bytes; other memory is mapped as a whole.
+    HSAKMT_STATUS map(void *address, uint64_t size, const Nodes &nodes, uint64_t *device = nullptr);
     HSAKMT_STATUS unmap(void *address);
 
     HSAKMT_STATUS describe(const void *address, HsaPointerInfo *info);

@@ -32,14 +32,7 @@ HSAKMT_STATUS hsaKmtAllocMemoryAlign(HSAuint32 node, HSAuint64 size, HSAuint64 a
                                      void **address) {
     HIPSIM_NOT_IN_CHILD;
     if (!is_node(node)) return HSAKMT_STATUS_INVALID_NODE_UNIT;
-    HSAKMT_STATUS status = heap().allocate(node, size, alignment, flags, address);
-    // Scratch belongs to its GPU from the start.
-    if (status == HSAKMT_STATUS_SUCCESS && flags.ui32.Scratch) {
-        Nodes owner;
-        owner.add(node);
-        heap().map(*address, owner);
-    }
-    return status;
+    return heap().allocate(node, size, alignment, flags, address);
 }
 
 HSAKMT_STATUS hsaKmtAllocMemory(HSAuint32 node, HSAuint64 size, HsaMemFlags flags, void **address) {
@@ -86,19 +79,19 @@ HSAKMT_STATUS hsaKmtDeregisterMemory(void *address) {
     return heap().deregister(address);
 }
 
-HSAKMT_STATUS hsaKmtMapMemoryToGPU(void *address, HSAuint64, HSAuint64 *alternate) {
+HSAKMT_STATUS hsaKmtMapMemoryToGPU(void *address, HSAuint64 size, HSAuint64 *alternate) {
     HIPSIM_NOT_IN_CHILD;
     if (address == nullptr) return HSAKMT_STATUS_ERROR;
-    return heap().map(address, Nodes{}, alternate);
+    return heap().map(address, size, Nodes{}, alternate);
 }
 
-HSAKMT_STATUS hsaKmtMapMemoryToGPUNodes(void *address, HSAuint64, HSAuint64 *alternate, HsaMemMapFlags,
+HSAKMT_STATUS hsaKmtMapMemoryToGPUNodes(void *address, HSAuint64 size, HSAuint64 *alternate, HsaMemMapFlags,
                                         HSAuint64 count, HSAuint32 *list) {
     HIPSIM_NOT_IN_CHILD;
     if (address == nullptr) return HSAKMT_STATUS_ERROR;
     Nodes nodes;
     if (HSAKMT_STATUS status = nodes_of(count, list, &nodes); status != HSAKMT_STATUS_SUCCESS) return status;
-    return heap().map(address, nodes, alternate);
+    return heap().map(address, size, nodes, alternate);
 }
 
 HSAKMT_STATUS hsaKmtUnmapMemoryToGPU(void *address) {

@@ -117,7 +117,7 @@ bool take_doorbell(Queues &all, Queue &queue) {
         if (heap().allocate(0, kDoorbells * sizeof(uint64_t), kDoorbells * sizeof(uint64_t), flags, &page) !=
             HSAKMT_STATUS_SUCCESS)
             return false;
-        heap().map(page, Nodes{});
+        heap().map(page, kDoorbells * sizeof(uint64_t), Nodes{});
         all.doorbells = static_cast<uint64_t *>(page);
         for (uint32_t i = kDoorbells; i-- > 0;) all.free_doorbells.push_back(i);
     }
