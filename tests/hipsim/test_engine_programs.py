@@ -460,6 +460,7 @@ function:
     add("scalar_stray", "s_mov_b64 s[4:5], 64\n s_load_dword s6, s[4:5], 0x0\n")
     add("misaligned", BEGIN + "v_mov_b32 v2, 2\n global_atomic_add v2, v0, s[8:9]\n")
     add("trap", "s_trap 2\n")
+    add("image", ".long 0xf09c0100\n .long 0x610101\n")
     add("unknown", "v_mov_b32 v0, 0\n s_cbranch_scc1 later\n s_endpgm\nlater:\n .long 0xd3ff0000\n .long 0\n")
     add(
         "unsupported",
@@ -759,6 +760,7 @@ FAULTS = {
     "scalar_stray": (1, "load of 4 bytes at 0x40"),
     "misaligned": (1, "not aligned"),
     "trap": (3, "trap 2, as of abort()"),
+    "image": (2, "image instruction (hipsim has no images) 0xf09c0100"),
     "unknown": (2, "unknown instruction 0xd3ff0000"),
     "unsupported": (2, "unsupported instruction ds_append"),
     "into_the_void": (2, "jump to 0x0: no code"),

@@ -210,7 +210,9 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     op.i = instruction;
     op.address = address;
     isa::Instruction &i = op.i;
-    if (!i.opcode) return "unknown instruction";
+    // Images have the encoding 0b111100 on GFX9 and GFX10.
+    if (!i.opcode)
+        return i.words[0] >> 26 == 0x3C ? "image instruction (hipsim has no images)" : "unknown instruction";
     const Registry &known = registry(i.set->family);
     auto found = known.find(i.opcode->name);
     if (found == known.end()) return "unsupported instruction";
