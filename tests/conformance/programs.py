@@ -22,7 +22,7 @@ from conformance.tools import APIS, TOOLS, Api, Watched, finished, under
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
 HIP_LAUNCHED = re.compile(r"\bhip\w*Launch\w*Kernel\w*: Returned hipSuccess")
 LAUNCHES_OF_LOG = (
-    r"""{ "$@" 2>&1 >/dev/null; } | grep -aoE '\w*Launch\w*: Returned \w*'; exit ${PIPESTATUS[0]}"""
+    r"""{ "$@" 2>&1 >/dev/null; } | grep -aoE '\w*Launch\w*: Returned \w*|hipGraphLaunch'; exit ${PIPESTATUS[0]}"""
 )
 NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
