@@ -21,9 +21,7 @@ from conformance.tools import APIS, TOOLS, Api, Watched, finished, under
 # Seconds for one program alone; under a tool, it may take five times as long.
 LIMIT = float(os.environ.get("CONFORMANCE_LIMIT", "120"))
 HIP_LAUNCHED = re.compile(r"\bhip\w*Launch\w*Kernel\w*: Returned hipSuccess")
-LAUNCHES_OF_LOG = (
-    r"""{ "$@" 2>&1 >/dev/null; } | grep -aoE '\w*Launch\w*: Returned \w*|hipGraphLaunch'; exit ${PIPESTATUS[0]}"""
-)
+LAUNCHES_OF_LOG = r"""{ "$@" 2>&1 >/dev/null; } | grep -aoE '\w*Launch\w*: Returned \w*|hipGraphLaunch'; exit ${PIPESTATUS[0]}"""
 NOTHING = r"(?!)"  # a pattern that no line has
 # Not the launch of a graph, which says nothing about how many kernels run.
 LAUNCH = re.compile(r"(__)?cu(da)?Launch(Cooperative)?Kernel")

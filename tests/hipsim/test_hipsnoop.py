@@ -262,6 +262,21 @@ def test_programs_do_not_notice_the_agent(name: str) -> None:
     assert others == alone.stderr.splitlines()
 
 
+def test_a_queue_that_is_full(tmp_path: Path) -> None:
+    """ROCr's own way of waiting for room ends the program, or reorders its packets."""
+    out = tmp_path / "out"
+    libraries()
+    done = subprocess.run(
+        [*TOOL, "--json", "-o", out, "--", program("probed"), "1000"],
+        capture_output=True, text=True, timeout=300, env=environment(ROC_AQL_QUEUE_SIZE="64"),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    (summary,) = records(out, "summary")
+    times = summary["device_times"]
+    assert times["dispatches"] >= 1000 + 4 * 1000 + 3 and times["lost"] == 0
+    assert summary["calls"] > 5000 and summary["lost"] == 0
+
+
 def test_the_example_is_explained(tmp_path: Path) -> None:
     """The known answers in the first comment of examples/hip/saxpy.hip, and every kernel's time although the program exits at once."""
     out = tmp_path / "out"

@@ -128,6 +128,15 @@ def test_kernels_that_print(tmp_path: Path, gpu: str) -> None:
     assert all(one["work"] > 0 for one in found)
 
 
+def test_a_queue_that_is_full(tmp_path: Path) -> None:
+    """ROCr's own way of waiting for room ends the program, or reorders its packets."""
+    words = ("--", program("probed"), 1000)
+    records, done = measured(tmp_path / "out", *words, ROC_AQL_QUEUE_SIZE="64")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    (summary,) = (record for record in records if record["type"] == "summary")
+    assert summary["launches_instrumented"] == 1000 + 4 * 1000 + 3 and summary["lost"] == 0
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None:
     app, out = program("probed"), tmp_path / "program"

@@ -1,16 +1,20 @@
 // The program's queues. Packets pass `on_packets` on their way to the GPU: a dispatch of an instrumented kernel gets
 // the copy of the kernel, and arguments of ours: the program's and the launch block behind them.
+#include <algorithm>
 #include <cstring>
+#include <new>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "room.h"
 
 namespace gpubpf {
 
 namespace {
 
-constexpr int kBatch = 16;                   // packets that are changed at once
+// Packets that are changed at once. ROCr passes them singly, and up to 5.4 takes one answer for each call only.
+constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
 constexpr size_t kArgumentAlignment = 64;
 
@@ -132,18 +136,27 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu) {
     return 1;
 }
 
+// A queue of the program. Never freed: ROCr may call on_packets as long as the queue is there.
+struct Queue {
+    Gpu *gpu;
+    struct room room;
+};
+
 // ROCr calls this in the thread that puts packets into a queue.
 void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
     const auto *packets = static_cast<const hsa_packet *>(data);
-    if (!agent.live) return write(data, count);
-    hsa_packet changed[2 * kBatch];
+    Queue &queue = *static_cast<Queue *>(user);
+    hsa_packet changed[2 * kBatch + 1];
     for (uint64_t at = 0; at < count;) {
+        const uint64_t end = std::min(count, at + kBatch);
         uint64_t made = 0;
-        for (int i = 0; i < kBatch && at < count; ++i, ++at) {
+        room_wait(&queue.room, 2 * (end - at));
+        for (; at < end; ++at) {
             changed[made] = packets[at];
             const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
-            made += dispatch ? follow(&changed[made], *static_cast<Gpu *>(user)) : 1;
+            made += dispatch && agent.live ? follow(&changed[made], *queue.gpu) : 1;
         }
+        made += room_take(&queue.room, made, &changed[made]);
         write(changed, made);
     }
 }
@@ -153,10 +166,18 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
 hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made) {
     Gpu *gpu = agent.live ? agent.gpu(on) : nullptr;
+    auto create = [&](hsa_create_queue how, uint32_t packets) {
+        return how(on, packets, type, error, data, scratch, shared, made);
+    };
+    // Twice the size, if the GPU has such queues: a dispatch may become two packets.
     if (!gpu || !made ||
-        originals.create_intercepted_queue(on, size, type, error, data, scratch, shared, made))
-        return originals.create_queue(on, size, type, error, data, scratch, shared, made);
-    originals.intercept(*made, on_packets, gpu);
+        (create(originals.create_intercepted_queue, 2 * size) &&
+         create(originals.create_intercepted_queue, size)))
+        return create(originals.create_queue, size);
+    auto *queue = new (std::nothrow) Queue{gpu, {{}, (*made)->size, 0}};
+    if (!queue) return 0;
+    if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
+    originals.intercept(*made, on_packets, queue);
     return 0;
 }
 

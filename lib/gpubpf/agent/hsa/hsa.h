@@ -26,6 +26,7 @@ enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2 };       /* hsa_packet_type_t */
 enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
+enum { HSA_MARKER = 0x3 };              /* header: barrier-and that waits for nothing */
 enum { HSA_POOL_SEGMENT = 0, HSA_POOL_FLAGS = 1, HSA_POOL_MAY_ALLOCATE = 5, HSA_GLOBAL = 0 };
 enum { HSA_POOL_KERNARG = 1, HSA_POOL_COARSE_GRAINED = 4 };
 enum { HSA_SIGNAL_GPU_ONLY = 1 };       /* such a signal raises no interrupts; the host may read it */

@@ -22,9 +22,10 @@
 
 #include "hsa.h"
 #include "ring.h"
+#include "room.h"
 
 #define EXPORTED __attribute__((visibility("default")))
-#define BATCH 16                        /* packets that are changed at once */
+#define BATCH (ROOM_MOST / 2 - 1)       /* packets that are changed at once; ROCr passes them singly */
 #define BUCKETS 4096
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
 
@@ -41,6 +42,7 @@ struct pending {
 struct queue {                          /* never freed: a dispatch may outlive its queue */
     hsa_handle agent;
     uint64_t id;
+    struct room room;
 };
 struct kernel {                         /* never freed: a program may still launch it while its executable is destroyed */
     uint64_t object, number;            /* address of its descriptor; its number in the ring, never the same for two kernels */
@@ -252,31 +254,36 @@ static bool follow(hsa_packet *packet, hsa_packet *barrier, const struct queue *
 /* Called in the thread that puts packets into a queue. */
 static void on_packets(const void *data, uint64_t count, uint64_t index, void *user, hsa_writer write) {
     const hsa_packet *packets = data;
-    hsa_packet changed[2 * BATCH];
-    if (!ring_here()) {
-        write(packets, count);
-        return;
-    }
+    struct queue *queue = user;
+    hsa_packet changed[2 * BATCH + 1];
     for (uint64_t at = 0; at < count;) {
-        uint64_t made = 0;
-        for (int i = 0; i < BATCH && at < count; i++, at++) {
+        uint64_t made = 0, end = count - at > BATCH ? at + BATCH : count;
+        room_wait(&queue->room, 2 * (end - at));
+        for (; at < end; at++) {
             hsa_packet *packet = &changed[made++];
             *packet = packets[at];
-            if ((packet->header & 0xff) == HSA_KERNEL_DISPATCH)
-                made += follow(packet, packet + 1, user, index + at);
+            if ((packet->header & 0xff) == HSA_KERNEL_DISPATCH && ring_here())
+                made += follow(packet, packet + 1, queue, index + at);
         }
+        made += room_take(&queue->room, made, &changed[made]);
         write(changed, made);
     }
 }
 
 static hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data, uint32_t scratch,
                                   uint32_t shared, hsa_queue **made) {
-    struct queue *queue = ring_here() ? malloc(sizeof *queue) : NULL;
-    if (!queue || !made || create_intercepted_queue(agent, size, type, error, data, scratch, shared, made)) {
+    struct queue *queue = ring_here() ? calloc(1, sizeof *queue) : NULL;
+    /* Twice the size, if the GPU has such queues: a dispatch may become two packets. */
+    if (!queue || !made || (create_intercepted_queue(agent, 2 * size, type, error, data, scratch, shared, made) &&
+                            create_intercepted_queue(agent, size, type, error, data, scratch, shared, made))) {
         free(queue);
         return create_queue(agent, size, type, error, data, scratch, shared, made);
     }
-    *queue = (struct queue){.agent = agent, .id = (*made)->id};
+    queue->agent = agent;
+    queue->id = (*made)->id;
+    queue->room.size = (*made)->size;
+    if (hsa.signal_create(0, 0, NULL, &queue->room.ahead))
+        queue->room.ahead.handle = 0;
     intercept(*made, on_packets, queue);
     hsa.amd_profiling_set_profiler_enabled(*made, 1);
     return 0;
