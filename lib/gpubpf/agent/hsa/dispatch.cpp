@@ -15,6 +15,7 @@ namespace {
 
 // Packets that are changed at once. ROCr passes them singly, and up to 5.4 takes one answer for each call only.
 constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
+constexpr useconds_t kRoomPause = 50;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
 constexpr size_t kArgumentAlignment = 64;
 
@@ -150,7 +151,7 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
     for (uint64_t at = 0; at < count;) {
         const uint64_t end = std::min(count, at + kBatch);
         uint64_t made = 0;
-        room_wait(&queue.room, 2 * (end - at));
+        while (!room_fits(&queue.room, 2 * (end - at))) usleep(kRoomPause);
         for (; at < end; ++at) {
             changed[made] = packets[at];
             const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;

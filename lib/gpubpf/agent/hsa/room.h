@@ -6,12 +6,12 @@
  * the program would have waited without it: markers tell how far the GPU is. Such a packet waits for nothing; when it is done, the GPU
  * has taken all packets before it from the queue.
  *
- * ROCr calls an interceptor with the queue's lock held, so nothing here needs another one.
+ * ROCr calls an interceptor with the queue's lock held, so nothing here needs another one, and ROCr's thread for signals may stand still
+ * while an interceptor waits.
  */
 #pragma once
 
 #include <string.h>
-#include <unistd.h>
 
 #include "hsa.h"
 
@@ -27,15 +27,11 @@ static inline int64_t *room_ahead(const struct room *room) {
     return &((hsa_signal *)room->ahead.handle)->value;
 }
 
-/* Wait until `packets` and a marker fit. */
-static inline void room_wait(const struct room *room, uint64_t packets) {
+/* Whether `packets` and a marker fit. */
+static inline int room_fits(const struct room *room, uint64_t packets) {
     const uint64_t part = room->size / ROOM_MARKERS + ROOM_MOST;
-    for (useconds_t pause = 10; room->ahead.handle; pause = pause < 500 ? pause * 2 : 1000) {
-        uint64_t ahead = (uint64_t)__atomic_load_n(room_ahead(room), __ATOMIC_ACQUIRE);
-        if (!ahead || room->since + packets + ahead * part + 2 <= room->size)
-            return;
-        usleep(pause);
-    }
+    uint64_t ahead = room->ahead.handle ? (uint64_t)__atomic_load_n(room_ahead(room), __ATOMIC_ACQUIRE) : 0;
+    return !ahead || room->since + packets + ahead * part + 2 <= room->size;
 }
 
 /* Count packets that are put in. Return how many packets follow them: 1 if `behind` is now a marker, or 0. */

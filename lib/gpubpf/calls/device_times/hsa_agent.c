@@ -26,6 +26,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define BATCH (ROOM_MOST / 2 - 1)       /* packets that are changed at once; ROCr passes them singly */
+#define ROOM_PAUSE_US 50
 #define BUCKETS 4096
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
 
@@ -198,8 +199,9 @@ static bool on_end(int64_t value, void *data) {
     return false;
 }
 
-/* The program exits, or ROCr is shut down, and ROCr's thread may not have seen the last ends yet. */
-static void write_last(void) {
+/* Write the dispatches that have ended, which ROCr's thread may not have seen yet: when a queue is full, when the program exits, or when
+   ROCr is shut down. */
+static void write_ended(void) {
     pthread_mutex_lock(&pool_lock);
     if (!ring_here() || unloaded) {
         pthread_mutex_unlock(&pool_lock);
@@ -258,7 +260,10 @@ static void on_packets(const void *data, uint64_t count, uint64_t index, void *u
     hsa_packet changed[2 * BATCH + 1];
     for (uint64_t at = 0; at < count;) {
         uint64_t made = 0, end = count - at > BATCH ? at + BATCH : count;
-        room_wait(&queue->room, 2 * (end - at));
+        while (!room_fits(&queue->room, 2 * (end - at))) {
+            write_ended(); /* packets in the queue may wait for that, and ROCr's thread for this queue */
+            usleep(ROOM_PAUSE_US);
+        }
         for (; at < end; at++) {
             hsa_packet *packet = &changed[made++];
             *packet = packets[at];
@@ -322,7 +327,7 @@ static uint32_t start(hsa_tables *tables) {
     if (hsa_functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
         !frequency)
         return AGENT_VERSION;
-    if (!ring_create() || atexit(write_last))
+    if (!ring_create() || atexit(write_ended))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
@@ -350,7 +355,7 @@ EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char
 
 /* Called by ROCr as it is shut down. */
 EXPORTED void OnUnload(void) {
-    write_last();
+    write_ended();
     pthread_mutex_lock(&pool_lock);
     unloaded = true;
     pthread_mutex_unlock(&pool_lock);
