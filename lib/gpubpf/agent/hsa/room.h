@@ -10,6 +10,7 @@
  * while an interceptor waits.
  */
 #pragma once
+/* clang-format off */
 
 #include <string.h>
 
