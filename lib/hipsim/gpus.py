@@ -44,7 +44,7 @@ def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> 
     """Return a text if a program has code for GPUs, but not for those of hipsim, or not for `gpu`; else None."""
     if not has_code_for or not has_code_for.isdisjoint([gpu] if gpu else GPUS):
         return None
-    its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or " or ".join(GPUS)
+    its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or f"{', '.join(GPUS[:-1])} or {GPUS[-1]}"
     return f"{program} has code for {its}, not for {ours}"
 
 

@@ -49,7 +49,7 @@ def test_a_name_between_two_parts_of_a_file(before: int) -> None:
         (
             ["gfx908", "gfx1100"],
             None,
-            "app has code for gfx1100, gfx908, not for gfx906 or gfx90a or gfx1030",
+            "app has code for gfx1100, gfx908, not for gfx906, gfx90a or gfx1030",
         ),
         (["gfx906"], "gfx90a", "app has code for gfx906, not for gfx90a"),
         (["gfx906", "gfx908"], None, None),

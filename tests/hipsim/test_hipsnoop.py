@@ -52,7 +52,7 @@ def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:
     )
     assert traced.returncode == alone.returncode != 0
     assert alone.stderr in traced.stderr and alone.stdout in traced.stdout
-    said = f"{app} has code for gfx908, not for gfx906 or gfx90a or gfx1030, so it runs without a device"
+    said = f"{app} has code for gfx908, not for gfx906, gfx90a or gfx1030, so it runs without a device"
     assert said in " ".join(traced.stderr.split())
 
 

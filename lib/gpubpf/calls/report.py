@@ -277,8 +277,9 @@ class CallReport:
         if args.json:
             out.record(**({"type": "summary", "tool": args.tool} | summary))
         elif not args.csv:
-            out.lines(summary_text.coverage_lines(summary, cli.given_filters(args, calls=True)))
-            out.lines(summary_text.device_lines(summary))
+            filters = cli.given_filters(args, calls=True)
+            out.lines(summary_text.coverage_lines(summary, filters))
+            out.lines(summary_text.device_lines(summary, filters))
             out.lines(cli.host_program_lines(summary) if args.verbose else ())
         if self._inputs.processes.terminated:
             return

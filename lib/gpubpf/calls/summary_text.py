@@ -8,9 +8,9 @@ from typing import Any
 from gpubpf.show import table
 
 
-def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+def device_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]:
     """Yield a sentence about the times of kernels on the GPU: how many there are and what is missing, or why
-    there are none.
+    there are none. `filters`: those that the user gave; only dispatches of the calls that they choose are counted.
     """
     if "device_times" not in summary:
         return
@@ -20,7 +20,8 @@ def device_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     dispatches = table.count(times["dispatches"], "kernel dispatch")
     where = " on hipsim" if times["device"] == "sim" else " (not tested on AMD hardware)"
-    said = f"{times['source']} reported {dispatches}{where}"
+    chosen = " of these calls" if filters else ""
+    said = f"{times['source']} reported {dispatches}{chosen}{where}"
     missing = (
         ("lost", "lost, because they came too fast"),
         ("unended", "whose end was not reported"),
