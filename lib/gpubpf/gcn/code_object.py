@@ -156,7 +156,7 @@ class CodeObject:
         return found
 
     def bytes_from(self, address: int) -> int:
-        """Return how many bytes the file has from an address on, up to the end of its segment; 0 if there is none."""
+        """Return how many bytes lie between an address and the end of its segment in the file; 0 if it is in no segment."""
         ends = (
             s.address + min(s.size, len(self.data) - s.offset) for s in self.elf.loads if s.address <= address
         )

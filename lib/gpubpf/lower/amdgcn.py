@@ -257,7 +257,9 @@ def _entry(
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
     result, end = "void", ["  ret void"]
-    if returns:  # a function of this kind that has results goes on behind its last instruction
+    if (
+        returns
+    ):  # LLVM ends a function without results by s_endpgm. One with results runs on into the code behind it.
         unused = BACK - BLOCK_REGISTERS - len(REGISTERS)
         given += [f"i32 inreg %unused{n}" for n in range(unused)] + ["i32 inreg %low", "i32 inreg %high"]
         result = "{ i32, i32 }"

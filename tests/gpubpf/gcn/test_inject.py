@@ -282,6 +282,9 @@ def content(name: str) -> np.ndarray:
     return (np.arange(2048) % 37).astype(np.float32 if name == "scale" else np.int32)
 
 
+@pytest.mark.parametrize(
+    "names", [("on_exit",), ("on_entry",), ("on_entry", "on_exit")], ids=["exit", "entry", "both"]
+)
 @pytest.mark.parametrize(("name", "arguments", "given", "shape"), RUNS, ids=[run[0] for run in RUNS])
 def test_each_thread_counts_once_and_results_stay(
     device: Device,
@@ -291,31 +294,9 @@ def test_each_thread_counts_once_and_results_stay(
     arguments: Sequence[str],
     given: int,
     shape: tuple,
-) -> None:
-    original = built.read_bytes()
-    made = injected(CodeObject(original), program, "on_exit", only=name)
-    threads = int(np.prod(shape[0]))
-    before = device.run(original, name, arguments, shape, {"x": content(name)})
-    buffers = {"x": content(name), "t": np.zeros(threads + 1, np.uint64)}
-    rest = block_arguments(made, name, given, shape, {"tallies": "t"})
-    after = device.run(made.image, name, [*arguments, *rest], shape, buffers)
-    assert np.array_equal(before["x"], after["x"])
-    assert after["t"].tolist() == [1] * threads + [0]
-
-
-@pytest.mark.parametrize("names", [("on_entry",), ("on_entry", "on_exit")], ids=len)
-@pytest.mark.parametrize(("name", "arguments", "given", "shape"), RUNS, ids=[run[0] for run in RUNS])
-def test_a_kernel_begins_as_without_a_probe(
-    device: Device,
-    built: Path,
-    program: Program,
-    name: str,
-    arguments: Sequence[str],
-    given: int,
-    shape: tuple,
     names: tuple[str, ...],
 ) -> None:
-    """The probe at the entry leaves all registers as they were, and no thread begins twice."""
+    """The probe at the entry leaves all registers as they were."""
     original = built.read_bytes()
     made = injected(CodeObject(original), program, *names, only=name)
     threads = int(np.prod(shape[0]))
@@ -326,7 +307,8 @@ def test_a_kernel_begins_as_without_a_probe(
     rest = block_arguments(made, name, given, shape, used)
     after = device.run(made.image, name, [*arguments, *rest], shape, buffers)
     assert np.array_equal(before["x"], after["x"])
-    assert after["b"].tolist() == [1 + (n & 7) for n in range(threads)] + [0]
+    begun = [1 + (n & 7) for n in range(threads)] if "on_entry" in names else [0] * threads
+    assert after["b"].tolist() == [*begun, 0]
     assert after["t"].tolist() == [int("on_exit" in names)] * threads + [0]
 
 

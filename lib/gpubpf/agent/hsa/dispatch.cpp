@@ -13,7 +13,7 @@ namespace gpubpf {
 
 namespace {
 
-// Packets that are changed at once. ROCr passes them singly, and up to 5.4 takes one answer for each call only.
+// Packets that are changed at once. ROCr passes them singly, and before 6.0 takes one answer for each call only.
 constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr useconds_t kRoomPause = 50;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments

@@ -2,7 +2,7 @@
  * room.h: room in a queue whose packets pass an interceptor. For C and C++.
  *
  * The program sees a queue of ROCr's that is always empty, since its packets go on at once. So it does not wait when the GPU's queue is
- * full. ROCr should, but up to 5.4 it reorders packets then, or ends the program by a failed assertion. So the interceptor waits, where
+ * full. ROCr should, but before 6.0 it reorders packets then, or ends the program by a failed assertion. So the interceptor waits, where
  * the program would have waited without it: markers tell how far the GPU is. Such a packet waits for nothing; when it is done, the GPU
  * has taken all packets before it from the queue.
  *
