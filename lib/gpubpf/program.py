@@ -365,10 +365,11 @@ class BPF:
 
     def runs_on_amd(self, follow: Follow | None) -> bool:
         """Return whether the measurement works for kernels of AMD GPUs, too: so far only if it needs nothing but device programs, at
-        points that such kernels have, and no operation log."""
+        points that such kernels have, and an operation log of launches."""
         from gpubpf.gcn import POINTS
 
-        elsewhere = self.host_programs or self.tables or self.companions or (follow and follow.log_records)
+        elsewhere = self.host_programs or self.tables or self.companions
+        elsewhere = elsewhere or (follow and (follow.stamps or follow.stacks or follow.allocation_stacks))
         return not elsewhere and all(probe.point in POINTS for probe in self.probes)
 
     def definitions(self) -> list[MapDefinition]:

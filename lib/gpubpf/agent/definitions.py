@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
-from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
@@ -649,6 +649,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "NO_FUNCTION": NO_FUNCTION,
         "SHAPE_SIZE": SHAPE_SIZE,
         "NUMBER_BITS": NUMBER_BITS,
+        "TICK_BITS": TICK_BITS,
         "OWNER_SIZE": OWNER_SIZE,
         "HOST_POINTS": len(HOST_POINTS),
         "OPERATION_STUB": OPERATION_STUB,

@@ -127,8 +127,8 @@ class KernelLayout:
     """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
-    there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape: offset of the launch's shape.
-    wave: lanes of a warp. most_threads: of a block that fits.
+    there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick: offsets of the launch's
+    shape, and of the length of the GPU's tick. wave: lanes of a warp. most_threads: of a block that fits.
     references: of a code object, as in `src/messages.h`."""
 
     name: str
@@ -143,6 +143,7 @@ class KernelLayout:
     epoch: int | None = None
     limited: str = ""
     shape: int | None = None
+    tick: int | None = None
     wave: int = 32
     most_threads: int = NO_FIELD
     references: Sequence[tuple[int, int]] = ()
@@ -638,7 +639,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<9I",
+                "<10I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -646,6 +647,7 @@ def sidecar(
                 NO_FIELD if k.kernel is None else k.kernel,
                 NO_FIELD if k.epoch is None else k.epoch,
                 NO_FIELD if k.shape is None else k.shape,
+                NO_FIELD if k.tick is None else k.tick,
                 k.wave,
                 k.most_threads,
             )

@@ -20,6 +20,7 @@ _RETURN = "s[30:31]"  # the address to return to, at the end of a function
 BRANCH = re.compile(r"s_branch|s_cbranch_")
 _NO_WAY_ON = ("s_branch", "s_endpgm", _JUMP)
 _SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
+_VCC = 106  # the number of VCC's lower half
 _WITHOUT_RESULT = re.compile(r"s_(?:cmp|bitcmp|setpc|store|buffer_store|scratch_store|atomic|set_)")
 _TWO_RESULTS = re.compile(r"v_(?:\w+_co_|div_scale|mad_[iu]64)")
 
@@ -79,7 +80,7 @@ def called(
         pair = instruction.operands.rpartition(", ")[2]
         if instruction.name == _JUMP and pair == _RETURN and not is_kernel:
             continue
-        first = min(_sgprs(pair), default=-1)
+        first = min(sgprs(pair), default=-1)
         for address in flow.written_before(number, first):
             if computed.get(address) != first:
                 raise Refusal("it calls functions whose addresses it loads")
@@ -89,19 +90,22 @@ def called(
     return found
 
 
-def _sgprs(text: str) -> set[int]:
+def sgprs(text: str) -> set[int]:
+    """Return the numbers of the SGPRs in operands, VCC among them."""
     found: set[int] = set()
     for one, first, last in _SGPRS.findall(text):
         found.update(range(int(one or first), int(one or last) + 1))
+    for half in re.findall(r"\bvcc(?:_lo|_hi)?\b", text):
+        found.update({"vcc": (_VCC, _VCC + 1), "vcc_lo": (_VCC,), "vcc_hi": (_VCC + 1,)}[half])
     return found
 
 
-def _use(instruction: GcnInstruction) -> tuple[set[int], set[int]]:
+def use(instruction: GcnInstruction) -> tuple[set[int], set[int]]:
     """Return the SGPRs that an instruction writes, and those that it reads."""
     operands = instruction.operands.split(", ")
     results = 0 if _WITHOUT_RESULT.match(instruction.name) else 1
     results += bool(_TWO_RESULTS.match(instruction.name))
-    return _sgprs(", ".join(operands[:results])), _sgprs(", ".join(operands[results:]))
+    return sgprs(", ".join(operands[:results])), sgprs(", ".join(operands[results:]))
 
 
 class _Flow:
@@ -130,7 +134,7 @@ class _Flow:
             if here == 0:
                 raise Refusal("it calls functions whose addresses it is given")
             for before in self._before[here]:
-                if _use(self._instructions[before])[0] & {first, first + 1}:
+                if use(self._instructions[before])[0] & {first, first + 1}:
                     found.add(self._instructions[before].address)
                 elif before not in seen:
                     seen.add(before)
@@ -148,7 +152,7 @@ class _Flow:
                     continue
                 seen.add(following)
                 instruction = self._instructions[following]
-                writes, reads = _use(instruction)
+                writes, reads = use(instruction)
                 if reads & pair and instruction.name not in (_CALL, _JUMP):
                     raise Refusal("it keeps the address of a function")
                 if not writes & pair:

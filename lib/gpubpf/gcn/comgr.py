@@ -63,6 +63,7 @@ class Comgr:
     def __init__(self, isa: str) -> None:
         self._isa = isa.encode()
         self._code, self._base, self._printed = b"", 0, b""
+        self._assembled: dict[str, bytes] = {}  # by text: assembling takes 11 ms
         # These must live as long as comgr may call them.
         self._callbacks = _READ(self._read), _PRINT(self._print), _ANNOTATE(lambda address, user: None)
         self._info = _Handle()
@@ -95,6 +96,11 @@ class Comgr:
 
     def assemble(self, text: str) -> bytes:
         """Return the machine code of a text without directives. Raises ImageError if it is wrong."""
+        if text not in self._assembled:
+            self._assembled[text] = self._assemble(text)
+        return self._assembled[text]
+
+    def _assemble(self, text: str) -> bytes:
         source, given, made, action, result = (_Handle() for _ in range(5))
         _call("amd_comgr_create_data", _SOURCE, ctypes.byref(source))
         _call("amd_comgr_create_data_set", ctypes.byref(given))

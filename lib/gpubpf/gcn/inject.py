@@ -7,7 +7,8 @@
 A new segment behind all others holds what is added. For each kernel this is a prologue, a copy of the kernel's instructions, and
 its sites. The prologue saves what probes need into registers that the kernel does not use, and calls the probe at the entry. In
 place of each s_endpgm the copy has a branch to a site: it switches on all lanes that the wave began with, since EXEC may have lost
-some of them, sets the probe's registers, and goes to the probe, which ends the wave. The copy also counts work (work.py).
+some of them, sets the probe's registers, and goes to the probe, which ends the wave. If a program asks for the time at which lanes
+left the kernel, the site calls the probe for each group of lanes instead (times.py). The copy also counts work (work.py).
 
 The launch block lies behind the kernel's arguments: whoever launches the kernel gives it a copy of its arguments and the block.
 """
@@ -20,18 +21,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpubpf.errors import ImageError, Refusal
-from gpubpf.gcn import registers, work
+from gpubpf.gcn import registers, times, work
 from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr
-from gpubpf.gcn.kernel_code import KernelCode, read, words
+from gpubpf.gcn.kernel_code import KernelCode, MovedCode, read, words
+from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
+from gpubpf.gcn.times import UNTIMED_EXIT, Times, untimed
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 
 _MOST_SGPRS, _MOST_VGPRS = 102, 256
 _TO = f"s[{amdgcn.BACK}:{amdgcn.BACK + 1}]"  # the registers of a jump
-_AT_SITE = 10  # SGPRs that a site uses: the probe's, and a pair for a jump
+_AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
+_BRANCH_IF_SET, _END = 0xBF850000, 0xBF810000  # s_cbranch_scc1, s_endpgm
 _PAGE = 4096
 _ENTRY = 256  # alignment of a kernel's first instruction
 _NEAR = 1 << 17  # bytes that s_branch reaches
@@ -109,8 +113,13 @@ class _Code:
         return at
 
 
-def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> GcnInjected:
-    """Return the code object with the programs in these kernels. Raises ImageError if it cannot be read or there is no room."""
+def inject(
+    code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]], virtual: bool = False
+) -> GcnInjected:
+    """Return the code object with the programs in these kernels. Raises ImageError if it cannot be read or there is no room.
+
+    virtual: it will run on hipsim's virtual clock, where what is added is to take no time.
+    """
     comgr = Comgr(code.isa)
     added = _Code(align(code.end, _PAGE))
     image = bytearray(code.data)
@@ -134,7 +143,8 @@ def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> G
                 block = launch_block([placement.program for placement in placements])
                 known[key] = _placed(code, comgr, placements, kinds, block, added), block
             mark = len(added.content)
-            made[kernel.name], changes = _write(code, comgr, kernel, body, kinds, added, *known[key])
+            writer = _Writer(code, comgr, kernel, body, kinds, added, virtual, *known[key])
+            made[kernel.name], changes = writer.write()
             for offset, content in changes:
                 image[offset : offset + len(content)] = content
         except Refusal as reason:
@@ -147,11 +157,12 @@ def inject(code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]]) -> G
 
 @dataclass(frozen=True)
 class _Placed:
-    """The probe of a point: where its code is, and how many registers it needs."""
+    """The probe of a point: where its code is, how many registers it needs, and which of `amdgcn.TIMES` it is given."""
 
     at: int
     sgprs: int
     vgprs: int
+    times: tuple[str, ...] = ()
 
 
 _NONE = _Placed(0, 0, 0)
@@ -170,79 +181,152 @@ def _placed(
     for point in dict.fromkeys(placement.point for placement in placements):
         chosen = [placement for placement in placements if placement.point == point]
         counters = [kinds.index(p.accumulate) if p.accumulate else None for p in chosen]
-        returns = point != "exit"
-        probe = amdgcn.compile_probe([p.program for p in chosen], block, code.gpu, counters, returns)
+        asked = {time for p in chosen for time in p.program.times} if point == "exit" else set()
+        given = tuple(time for time in amdgcn.TIMES if time in asked)
+        returns = point != "exit" or bool(given)
+        probe = amdgcn.compile_probe([p.program for p in chosen], block, code.gpu, counters, returns, bool(given))
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
         vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 are the work-item
-        found[point] = _Placed(added.add(probe.code + back), probe.sgprs, vgprs)
+        found[point] = _Placed(added.add(probe.code + back), probe.sgprs, vgprs, given)
     return found
 
 
-def _write(
-    code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: _Code,
-    probes: Mapping[str, _Placed], block: LaunchBlock,
-) -> tuple[InjectedGcnKernel, list[registers.Change]]:  # fmt: skip
-    """Add the prologue, the copy and the sites of a kernel. Return also how its descriptor changes. Raises Refusal."""
-    start, wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
-    at_entry, at_exit = probes.get("entry", _NONE), probes.get("exit", _NONE)
-    first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), at_entry.sgprs)
-    save = Save(first, None)
-    needed = max(_AT_SITE, at_entry.sgprs, at_exit.sgprs)
-    sgprs = max(first + SAVED, needed)
-    vgprs = max(body.vgprs, registers.own_vgprs(code, kernel)) if body.is_indexed else body.vgprs
-    if first + SAVED > _MOST_SGPRS:
-        vgprs = max(vgprs, at_entry.vgprs + KEPT)
-        save = Save(0, vgprs)
-        sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed), vgprs + 1
-    counters = range(vgprs, vgprs + len(kinds))  # VGPRs in which the kernel's work is counted
-    vgprs += len(kinds)
-    if vgprs > _MOST_VGPRS:
-        raise Refusal("it leaves no register free")
-    additions: dict[int, bytes] = {}
-    for kind, counter in zip(kinds, counters, strict=True):
-        add = work.adder(comgr, code.gpu, counter)
-        for address, number in work.counted(body, kind).items():
-            additions[address] = additions.get(address, b"") + add(number)
-    if body.inside_indexing & additions.keys():
-        raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
-    block_offset = align(kernel.descriptor.kernarg_bytes, 8)
-    added.align(_ENTRY)
-    entry = added.add(comgr.assemble(start.prologue(save, wave)))
-    if at_entry is not _NONE:
-        added.add(comgr.assemble("\n".join(keep(start, at_entry.vgprs) + site(save, wave, 0, block_offset))))
-        added.add(_call(comgr, added.here, at_entry.at))
-        added.add(comgr.assemble("\n".join(restore(start, at_entry.vgprs, save, wave))))
-        vgprs = max(vgprs, at_entry.vgprs + KEPT)
-    if counters:
-        added.add(comgr.assemble("\n".join(f"v_mov_b32 v{counter}, 0" for counter in counters)))
-    at = align(added.here - kernel.begin, _ALIGNED) + kernel.begin
-    if at != added.here:
-        added.add(_branch(added.here, at))
-        added.content += bytes(at - added.here)
-    copy = body.moved(at, additions)
-    sites_at, sites = at + len(copy.content), []
-    texts = bytearray()
-    for number, exit_ in enumerate(body.exits if at_exit is not _NONE else ()):
-        here, place = sites_at + len(texts), copy.places[exit_.address]
-        copy.content[place - at : place - at + 4] = _branch(place, here)
-        texts += comgr.assemble("\n".join(site(save, wave, number, block_offset, counters)))
-        texts += _jump(comgr, sites_at + len(texts), at_exit.at)
-        sites.append(GcnSite(number, exit_.address))
-    added.add(bytes(copy.content) + bytes(texts))
-    changes, before, after = registers.changed(code, kernel, start, entry, sgprs, max(vgprs, at_exit.vgprs))
-    units = 2 if code.gpu.startswith("gfx10") else 4  # SIMD units that a workgroup's waves share
-    made = InjectedGcnKernel(
-        kernel.descriptor.kernarg_bytes,
-        block_offset,
-        block,
-        tuple(sites),
-        tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
-        (before.vgprs, after.vgprs),
-        body.waits and after.waves < before.waves,
-        after.waves * units * wave,
-        wave,
-    )
-    return made, changes
+class _Writer:
+    """Writes the prologue, the copy and the sites of a kernel. Raises Refusal if there are too few registers."""
+
+    def __init__(
+        self, code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: _Code,
+        virtual: bool, probes: Mapping[str, _Placed], block: LaunchBlock,
+    ) -> None:  # fmt: skip
+        self._code, self._comgr, self._kernel, self._body = code, comgr, kernel, body
+        self._kinds, self._added, self._virtual, self._block = kinds, added, virtual, block
+        self._start, self._wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
+        self._entry, self._exit = probes.get("entry", _NONE), probes.get("exit", _NONE)
+        self._block_offset = align(kernel.descriptor.kernarg_bytes, 8)
+        self._choose_registers()
+
+    def _choose_registers(self) -> None:
+        """Choose where the prologue saves values, where work is counted, and where times are kept; and count all registers."""
+        body, start, entry, exit_ = self._body, self._start, self._entry, self._exit
+        returning = max(entry.sgprs, exit_.sgprs if exit_.times else 0)
+        first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), returning)
+        if exit_.times:
+            first = max(first, _AT_SITE)
+        save = Save(first, None)
+        needed = max(_AT_SITE, entry.sgprs, exit_.sgprs)
+        more = times.site_sgprs(save, needed) if exit_.times else first + SAVED
+        sgprs = max(more, needed)
+        vgprs = max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
+        if exit_.times:
+            vgprs = max(vgprs, exit_.vgprs)
+        if more > _MOST_SGPRS:
+            vgprs = max(vgprs, entry.vgprs + KEPT if entry is not _NONE else 0)
+            save = Save(0, vgprs)
+            more = times.site_sgprs(save, needed) if exit_.times else 0
+            sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed, more), vgprs + 1
+        self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
+        vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
+        kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
+        vgprs += 2 * len(kept)
+        if vgprs > _MOST_VGPRS:
+            raise Refusal("it leaves no register free")
+        self._times = Times(kept, save, align(first + SAVED, 2) if save.vgpr is None else None)
+        if entry is not _NONE:
+            vgprs = max(vgprs, entry.vgprs + KEPT)
+        self._save, self._sgprs, self._vgprs = save, sgprs, max(vgprs, exit_.vgprs)
+        self._exit_sgprs = needed
+
+    def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
+        """Return what was added, and how the kernel's descriptor changes."""
+        additions = self._additions()
+        entry = self._add_prologue()
+        at = self._added.here
+        copy = self._body.moved(at, additions)
+        texts, sites = self._sites(copy, at)
+        self._added.add(bytes(copy.content) + texts)
+        code, kernel, wave = self._code, self._kernel, self._wave
+        changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
+        units = 2 if code.gpu.startswith("gfx10") else 4  # SIMD units that a workgroup's waves share
+        made = InjectedGcnKernel(
+            kernel.descriptor.kernarg_bytes,
+            self._block_offset,
+            self._block,
+            tuple(sites),
+            tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
+            (before.vgprs, after.vgprs),
+            self._body.waits and after.waves < before.waves,
+            after.waves * units * wave,
+            wave,
+        )
+        return made, changes
+
+    def _assemble(self, lines: Sequence[str]) -> bytes:
+        return self._comgr.assemble("\n".join(lines))
+
+    def _additions(self) -> dict[int, bytes]:
+        """Return what is put before the kernel's instructions: counting, and keeping the time."""
+        added: dict[int, bytes] = {}
+        for kind, counter in zip(self._kinds, self._counters, strict=True):
+            add = work.adder(self._comgr, self._code.gpu, counter)
+            for address, number in work.counted(self._body, kind).items():
+                added[address] = added.get(address, b"") + add(number)
+        if self._exit.times:
+            keep = self._assemble(self._times.keep())
+            for address in leaving(self._body):
+                added[address] = added.get(address, b"") + keep
+        if self._body.inside_indexing & added.keys():
+            raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
+        if self._virtual:
+            begin, end = (self._assemble([mark]) for mark in untimed([]))
+            added = {address: begin + content + end for address, content in added.items()}
+        return added
+
+    def _add_prologue(self) -> int:
+        """Add what comes before the copy, and room to where the copy is to lie. Return the address."""
+        added, save, start, at_entry = self._added, self._save, self._start, self._entry
+        begin, end = (self._assemble([mark]) for mark in untimed([])) if self._virtual else (b"", b"")
+        added.align(_ENTRY)
+        entry = added.add(begin + self._assemble([start.prologue(save, self._wave)]))
+        if at_entry is not _NONE:
+            lines = keep(start, at_entry.vgprs) + site(save, self._wave, 0, self._block_offset)
+            added.add(self._assemble(lines))
+            added.add(_call(self._comgr, added.here, at_entry.at))
+            added.add(self._assemble(restore(start, at_entry.vgprs, save, self._wave)))
+        if self._counters:
+            added.add(self._assemble([f"v_mov_b32 v{counter}, 0" for counter in self._counters]))
+        at = align(added.here + len(end) - self._kernel.begin, _ALIGNED) + self._kernel.begin - len(end)
+        if at != added.here:
+            added.add(_branch(added.here, at))
+            added.content += bytes(at - added.here)
+        added.add(end)
+        return entry
+
+    def _sites(self, copy: MovedCode, at: int) -> tuple[bytes, list[GcnSite]]:
+        """Return the code of the sites behind a copy that lies at `at`. Changes the copy's exits into branches to them."""
+        sites_at, texts, sites = at + len(copy.content), bytearray(), []
+        for number, exit_ in enumerate(self._body.exits if self._exit is not _NONE else ()):
+            here, place = sites_at + len(texts), copy.places[exit_.address]
+            copy.content[place - at : place - at + 4] = _branch(place, here)
+            if self._virtual:
+                texts += self._assemble([f"s_nop {UNTIMED_EXIT:#x}"])
+            if self._exit.times:
+                texts += self._site_of_groups(number, sites_at + len(texts))
+            else:
+                lines = site(self._save, self._wave, number, self._block_offset, self._counters)
+                texts += self._assemble(lines)
+                texts += _jump(self._comgr, sites_at + len(texts), self._exit.at)
+            sites.append(GcnSite(number, exit_.address))
+        return bytes(texts), sites
+
+    def _site_of_groups(self, number: int, here: int) -> bytes:
+        """Return the site that calls the probe for each group of lanes."""
+        groups = times.groups(
+            self._times, self._code.gpu, self._wave, self._exit_sgprs, number, self._block_offset, self._counters
+        )
+        head, body, tail = (self._assemble(lines) for lines in (groups.head, groups.body, groups.tail))
+        turn = body + _call(self._comgr, here + len(head) + len(body), self._exit.at) + tail
+        again = struct.pack("<I", _BRANCH_IF_SET | words(len(turn), 0) & 0xFFFF)
+        return head + turn + again + struct.pack("<I", _END)
 
 
 def _branch(at: int, to: int) -> bytes:

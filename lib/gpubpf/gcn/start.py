@@ -135,15 +135,24 @@ def _all_lanes(save: Save, wave: int) -> list[str]:
 
 
 def site(save: Save, wave: int, number: int, block_offset: int, counters: Sequence[int] = ()) -> list[str]:
-    """Return the text that sets the registers of a probe, at place `number`. Loads in flight must not write to registers of the probe.
+    """Return the text that sets the registers of a probe, at place `number`."""
+    return arrive(save, wave) + give(save, number, block_offset, counters)
 
-    Two hazards that compilers avoid, too: on GFX10.1, a store that has not read its SGPRs before they change (v_nop); on GFX9, an
-    SGPR that a vector instruction has written and a memory access reads within five instructions (s_nop).
+
+def arrive(save: Save, wave: int) -> list[str]:
+    """Return the text that begins a site. Loads in flight must not write to registers of the probe.
+
+    On GFX10.1, a store that has not read its SGPRs before they change is a hazard that compilers avoid, too (v_nop).
+    """
+    return ["s_waitcnt vmcnt(0) lgkmcnt(0)", "v_nop", *_all_lanes(save, wave)]
+
+
+def give(save: Save, number: int, block_offset: int, counters: Sequence[int]) -> list[str]:
+    """Return the text that sets the registers of a probe in the lanes that are on.
+
+    On GFX9, an SGPR that a vector instruction has written and a memory access reads within five instructions is a hazard (s_nop).
     """
     return [
-        "s_waitcnt vmcnt(0) lgkmcnt(0)",
-        "v_nop",
-        *_all_lanes(save, wave),
         save.get(0, 0),
         save.get(1, 1),
         f"s_add_u32 s0, s0, {block_offset:#x}",

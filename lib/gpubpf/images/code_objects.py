@@ -48,8 +48,11 @@ class AmdAttachment:
     accumulate: str | None = None
 
 
-def instrument(data: bytes, attachments: Sequence[AmdAttachment]) -> Sidecar:
-    """Return the sidecar of a code object. Raises nothing for a damaged one, because it is the application's."""
+def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool = False) -> Sidecar:
+    """Return the sidecar of a code object. Raises nothing for a damaged one, because it is the application's.
+
+    virtual: it will run on hipsim's virtual clock.
+    """
     try:
         code = CodeObject(data)
         kernels = code.kernels
@@ -66,10 +69,10 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment]) -> Sidecar:
     entries = tuple(kernel.name for kernel in kernels if not names.is_of_runtime(kernel.name))
     if not placements:
         return Sidecar(refusals=refusals, entries=entries)
-    store, key = cache.default(), cache.key(_version(), data, _identity(placements), repr(refusals))
+    store, key = cache.default(), cache.key(_version(), data, _identity(placements), repr((refusals, virtual)))
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
-    made = _in_child(data, placements, refusals, entries)
+    made = _in_child(data, placements, refusals, entries, virtual)
     if made is None:
         crashed = dict.fromkeys(placements, "AMD's code object manager cannot read its code object")
         return Sidecar(refusals={**refusals, **crashed}, entries=entries)
@@ -122,8 +125,8 @@ def serve() -> None:
     privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    data, placements, refusals, entries = pickle.load(sys.stdin.buffer)
-    sys.stdout.buffer.write(pack(_instrument(CodeObject(data), placements, refusals, entries)))
+    data, *others = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pack(_instrument(CodeObject(data), *others)))
 
 
 def _instrument(
@@ -131,9 +134,10 @@ def _instrument(
     placements: Mapping[str, Sequence[GcnPlacement]],
     refusals: Mapping[str, str],
     entries: tuple[str, ...],
+    virtual: bool,
 ) -> Sidecar:
     try:
-        injected = inject(code, placements)
+        injected = inject(code, placements, virtual)
     except (ImageError, VerifyError) as error:
         return Sidecar(refusals={**refusals, **dict.fromkeys(placements, str(error))}, entries=entries)
     return Sidecar(

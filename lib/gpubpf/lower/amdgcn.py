@@ -6,6 +6,8 @@
 A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
 s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
 place sets first (`REGISTERS`); the rest it loads from the launch block.
+
+Programs at the exit are given the time at which their lanes left the kernel (`TIMES`): a wave ends when all of its lanes have.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gpubpf.lower import ir
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import AXES
 from gpubpf.lower.fragment import Argument
-from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.verify.values import Checked
 
 # What a place puts into s0, s1, …: the address of the launch block (two registers), the indices of the workgroup, the work-item
@@ -31,6 +33,8 @@ from gpubpf.verify.values import Checked
 REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "site")
 BLOCK_REGISTERS = 2
 BACK = 8  # the first of the two SGPRs that have the address to return to
+# What a place puts into the registers from `TIME` on, where the time is given: s_memtime and s_memrealtime, two registers each.
+TIME, TIMES = 10, ("clock", "globaltimer")
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
@@ -104,14 +108,13 @@ define internal void @gpubpf.membar() alwaysinline {
 _OF_LANES = frozenset(
     map(number_of, ("gpu_lane", "gpu_active", "gpu_match", "gpu_ballot", "gpu_lanes_below", "gpu_first"))
 )
-_TIMER = number_of("bpf_get_globaltimer")
 # s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
 # engine in bits 8 to 14. HW_ID1, from GFX10 on, has the workgroup processor in bits 10 to 13.
 _HW_ID, _HW_ID1 = 4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11
 
 
-def backend(wave: int) -> Backend:
-    """Return the back end for waves of 32 or 64 lanes."""
+def backend(wave: int, at_exit: bool = False) -> Backend:
+    """Return the back end for waves of 32 or 64 lanes. at_exit: for programs at the exit of a kernel."""
     text = _FUNCTIONS.replace("$wave", str(wave))
     if wave == 64:
         high = "%lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)"
@@ -138,6 +141,7 @@ def backend(wave: int) -> Backend:
             **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
             "first_thread": ("first_thread", "b32"),
             "sm": ("sm", "b32"),
+            **dict.fromkeys(TIMES if at_exit else TIMES[1:], ("time", "b64")),
         },
         join="call void @llvm.amdgcn.wave.barrier()",
         functions=text.replace("$high", high).replace("$wide", wide),
@@ -155,6 +159,11 @@ class WaveProgram:
     arguments: tuple[Argument, ...]
     formats: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def times(self) -> tuple[str, ...]:
+        """Which of `TIMES` it is given."""
+        return tuple(time for time in TIMES if any((a.kind, a.field) == ("time", time) for a in self.arguments))
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -168,17 +177,12 @@ class Probe:
 def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
     """Return a verified device program in LLVM IR for waves of 32 or 64 lanes. Raises VerifyError."""
     used = {call.helper for call in checked.calls.values()}
-    if _TIMER in used:
-        raise VerifyError(
-            f"device program {checked.function.name} calls bpf_get_globaltimer, which AMD GPUs do not have here yet: s_memrealtime"
-            " counts at a rate of its own; use gpu_clock"
-        )
     if wave == 64 and (lanes := used & _OF_LANES):
         name = HELPERS[min(lanes)].name
         raise VerifyError(
             f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only; this GPU's waves have 64"
         )
-    module = ir.lower(program, checked, _backend(wave))
+    module = ir.lower(program, checked, _backend(wave, checked.function.point == "exit"))
     # What has no address space of its own is private memory, which is dissolved into registers.
     text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)
     text = re.sub(r"(= alloca [^\n]+)", r"\1, addrspace(5)", text)
@@ -194,11 +198,12 @@ def compile_probe(
     gpu: str,
     counters: Sequence[int | None] = (),
     returns: bool = False,
+    timed: bool = False,
 ) -> Probe:
     """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
     counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
-    with s_endpgm; whoever takes it adds the jump to s[0:1].
+    with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns.
     """
     import llvmlite.binding as llvm
 
@@ -213,7 +218,7 @@ def compile_probe(
     def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
         given = counters or [None] * len(programs)
-        module = llvm.parse_assembly(_entry(programs, block, gpu, given, returns))
+        module = llvm.parse_assembly(_entry(programs, block, gpu, given, returns, timed))
         for number, program in enumerate(programs):
             module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
         for function in module.functions:
@@ -253,6 +258,7 @@ def _entry(
     gpu: str,
     counters: Sequence[int | None],
     returns: bool,
+    timed: bool,
 ) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
@@ -262,6 +268,8 @@ def _entry(
     ):  # LLVM ends a function without results by s_endpgm. One with results runs on into the code behind it.
         unused = BACK - BLOCK_REGISTERS - len(REGISTERS)
         given += [f"i32 inreg %unused{n}" for n in range(unused)] + ["i32 inreg %low", "i32 inreg %high"]
+        if timed:
+            given += [f"i64 inreg %{name}" for name in TIMES]
         result = "{ i32, i32 }"
         end = [
             f"  %one = insertvalue {result} poison, i32 %low, 0",
@@ -279,6 +287,11 @@ def _entry(
                 lines.append(f"  %sm.{number} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
                 passed.append(f"i32 %sm.{number}")
                 continue
+            if argument.kind == "time":
+                loads, value = _time(argument.field, block, f"{argument.name}.{number}", timed)
+                lines += loads
+                passed.append(f"i64 {value}")
+                continue
             if argument.kind == "context" and argument.field == "work" and counter is not None:
                 lines.append(f"  %work.{number} = zext i32 %work{counter} to i64")
                 passed.append(f"i64 %work.{number}")
@@ -293,6 +306,7 @@ def _entry(
         [
             f'target triple = "{_TRIPLE}"',
             "declare i32 @llvm.amdgcn.s.getreg(i32)",
+            "declare i64 @llvm.amdgcn.s.memrealtime()",
             *declared,
             f"define amdgpu_cs {result} @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
             *lines,
@@ -339,6 +353,21 @@ def _value(argument: Argument, block: LaunchBlock, name: str) -> tuple[list[str]
         offset = word
     width = argument.width if kind == "param" else 8 if argument.type == "b64" else 4
     return _load(name, offset, width, 64 if argument.type == "b64" else 32)
+
+
+def _time(field: str, block: LaunchBlock, name: str, timed: bool) -> tuple[list[str], str]:
+    """Return the LLVM IR that computes a time: of `TIMES`, the second is in ns."""
+    if field == "clock":
+        return [], "%clock"
+    assert block.tick is not None
+    ticks = "%globaltimer" if timed else f"%{name}.now"
+    lines = [] if timed else [f"  {ticks} = call i64 @llvm.amdgcn.s.memrealtime()"]
+    lines += _load(f"{name}.tick", block.tick, 8, 64)[0]
+    lines += [
+        f"  %{name}.long = mul i64 {ticks}, %{name}.tick",
+        f"  %{name} = lshr i64 %{name}.long, {TICK_BITS}",
+    ]
+    return lines, f"%{name}"
 
 
 def _load(name: str, offset: int, width: int, bits: int) -> tuple[list[str], str]:

@@ -77,7 +77,7 @@ class Emitter:
     def special(self, name: str) -> str:
         """Return something that only the back end knows, as i64. `membar` has no result."""
         if (known := self.known(name)) is not None:
-            return self.wide(known)
+            return known if self.backend.given.get(name, ("", ""))[1] == "b64" else self.wide(known)
         if self.backend.calls[name][1] == "void":
             self.emit(self.call(name))
             return "0"
@@ -89,7 +89,7 @@ class Emitter:
         return known if known is not None else self.value(self.call(name))
 
     def known(self, name: str) -> str | None:
-        """Return something that comes from arguments, as i32; None if the back end has it otherwise."""
+        """Return something that comes from arguments, of its type there, else i32; None if the back end has it otherwise."""
         if name in self.backend.given:
             kind, type_ = self.backend.given[name]
             return self.argument(kind, name.replace(".", "_"), type_, field=name)

@@ -22,6 +22,7 @@ class Argument:
         kernel        the number of the kernel in the process
         epoch         the epoch of allocations
         pid_tgid      process << 32 | thread of the host thread that launched
+        time          on AMD GPUs: `field` of amdgcn.TIMES
         helper        in host programs: the address of the C function for helper number `offset`
     """
 

@@ -14,6 +14,8 @@ from typing import Protocol
 from gpubpf.errors import Error
 from gpubpf.lower.fragment import Argument
 
+TICK_BITS = 10  # the length of a tick is in ns << TICK_BITS
+
 
 class Lowered(Protocol):
     """A lowered program, for any target."""
@@ -40,6 +42,7 @@ class LaunchBlock:
     pid_tgid: int | None = None  # process << 32 | thread that launched (u64)
     kernel: int | None = None  # the kernel's number in its process (u64)
     epoch: int | None = None  # the launch's epoch of allocations (u64)
+    tick: int | None = None  # of an AMD GPU's timer: its length, see TICK_BITS (u64)
     shape: int | None = None  # threads of a block, then blocks of the grid, each x, y, z (six u32)
 
 
@@ -74,6 +77,8 @@ def launch_block(fragments: Iterable[Lowered]) -> LaunchBlock:
     for kind in ("pid_tgid", "kernel", "epoch"):
         if any(argument.kind == kind for argument in arguments):
             words[kind], position = position, position + 8
+    if any((argument.kind, argument.field) == ("time", "globaltimer") for argument in arguments):
+        words["tick"], position = position, position + 8
     if any(argument.kind in ("shape", "first_thread") for argument in arguments):
         words["shape"], position = position, position + 24
     return LaunchBlock(position, bases=bases, capacities=capacities, params=params, **words)

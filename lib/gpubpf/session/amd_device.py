@@ -77,6 +77,8 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
         return chosen
     sim = "sim" if wanted == "sim" else None
     variables, notice = choose(sim, program, {**os.environ, **chosen.environment})
+    if (clock := chosen.environment.get("CUDASIM_CLOCK")) and variables:
+        variables["HIPSIM_CLOCK"] = clock
     environment = {**chosen.environment, **variables}
     return dataclasses.replace(chosen, environment=environment, notice=notice if for_hip else chosen.notice)
 

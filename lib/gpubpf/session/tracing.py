@@ -77,7 +77,7 @@ def trace(
         from gpubpf.images import code_objects, instrument
 
         if target is None:
-            return code_objects.instrument(data, for_amd())
+            return code_objects.instrument(data, for_amd(), chosen.virtual)
         return instrument.instrument_image(data, lowered(), target)
 
     def registers(sidecar: Any, target: Target | None) -> Mapping[str, RegisterUse]:

@@ -394,6 +394,7 @@ def _encode(
             kernel.block.epoch,
             kernel.limited,
             kernel.block.shape,
+            kernel.block.tick,
             **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,8 @@ from gpubpf.errors import ImageError, VerifyError
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
-from gpubpf.lower import amdgcn
-from gpubpf.verify.rules import check
 from gpubpf_bcc import compiled
+from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import GPUS, Engine, assemble, kernel
 
 pytestmark = pytest.mark.skipif(
@@ -29,63 +26,6 @@ pytestmark = pytest.mark.skipif(
     reason="needs hipcc and LLVM's tools for AMD GPUs, which script/setup installs where the distribution has them",
 )
 
-KERNELS = r"""
-#include <hip/hip_runtime.h>
-extern "C" __global__ void scale(float *x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    float v = x[i];
-    if (v > 10) { x[i] = v * 2; return; }
-    for (int k = 0; k < (i & 7); k++) v = v * 1.5f + 1;
-    x[i] = v;
-}
-extern "C" __global__ void cube(int *x) {
-    int w = gridDim.x * blockDim.x, h = gridDim.y * blockDim.y;
-    int X = blockIdx.x * blockDim.x + threadIdx.x, Y = blockIdx.y * blockDim.y + threadIdx.y;
-    int Z = blockIdx.z * blockDim.z + threadIdx.z;
-    x[(Z * h + Y) * w + X] += X + 2 * Y + 3 * Z;
-}
-extern "C" __global__ void none() {}
-extern "C" __global__ void reversed(int *x) {
-    __shared__ int tile[128];
-    tile[threadIdx.x] = x[blockIdx.x * 128 + threadIdx.x];
-    __syncthreads();
-    x[blockIdx.x * 128 + threadIdx.x] = tile[127 - threadIdx.x];
-}
-extern "C" __global__ void stack(int *x, int n) {
-    volatile int kept[64];
-    int *own = x + blockIdx.x * blockDim.x + threadIdx.x;
-    for (int k = 0; k < 64; k++) kept[k] = k * *own;
-    *own = kept[(*own + n) & 63];
-}
-#define FUNCTION __device__ __attribute__((noinline))
-FUNCTION int square(int v) { return v * v + 1; }
-FUNCTION int outer(int v) { return v > 5 ? square(v) + square(v + 1) : v; }
-FUNCTION int factorial(int v) { return v < 2 ? 1 : v * factorial(v - 1) + (v & 1); }
-FUNCTION int other(int v) { return v - 7; }
-__device__ int (*functions[2])(int) = {square, other};
-__device__ int (*kept)(int);
-#define AT (blockIdx.x * blockDim.x + threadIdx.x)
-extern "C" __global__ void calls(int *x) { x[AT] = square(x[AT]); }
-extern "C" __global__ void nested(int *x) { if (AT & 1) x[AT] = outer(x[AT]) + outer(x[AT] + 3); }
-extern "C" __global__ void looped(int *x) {
-    int v = x[AT];
-    for (int k = 0; k < (AT & 7); k++) v = (square(v) + outer(v)) & 1023;
-    x[AT] = v;
-}
-extern "C" __global__ void recursive(int *x) { x[AT] = factorial(x[AT] & 7); }
-extern "C" __global__ void by_pointer(int *x) { x[AT] = functions[x[AT] & 1](x[AT]); }
-extern "C" __global__ void keeps(int *x) { kept = square; x[AT] = kept(x[AT]) + square(x[AT]); }
-extern "C" __global__ void indexed(int *x, int n) {
-    int own[16];
-    for (int k = 0; k < 16; k++) own[k] = k * x[AT];
-    own[n & 15] = 3;
-    for (int k = 0; k < 3; k++) { own[(n + k) & 15] += own[(n * k) & 15]; __syncthreads(); }
-    int sum = 0;
-    for (int k = 0; k < 16; k++) sum = sum * 5 + own[k];
-    x[AT] = sum;
-}
-"""
 TEXT = r"""
 #include <gpubpf.h>
 struct tally { u64 runs; };
@@ -165,23 +105,6 @@ def program() -> Program:
     return compiled(TEXT)
 
 
-@pytest.fixture(scope="module", params=GPUS)
-def gpu(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def built(gpu: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the code object with KERNELS."""
-    place = tmp_path_factory.mktemp("gcn")
-    source, code = place / "kernels.hip", place / "kernels.co"
-    source.write_text(KERNELS)
-    flags = ["-O2", "--cuda-device-only", "--no-gpu-bundle-output", "-w", "-c", "-o", str(code)]
-    environment = {**os.environ, "HIP_PLATFORM": "amd"}
-    subprocess.run(["hipcc", f"--offload-arch={gpu}", *flags, str(source)], check=True, env=environment)
-    return code
-
-
 @dataclass
 class Device:
     """Runs kernels on the engine, hostile as hardware may be."""
@@ -203,11 +126,11 @@ class Device:
         code = self.place / f"image{self.images}.co"
         code.write_bytes(image)
         self.engine.load(code)
-        for each, content in buffers.items():
-            self.engine.put(each, content)
+        for each, value in buffers.items():
+            self.engine.put(each, value)
         outcome = self.engine.run(name, arguments, *shape)
         assert outcome.fault is None
-        return {each: self.engine.get(each, content.dtype.type) for each, content in buffers.items()}
+        return {each: self.engine.get(each, value.dtype.type) for each, value in buffers.items()}
 
 
 @pytest.fixture
@@ -216,10 +139,6 @@ def device(gpu: str, tmp_path: Path) -> Iterator[Device]:
     engine.send("set hostile 7")
     yield Device(engine, tmp_path)
     engine.close()
-
-
-def lowered(program: Program, name: str, wave: int) -> amdgcn.WaveProgram:
-    return amdgcn.lower(program, check(program, program.functions[name]), wave)
 
 
 def injected(code: CodeObject, program: Program, *names: str, only: str = "") -> GcnInjected:
@@ -236,50 +155,6 @@ def injected(code: CodeObject, program: Program, *names: str, only: str = "") ->
             if only in ("", each.name)
         },
     )
-
-
-def block_arguments(
-    made: GcnInjected,
-    name: str,
-    given: int,
-    shape: tuple[tuple[int, int, int], tuple[int, int, int]],
-    maps: Mapping[str, str],
-    parameters: bytes = b"",
-) -> list[str]:
-    """Give the rest of a kernel's arguments, and its launch block. `given`: bytes of arguments before. `maps`: buffers."""
-    found, (grid, group) = made.kernels[name], shape
-    block = found.block
-    words = ["u64 0"] * (block.size // 8)
-    words[block.launch_id // 8] = "u64 77"
-    for each, at in block.bases.items():
-        words[at // 8] = maps[each]
-    for at in block.capacities.values():
-        words[at // 8] = f"u64 {grid[0] * grid[1] * grid[2]}"
-    for at, size in block.params.values():
-        values = struct.unpack_from(f"<{size // 8}Q", parameters)
-        words[at // 8 : at // 8 + len(values)] = [f"u64 {value}" for value in values]
-    if block.shape is not None:
-        numbers = [*group, *(-(-whole // part) for whole, part in zip(grid, group, strict=True))]
-        words[block.shape // 8 : block.shape // 8 + 3] = [
-            f"u64 {low | high << 32}" for low, high in zip(numbers[::2], numbers[1::2], strict=True)
-        ]
-    return ["u64 0"] * ((found.block_offset - -(-given // 8) * 8) // 8) + words
-
-
-# Name, arguments and their bytes, shape.
-RUNS = (
-    ("scale", ("x", "u32 1000"), 12, ((1280, 1, 1), (256, 1, 1))),
-    ("cube", ("x",), 8, ((12, 10, 6), (3, 5, 2))),
-    ("none", (), 0, ((7, 1, 1), (7, 1, 1))),
-    ("reversed", ("x",), 8, ((1024, 1, 1), (128, 1, 1))),
-    ("stack", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
-    *((name, ("x",), 8, ((640, 1, 1), (128, 1, 1))) for name in ("calls", "nested", "looped", "recursive")),
-    ("indexed", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
-)
-
-
-def content(name: str) -> np.ndarray:
-    return (np.arange(2048) % 37).astype(np.float32 if name == "scale" else np.int32)
 
 
 @pytest.mark.parametrize(
@@ -404,11 +279,6 @@ def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, prog
     assert found.tolist() == [*block, *block, 0]
 
 
-def with_argument(text: str) -> str:
-    """Give a kernel of `hipsim_engine.kernel` one argument of 8 bytes."""
-    return text.replace(".amdhsa_next_free_vgpr", ".amdhsa_kernarg_size 8\n    .amdhsa_next_free_vgpr")
-
-
 # The lanes whose number is odd leave first, and then EXEC has only the others; the first half of the workgroups leaves early.
 TWO_EXITS = """
     s_load_dwordx2 s[4:5], s[0:1], 0x0
@@ -486,22 +356,6 @@ def test_the_kernel_starts_as_if_nothing_had_been_added(
     engine.close()
     assert np.array_equal(before["x"], after["x"]) and (before["x"].any() or not axes)
     assert after["t"].tolist() == [1] * 240 + [0]
-
-
-def test_the_timer_is_refused() -> None:
-    """It would count in another unit than on NVIDIA's GPUs."""
-    text = """
-    #include <gpubpf.h>
-    GPU_ARRAY(times, u64, 1);
-    int on_exit(struct gpu_exit *ctx) {
-        int key = 0;
-        u64 *last = times.lookup(&key);
-        if (last) *last = bpf_get_globaltimer();
-        return 0;
-    }
-    """
-    with pytest.raises(VerifyError, match="bpf_get_globaltimer, which AMD GPUs do not have here yet"):
-        lowered(compiled(text), "on_exit", 32)
 
 
 # All SGPRs that a kernel can have, and more VGPRs than the probe needs.

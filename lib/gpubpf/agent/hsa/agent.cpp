@@ -182,6 +182,7 @@ void catch_signals() {
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
+    agent.log.forget();
     if (!connection) return;
     for (OwnedFile *file : {&connection->socket, &connection->wake})
         if (file->is_ours()) close(file->number);
@@ -262,6 +263,14 @@ bool wait_for_welcome(Connection &c) {
     }
 }
 
+void open_log() {
+    if (!agent.config.log_records) return;
+    const int file = agent.log.open(agent.config.log_records, virtual_clock());
+    if (file < 0) return;  // the tool says that there is none
+    agent.send(Message::Log, Writer().u64(agent.config.log_records), file);
+    close(file);
+}
+
 template <class Function>
 void replace(void *&entry, Function &original, Function ours) {
     original = reinterpret_cast<Function>(entry);
@@ -289,6 +298,9 @@ bool start(const hsa_tables *tables, const char *name) {
     replace(core[HSA_CORE_READER_OF_MEMORY], originals.reader_of_memory, on_reader_of_memory);
     replace(core[HSA_CORE_DESTROY_READER], originals.destroy_reader, on_destroy_reader);
     replace(core[HSA_CORE_LOAD], originals.load, on_load);
+    find_virtual_clock();
+    open_log();
+    if (virtual_clock()) agent.control->started_ns = now_ns();
     agent.live = true;
     agent.send(Message::Hooked, Writer().text("").text("").u32(0));
     pthread_atfork(nullptr, nullptr, in_forked_child);
@@ -322,6 +334,7 @@ bool Functions::find() {
     FIND(amd_agents_allow_access);
     FIND(amd_memory_fill);
     FIND(amd_memory_lock);
+    FIND(amd_profiling_convert_tick_to_system_domain);
 #undef FIND
     return all;
 }

@@ -4,6 +4,7 @@
 //   code.cpp       code objects that the program loads, and their instrumented copies
 //   dispatch.cpp   the program's queues: at each dispatch, the copy of a kernel or the original
 //   memory.cpp     memory of maps and rings, and reading it back
+//   clock.cpp      the clocks of the host and the GPUs
 //
 // It speaks the same protocol as the agent for CUDA (../src), and shares its messages.
 #pragma once
@@ -24,6 +25,7 @@
 
 #include "hsa.h"
 #include "lifetime.h"
+#include "log/log.h"
 #include "messages.h"
 #include "wire.h"
 
@@ -53,6 +55,7 @@ struct Functions {
     hsa_status (*amd_agents_allow_access)(uint32_t count, const hsa_handle *agents, const uint32_t *flags,
                                           const void *);
     hsa_status (*amd_memory_fill)(void *to, uint32_t value, size_t count);
+    hsa_status (*amd_profiling_convert_tick_to_system_domain)(hsa_handle agent, uint64_t tick, uint64_t *ns);
     hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
 
     bool find();
@@ -133,6 +136,8 @@ struct Gpu {
     hsa_handle own_pool{}, argument_pool{};
     std::mutex busy;  // held while maps are made or read
     bool prepared = false, usable = false;
+    uint64_t tick = 0;  // the length of a tick of its counter, in ns << kTickBits; 0: unknown
+    double tick_ns = 0;
     std::vector<Ring> rings;
 
     std::mutex lock;  // guards the members below; held for bookkeeping, never while anything is waited for
@@ -157,6 +162,7 @@ struct Agent {
     std::atomic<bool> live{false}, connected{false};
     Config config;
     Control *control = nullptr;
+    Log log;
     std::vector<std::unique_ptr<Gpu>> gpus;
 
     Gpu *gpu(hsa_handle agent) const;
@@ -203,7 +209,8 @@ hsa_status on_destroy_executable(hsa_handle executable);
 
 hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made);
-bool is_idle(Gpu &gpu);  // all instrumented kernels have ended
+bool is_idle(Gpu &gpu);   // all instrumented kernels have ended
+uint64_t other_number();  // an id for a record of the log that is no launch
 
 // --- memory.cpp ---
 
@@ -212,5 +219,14 @@ bool prepare(Gpu &gpu);  // makes the maps, once
 bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
 void enlarge(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
+
+// --- clock.cpp ---
+
+void find_virtual_clock();  // of hipsim
+bool virtual_clock();
+uint64_t now_ns();  // CLOCK_MONOTONIC, or the virtual clock
+void find_tick(Gpu &gpu);
+// Puts what the GPU's counter shows at some time of the host's clock into the log, in the unit of the launch block's tick.
+void calibrate(const Gpu &gpu);
 
 }  // namespace gpubpf

@@ -19,9 +19,11 @@ constexpr useconds_t kRoomPause = 50;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
 constexpr size_t kArgumentAlignment = 64;
 
-std::atomic<uint64_t> next_launch{1};
+std::atomic<uint64_t> next_launch{1}, next_other{kOtherOperation};
 
 void add(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
+
+uint64_t id(uint64_t number) { return agent.config.process << kNumberBits | number; }
 
 // Returns memory for the arguments of a dispatch, or null. Call it with `gpu.lock` held.
 char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
@@ -68,7 +70,7 @@ bool shape_of(const hsa_packet &packet, Shape &shape) {
 }
 
 // Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason).
-uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, hsa_packet *barrier) {
+uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, hsa_packet *barrier) {
     Copy *copy = kernel.copy.load(std::memory_order_acquire);
     if (!copy) return kernel.refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
     const Config &config = agent.config;
@@ -78,6 +80,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, hsa_packet *barrie
     const Layout &layout = *copy->layout;
     Shape shape;
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);
+    if (layout.tick != kNoField && !gpu.tick) return outcome_of(kLaunchFailed);
     // Blocks that wait for each other hang if fewer of them fit at once than they expect.
     if (layout.waits || uint64_t(shape[0]) * shape[1] * shape[2] > layout.most_threads)
         return outcome_of(kOccupancy);
@@ -96,9 +99,10 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, hsa_packet *barrie
     auto put = [&](uint32_t at, uint64_t value) {
         if (at != kNoField) memcpy(block + at, &value, sizeof value);
     };
-    put(kBlockLaunch, config.process << kNumberBits | next_launch.fetch_add(1, std::memory_order_relaxed));
+    put(kBlockLaunch, launch);
     put(layout.pid_tgid, static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid)));
     put(layout.kernel, kernel.slot_index);
+    put(layout.tick, gpu.tick);
     if (layout.shape != kNoField) memcpy(block + layout.shape, shape.data(), sizeof shape);
 
     hsa.signal_add_relaxed(running, 1);
@@ -119,6 +123,25 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, hsa_packet *barrie
     return kInstrumented;
 }
 
+void log_launch(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, uint64_t launch,
+                uint32_t outcome) {
+    Record r;
+    r.kind = Kind::Kernel;
+    r.id = id(launch);
+    r.thread = static_cast<uint32_t>(syscall(SYS_gettid));
+    r.call_ns = r.return_ns = now_ns();
+    r.context = gpu.number;
+    r.kernel.slot = kernel.slot_index;
+    r.kernel.outcome = outcome;
+    for (int axis = 0; axis < 3; ++axis) {
+        r.kernel.block[axis] = packet.block[axis];
+        r.kernel.grid[axis] =
+            packet.block[axis] ? (packet.grid[axis] + packet.block[axis] - 1) / packet.block[axis] : 0;
+    }
+    r.kernel.shared = packet.shared;
+    agent.log.put(r);
+}
+
 // Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier.
 uint64_t follow(hsa_packet *packet, Gpu &gpu) {
     Kernel *kernel = find_kernel(packet->kernel);
@@ -130,7 +153,9 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu) {
     packet[1].header = 0;
     uint32_t outcome = outcome_of(kLaunchFailed);
     const hsa_packet before = *packet;
-    quietly([&] { outcome = change(*packet, gpu, *kernel, packet + 1); });
+    const uint64_t launch = next_launch.fetch_add(1, std::memory_order_relaxed);
+    quietly([&] { outcome = change(*packet, gpu, *kernel, id(launch), packet + 1); });
+    if (agent.log.on()) log_launch(before, gpu, *kernel, launch, outcome);
     if (outcome == kInstrumented) return packet[1].header ? 2 : 1;
     *packet = before;
     if (outcome <= kReasons) add(kernel->slot->reasons[reason_of(outcome)]);
@@ -181,6 +206,8 @@ hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queu
     originals.intercept(*made, on_packets, queue);
     return 0;
 }
+
+uint64_t other_number() { return id(next_other.fetch_add(1, std::memory_order_relaxed)); }
 
 bool is_idle(Gpu &gpu) {
     std::lock_guard<std::mutex> hold(gpu.lock);

@@ -213,6 +213,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     }
     uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
     if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
+    calibrate(gpu);
     const Contents contents = contents_of(gpu, only_rings);
     const int file = memory_file("gpubpf-maps", contents.size);
     timespec now{};
@@ -243,7 +244,9 @@ bool prepare(Gpu &gpu) {
     std::lock_guard<std::mutex> busy(gpu.busy);
     if (!gpu.prepared) {
         gpu.prepared = true;
+        find_tick(gpu);
         gpu.usable = make_maps(gpu);
+        if (gpu.usable) calibrate(gpu);
     }
     return gpu.usable;
 }
@@ -304,6 +307,7 @@ void enlarge(Gpu &gpu) {
 }
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
+    if (virtual_clock()) agent.control->ended_ns = now_ns();
     for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings);
     agent.send(Message::Drained, Writer().u32(sequence).u32(1));
     return true;

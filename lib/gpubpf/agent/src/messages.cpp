@@ -50,7 +50,7 @@ bool parse_welcome(Reader &r, Config &config) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std::vector<MapSpec> &maps) {
     auto answer = std::make_shared<Answer>();
     uint64_t size = reader.u64();
-    uint32_t n = reader.count(56);
+    uint32_t n = reader.count(60);
     for (uint32_t i = 0; i < n && reader.ok(); ++i) {
         Layout l;
         l.name = reader.text();
@@ -64,6 +64,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.kernel = reader.u32();
         l.epoch = reader.u32();
         l.shape = reader.u32();
+        l.tick = reader.u32();
         l.wave = reader.u32();
         l.most_threads = reader.u32();
         l.block = reader.blob();
@@ -77,7 +78,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
                 return nullptr;
             l.fields.push_back(b);
         }
-        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch})
+        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch, l.tick})
             if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
         if (l.shape != kNoField && l.shape + kShapeSize > l.block.size()) return nullptr;
         l.references.resize(reader.count(16));

@@ -67,6 +67,7 @@ struct Layout {  // of one instrumented kernel
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;
     uint32_t shape = kNoField;           // of the launch's shape in the block
+    uint32_t tick = kNoField;            // of the length of an AMD GPU's tick in the block
     uint32_t wave = 32;                  // lanes of a warp
     uint32_t most_threads = UINT32_MAX;  // of a block that fits; only for AMD GPUs
     std::vector<uint8_t> block;

@@ -421,8 +421,18 @@ void add_branches(Adder &a) {
 
 void add_control(Adder &a) {
     a.custom("s_endpgm", [](Wave &w, const Op &) {
+        if (w.paused) {
+            w.resume();
+            ++w.time;
+        }
         w.state = State::ended;
         w.stop();
+    });
+    a.custom("s_nop", [](Wave &w, const Op &op) {
+        const auto operand = static_cast<uint16_t>(op.i.simm);
+        if (operand == untimed_begin) w.pause(1);
+        else if (operand == untimed_exit) w.pause(2);
+        else if (operand == untimed_end) w.resume();
     });
     a.custom("s_barrier", [](Wave &w, const Op &) {
         w.state = State::barrier;
@@ -445,7 +455,7 @@ void add_control(Adder &a) {
                        : "trap " + std::to_string(op.i.simm & 0xFF));
     });
     for (const char *name :
-         {"s_nop", "s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
+         {"s_wakeup", "s_waitcnt", "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel",
           "s_ttracedata", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"})
         a.custom(name, nothing);
     a.custom(

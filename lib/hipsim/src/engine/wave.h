@@ -70,7 +70,9 @@ struct alignas(64) Wave {
     int64_t budget = 0;     // instructions left of this time slice
     int64_t remaining = 0;  // what budget was when the slice ended early
     int64_t slice = 0;
-    uint64_t time = 0;  // instructions (virtual clock: also waits) until the begin of this slice
+    uint64_t time = 0;    // instructions (virtual clock: also waits) until the begin of this slice
+    bool paused = false;  // virtual clock: what runs takes no time, and the time is `paused_at`
+    uint64_t paused_at = 0;
     uint64_t instructions = 0;
     uint64_t dpp_lanes = 0;  // lanes that the DPP instruction in progress may write
     Group *group = nullptr;
@@ -112,7 +114,18 @@ struct alignas(64) Wave {
         remaining = budget;
         budget = 0;
     }
-    uint64_t now() const { return time + uint64_t(slice - budget); }
+    uint64_t now() const { return paused ? paused_at : time + uint64_t(slice - budget); }
+    // From here on, nothing takes time. `uncounted`: how many of the instructions until now do not count, this one included.
+    void pause(uint64_t uncounted) {
+        if (paused) return;
+        paused_at = now() - uncounted;
+        paused = true;
+    }
+    void resume() {
+        if (!paused) return;
+        paused = false;
+        time -= now() - paused_at;
+    }
     void set_mode(uint32_t value);
     void fault(Fault::Kind kind, const Op &op, uint64_t address, const std::string &what, bool write = false);
     // Looks an access up; false if the device may not make it (then the wave has a fault).
@@ -122,6 +135,10 @@ struct alignas(64) Wave {
     // The value of an operand that is no VGPR, as the low and high word of it.
     uint64_t scalar(unsigned operand, unsigned width) const;
 };
+
+// Operands of s_nop that say where code of a tool begins and ends, which takes no time on the virtual clock. A GPU uses their lower
+// bits only, which are 0. The last: where it begins in place of the kernel's end.
+constexpr uint16_t untimed_begin = 0x6700, untimed_end = 0x6780, untimed_exit = 0x6800;
 
 // What waves of one workgroup share.
 struct Group {

@@ -47,5 +47,8 @@ HSAKMT_STATUS hsaKmtGetClockCounters(HSAuint32 node, HsaClockCounters *counters)
     return HSAKMT_STATUS_SUCCESS;
 }
 
+// For tools: the time of the virtual clock; UINT64_MAX with the real clock.
+uint64_t hipsim_virtual_now() { return config().virtual_clock ? now() : UINT64_MAX; }
+
 #pragma GCC visibility pop
 }

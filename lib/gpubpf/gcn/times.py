@@ -1,0 +1,108 @@
+"""The time at which each lane leaves a kernel: kept in VGPRs, and given to the probe at the exit, as assembly text.
+
+Before an instruction at which lanes may leave (leaving.py), the lanes that are on keep the time; those that stay on replace it later.
+At the kernel's end, the probe runs once for each group of lanes with the same time, the earliest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubpf.gcn.start import SAVED, Save, arrive, give
+from gpubpf.lower import amdgcn
+from gpubpf.lower.launch_block import align
+
+# On hipsim's virtual clock, what lies between the first two takes no time. The last begins what stands in place of the kernel's end.
+UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800
+_READ = {"clock": "s_memtime", "globaltimer": "s_memrealtime"}
+_MASKS = 4  # SGPRs of the lanes that are left, and of the earliest time
+
+
+def untimed(lines: Sequence[str], begin: int = UNTIMED_BEGIN) -> list[str]:
+    """Return the text between marks for hipsim."""
+    return [f"s_nop {begin:#x}", *lines, f"s_nop {UNTIMED_END:#x}"]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where times are kept: for each of `amdgcn.TIMES` the first of two VGPRs; and the first SGPR of those that are free for reading
+    them. None: none is free, so s0 and the following are put back, from lanes of the VGPR in which the prologue saves values."""
+
+    vgprs: Mapping[str, int]
+    save: Save
+    sgpr: int | None
+
+    @classmethod
+    def needed(cls, names: Sequence[str]) -> int:
+        """Return how many SGPRs reading takes."""
+        return 2 * len(names)
+
+    def keep(self) -> list[str]:
+        """Return the text with which the lanes that are on keep the time. It changes no flag, and waits for loads of scalars."""
+        first = 0 if self.sgpr is None else self.sgpr
+        used = range(first, first + 2 * len(self.vgprs))
+        lanes = f"v{self.save.vgpr}"
+        lines = [f"v_writelane_b32 {lanes}, s{n}, {SAVED + n}" for n in used if self.sgpr is None]
+        lines += [
+            f"{_READ[name]} s[{at}:{at + 1}]" for name, at in zip(self.vgprs, used[::2], strict=True)
+        ]
+        lines.append("s_waitcnt lgkmcnt(0)")
+        for vgpr, at in zip(self.vgprs.values(), used[::2], strict=True):
+            lines += [f"v_mov_b32 v{vgpr}, s{at}", f"v_mov_b32 v{vgpr + 1}, s{at + 1}"]
+        if self.sgpr is None:
+            lines += [f"v_readlane_b32 s{n}, {lanes}, {SAVED + n}" for n in used] + ["s_nop 4"]
+        return lines
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The site at a kernel's end, in three texts: `head`; then `body`, which begins a turn for one group and ends before the call of
+    the probe; then `tail`, behind which is a branch back to `body` if the flag SCC is set, and the end."""
+
+    head: list[str]
+    body: list[str]
+    tail: list[str]
+
+
+def groups(
+    times: Times, gpu: str, wave: int, probe_sgprs: int, number: int, block_offset: int, counters: Sequence[int]
+) -> Groups:
+    """Return the site for place `number`."""
+    save = times.save
+    left, first = _masks(save, probe_sgprs), _masks(save, probe_sgprs) + 2
+    exec_, vcc, word = ("exec", "vcc", "b64") if wave == 64 else ("exec_lo", "vcc_lo", "b32")
+    compared = "vcc" if gpu.startswith("gfx9") else "vcc_lo"  # comgr's name for it on GFX10, in waves of 64 lanes, too
+    lanes = f"s[{left}:{left + 1}]" if wave == 64 else f"s{left}"
+    earliest = f"s[{first}:{first + 1}]"
+    key = next(iter(times.vgprs.values()))  # the clock, if it is asked for: the finer one
+    head = [*times.keep(), *arrive(save, wave), f"s_mov_{word} {lanes}, {exec_}"]
+    body = [
+        f"s_mov_{word} {exec_}, {lanes}",
+        "again:",
+        f"v_readfirstlane_b32 s{first}, v{key}",
+        f"v_readfirstlane_b32 s{first + 1}, v{key + 1}",
+        f"v_cmp_gt_u64 {compared}, {earliest}, v[{key}:{key + 1}]",
+        "s_cbranch_vccz found",
+        f"s_mov_{word} {exec_}, {vcc}",
+        "s_branch again",
+        "found:",
+        f"v_cmp_eq_u64 {compared}, {earliest}, v[{key}:{key + 1}]",
+        f"s_mov_{word} {exec_}, {vcc}",
+        f"s_andn2_{word} {lanes}, {lanes}, {vcc}",
+    ]
+    for name, at in zip(amdgcn.TIMES, range(amdgcn.TIME, amdgcn.TIME + 4, 2), strict=True):
+        if name in times.vgprs:
+            body += [f"v_readfirstlane_b32 s{at + n}, v{times.vgprs[name] + n}" for n in range(2)]
+    body += give(save, number, block_offset, counters)
+    return Groups(head, body, [f"s_cmp_lg_u{wave} {lanes}, 0"])
+
+
+def _masks(save: Save, probe_sgprs: int) -> int:
+    """Return the first of the SGPRs that a site keeps while a probe runs."""
+    return align(probe_sgprs if save.vgpr is not None else save.sgpr + SAVED, 2)
+
+
+def site_sgprs(save: Save, probe_sgprs: int) -> int:
+    """Return how many SGPRs a wave needs for a site."""
+    return _masks(save, probe_sgprs) + _MASKS
