@@ -40,6 +40,7 @@ LOG_LIMIT = 1 << 28  # records of an operation log
 STACK_LIMIT = 64  # frames of a host stack
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
+NO_SM = 0xFFFFFFFF  # multiprocessor of a bracket without its clock
 NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name is unknown
 NO_FUNCTION = 0xFFFFFFFF  # function of a call that is not in the agent's table
 SHAPE_SIZE = 24  # bytes of the launch's shape in the launch block
@@ -562,7 +563,7 @@ PARTS = (
             Field("u64", "gpu", about="globaltimer"),
             Field("u64", "host_after"),
             Field("u64", "clock64"),
-            Field("u32", "sm"),
+            Field("u32", "sm", about="~0: clock64 was not read"),
             Field("u32", "tick_ns", about="0: unknown"),
         ),
     ),
@@ -646,6 +647,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "REASONS": REASONS,
         "NO_FIELD": NO_FIELD,
         "NO_SLOT": NO_SLOT,
+        "NO_SM": NO_SM,
         "NO_FUNCTION": NO_FUNCTION,
         "SHAPE_SIZE": SHAPE_SIZE,
         "NUMBER_BITS": NUMBER_BITS,

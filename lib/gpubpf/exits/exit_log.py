@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.agent.definitions import NUMBER_MASK
+from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
 from gpubpf.session.kernel_shapes import READINGS, KernelShape, KernelShapes
-from gpubpf.session.launch_shape import WARP, Index, Ranges
+from gpubpf.session.launch_shape import Index, Ranges
 from gpubpf.show import bulk_text, table
 from gpubpf.show.heatmap import BlockHeat
 from gpubpf.show.output import csv_cells
@@ -93,7 +93,7 @@ class ExitLog:
 
     def _take_log(self, log: ProcessLog) -> None:
         records = self.shapes.take(log)
-        for record in records[records["kind"] == operation_log.CLOCK]:
+        for record in records[(records["kind"] == operation_log.CLOCK) & (records["clock"]["sm"] != NO_SM)]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
             self._ticked(log.pid, gpu, [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")])
 
@@ -315,7 +315,7 @@ class ExitLog:
 
 def _kernel_of(instance: Any) -> KernelShape:
     return KernelShape(
-        instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim
+        instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim, instance.wave
     )
 
 
@@ -397,7 +397,7 @@ def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns, l
     """Return lines for people, of 80 columns. `since`: ns since the first exit."""
     thread = records["thread"].astype(np.int64)
     block, own = np.divmod(thread, kernel.shape.block_size)
-    launch, lane = records["launch"] & np.uint64(NUMBER_MASK), own % WARP
+    launch, lane = records["launch"] & np.uint64(NUMBER_MASK), own % kernel.shape.warp
     columns = owners.columns(kernel, len(records))
     if since.min() < 0:  # the records of another process came first
         since = bulk_text.Words([b"%d" % ns for ns in since.tolist()], np.arange(len(since)))
@@ -430,7 +430,7 @@ def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> b
     name = names.demangle(kernel.mangled).short
     thread = records["thread"].astype(np.int64)
     own = thread % kernel.shape.block_size
-    numbers = (times, records["launch"], *kernel.shape.coordinates(thread), own // WARP, own % WARP)
+    numbers = (times, records["launch"], *kernel.shape.coordinates(thread), own // kernel.shape.warp, own % kernel.shape.warp)
     columns = (*numbers, records["sm"], records["site"])
     if form == "csv":
         middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, name))},".encode()

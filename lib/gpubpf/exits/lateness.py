@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.session.launch_shape import WARP, Shape
+from gpubpf.session.launch_shape import Shape
 from gpubpf.show import table
 from gpubpf.show.table import duration
 
@@ -137,11 +137,11 @@ class BinnedValues:
 class LaneLateness:
     """The lateness of each lane since the program began.
 
-    sums    uint64 [32]        cycles
-    worst   uint64 [32]        cycles << 24 | site of the exit
-    bins    int64 [32, BINS]   exits that were late
-    exits   int64 [32]
-    lost    int64 [32]         exits with unknown lateness
+    sums    uint64 [lane]        cycles
+    worst   uint64 [lane]        cycles << 24 | site of the exit
+    bins    int64 [lane, BINS]   exits that were late
+    exits   int64 [lane]
+    lost    int64 [lane]         exits with unknown lateness
     """
 
     sums: np.ndarray
@@ -151,9 +151,10 @@ class LaneLateness:
     lost: np.ndarray
 
     @classmethod
-    def none(cls) -> LaneLateness:
-        lanes, none = np.zeros(WARP, np.uint64), np.zeros(WARP, np.int64)
-        return cls(lanes, lanes.copy(), np.zeros((WARP, BINS), np.int64), none, none.copy())
+    def none(cls, warp: int) -> LaneLateness:
+        """Return the lateness in warps of so many lanes in which none has left yet."""
+        lanes, none = np.zeros(warp, np.uint64), np.zeros(warp, np.int64)
+        return cls(lanes, lanes.copy(), np.zeros((warp, BINS), np.int64), none, none.copy())
 
     @classmethod
     def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> LaneLateness:
@@ -185,7 +186,7 @@ class LaneLateness:
 
     def add(self, lane: np.ndarray, late: np.ndarray, site: np.ndarray) -> None:
         """Add single exits."""
-        self.exits[:] += np.bincount(lane, minlength=WARP)
+        self.exits[:] += np.bincount(lane, minlength=len(self.exits))
         some = late > 0
         lane, late, site = lane[some], late[some], np.minimum(site[some], NOWHERE)
         np.add.at(self.sums, lane, late.astype(np.uint64))
@@ -244,7 +245,7 @@ class Exits:
     """
 
     shape: Shape
-    lateness: LaneLateness = field(default_factory=LaneLateness.none)
+    lateness: LaneLateness = field(init=False)
     warp: BinnedValues = field(default_factory=BinnedValues)
     block: BinnedValues = field(default_factory=BinnedValues)
     grid: BinnedValues = field(default_factory=BinnedValues)
@@ -256,6 +257,9 @@ class Exits:
     sm: dict[int, tuple[float, int]] = field(default_factory=dict)
     error: float = 0.0
     seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lateness = LaneLateness.none(self.shape.warp)
 
     def add_warps(self, first: np.ndarray, late: np.ndarray, there: np.ndarray) -> None:
         """Add complete blocks. Arrays are [block, warp]: first exit and time to the last exit (cycles); whether it has threads."""
@@ -343,11 +347,11 @@ class Exits:
         threads do not count.
         """
         shape = self.shape
-        there = np.zeros((shape.warps, WARP), bool)
+        there = np.zeros((shape.warps, shape.warp), bool)
         there.ravel()[: shape.block_size] = True if threads is None else threads
         cycles, time = (_since_first(records[name]) for name in ("clock", "time"))
         block, own = np.divmod(records["thread"].astype(np.int64), shape.block_size)
-        warp, lane = np.divmod(own, WARP)
+        warp, lane = np.divmod(own, shape.warp)
         groups, index = np.unique(block * shape.warps + warp, return_inverse=True)
         first = np.full(len(groups), np.iinfo(np.int64).max)
         final = np.zeros(len(groups), np.int64)
@@ -483,13 +487,14 @@ def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[st
 
 
 def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
+    word = report.shape.warp_word
     means = np.array([lane.late.mean for lane in report.lanes])
     least, most = float(means.min()), float(means.max())
     if not most:
-        return ["the lanes of a warp exit together"]
+        return [f"the lanes of a {word} exit together"]
     together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
     if len(together) == len(report.lanes):
-        return [f"the lanes of a warp exit equally late: {duration(most)} after its first exit (mean)"]
+        return [f"the lanes of a {word} exit equally late: {duration(most)} after its first exit (mean)"]
     late = [lane for lane in report.lanes if lane.late.mean > (most + least) / 2]
     early = [lane for lane in report.lanes if lane not in late]
     gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early)
@@ -498,7 +503,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     elif gap < GAP * most:
         last = max(report.lanes, key=lambda lane: lane.late.mean)
         return [
-            f"the lanes of a warp exit one after the other, {duration(report.warp.mean)} from first to last (mean);"
+            f"the lanes of a {word} exit one after the other, {duration(report.warp.mean)} from first to last (mean);"
             f" lane {last.number} is the latest, {duration(most)} after the first"
         ]
     few, when = (late, "after") if len(late) <= len(early) else (early, "before")
@@ -510,16 +515,16 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
     time = low if low == high else f"{low} to {high}"
-    return [f"{who} {exits} {time} {when} the rest of {rest} warp{uneven}{at}"]
+    return [f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"]
 
 
 def _warps(report: ExitReport) -> list[str]:
     if not report.block.mean:
         return []
-    said = f"the warps of a block exit within {duration(report.block.mean)} of each other (mean)"
+    said = f"the {report.shape.warp_word}s of a block exit within {duration(report.block.mean)} of each other (mean)"
     (warp, times), *_ = report.last_warp.most_common(1)
     if times >= 0.75 * report.block.count:
-        said += f"; warp {warp} is last in {100 * times / report.block.count:.0f} % of the blocks"
+        said += f"; {report.shape.warp_word} {warp} is last in {100 * times / report.block.count:.0f} % of the blocks"
     return [said]
 
 
@@ -534,7 +539,7 @@ def _blocks(report: ExitReport) -> list[str]:
     said = f"the blocks of a grid finish within {duration(report.grid.mean)} of each other (mean)"
     if report.tail.mean > NOTABLE * report.grid.mean and report.shape.blocks > len(report.sm):
         tail, count = duration(report.tail.mean), len(report.sm)
-        said += f"; for the last {tail}, fewer than {count} blocks remain, so some of the {count} multiprocessors are idle"
+        said += f"; for the last {tail}, fewer than {count} blocks remain, so some of the {count} {report.shape.sm_word}s are idle"
     return [said]
 
 
@@ -608,7 +613,8 @@ def cells(value: Distribution) -> list[str]:
 
 def spreads(report: ExitReport) -> list[tuple[str, Distribution]]:
     """Return the rows of the table of spreads, without those that do not apply."""
-    rows = [("lanes of a warp", report.warp), ("warps of a block", report.block)]
+    word = report.shape.warp_word
+    rows = [(f"lanes of a {word}", report.warp), (f"{word}s of a block", report.block)]
     rows += [("blocks of a grid", report.grid), ("tail of a grid", report.tail)]
     rows = rows[: 1 if report.shape.warps == 1 else 2] + (rows[2:] if report.shape.blocks > 1 else [])
     return [row for row in rows if row[1].count]

@@ -56,10 +56,11 @@ class GcnPlacement:
 
 @dataclass(frozen=True)
 class GcnSite:
-    """A probed place: its number, and the address of its instruction in the original code object."""
+    """A place at which lanes leave: its number, and where its instruction is: the address, and the offset in the kernel, in bytes."""
 
     number: int
     address: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,10 @@ class _Writer:
         self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
         vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
         kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
-        vgprs += 2 * len(kept)
+        place, vgprs = vgprs + 2 * len(kept), vgprs + (2 * len(kept) + 1 if kept else 0)
         if vgprs > _MOST_VGPRS:
             raise Refusal("it leaves no register free")
-        self._times = Times(kept, save, align(first + SAVED, 2) if save.vgpr is None else None)
+        self._times = Times(kept, place, save, align(first + SAVED, 2) if save.vgpr is None else None)
         if entry is not _NONE:
             vgprs = max(vgprs, entry.vgprs + KEPT)
         self._save, self._sgprs, self._vgprs = save, sgprs, max(vgprs, exit_.vgprs)
@@ -238,11 +239,12 @@ class _Writer:
 
     def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
         """Return what was added, and how the kernel's descriptor changes."""
-        additions = self._additions()
+        sites = self._places()
+        additions = self._additions(sites)
         entry = self._add_prologue()
         at = self._added.here
         copy = self._body.moved(at, additions)
-        texts, sites = self._sites(copy, at)
+        texts = self._sites(copy, at)
         self._added.add(bytes(copy.content) + texts)
         code, kernel, wave = self._code, self._kernel, self._wave
         changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
@@ -263,7 +265,15 @@ class _Writer:
     def _assemble(self, lines: Sequence[str]) -> bytes:
         return self._comgr.assemble("\n".join(lines))
 
-    def _additions(self) -> dict[int, bytes]:
+    def _places(self) -> list[GcnSite]:
+        """Return the kernel's exits, and if the time is asked for the other places at which lanes leave."""
+        if self._exit is _NONE:
+            return []
+        places = [exit_.address for exit_ in self._body.exits]
+        places += leaving(self._body) if self._exit.times else []
+        return [GcnSite(n, address, address - self._kernel.begin) for n, address in enumerate(places)]
+
+    def _additions(self, sites: Sequence[GcnSite]) -> dict[int, bytes]:
         """Return what is put before the kernel's instructions: counting, and keeping the time."""
         added: dict[int, bytes] = {}
         for kind, counter in zip(self._kinds, self._counters, strict=True):
@@ -271,15 +281,18 @@ class _Writer:
             for address, number in work.counted(self._body, kind).items():
                 added[address] = added.get(address, b"") + add(number)
         if self._exit.times:
-            keep = self._assemble(self._times.keep())
-            for address in leaving(self._body):
-                added[address] = added.get(address, b"") + keep
+            for place in sites[len(self._body.exits) :]:
+                added[place.address] = added.get(place.address, b"") + self._keep(place.number)
         if self._body.inside_indexing & added.keys():
             raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
         if self._virtual:
             begin, end = (self._assemble([mark]) for mark in untimed([]))
             added = {address: begin + content + end for address, content in added.items()}
         return added
+
+    def _keep(self, number: int) -> bytes:
+        """Return the code with which lanes keep the time, and that they are at place `number`."""
+        return self._assemble(self._times.keep())[:-4] + struct.pack("<I", number)
 
     def _add_prologue(self) -> int:
         """Add what comes before the copy, and room to where the copy is to lie. Return the address."""
@@ -301,9 +314,9 @@ class _Writer:
         added.add(end)
         return entry
 
-    def _sites(self, copy: MovedCode, at: int) -> tuple[bytes, list[GcnSite]]:
+    def _sites(self, copy: MovedCode, at: int) -> bytes:
         """Return the code of the sites behind a copy that lies at `at`. Changes the copy's exits into branches to them."""
-        sites_at, texts, sites = at + len(copy.content), bytearray(), []
+        sites_at, texts = at + len(copy.content), bytearray()
         for number, exit_ in enumerate(self._body.exits if self._exit is not _NONE else ()):
             here, place = sites_at + len(texts), copy.places[exit_.address]
             copy.content[place - at : place - at + 4] = _branch(place, here)
@@ -315,15 +328,15 @@ class _Writer:
                 lines = site(self._save, self._wave, number, self._block_offset, self._counters)
                 texts += self._assemble(lines)
                 texts += _jump(self._comgr, sites_at + len(texts), self._exit.at)
-            sites.append(GcnSite(number, exit_.address))
-        return bytes(texts), sites
+        return bytes(texts)
 
     def _site_of_groups(self, number: int, here: int) -> bytes:
         """Return the site that calls the probe for each group of lanes."""
         groups = times.groups(
-            self._times, self._code.gpu, self._wave, self._exit_sgprs, number, self._block_offset, self._counters
+            self._times, self._code.gpu, self._wave, self._exit_sgprs, self._block_offset, self._counters
         )
         head, body, tail = (self._assemble(lines) for lines in (groups.head, groups.body, groups.tail))
+        head = self._keep(number) + head
         turn = body + _call(self._comgr, here + len(head) + len(body), self._exit.at) + tail
         again = struct.pack("<I", _BRANCH_IF_SET | words(len(turn), 0) & 0xFFFF)
         return head + turn + again + struct.pack("<I", _END)

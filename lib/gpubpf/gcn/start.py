@@ -136,7 +136,7 @@ def _all_lanes(save: Save, wave: int) -> list[str]:
 
 def site(save: Save, wave: int, number: int, block_offset: int, counters: Sequence[int] = ()) -> list[str]:
     """Return the text that sets the registers of a probe, at place `number`."""
-    return arrive(save, wave) + give(save, number, block_offset, counters)
+    return arrive(save, wave) + give(save, f"s_mov_b32 s6, {number:#x}", block_offset, counters)
 
 
 def arrive(save: Save, wave: int) -> list[str]:
@@ -147,8 +147,8 @@ def arrive(save: Save, wave: int) -> list[str]:
     return ["s_waitcnt vmcnt(0) lgkmcnt(0)", "v_nop", *_all_lanes(save, wave)]
 
 
-def give(save: Save, number: int, block_offset: int, counters: Sequence[int]) -> list[str]:
-    """Return the text that sets the registers of a probe in the lanes that are on.
+def give(save: Save, place: str, block_offset: int, counters: Sequence[int]) -> list[str]:
+    """Return the text that sets the registers of a probe in the lanes that are on. place: what sets the number of the place.
 
     On GFX9, an SGPR that a vector instruction has written and a memory access reads within five instructions is a hazard (s_nop).
     """
@@ -158,7 +158,7 @@ def give(save: Save, number: int, block_offset: int, counters: Sequence[int]) ->
         f"s_add_u32 s0, s0, {block_offset:#x}",
         "s_addc_u32 s1, s1, 0",
         *(save.get(4 + n, 2 + n) for n in range(4)),
-        f"s_mov_b32 s6, {number:#x}",
+        place,
         *(f"v_mov_b32 v{n}, v{counter}" for n, counter in enumerate(counters)),
         *(() if save.vgpr is None else ("s_nop 4",)),
     ]

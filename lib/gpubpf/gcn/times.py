@@ -16,6 +16,7 @@ from gpubpf.lower.launch_block import align
 # On hipsim's virtual clock, what lies between the first two takes no time. The last begins what stands in place of the kernel's end.
 UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800
 _READ = {"clock": "s_memtime", "globaltimer": "s_memrealtime"}
+_NUMBER = 0x12345678  # any number that is written as a literal
 _MASKS = 4  # SGPRs of the lanes that are left, and of the earliest time
 
 
@@ -26,20 +27,20 @@ def untimed(lines: Sequence[str], begin: int = UNTIMED_BEGIN) -> list[str]:
 
 @dataclass(frozen=True)
 class Times:
-    """Where times are kept: for each of `amdgcn.TIMES` the first of two VGPRs; and the first SGPR of those that are free for reading
-    them. None: none is free, so s0 and the following are put back, from lanes of the VGPR in which the prologue saves values."""
+    """Where times are kept: for each of `amdgcn.TIMES` the first of two VGPRs. site: the VGPR for the number of the place at which a
+    lane has left. sgpr: the first SGPR of those that are free for reading the time. None: none is free, so s0 and the following are
+    put back, from lanes of the VGPR in which the prologue saves values."""
 
     vgprs: Mapping[str, int]
+    site: int
     save: Save
     sgpr: int | None
 
-    @classmethod
-    def needed(cls, names: Sequence[str]) -> int:
-        """Return how many SGPRs reading takes."""
-        return 2 * len(names)
-
     def keep(self) -> list[str]:
-        """Return the text with which the lanes that are on keep the time. It changes no flag, and waits for loads of scalars."""
+        """Return the text with which the lanes that are on keep the time, and in the last four bytes of its code their place.
+
+        It changes no flag, and waits for loads of scalars.
+        """
         first = 0 if self.sgpr is None else self.sgpr
         used = range(first, first + 2 * len(self.vgprs))
         lanes = f"v{self.save.vgpr}"
@@ -52,13 +53,14 @@ class Times:
             lines += [f"v_mov_b32 v{vgpr}, s{at}", f"v_mov_b32 v{vgpr + 1}, s{at + 1}"]
         if self.sgpr is None:
             lines += [f"v_readlane_b32 s{n}, {lanes}, {SAVED + n}" for n in used] + ["s_nop 4"]
-        return lines
+        return [*lines, f"v_mov_b32 v{self.site}, {_NUMBER:#x}"]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The site at a kernel's end, in three texts: `head`; then `body`, which begins a turn for one group and ends before the call of
-    the probe; then `tail`, behind which is a branch back to `body` if the flag SCC is set, and the end."""
+    """The site at a kernel's end, in three texts: `head`, behind what `Times.keep` returns; then `body`, which begins a turn for one
+    group and ends before the call of the probe; then `tail`, behind which is a branch back to `body` if the flag SCC is set, and the
+    end."""
 
     head: list[str]
     body: list[str]
@@ -66,9 +68,9 @@ class Groups:
 
 
 def groups(
-    times: Times, gpu: str, wave: int, probe_sgprs: int, number: int, block_offset: int, counters: Sequence[int]
+    times: Times, gpu: str, wave: int, probe_sgprs: int, block_offset: int, counters: Sequence[int]
 ) -> Groups:
-    """Return the site for place `number`."""
+    """Return the site at a kernel's end."""
     save = times.save
     left, first = _masks(save, probe_sgprs), _masks(save, probe_sgprs) + 2
     exec_, vcc, word = ("exec", "vcc", "b64") if wave == 64 else ("exec_lo", "vcc_lo", "b32")
@@ -76,7 +78,7 @@ def groups(
     lanes = f"s[{left}:{left + 1}]" if wave == 64 else f"s{left}"
     earliest = f"s[{first}:{first + 1}]"
     key = next(iter(times.vgprs.values()))  # the clock, if it is asked for: the finer one
-    head = [*times.keep(), *arrive(save, wave), f"s_mov_{word} {lanes}, {exec_}"]
+    head = [*arrive(save, wave), f"s_mov_{word} {lanes}, {exec_}"]
     body = [
         f"s_mov_{word} {exec_}, {lanes}",
         "again:",
@@ -94,7 +96,7 @@ def groups(
     for name, at in zip(amdgcn.TIMES, range(amdgcn.TIME, amdgcn.TIME + 4, 2), strict=True):
         if name in times.vgprs:
             body += [f"v_readfirstlane_b32 s{at + n}, v{times.vgprs[name] + n}" for n in range(2)]
-    body += give(save, number, block_offset, counters)
+    body += give(save, f"v_readfirstlane_b32 s6, v{times.site}", block_offset, counters)
     return Groups(head, body, [f"s_cmp_lg_u{wave} {lanes}, 0"])
 
 

@@ -26,6 +26,7 @@ from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.inject import GcnPlacement, InjectedGcnKernel, inject
+from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.ptx.values import Site
@@ -140,21 +141,22 @@ def _instrument(
         injected = inject(code, placements, virtual)
     except (ImageError, VerifyError) as error:
         return Sidecar(refusals={**refusals, **dict.fromkeys(placements, str(error))}, entries=entries)
+    lines = SourceLines(code.data)
     return Sidecar(
         injected.image if injected.kernels else b"",
-        tuple(_kernel(name, kernel) for name, kernel in injected.kernels.items()),
+        tuple(_kernel(name, kernel, lines) for name, kernel in injected.kernels.items()),
         {**refusals, **injected.refusals},
         entries=entries,
     )
 
 
-def _kernel(name: str, kernel: InjectedGcnKernel) -> SidecarKernel:
+def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> SidecarKernel:
     return SidecarKernel(
         name,
         ((0, kernel.argument_bytes),),
         kernel.block_offset,
         kernel.block,
-        tuple(Site(site.number, name, 0) for site in kernel.sites),
+        tuple(Site(site.number, name, 0, *lines.at(site.address), offset=site.offset) for site in kernel.sites),
         kernel.waits,
         len(kernel.sites),
         amd=AmdKernel(kernel.wave, kernel.most_threads, RegisterUse(*kernel.registers), kernel.references),

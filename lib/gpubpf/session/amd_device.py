@@ -14,7 +14,8 @@ from gpubpf.errors import SessionError
 from gpubpf.session.device import Device
 from hipsim import gpus
 
-NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times mean nothing"
+NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times "
+_NOTHING, _VIRTUAL = "mean nothing", "are those of its virtual clock"
 _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
 
 
@@ -30,13 +31,13 @@ def has_gpu() -> bool:
 
 
 def choose(
-    wanted: str | None, program: str, environment: Mapping[str, str] = os.environ
+    wanted: str | None, program: str, environment: Mapping[str, str] = os.environ, virtual: bool = False
 ) -> tuple[dict[str, str], str | None]:
     """Return the variables to add to the environment of a command, and a notice for the user or None.
 
     `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU, the device is built, and `program`,
     the command's first word, has no code for other GPUs only. The device is a GPU for which the program has code, unless HIPSIM_GPU
-    names one. Raises SessionError if the device that was asked for cannot be used.
+    names one. Raises SessionError if the device that was asked for cannot be used. virtual: the embedded device gets its virtual clock.
     """
     built = (hipsim.LIBRARIES / "libhsakmt.so.1").exists()
     if wanted == "gpu":
@@ -54,7 +55,7 @@ def choose(
     if asked and asked not in gpus.GPUS:
         raise SessionError(f"HIPSIM_GPU is {asked!r}; set it to {' or '.join(gpus.GPUS)}")
     gpu = asked or gpus.suitable(has_code_for)
-    notice = None if wanted == "sim" else NOTICE
+    notice = None if wanted == "sim" else NOTICE + (_VIRTUAL if virtual else _NOTHING)
     if other := gpus.other_code(program, has_code_for, asked):
         build = f"build it with --offload-arch={gpu}"
         if wanted != "sim":  # HIP aborts such a program if there is a device
@@ -76,7 +77,7 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
     if chosen.kind == "gpu" and not for_hip:
         return chosen
     sim = "sim" if wanted == "sim" else None
-    variables, notice = choose(sim, program, {**os.environ, **chosen.environment})
+    variables, notice = choose(sim, program, {**os.environ, **chosen.environment}, chosen.virtual)
     if (clock := chosen.environment.get("CUDASIM_CLOCK")) and variables:
         variables["HIPSIM_CLOCK"] = clock
     environment = {**chosen.environment, **variables}

@@ -34,7 +34,7 @@ READINGS = 4096  # of clocks, for each GPU
 
 @dataclass(frozen=True)
 class KernelShape:
-    """A kernel and launch shape in a process."""
+    """A kernel and launch shape in a process. wave: the lanes of a wave, if it ran on an AMD GPU."""
 
     pid: int
     comm: str
@@ -42,10 +42,11 @@ class KernelShape:
     mangled: str
     grid: Index
     block_dim: Index
+    wave: int | None = None
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.grid, self.block_dim)
+        return Shape(self.grid, self.block_dim, self.wave)
 
     def record(self) -> dict[str, Any]:
         """Return the fields that every JSON record about it has."""
@@ -115,7 +116,8 @@ class KernelShapes:
             if key not in known:
                 grid, block = (tuple(kernel[name].tolist()) for name in ("grid", "block"))
                 mangled = log.names.get(int(kernel["slot"]), "")
-                known[key] = KernelShape(log.pid, log.comm, log.gpus.get(context, 0), mangled, grid, block)
+                gpu, wave = log.gpus.get(context, 0), log.waves.get(mangled)
+                known[key] = KernelShape(log.pid, log.comm, gpu, mangled, grid, block, wave)
             kernel_shape = known[key]
             if kernel_shape not in self.launches and len(self.launches) >= MOST_SHAPES:
                 continue  # its records will count as unknown
@@ -157,10 +159,10 @@ def _sensible(kernels: Any) -> np.ndarray:
 
 
 def site_name(site: Site) -> str:
-    """Return the name of an instruction: ``scale.cu:17``, or ``PTX line 40`` without -lineinfo."""
+    """Return the name of an instruction: ``scale.cu:17``; without -lineinfo ``PTX line 40``, or on AMD GPUs ``instruction +0x1b0``."""
     if site.source:
         return f"{printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
-    return f"PTX line {site.line}"
+    return f"PTX line {site.line}" if site.offset is None else f"instruction +{site.offset:#x}"
 
 
 def site_names(sites: Mapping[int, Site]) -> Callable[[int], str | None]:

@@ -22,12 +22,26 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """The grid and block dimensions of a launch, the lanes of a warp, and the vendor's word for it."""
+    """The grid and block dimensions of a launch. wave: the lanes of a wave, on an AMD GPU."""
 
     grid: Index
     block_dim: Index
-    warp: int = WARP
-    warp_word: str = "warp"
+    wave: int | None = None
+
+    @property
+    def warp(self) -> int:
+        """The number of lanes in a warp."""
+        return self.wave or WARP
+
+    @property
+    def warp_word(self) -> str:
+        """What the vendor calls a warp."""
+        return "wave" if self.wave else "warp"
+
+    @property
+    def sm_word(self) -> str:
+        """What the vendor calls a multiprocessor."""
+        return "compute unit" if self.wave else "multiprocessor"
 
     @property
     def blocks(self) -> int:

@@ -182,7 +182,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
         found.append(
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
-                process.names, process.contexts, process.stacks, last, process.number,
+                process.names, process.contexts, process.stacks, last, process.number, process.waves,
             )
         )  # fmt: skip
     return found

@@ -58,9 +58,7 @@ class Instance:
     def shape(self) -> Shape:
         from gpubpf.session.launch_shape import Shape  # imports NumPy
 
-        if self.wave is None:
-            return Shape(self.grid, self.block_dim)
-        return Shape(self.grid, self.block_dim, self.wave, "wave")
+        return Shape(self.grid, self.block_dim, self.wave)
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
@@ -104,6 +102,7 @@ class ProcessLog:
     stacks    host stacks by number, innermost frame first
     over      no more records will come
     process   number in the session; the pid is not unique, because it survives exec
+    waves     the lanes of a wave, by mangled name of kernels of AMD GPUs
     """
 
     pid: int
@@ -116,6 +115,7 @@ class ProcessLog:
     stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
     over: bool
     process: int = 0
+    waves: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def test_generated_blocks_and_launches(seed: int) -> None:
 
 
 def test_nothing_was_read() -> None:
-    empty = LaneLateness.none()
+    empty = LaneLateness.none(32)
     found = ExitReport.of(Exits(KERNEL.shape), 0, CycleLength(), empty)
     check(KERNEL, found)
     assert lateness.findings(found, lambda _: None) == ["no thread has exited"]

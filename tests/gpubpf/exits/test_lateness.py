@@ -287,7 +287,7 @@ def test_garbage_in_the_maps_does_no_harm() -> None:
         found = Exits(shape)
         found.take_maps(warps, blocks, CycleLength(0.5, 0.1))
         late = LaneLateness.of_maps(np.frombuffer(raw[2], LATE), blocks)
-        said(ExitReport.of(found, 1, CycleLength(0.5, 0.1), late.since(LaneLateness.none())))
+        said(ExitReport.of(found, 1, CycleLength(0.5, 0.1), late.since(LaneLateness.none(32))))
         junk = np.frombuffer(random.bytes(RECORD.itemsize * 50), RECORD).copy()
         junk["thread"] %= shape.threads
         found.take_records(junk, CycleLength())

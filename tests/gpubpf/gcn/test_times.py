@@ -86,6 +86,7 @@ class Clocked:
         buffers = {"x": x, "l": np.zeros((threads + 1) * len(FIELDS), np.uint64)}
         outcome = self.run(made.image, name, [*arguments, *rest[: -block.size // 8], *words], shape, buffers)
         left = self.engine.get("l", np.uint64).reshape(-1, len(FIELDS))[:-1].astype(np.int64)
+        left[:, 2] = np.array([site.offset for site in made.kernels[name].sites])[left[:, 2]]
         return (
             outcome,
             {field: left[:, n] for n, field in enumerate(FIELDS)},
@@ -183,6 +184,12 @@ def test_times_of_lanes(tmp_path: Path, program: Program) -> None:
     last = 8 + 4 * 16 + 3  # instructions before the last s_mov_b64 exec
     assert plain.end_ns == last + 3
     assert left["clock"].tolist() == [1] * 16 + [last] * 16 + [last + 2] * 32
+    at = {one.address - found.begin: (one.name, one.operands) for one in body.instructions}
+    assert [at[offset] for offset in left["site"][[0, 16, 32]].tolist()] == [
+        ("s_and_saveexec_b64", "s[4:5], vcc"),
+        ("s_mov_b64", "exec, vcc"),
+        ("s_endpgm", ""),
+    ]
 
 
 def test_groups_come_in_order(clocked: Clocked, built: Path, program: Program) -> None:

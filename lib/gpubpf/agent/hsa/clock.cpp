@@ -1,0 +1,75 @@
+// The clocks: of the host, of the GPUs, and of hipsim where it is virtual.
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <dlfcn.h>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr uint64_t kReal = UINT64_MAX;
+// ns: ROCr reads both clocks one after the other, and takes this to be certain (amd_gpu_agent.cpp, TranslateTime).
+constexpr uint64_t kCertain = 4000;
+constexpr uint64_t kFuture = uint64_t(1)
+                             << 56;  // ticks; ROCr reads the clocks again for a time that has not come
+constexpr uint64_t kApart = uint64_t(1) << 40;  // ticks
+
+uint64_t (*virtual_now)() = nullptr;
+
+uint64_t host(clockid_t clock) {
+    timespec t{};
+    clock_gettime(clock, &t);
+    return uint64_t(t.tv_sec) * 1000000000 + uint64_t(t.tv_nsec);
+}
+
+// Returns when the GPU's counter shows `ticks`, on CLOCK_BOOTTIME in ns; 0: unknown.
+uint64_t time_of(const Gpu &gpu, uint64_t ticks) {
+    uint64_t ns = 0;
+    return hsa.amd_profiling_convert_tick_to_system_domain(gpu.agent, ticks, &ns) ? 0 : ns;
+}
+
+}  // namespace
+
+void find_virtual_clock() {
+    void *library = dlopen("libhsakmt.so.1", RTLD_NOLOAD | RTLD_LAZY);
+    if (library) virtual_now = reinterpret_cast<uint64_t (*)()>(dlsym(library, "hipsim_virtual_now"));
+    if (virtual_now && virtual_now() == kReal) virtual_now = nullptr;
+}
+
+bool virtual_clock() { return virtual_now != nullptr; }
+
+uint64_t now_ns() { return virtual_now ? virtual_now() : host(CLOCK_MONOTONIC); }
+
+void find_tick(Gpu &gpu) {
+    if (virtual_now) {
+        gpu.tick = uint64_t(1) << kTickBits;
+        return;
+    }
+    const uint64_t near = time_of(gpu, kFuture), far = time_of(gpu, kFuture + kApart);
+    if (!near || far <= near) return;
+    gpu.tick_ns = static_cast<double>(far - near) / static_cast<double>(kApart);
+    gpu.tick = static_cast<uint64_t>(std::llround(gpu.tick_ns * (1 << kTickBits)));
+}
+
+void calibrate(const Gpu &gpu) {
+    if (!agent.log.on() || virtual_now || !gpu.tick) return;
+    const uint64_t future = time_of(gpu, kFuture), now = host(CLOCK_BOOTTIME);
+    if (future <= now) return;
+    const uint64_t ticks = kFuture - static_cast<uint64_t>(static_cast<double>(future - now) / gpu.tick_ns);
+    const uint64_t at = time_of(gpu, ticks), asleep = host(CLOCK_BOOTTIME) - host(CLOCK_MONOTONIC);
+    if (at < asleep + kCertain) return;
+    Record r;
+    r.kind = Kind::Clock;
+    r.id = other_number();
+    r.call_ns = at - asleep - kCertain;
+    r.return_ns = at - asleep + kCertain;
+    r.context = gpu.number;
+    const auto tick_ns = static_cast<uint32_t>(std::ceil(gpu.tick_ns));
+    r.clock = {r.call_ns, ticks * gpu.tick >> kTickBits, r.return_ns, 0, kNoSm, tick_ns};
+    agent.log.put(r);
+}
+
+}  // namespace gpubpf
