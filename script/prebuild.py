@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.attach import cuinit
 from gpubpf.ebpf import compile
-from gpubpf.ebpf.bytecode import HOST_POINTS, Program
+from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
-from gpubpf.lower.programs import PREBUILT, prebuilt_key
+from gpubpf.lower.programs import PREBUILT, is_by_lanes, prebuilt_key
 from gpubpf.memory import access_trace
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
@@ -79,8 +79,19 @@ def build(text: str) -> dict[str, Any]:
     }
 
 
+def texts(tool: Path) -> dict[Path, str]:
+    """Return the prebuilt files of a tool with the text of each: that of its PROGRAM, and where it counts lanes that for 64 of them."""
+    text = program_text(tool)
+    if text is None:
+        return {}
+    found = {PREBUILT / f"{tool.stem}.json": text}
+    return found | ({PREBUILT / f"{tool.stem}-64.json": WIDE + text} if is_by_lanes(text) else {})
+
+
 def fragments(program: Program) -> dict[str, Any]:
-    """Return the lowered device programs of a text as JSON values."""
+    """Return the lowered device programs of a text as JSON values. Those for 64 lanes are for AMD GPUs, and lowered when they are used."""
+    if program.lanes != 32:
+        return {}
     return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}
 
 
@@ -113,9 +124,7 @@ def current(path: Path, text: str) -> bool:
         kept = json.loads(path.read_bytes())
         program = compile.from_json(kept["program"], text)
         made_with = kept["made_with"]
-        if kept["key"] != prebuilt_key(text) or set(kept["fragments"]) != {
-            f.name for f in program.device_functions
-        }:
+        if kept["key"] != prebuilt_key(text):
             return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -138,11 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     status = 0
     try:
-        for tool in args.tools or SOURCES:
-            text = program_text(tool)
-            if text is None:
-                continue
-            target = PREBUILT / f"{tool.stem}.json"
+        for target, text in (item for tool in args.tools or SOURCES for item in texts(tool).items()):
             if args.check:
                 if not current(target, text):
                     print(

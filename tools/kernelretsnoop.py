@@ -49,12 +49,12 @@ PROGRAM = r"""
 
 struct warp { u64 first, late; };                /* ~(first exit); time from there to the last exit */
 struct round { u64 left, clock, time_sm; };      /* number of exits; readings of clock and timer */
-struct block { u32 exits[32]; struct round rounds[LAUNCHES]; };  /* exits by lane */
+struct block { u32 exits[GPU_LANES]; struct round rounds[LAUNCHES]; };  /* exits by lane */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
-GPU_KERNEL_ARRAY(lateness, struct late, 32);     /* by lane */
+GPU_KERNEL_ARRAY(lateness, struct late, GPU_LANES); /* by lane */
 GPU_RINGBUF(departures, struct record, 16384);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
@@ -69,7 +69,8 @@ static inline void count(int lane, u64 cycles, u64 site) {
 }
 
 static inline int leave(u64 number, u64 site, u64 now, int chosen) {
-    u32 leaving = gpu_active(), lane = gpu_lane() & 31;
+    gpu_mask leaving = gpu_active(), all = ~(gpu_mask)0;
+    u32 lane = gpu_lane() & (GPU_LANES - 1);
     u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
     int key = 0, slot = number & (LAUNCHES - 1);
     struct block *block = blocks.lookup(&key);
@@ -79,13 +80,13 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
         return 0;
     if (chosen)
         __sync_fetch_and_add(&block->exits[lane], 1);
-    u32 before = leaving & ((1u << lane) - 1);   /* the lowest lane acts for all that exit together */
-    if (before && leaving == ~0u)
-        return 0;                                /* all 32 lanes exit together: none is late */
+    gpu_mask before = leaving & (((gpu_mask)1 << lane) - 1); /* the lowest lane acts for all that exit together */
+    if (before && leaving == all)
+        return 0;                                /* all lanes exit together: none is late */
     u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
     if (was > (launch | CLOCK)) {                /* a later launch uses the cell: the lateness is unknown */
         struct late *unknown = lateness.lookup(&lane);
-        if (unknown && chosen && leaving != ~0u)
+        if (unknown && chosen && leaving != all)
             __sync_fetch_and_add(&unknown->lost, 1);
         return 0;
     }
@@ -99,7 +100,7 @@ static inline int leave(u64 number, u64 site, u64 now, int chosen) {
     struct round *round = &block->rounds[number & (LAUNCHES - 1)];
     if (gpu_max(&round->left, launch) > (launch | CLOCK))
         return 0;
-    __sync_fetch_and_add(&round->left, __builtin_popcount(leaving));
+    __sync_fetch_and_add(&round->left, gpu_popcount(leaving));
     if (was < launch && !gpu_warp()) {
         round->clock = gpu_clock();
         round->time_sm = bpf_get_globaltimer() << 16 | (u16)gpu_sm();

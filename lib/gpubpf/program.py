@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf.ebpf import filters, maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, WORK, Program
+from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, WIDE, WORK, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.uprobes import Table
+    from gpubpf.lower.programs import LoweredPrograms
     from gpubpf.ptx.module import Module
     from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
@@ -126,6 +127,7 @@ class BPF:
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
         self._programs = programs.load(text)
+        self._for_amd: LoweredPrograms | None = None
         self._fragments: dict[str, Fragment] = {}
 
     @property
@@ -349,13 +351,21 @@ class BPF:
             for probe in self.probes
         ]
 
+    @property
+    def _amd_programs(self) -> LoweredPrograms:
+        """The programs for AMD GPUs: where the text asks how many lanes there may be, its variant for 64."""
+        if self._for_amd is None:
+            wide = programs.is_by_lanes(self.text)
+            self._for_amd = programs.load(WIDE + self.text) if wide else self._programs
+        return self._for_amd
+
     def amd_attachments(self) -> list[AmdAttachment]:
         """Return the probes for kernels of AMD GPUs, for `images.code_objects`. With null probes there are none."""
         from gpubpf.images.code_objects import AmdAttachment
 
         return [
             AmdAttachment(
-                functools.cache(functools.partial(self._programs.wave_program, probe.function)),
+                functools.cache(functools.partial(self._amd_programs.wave_program, probe.function)),
                 probe.point,
                 probe.kernels,
                 probe.accumulate,
@@ -368,9 +378,11 @@ class BPF:
         points that such kernels have, and an operation log of launches."""
         from gpubpf.gcn import POINTS
 
-        elsewhere = self.host_programs or self.tables or self.companions
-        elsewhere = elsewhere or (follow and (follow.stamps or follow.stacks or follow.allocation_stacks))
-        return not elsewhere and all(probe.point in POINTS for probe in self.probes)
+        if self.host_programs or self.tables or self.companions:
+            return False
+        if follow and (follow.stamps or follow.stacks or follow.allocation_stacks):
+            return False
+        return all(probe.point in POINTS for probe in self.probes)
 
     def definitions(self) -> list[MapDefinition]:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
@@ -379,6 +391,11 @@ class BPF:
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         result = [definition for name, definition in self.maps.items() if name in used]
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
+
+    def amd_definitions(self) -> list[MapDefinition]:
+        """Return the maps of `definitions` as the programs for AMD GPUs have them."""
+        of_text = self._amd_programs.maps
+        return [of_text.get(definition.name, definition) for definition in self.definitions()]
 
     def _host_maps(self) -> set[str]:
         names = [probe.function for probe in self.host_programs] + [table.function for table in self.tables]
@@ -440,7 +457,9 @@ class BPF:
             follow,
             host,
             any(probe.point == "access" for probe in self.probes),
-            self.amd_attachments if self.runs_on_amd(follow) else None,
+            tracing.ForAmd(self.amd_attachments, self.amd_definitions())
+            if self.runs_on_amd(follow)
+            else None,
         )
         return self.session
 

@@ -40,6 +40,7 @@ LOG_LIMIT = 1 << 28  # records of an operation log
 STACK_LIMIT = 64  # frames of a host stack
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
+WARP = 32  # lanes of a warp of an NVIDIA GPU
 NO_SM = 0xFFFFFFFF  # multiprocessor of a bracket without its clock
 NO_SLOT = 0xFFFFFFFF  # slot of a kernel whose name is unknown
 NO_FUNCTION = 0xFFFFFFFF  # function of a call that is not in the agent's table

@@ -101,6 +101,10 @@ class BpfFunction:
     instructions: tuple[Instruction, ...]
 
 
+# Before a C text, it makes the text's variant for GPUs whose warps have up to 64 lanes (gpu_mask and GPU_LANES in gpubpf.h).
+WIDE = "#define GPU_LANES 64\n"
+
+
 @dataclass(frozen=True)
 class Program:
     """A compiled C text. It is relocatable: instructions name maps, and nothing refers to this process."""
@@ -109,6 +113,11 @@ class Program:
     functions: Mapping[str, BpfFunction]
     maps: Mapping[str, MapDefinition]
     license: str = "GPL"
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes that a warp may have."""
+        return 64 if self.text.startswith(WIDE) else 32
 
     @property
     def device_functions(self) -> tuple[BpfFunction, ...]:

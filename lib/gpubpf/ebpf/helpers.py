@@ -88,7 +88,8 @@ class Use:
 class Helper:
     """A helper. `name` is what programs call in C. `device` and `native`: its use on that side, None where it does not exist.
 
-    `result`: the least and the greatest number that it returns, as a u64, or the kind of address.
+    `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in warps of 64 lanes,
+    where it differs.
     `real_time`: it tells the real time, also where the measurement's clock is virtual.
     """
 
@@ -100,6 +101,11 @@ class Helper:
     native: Use | None = None
     stand_in: StandIn = StandIn.ITSELF
     real_time: bool = False
+    wide: tuple[int, int] | None = None
+
+    def result_in(self, lanes: int) -> tuple[int, int] | Pointer:
+        """Return its result in warps of at most so many lanes."""
+        return self.wide if self.wide is not None and lanes > 32 else self.result
 
     @property
     def in_kernel(self) -> bool:
@@ -205,21 +211,21 @@ _TABLE = (
     Helper(506, "bpf_gpu_membar", (), _ANY, Use("special", "membar"), stand_in=StandIn.NUMBER),
     # Ours.
     Helper(601, "gpu_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
-    Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER),
+    Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),
     Helper(603, "gpu_warp", (), (0, 1023), Use("warp"), stand_in=StandIn.NUMBER),
     Helper(604, "gpu_sm", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
     Helper(605, "gpu_clock", (), _ANY, Use("special", "clock"), stand_in=StandIn.NUMBER),
     Helper(606, "gpu_global_thread", (), _ANY, Use("thread"), stand_in=StandIn.NUMBER),
     Helper(607, "gpu_max", (_CELL, _VALUE), _ANY, Use("maximum"), stand_in=StandIn.UPDATE),
-    Helper(608, "gpu_active", (), (1, _U32), Use("lanes", "active"), stand_in=StandIn.NUMBER),
+    Helper(608, "gpu_active", (), (1, _U32), Use("lanes", "active"), stand_in=StandIn.NUMBER, wide=(1, _U64)),
     Helper(609, "gpu_log2", (_VALUE,), (0, 63), Use("logarithm"), stand_in=StandIn.NUMBER),
-    Helper(610, "gpu_match", (_VALUE,), (1, _U32), Use("lanes", "match"), stand_in=StandIn.NUMBER),
-    Helper(611, "gpu_ballot", (_number("predicate"),), _32_BITS, Use("lanes", "ballot"), stand_in=StandIn.NUMBER),
+    Helper(610, "gpu_match", (_VALUE,), (1, _U32), Use("lanes", "match"), stand_in=StandIn.NUMBER, wide=(1, _U64)),
+    Helper(611, "gpu_ballot", (_number("predicate"),), _32_BITS, Use("lanes", "ballot"), stand_in=StandIn.NUMBER, wide=_ANY),
     Helper(612, "gpu_shuffle", (_VALUE, _number("lane")), _ANY, Use("shuffle"), stand_in=StandIn.NUMBER),
     Helper(613, "gpu_kernel", (), _ANY, Use("argument", "kernel"), stand_in=StandIn.NUMBER),
     Helper(614, "gpu_epoch", (), _ANY, Use("argument", "epoch"), stand_in=StandIn.NUMBER),
     Helper(615, "gpu_popcount", (_VALUE,), (0, 64), Use("popcount"), stand_in=StandIn.NUMBER),
-    Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER),
+    Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER, wide=(0, _U64 >> 1)),
     Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
 )
 # fmt: on

@@ -315,7 +315,13 @@ class ExitLog:
 
 def _kernel_of(instance: Any) -> KernelShape:
     return KernelShape(
-        instance.pid, instance.comm, instance.gpu, instance.mangled, instance.grid, instance.block_dim, instance.wave
+        instance.pid,
+        instance.comm,
+        instance.gpu,
+        instance.mangled,
+        instance.grid,
+        instance.block_dim,
+        instance.wave,
     )
 
 
@@ -430,7 +436,13 @@ def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> b
     name = names.demangle(kernel.mangled).short
     thread = records["thread"].astype(np.int64)
     own = thread % kernel.shape.block_size
-    numbers = (times, records["launch"], *kernel.shape.coordinates(thread), own // kernel.shape.warp, own % kernel.shape.warp)
+    numbers = (
+        times,
+        records["launch"],
+        *kernel.shape.coordinates(thread),
+        own // kernel.shape.warp,
+        own % kernel.shape.warp,
+    )
     columns = (*numbers, records["sm"], records["site"])
     if form == "csv":
         middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, name))},".encode()

@@ -185,7 +185,9 @@ def _placed(
         asked = {time for p in chosen for time in p.program.times} if point == "exit" else set()
         given = tuple(time for time in amdgcn.TIMES if time in asked)
         returns = point != "exit" or bool(given)
-        probe = amdgcn.compile_probe([p.program for p in chosen], block, code.gpu, counters, returns, bool(given))
+        probe = amdgcn.compile_probe(
+            [p.program for p in chosen], block, code.gpu, counters, returns, bool(given)
+        )
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
         vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 are the work-item
         found[point] = _Placed(added.add(probe.code + back), probe.sgprs, vgprs, given)
@@ -217,7 +219,9 @@ class _Writer:
         needed = max(_AT_SITE, entry.sgprs, exit_.sgprs)
         more = times.site_sgprs(save, needed) if exit_.times else first + SAVED
         sgprs = max(more, needed)
-        vgprs = max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
+        vgprs = (
+            max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
+        )
         if exit_.times:
             vgprs = max(vgprs, exit_.vgprs)
         if more > _MOST_SGPRS:

@@ -42,7 +42,9 @@ def _of_block(block: list[GcnInstruction], restored: _Restored) -> Iterable[int]
             continue
         if _SAVES.fullmatch(name):
             holding = {one for one in holding if not sgprs(one) & written} | {operands[0]}
-        if "_or_" in name and _SAVES.fullmatch(name) or name.startswith("s_or_b") and operands[1] in _EXEC:
+        if ("_or_" in name and _SAVES.fullmatch(name)) or (
+            name.startswith("s_or_b") and operands[1] in _EXEC
+        ):
             whole = {operands[0]} if operands[-1] == _ALL else set()
             holding = set()
             continue
@@ -91,7 +93,9 @@ class _Restored:
         while changed:
             changed = False
             for number in reversed(range(len(self._blocks))):
-                ways = [self._before[other] if other is not None else frozenset() for other in following[number]]
+                ways = [
+                    self._before[other] if other is not None else frozenset() for other in following[number]
+                ]
                 behind = frozenset.intersection(*ways) if ways else frozenset[str]()
                 before = behind
                 for instruction in reversed(self._blocks[number]):
@@ -135,7 +139,9 @@ def _across(instruction: GcnInstruction, behind: frozenset[str]) -> frozenset[st
             return behind  # it has more lanes than before
         if operands[0] in _EXEC and operands[1] in _EXEC:
             added.add(operands[2])
-    elif re.fullmatch(r"s_or_saveexec_b(?:32|64)", name) or name.startswith("s_mov_b") and operands[0] in _EXEC:
+    elif re.fullmatch(r"s_or_saveexec_b(?:32|64)", name) or (
+        name.startswith("s_mov_b") and operands[0] in _EXEC
+    ):
         added.add(operands[1])
     if written := use(instruction)[0]:
         behind = frozenset(one for one in behind if not sgprs(one) & written)

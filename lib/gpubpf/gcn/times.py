@@ -45,9 +45,7 @@ class Times:
         used = range(first, first + 2 * len(self.vgprs))
         lanes = f"v{self.save.vgpr}"
         lines = [f"v_writelane_b32 {lanes}, s{n}, {SAVED + n}" for n in used if self.sgpr is None]
-        lines += [
-            f"{_READ[name]} s[{at}:{at + 1}]" for name, at in zip(self.vgprs, used[::2], strict=True)
-        ]
+        lines += [f"{_READ[name]} s[{at}:{at + 1}]" for name, at in zip(self.vgprs, used[::2], strict=True)]
         lines.append("s_waitcnt lgkmcnt(0)")
         for vgpr, at in zip(self.vgprs.values(), used[::2], strict=True):
             lines += [f"v_mov_b32 v{vgpr}, s{at}", f"v_mov_b32 v{vgpr + 1}, s{at + 1}"]
@@ -74,7 +72,9 @@ def groups(
     save = times.save
     left, first = _masks(save, probe_sgprs), _masks(save, probe_sgprs) + 2
     exec_, vcc, word = ("exec", "vcc", "b64") if wave == 64 else ("exec_lo", "vcc_lo", "b32")
-    compared = "vcc" if gpu.startswith("gfx9") else "vcc_lo"  # comgr's name for it on GFX10, in waves of 64 lanes, too
+    compared = (
+        "vcc" if gpu.startswith("gfx9") else "vcc_lo"
+    )  # comgr's name for it on GFX10, in waves of 64 lanes, too
     lanes = f"s[{left}:{left + 1}]" if wave == 64 else f"s{left}"
     earliest = f"s[{first}:{first + 1}]"
     key = next(iter(times.vgprs.values()))  # the clock, if it is asked for: the finer one

@@ -70,7 +70,10 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool 
     entries = tuple(kernel.name for kernel in kernels if not names.is_of_runtime(kernel.name))
     if not placements:
         return Sidecar(refusals=refusals, entries=entries)
-    store, key = cache.default(), cache.key(_version(), data, _identity(placements), repr((refusals, virtual)))
+    store, key = (
+        cache.default(),
+        cache.key(_version(), data, _identity(placements), repr((refusals, virtual))),
+    )
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
     made = _in_child(data, placements, refusals, entries, virtual)
@@ -156,7 +159,9 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
         ((0, kernel.argument_bytes),),
         kernel.block_offset,
         kernel.block,
-        tuple(Site(site.number, name, 0, *lines.at(site.address), offset=site.offset) for site in kernel.sites),
+        tuple(
+            Site(site.number, name, 0, *lines.at(site.address), offset=site.offset) for site in kernel.sites
+        ),
         kernel.waits,
         len(kernel.sites),
         amd=AmdKernel(kernel.wave, kernel.most_threads, RegisterUse(*kernel.registers), kernel.references),

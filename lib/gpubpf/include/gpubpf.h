@@ -120,9 +120,20 @@ static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
 static void (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;
 static void (*bpf_gpu_membar)(void) = (void *)506;
-/* Helpers of this library. */
+/*
+ * Helpers of this library. A warp has 32 lanes; a wave of an AMD GPU has 32 or 64. A text that names GPU_LANES or gpu_mask is compiled
+ * once more for AMD GPUs, with 64 lanes; another one works in waves of 32 lanes, or if it does not look at lanes.
+ */
+#ifndef GPU_LANES
+#define GPU_LANES 32
+#endif
+#if GPU_LANES > 32
+typedef u64 gpu_mask; /* of lanes; bit 0 is lane 0 */
+#else
+typedef u32 gpu_mask;
+#endif
 static void (*gpu_grid_dim)(u64 *x, u64 *y, u64 *z) = (void *)601;
-static u32 (*gpu_lane)(void) = (void *)602; /* 0 to 31 */
+static u32 (*gpu_lane)(void) = (void *)602; /* 0 to GPU_LANES - 1 */
 static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block */
 static u32 (*gpu_sm)(void) = (void *)604;
 static u64 (*gpu_clock)(void) = (void *)605;         /* clock64 of this multiprocessor */
@@ -134,17 +145,17 @@ static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this pr
 /* How often addresses had been reused for another allocation before this launch: (address, epoch) identifies an allocation. */
 static u64 (*gpu_epoch)(void) = (void *)614;
 static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* number of bits that are set */
-static u32 (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes with a lower number than this one */
+static gpu_mask (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes with a lower number than this one */
 /* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
-static u32 (*gpu_first)(u32 lanes) = (void *)617;
+static u32 (*gpu_first)(gpu_mask lanes) = (void *)617;
 
 /*
  * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. Behind a
  * branch, the active lanes are those that took it. So the compiler must not merge two calls, or duplicate one.
  */
-static u32 (*gpubpf_active)(void) = (void *)608;
-static u32 (*gpubpf_match)(u64 value) = (void *)610;
-static u32 (*gpubpf_ballot)(u64 predicate) = (void *)611;
+static gpu_mask (*gpubpf_active)(void) = (void *)608;
+static gpu_mask (*gpubpf_match)(u64 value) = (void *)610;
+static gpu_mask (*gpubpf_ballot)(u64 predicate) = (void *)611;
 static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
 
 #define GPUBPF_HERE(_type, _call)                              \
@@ -155,12 +166,12 @@ static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
         _gpubpf_found;                                         \
     })
 /* Mask of the active lanes. */
-#define gpu_active() GPUBPF_HERE(u32, gpubpf_active())
+#define gpu_active() GPUBPF_HERE(gpu_mask, gpubpf_active())
 /* Mask of the active lanes with the same value, a u64. */
-#define gpu_match(_value) GPUBPF_HERE(u32, gpubpf_match(_value))
+#define gpu_match(_value) GPUBPF_HERE(gpu_mask, gpubpf_match(_value))
 /* Mask of the active lanes whose predicate is not 0. */
-#define gpu_ballot(_predicate) GPUBPF_HERE(u32, gpubpf_ballot(_predicate))
-/* The value, a u64, of that lane (modulo 32). Any number, if that lane is not active. */
+#define gpu_ballot(_predicate) GPUBPF_HERE(gpu_mask, gpubpf_ballot(_predicate))
+/* The value, a u64, of that lane (modulo GPU_LANES). Any number, if that lane is not active. */
 #define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
 
 #define gpu_puts(_text)                               \

@@ -104,9 +104,9 @@ define internal void @gpubpf.membar() alwaysinline {
   ret void
 }
 """
-# Helpers whose results the verifier takes to be of at most 32 lanes.
+# Helpers whose results or arguments are lanes.
 _OF_LANES = frozenset(
-    map(number_of, ("gpu_lane", "gpu_active", "gpu_match", "gpu_ballot", "gpu_lanes_below", "gpu_first"))
+    {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
 # s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
 # engine in bits 8 to 14. HW_ID1, from GFX10 on, has the workgroup processor in bits 10 to 13.
@@ -162,7 +162,9 @@ class WaveProgram:
     @property
     def times(self) -> tuple[str, ...]:
         """Which of `TIMES` it is given."""
-        return tuple(time for time in TIMES if any((a.kind, a.field) == ("time", time) for a in self.arguments))
+        return tuple(
+            time for time in TIMES if any((a.kind, a.field) == ("time", time) for a in self.arguments)
+        )
 
 
 @dataclass(frozen=True)
@@ -177,10 +179,11 @@ class Probe:
 def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
     """Return a verified device program in LLVM IR for waves of 32 or 64 lanes. Raises VerifyError."""
     used = {call.helper for call in checked.calls.values()}
-    if wave == 64 and (lanes := used & _OF_LANES):
+    if wave > program.lanes and (lanes := used & _OF_LANES):
         name = HELPERS[min(lanes)].name
         raise VerifyError(
-            f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only; this GPU's waves have 64"
+            f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only, and this GPU's waves have 64;"
+            " use gpu_mask and GPU_LANES in the C text"
         )
     module = ir.lower(program, checked, _backend(wave, checked.function.point == "exit"))
     # What has no address space of its own is private memory, which is dissolved into registers.

@@ -244,8 +244,10 @@ class HelperCalls(Emitter):
     def first(self, call: CheckedCall, operand: str) -> str:
         """Compare the lane's number, not a mask: then ptxas knows that only one lane goes on, and does not reduce over lanes before
         each atomic operation."""
-        self.declared.add("declare i32 @llvm.cttz.i32(i32, i1)")
-        lowest = self.value(f"call i32 @llvm.cttz.i32(i32 {self.low(self.get(1))}, i1 true)")
+        kind, mask = ("i32", self.low(self.get(1))) if self.program.lanes == 32 else ("i64", self.get(1))
+        self.declared.add(f"declare {kind} @llvm.cttz.{kind}({kind}, i1)")
+        lowest = self.value(f"call {kind} @llvm.cttz.{kind}({kind} {mask}, i1 true)")
+        lowest = lowest if kind == "i32" else self.low(lowest)
         lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 

@@ -145,6 +145,11 @@ def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
     return nvptx.lower(program, checked), release
 
 
+def is_by_lanes(text: str) -> bool:
+    """Return whether a C text asks how many lanes there may be. Then WIDE makes another text of it, for AMD GPUs."""
+    return any(word in text for word in ("GPU_LANES", "gpu_mask"))
+
+
 def find_prebuilt(text: str) -> dict[str, Any] | None:
     """Return the prebuilt file of exactly this C text and the headers of this package, or None."""
     try:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-WARP = 32
+from gpubpf.agent.definitions import WARP
 
 By = Literal["thread", "lane", "warp", "block"]
 Index = tuple[int, int, int]

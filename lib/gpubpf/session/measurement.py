@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import HostArgument, Place, Unit
+from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
@@ -93,7 +93,7 @@ class Plan:
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
     accesses: programs run at memory accesses, so the summary counts the accesses that cannot be probed.
-    amd: kernels of AMD GPUs are measured, too.
+    amd: kernels of AMD GPUs are measured, too; amd_definitions: the maps as programs for them have them.
     owns_process: this Python process runs nothing but the session, so the session may drop privileges that it no longer needs.
     """
 
@@ -110,6 +110,7 @@ class Plan:
     host: Host | None = None
     accesses: bool = False
     amd: bool = False
+    amd_definitions: Sequence[MapDefinition] = ()
     owns_process: bool = False
 
 
@@ -154,6 +155,7 @@ class Measurement:
         self.amd = plan.amd
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
+        self._amd_definitions = [d for d in plan.amd_definitions if d.kind != PARAM] or self.definitions
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
         self.matches = plan.matches or _every_kernel
@@ -184,6 +186,14 @@ class Measurement:
         self.drain_soon = False  # logs or rings fill quickly, so read them again soon
         self.missed: dict[str, list[tuple[int, str]]] = {}  # reason → (pid, comm) of untraced processes
         self._noted: set[str] = set()  # texts that `note_once` has shown
+
+    def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
+        """Return the maps that a process has, by number. Only the sizes of values and arrays depend on the vendor of its GPU."""
+        return self._amd_definitions if vendor == Vendor.AMD else self.definitions
+
+    def maps_of(self, vendor: Vendor) -> list[protocol.MapSpec]:
+        """Return how the agent makes these maps."""
+        return [self._spec(d) for d in self.definitions_of(vendor)]
 
     def all_processes(self) -> list[TracedProcess]:
         """Return a copy of the list of processes, to iterate over without the lock."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import DrainFlag, Place, SnapshotFlag
+from gpubpf.agent.definitions import WARP, DrainFlag, Place, SnapshotFlag
 from gpubpf.ebpf import maps
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
@@ -50,13 +50,15 @@ def _instances_of(
     number: int,
 ) -> list[Instance]:
     """Return the instances of map `number` in one snapshot of a context."""
-    definition, snapshot = measurement.definitions[number], stored.snapshot
+    definition, snapshot = measurement.definitions_of(process.vendor)[number], stored.snapshot
     counters = process.counters()[0] if registers else []
     found = []
     for instance in snapshot.instances:
         name = process.names.get(instance.slot, "")
         for array in instance.arrays:
-            if array.map != number or not _size_is_valid(definition, instance, array):
+            if array.map != number or not _size_is_valid(
+                definition, instance, array, process.waves.get(name)
+            ):
                 continue
             raw = stored.read(array.size, array.offset)
             if len(raw) != array.size:
@@ -88,7 +90,7 @@ def _instances_of(
 
 
 def _size_is_valid(
-    definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart
+    definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart, wave: int | None
 ) -> bool:
     """Return whether an array has as many units as its launch shape, and the size that follows from that. The shape must be possible:
     then its extents are in proportion to the array's memory, and tools may make arrays of them."""
@@ -100,19 +102,19 @@ def _size_is_valid(
         except protocol.Malformed:
             return False
     else:
-        units = _units(definition, instance)
+        units = _units(definition, instance, wave or WARP)
         if array.capacity != units or units > maps.MAX_THREADS:
             return False
     return array.size == maps.storage_size(definition, array.capacity)
 
 
-def _units(definition: MapDefinition, instance: protocol.InstancePart) -> int:
+def _units(definition: MapDefinition, instance: protocol.InstancePart, warp: int) -> int:
     """Return how many units (threads, warps, blocks) the map has for an instance; 0: it is not by shape."""
     blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
     kind = maps.SHAPED.get(definition.kind)
     return {
         "thread": blocks * threads,
-        "warp": blocks * ((threads + 31) // 32),
+        "warp": blocks * -(-threads // warp),
         "block": blocks,
         "instance": 1,
     }.get(kind or "", 0)

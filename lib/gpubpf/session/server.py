@@ -362,7 +362,7 @@ class Server:
             or self._measurement.agent_config.maps[place.map].place != place.place
         ):
             raise protocol.Malformed("a ring that was not requested")
-        definition = self._measurement.definitions[place.map]
+        definition = self._measurement.definitions_of(process.vendor)[place.map]
         granted, needed = (
             self._measurement.ring_size(definition),
             place.capacity * place.shards * place.stride,

@@ -237,7 +237,7 @@ def _lost(measurement: Measurement) -> int:
         lost += sum(bounds) + (launches if counted or not bounds else 0)
     with measurement.lock:
         lost += sum(
-            _lost_in_maps(measurement, stored)
+            _lost_in_maps(measurement, p, stored)
             for p in measurement.processes
             for stored in p.snapshots.values()
         )
@@ -259,7 +259,7 @@ def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[
         yield definition.name, received, known, max(known, most)
 
 
-def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
+def _lost_in_maps(measurement: Measurement, process: TracedProcess, stored: StoredSnapshot) -> int:
     """Return what the maps of a snapshot counted as lost because they were full."""
     lost, snapshot = 0, stored.snapshot
     places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
@@ -267,7 +267,7 @@ def _lost_in_maps(measurement: Measurement, stored: StoredSnapshot) -> int:
     for number, offset, size in places:
         if number >= len(measurement.definitions):
             continue
-        definition = measurement.definitions[number]
+        definition = measurement.definitions_of(process.vendor)[number]
         if definition.kind in maps.SHAPED:  # the last value counts the losses
             if size < definition.value_size:
                 continue

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,14 @@ CUPTI_STAND_IN = (
 )
 
 
+@dataclass(frozen=True)
+class ForAmd:
+    """What a measurement needs for AMD GPUs: the attachments, made when they are needed, and the maps as these programs have them."""
+
+    attachments: Callable[[], Sequence[AmdAttachment]]
+    definitions: Sequence[MapDefinition]
+
+
 def trace(
     args: argparse.Namespace,
     attachments: Callable[[], Sequence[Attachment]],
@@ -47,7 +56,7 @@ def trace(
     follow: Follow | None = None,
     host: Callable[[Callable[[str], None], bool], Host | None] = lambda note, virtual: None,
     accesses: bool = False,
-    amd_attachments: Callable[[], Sequence[AmdAttachment]] | None = None,
+    amd: ForAmd | None = None,
 ) -> Session:
     """Return the session that a tool's command line asks for. Raises SessionError.
 
@@ -57,10 +66,10 @@ def trace(
     follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
     host: make the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
-    amd_attachments: make the same programs for AMD GPUs; None: kernels of AMD GPUs are not measured.
+    amd: the same for AMD GPUs; None: their kernels are not measured.
     """
     lowered = functools.cache(attachments)
-    for_amd = functools.cache(amd_attachments or (lambda: ()))
+    for_amd = functools.cache(amd.attachments if amd else (lambda: ()))
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
         note(f"attached to {pid} ({comm})")
@@ -103,7 +112,7 @@ def trace(
             out.record(type="watching", ts_ns=ts_ns)
 
     targets = _targets(args)
-    chosen = _device(args, amd_attachments is not None)
+    chosen = _device(args, amd is not None)
     wanted = tuple(args.kernel)
     plan = Plan(
         chosen,
@@ -117,7 +126,8 @@ def trace(
         follow=_follow(args, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
-        amd=amd_attachments is not None,
+        amd=amd is not None,
+        amd_definitions=amd.definitions if amd else (),
         owns_process=getattr(args, "alone", False),
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)

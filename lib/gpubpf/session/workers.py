@@ -427,7 +427,7 @@ def _welcome(
     clock_kernels: Callable[[int], Mapping[int, bytes]],
 ) -> None:
     """See `BackgroundWork.welcome`."""
-    config = measurement.agent_config
+    config = dataclasses.replace(measurement.agent_config, maps=measurement.maps_of(process.vendor))
     if config.log_records:
         config = dataclasses.replace(config, clock_kernels=clock_kernels(process.driver_cuda))
     try:

@@ -46,7 +46,7 @@ class HelperCall:
         arguments = sorted(enumerate(self.helper.arguments, 1), key=lambda one: one[1].kind not in _FIRST)
         for register, argument in arguments:
             _CHECKS[argument.kind](self, register, argument)
-        result = self._result(self.helper.result)
+        result = self._result(self.helper.result_in(self.machine.program.lanes))
         state = self.state
         place = (state.chain, state.pc)
         name = self.map.name if self.map else ""

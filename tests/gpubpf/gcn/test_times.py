@@ -131,7 +131,9 @@ def test_what_is_kept_is_enough(
         """All but those that end a stretch in which functions save registers of all lanes, also of those that have left."""
         writing = [one for one in body.instructions if writes_exec(one)]
         before = [None, *writing]
-        return [one.address for one, last in zip(writing, before, strict=False) if not last or not whole(last)]
+        return [
+            one.address for one, last in zip(writing, before, strict=False) if not last or not whole(last)
+        ]
 
     def whole(one: GcnInstruction) -> bool:
         return "_or_saveexec" in one.name and one.operands.endswith(", -1")

@@ -103,7 +103,7 @@ void handle(Connection &c, Frame &frame) {
 void serve(Connection &c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-hsa");
-    uint64_t read_up_to = 0;  // launches
+    uint64_t read_up_to = 0, pumps = 0;  // launches; how often `pump` of them have begun
     for (uint32_t finished = 0; c.socket.is_ours() && c.wake.is_ours();) {
         pollfd files[2] = {{c.socket.number, POLLIN, 0}, {c.wake.number, POLLIN, 0}};
         if (poll(files, 2, -1) < 0 && errno != EINTR) break;
@@ -128,6 +128,9 @@ void serve(Connection &c) {
             std::lock_guard<std::mutex> hold(c.using_rocr);
             for (auto &gpu : agent.gpus)
                 if (!c.shut_down) enlarge(*gpu);
+            const uint64_t due = agent.config.pump ? agent.pumped / agent.config.pump : 0;
+            if (due != pumps && agent.live && !c.shut_down) read_maps();
+            pumps = due;
         });
         if (const uint32_t asked = c.finish_asked; asked != finished) {
             quietly([&] {
@@ -385,6 +388,11 @@ void Agent::wake() {
     const uint64_t one = 1;
     Connection *c = connection;
     if (c && c->wake.is_ours() && write(c->wake.number, &one, sizeof one) < 0) return;
+}
+
+void Agent::launched() {
+    if (config.pump && pumped.fetch_add(1, std::memory_order_relaxed) % config.pump == config.pump - 1)
+        wake();
 }
 
 void Agent::finish(uint32_t wait_ms) {

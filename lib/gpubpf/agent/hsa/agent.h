@@ -170,6 +170,9 @@ struct Agent {
     // Asks for the copies of a module whose image is in `file`, and waits as long as the tool says that it works on it.
     std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
     void wake();  // makes the service thread look for work
+    // Counts an instrumented launch. The service thread reads the maps each time Config::pump of them have begun.
+    void launched();
+    std::atomic<uint64_t> pumped{0};
     // Sends everything before the process ends. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
 };
@@ -219,6 +222,7 @@ bool prepare(Gpu &gpu);  // makes the maps, once
 bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
 void enlarge(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
+void read_maps();  // without being asked, and without waiting for kernels
 
 // --- clock.cpp ---
 

@@ -120,6 +120,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     for (uint32_t extent : shape) threads *= extent;
     add(kernel.slot->threads, threads);
     add(kernel.slot->instrumented);
+    agent.launched();
     return kInstrumented;
 }
 

@@ -306,6 +306,10 @@ void enlarge(Gpu &gpu) {
     if (wanted && !add_pool(gpu, 2 * wanted)) add_pool(gpu, wanted);
 }
 
+void read_maps() {
+    for (auto &gpu : agent.gpus) snapshot(*gpu, 0, 0, false);
+}
+
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (virtual_clock()) agent.control->ended_ns = now_ns();
     for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings);
