@@ -80,7 +80,7 @@ def build(text: str) -> dict[str, Any]:
 
 
 def texts(tool: Path) -> dict[Path, str]:
-    """Return the prebuilt files of a tool with the text of each: that of its PROGRAM, and where it counts lanes that for 64 of them."""
+    """Return the prebuilt files of a tool, each with its text: PROGRAM, and if that asks for the number of lanes, the text for 64."""
     text = program_text(tool)
     if text is None:
         return {}
@@ -89,7 +89,7 @@ def texts(tool: Path) -> dict[Path, str]:
 
 
 def fragments(program: Program) -> dict[str, Any]:
-    """Return the lowered device programs of a text as JSON values. Those for 64 lanes are for AMD GPUs, and lowered when they are used."""
+    """Return the lowered device programs of a text as JSON values. Those for 64 lanes are lowered when they are used."""
     if program.lanes != 32:
         return {}
     return {f.name: nvptx.lower(program, check(program, f)).to_json() for f in program.device_functions}

@@ -88,8 +88,8 @@ class Use:
 class Helper:
     """A helper. `name` is what programs call in C. `device` and `native`: its use on that side, None where it does not exist.
 
-    `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in warps of 64 lanes,
-    where it differs.
+    `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in
+    warps of 64 lanes, where it differs.
     `real_time`: it tells the real time, also where the measurement's clock is virtual.
     """
 

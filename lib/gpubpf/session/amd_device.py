@@ -37,7 +37,8 @@ def choose(
 
     `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU, the device is built, and `program`,
     the command's first word, has no code for other GPUs only. The device is a GPU for which the program has code, unless HIPSIM_GPU
-    names one. Raises SessionError if the device that was asked for cannot be used. virtual: the embedded device gets its virtual clock.
+    names one. Raises SessionError if the device that was asked for cannot be used. virtual: the embedded device gets its
+    virtual clock.
     """
     built = (hipsim.LIBRARIES / "libhsakmt.so.1").exists()
     if wanted == "gpu":

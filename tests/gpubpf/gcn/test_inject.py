@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hipsim_engine
-from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import ImageError, VerifyError
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
@@ -267,15 +267,18 @@ def test_compute_units(device: Device, built: Path, program: Program, gpu: str) 
 
 def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, program: Program) -> None:
     code = CodeObject(built.read_bytes())
-    if code.kernels[0].descriptor.wave == 64:
+    wave = code.kernels[0].descriptor.wave
+    if wave == 64:
         with pytest.raises(VerifyError, match="gpu_lane, which is verified for 32 lanes only"):
             lowered(program, "on_lane", 64)
-        return
+        program = compiled(WIDE + TEXT)
     made = injected(code, program, "on_lane")
-    shape = ((80, 1, 1), (40, 1, 1))  # the second wave of each block has 8 lanes
+    shape = ((80, 1, 1), (40, 1, 1))  # the second wave of 32 in each block has 8 lanes
     rest = block_arguments(made, "none", 0, shape, {"lanes": "l"})
     found = device.run(made.image, "none", rest, shape, {"l": np.zeros(81, np.uint64)})["l"]
     block = [32 << 32 | 103 << 16 | 8] * 32 + [8 << 32 | 103 << 16 | 2] * 8
+    if wave == 64:
+        block = [40 << 32 | 103 << 16 | 10] * 40
     assert found.tolist() == [*block, *block, 0]
 
 

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 import hipsim_engine
-from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.bytecode import WIDE, Program
+from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.gcn import inject as injecting
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
 from gpubpf.gcn.kernel_code import KernelCode, read, writes_exec
 from gpubpf.gcn.leaving import leaving
+from gpubpf.session.launch_shape import Shape
+from gpubpf.tools import kernelretsnoop
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import Engine, assemble, kernel
@@ -192,6 +196,64 @@ def test_times_of_lanes(tmp_path: Path, program: Program) -> None:
         ("s_mov_b64", "exec, vcc"),
         ("s_endpgm", ""),
     ]
+
+
+def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: Program) -> None:
+    """What kernelretsnoop's program adds up on the GPU is what the times of single threads say. Lanes 40 and above are late, too."""
+    code = CodeObject(built.read_bytes())
+    shape = ((1280, 1, 1), (256, 1, 1))
+    launch = Shape((5, 1, 1), shape[1], next(k for k in code.kernels if k.name == "scale").descriptor.wave)
+    _, left, _ = clocked.lefts(
+        timed(code, program, "scale"), "scale", ["x", "u32 1100"], 12, shape, content("scale")
+    )
+    singly = Exits(launch)
+    records = np.zeros(
+        launch.threads, [("clock", "<u8"), ("time", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]
+    )
+    records["thread"] = np.arange(launch.threads)
+    records["clock"], records["site"] = (
+        left["clock"] + 1000,
+        [number_of(left["site"], site) for site in left["site"]],
+    )
+    records["time"] = records["clock"] * 3
+    assert singly.take_records(records, CycleLength(3.0))
+
+    made = compiled(WIDE + kernelretsnoop.PROGRAM)
+    placement = GcnPlacement(lowered(made, "on_exit", launch.warp), "exit")
+    found = inject(code, {"scale": [placement]}, virtual=True)
+    rest = block_arguments(found, "scale", 12, shape, {"warps": "w", "blocks": "b", "lateness": "t"})
+    block = found.kernels["scale"].block
+    words = rest[-block.size // 8 :]
+    words[0] = "u64 5"  # the launch's number
+    units = {"warps": launch.blocks * launch.warps, "blocks": launch.blocks, "lateness": 1}
+    for name, at in block.capacities.items():
+        words[at // 8] = f"u64 {units[name]}"
+    assert block.tick is not None
+    words[block.tick // 8] = f"u64 {TICK}"
+    sizes = {name: maps.storage_size(made.maps[name], units[name]) for name in units}
+    buffers = {"x": content("scale")}
+    buffers |= {
+        name[0] if name != "lateness" else "t": np.zeros(size, np.uint8) for name, size in sizes.items()
+    }
+    clocked.run(found.image, "scale", ["x", "u32 1100", *rest[: -block.size // 8], *words], shape, buffers)
+    warps, blocks, late = (
+        maps.decode(made.maps[name], clocked.engine.get(short, np.uint8).tobytes(), units[name])
+        for name, short in (("warps", "w"), ("blocks", "b"), ("lateness", "t"))
+    )
+    summed = Exits(launch)
+    summed.take_maps(warps, blocks, CycleLength(3.0))
+    reports = [
+        ExitReport.of(singly, 1, CycleLength(3.0)),
+        ExitReport.of(summed, 1, CycleLength(3.0), LaneLateness.of_maps(late, blocks)),
+    ]
+    one, other = ([(lane.number, lane.exits, lane.late) for lane in report.lanes] for report in reports)
+    assert one == other and len(one) == launch.warp
+    assert reports[0].warp == reports[1].warp and reports[0].block == reports[1].block
+    assert reports[0].complete == reports[1].complete == 1 and reports[0].warp.max > 0
+
+
+def number_of(sites: np.ndarray, site: int) -> int:
+    return int(np.searchsorted(np.unique(sites), site))
 
 
 def test_groups_come_in_order(clocked: Clocked, built: Path, program: Program) -> None:
