@@ -26,7 +26,7 @@ suites:
   samples       the same for NVIDIA's cuda-samples
   samples12     the same for samples of release 12.5 that later releases do not have
   hecbench      the same for HeCBench
-  hecbench-hip  HIP programs of HeCBench, built with hipcc, plain, under hipsnoop and under threadhist
+  hecbench-hip  HIP programs of HeCBench, built with hipcc, plain and under each tool for HIP
   programs      CUDA programs that you built: each executable in DIR, plain and under each tool
 
 examples:
