@@ -256,11 +256,19 @@ def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: 
 
     times = (f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
     columns = ("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, "lane", "exits", *times, "site", "source")
-    rows = []
+    rows, common = [], kernel.record()
+    owner = [common[name] for name in ("pid", "comm", "gpu", "kernel", "grid", "block_dim")]
     for lane in exits.lanes:
         record = lateness.lane_record(lane, sites)
         late = tuple(record["late_ns"].values())
-        cells = (*kernel.record().values(), lane.number, lane.exits, late, record["site"], record["source"])
+        cells = (
+            *owner,
+            lane.number,
+            lane.exits,
+            late,
+            record["site"],
+            record["source"],
+        )
         rows.append(cells)
     results.table(columns, rows)
 

@@ -171,8 +171,8 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
 
     instance, shape = counts.instance, counts.shape
     threads = counts.grouped("thread")
-    common = {"pid": instance.pid, "comm": instance.comm, "gpu": instance.gpu, "kernel": instance.kernel}
-    common |= {"grid": shape.grid, "block_dim": shape.block_dim}
+    common = {"pid": instance.pid, "comm": instance.comm, "gpu": instance.gpu, **shape.vendor()}
+    common |= {"kernel": instance.kernel, "grid": shape.grid, "block_dim": shape.block_dim}
     written = 0
     if args.by == "thread" or args.top is None:
         order = chosen_threads(instance.kernel, threads, args, results)

@@ -224,6 +224,8 @@ def test_json_has_every_thread_then_the_kernel_then_the_summary(show):
         "pid": 1234,
         "comm": "vectoradd",
         "gpu": 0,
+        "vendor": "nvidia",
+        "wave": 32,
         "kernel": "vectorAdd",
         "grid": [1, 1, 1],
         "block_dim": [5, 1, 1],

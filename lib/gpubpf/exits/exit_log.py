@@ -433,7 +433,6 @@ def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns, l
 
 def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> bytes:
     """Return lines of JSON or CSV."""
-    name = names.demangle(kernel.mangled).short
     thread = records["thread"].astype(np.int64)
     own = thread % kernel.shape.block_size
     numbers = (
@@ -445,10 +444,9 @@ def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> b
     )
     columns = (*numbers, records["sm"], records["site"])
     if form == "csv":
-        middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, name))},".encode()
+        middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, names.demangle(kernel.mangled).short))},".encode()
         return bulk_text.joined((b"", middle, *[b","] * 10, b"\n"), columns)
-    common = {"pid": kernel.pid, "comm": kernel.comm, "gpu": kernel.gpu, "kernel": name}
-    head = json.dumps({"type": "exit", **common}, separators=(",", ":"))[:-1].encode()
+    head = json.dumps({"type": "exit", **kernel.event()}, separators=(",", ":"))[:-1].encode()
     texts = [head + b',"ts_ns":', b',"launch":', b',"block":[', b",", b",", b'],"thread":[', b",", b","]
     texts += [b'],"warp":', b',"lane":', b',"sm":', b',"site":', b"}\n"]
     return bulk_text.joined(texts, columns)

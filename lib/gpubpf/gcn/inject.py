@@ -27,7 +27,7 @@ from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.kernel_code import KernelCode, MovedCode, read, words
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
-from gpubpf.gcn.times import UNTIMED_EXIT, Times, untimed
+from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT, Times
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
@@ -35,7 +35,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 _MOST_SGPRS, _MOST_VGPRS = 102, 256
 _TO = f"s[{amdgcn.BACK}:{amdgcn.BACK + 1}]"  # the registers of a jump
 _AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
-_BRANCH_IF_SET, _END = 0xBF850000, 0xBF810000  # s_cbranch_scc1, s_endpgm
+_NOP, _BRANCH_IF_SET, _END = 0xBF800000, 0xBF850000, 0xBF810000  # s_nop, s_cbranch_scc1, s_endpgm
 _PAGE = 4096
 _ENTRY = 256  # alignment of a kernel's first instruction
 _NEAR = 1 << 17  # bytes that s_branch reaches
@@ -289,10 +289,15 @@ class _Writer:
                 added[place.address] = added.get(place.address, b"") + self._keep(place.number)
         if self._body.inside_indexing & added.keys():
             raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
-        if self._virtual:
-            begin, end = (self._assemble([mark]) for mark in untimed([]))
-            added = {address: begin + content + end for address, content in added.items()}
+        leaves = {place.address for place in sites}
+        for address, content in added.items():
+            begin = self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
+            added[address] = begin + content + self._mark(UNTIMED_END)
         return added
+
+    def _mark(self, mark: int) -> bytes:
+        """Return an instruction that does nothing, by which hipsim knows what is not the kernel's; only for its virtual clock."""
+        return struct.pack("<I", _NOP | mark) if self._virtual else b""
 
     def _keep(self, number: int) -> bytes:
         """Return the code with which lanes keep the time, and that they are at place `number`."""
@@ -301,9 +306,9 @@ class _Writer:
     def _add_prologue(self) -> int:
         """Add what comes before the copy, and room to where the copy is to lie. Return the address."""
         added, save, start, at_entry = self._added, self._save, self._start, self._entry
-        begin, end = (self._assemble([mark]) for mark in untimed([])) if self._virtual else (b"", b"")
+        end = self._mark(UNTIMED_END)
         added.align(_ENTRY)
-        entry = added.add(begin + self._assemble([start.prologue(save, self._wave)]))
+        entry = added.add(self._mark(UNTIMED_BEGIN) + self._assemble([start.prologue(save, self._wave)]))
         if at_entry is not _NONE:
             lines = keep(start, at_entry.vgprs) + site(save, self._wave, 0, self._block_offset)
             added.add(self._assemble(lines))
@@ -324,8 +329,7 @@ class _Writer:
         for number, exit_ in enumerate(self._body.exits if self._exit is not _NONE else ()):
             here, place = sites_at + len(texts), copy.places[exit_.address]
             copy.content[place - at : place - at + 4] = _branch(place, here)
-            if self._virtual:
-                texts += self._assemble([f"s_nop {UNTIMED_EXIT:#x}"])
+            texts += self._mark(UNTIMED_EXIT)
             if self._exit.times:
                 texts += self._site_of_groups(number, sites_at + len(texts))
             else:
@@ -373,7 +377,7 @@ def _address(at: int, to: int) -> list[str]:
 
 def _append(code: CodeObject, image: bytearray, added: _Code) -> None:
     """Append what was added as a segment, in place of the program header PT_GNU_STACK. Raises ImageError without one."""
-    added.content += struct.pack("<I", 0xBF800000) * (_PADDING // 4)  # s_nop
+    added.content += struct.pack("<I", _NOP) * (_PADDING // 4)  # s_nop
     image += bytes(-len(image) % _PAGE)
     table, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]
     for number in range(count):

@@ -13,16 +13,12 @@ from gpubpf.gcn.start import SAVED, Save, arrive, give
 from gpubpf.lower import amdgcn
 from gpubpf.lower.launch_block import align
 
-# On hipsim's virtual clock, what lies between the first two takes no time. The last begins what stands in place of the kernel's end.
-UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800
+# On hipsim's virtual clock, what lies between the first two takes no time. The others begin what stands before an instruction at
+# which lanes leave, or in place of the kernel's end: clocks show the time behind that.
+UNTIMED_BEGIN, UNTIMED_END, UNTIMED_BEFORE, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800, 0x6880
 _READ = {"clock": "s_memtime", "globaltimer": "s_memrealtime"}
 _NUMBER = 0x12345678  # any number that is written as a literal
 _MASKS = 4  # SGPRs of the lanes that are left, and of the earliest time
-
-
-def untimed(lines: Sequence[str], begin: int = UNTIMED_BEGIN) -> list[str]:
-    """Return the text between marks for hipsim."""
-    return [f"s_nop {begin:#x}", *lines, f"s_nop {UNTIMED_END:#x}"]
 
 
 @dataclass(frozen=True)

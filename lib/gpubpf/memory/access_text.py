@@ -54,13 +54,7 @@ class AccessPrinter:
 
     def _json(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place = accesses.place
-        common = {
-            "pid": place.pid,
-            "comm": place.comm,
-            "gpu": place.gpu,
-            "kernel": names.demangle(place.mangled).short,
-        }
-        head = json.dumps({"type": "access", **common}, separators=(",", ":"))[:-1].encode()
+        head = json.dumps({"type": "access", **place.event()}, separators=(",", ":"))[:-1].encode()
         stamp = b',"ts_ns":' if self._timed else b""
         unknown = b"null" if self._timed else b""
         texts = [b',"site":', b',"op":"', b'","space":"', b'","address":"0x', b'","width":']

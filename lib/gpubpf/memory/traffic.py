@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.agent.definitions import WARP
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.session import kernel_shapes
 
@@ -219,7 +220,8 @@ class KernelTraffic:
 
     def place(self) -> dict[str, Any]:
         """Return the fields that every JSON record about the kernel has."""
-        return {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, "kernel": self.kernel}
+        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, "vendor": "nvidia", "wave": WARP}
+        return where | {"kernel": self.kernel}
 
     def record(self) -> dict[str, Any]:
         """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""

@@ -48,11 +48,14 @@ class KernelShape:
     def shape(self) -> Shape:
         return Shape(self.grid, self.block_dim, self.wave)
 
+    def event(self) -> dict[str, Any]:
+        """Return the fields that every JSON record about something that happened in it has."""
+        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.shape.vendor()}
+        return where | {"kernel": names.demangle(self.mangled).short}
+
     def record(self) -> dict[str, Any]:
         """Return the fields that every JSON record about it has."""
-        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu}
-        kernel = names.demangle(self.mangled).short
-        return where | {"kernel": kernel, "grid": self.grid, "block_dim": self.block_dim}
+        return self.event() | {"grid": self.grid, "block_dim": self.block_dim}
 
 
 class KernelShapes:

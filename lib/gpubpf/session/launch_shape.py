@@ -38,6 +38,10 @@ class Shape:
         """What the vendor calls a warp."""
         return "wave" if self.wave else "warp"
 
+    def vendor(self) -> dict[str, object]:
+        """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
+        return {"vendor": "amd" if self.wave else "nvidia", "wave": self.warp}
+
     @property
     def sm_word(self) -> str:
         """What the vendor calls a multiprocessor."""

@@ -1,4 +1,5 @@
-"""Which process and GPU a row of a table belongs to: columns PID and COMM for several processes, GPU for several GPUs.
+"""Which process and GPU a row of a table belongs to: columns PID and COMM for several processes, GPU for several GPUs. With GPUs of
+both vendors, the latter names the vendor, too.
 
     owners = OwnerColumns(session.several)
     owners.see(rows)                          # anything with pid, comm and gpu
@@ -49,15 +50,17 @@ class OwnerColumns:
         self.asked = asked
         # At most two of each are kept: more make no difference.
         self._processes: set[tuple[int, str]] = set()
-        self._gpus: set[int] = set()
+        self._gpus: set[tuple[str, int]] = set()
+        self._vendors: set[str] = set()
 
     def see(self, rows: Iterable[Owned]) -> OwnerColumns:
         """Take note of rows that will be shown. Returns itself."""
         for row in rows:
             if len(self._processes) < 2:
                 self._processes.add((row.pid, row.comm))
+            self._vendors.add(_vendor(row))
             if len(self._gpus) < 2:
-                self._gpus.add(row.gpu)
+                self._gpus.add((_vendor(row), row.gpu))
         return self
 
     @property
@@ -78,7 +81,10 @@ class OwnerColumns:
     def cells(self, row: Owned) -> dict[str, str]:
         """Return the cells of a row by column name."""
         cells = {"PID": str(row.pid), "COMM": row.comm} if self.processes else {}
-        return cells | ({"GPU": str(row.gpu)} if self.gpus else {})
+        return cells | ({"GPU": self._gpu(row)} if self.gpus else {})
+
+    def _gpu(self, row: Owned) -> str:
+        return f"{_vendor(row)} {row.gpu}" if len(self._vendors) > 1 else str(row.gpu)
 
     def columns(self, row: Owned, count: int) -> list[tuple[Column, int]]:
         """Return the same cells for `count` lines, as `bulk_text.aligned` takes them."""
@@ -86,7 +92,7 @@ class OwnerColumns:
 
         from gpubpf.show.bulk_text import Words
 
-        widths = {"PID": 7, "COMM": -8, "GPU": 3}
+        widths = {"PID": 7, "COMM": -8, "GPU": self._gpu_width}
         codes = np.zeros(count, np.intp)
         made: list[tuple[Column, int]] = []
         for name, cell in self.cells(row).items():
@@ -97,8 +103,18 @@ class OwnerColumns:
     @property
     def header(self) -> str:
         """The header above `columns`."""
-        return ("    PID COMM     " if self.processes else "") + ("GPU " if self.gpus else "")
+        return ("    PID COMM     " if self.processes else "") + (
+            f"{'GPU':>{self._gpu_width}} " if self.gpus else ""
+        )
+
+    @property
+    def _gpu_width(self) -> int:
+        return 8 if len(self._vendors) > 1 else 3
 
     def name(self, row: Owned) -> str:
         """Return the owner as words of a sentence: ``app (pid 1234)`` or ``app (pid 1234), GPU 1``."""
-        return table.process(row.comm, row.pid) + (f", GPU {row.gpu}" if self.gpus else "")
+        return table.process(row.comm, row.pid) + (f", GPU {self._gpu(row)}" if self.gpus else "")
+
+
+def _vendor(row: Owned) -> str:
+    return "AMD" if getattr(row, "wave", None) else "NVIDIA"

@@ -57,6 +57,10 @@ class ThreadCounts:
         return self.instance.gpu
 
     @property
+    def wave(self) -> int | None:
+        return self.instance.wave
+
+    @property
     def no_thread(self) -> bool:
         """Whether --block and --thread leave out all threads."""
         return self.selected is not None and not self.selected.any()

@@ -178,7 +178,8 @@ def test_lines_of_every_exit(form: str, tmp_path: Any) -> None:
     if form == "json":
         found = [json.loads(line) for line in lines]
         assert found[2] == {
-            "type": "exit", "pid": PID, "comm": 'a "b"', "gpu": 0, "kernel": "scale", "ts_ns": 10**15 + 90,
+            "type": "exit", "pid": PID, "comm": 'a "b"', "gpu": 0, "vendor": "nvidia", "wave": 32,
+            "kernel": "scale", "ts_ns": 10**15 + 90,
             "launch": 5 + (PID << 40), "block": [1, 2, 0], "thread": [7, 7, 0], "warp": 1, "lane": 31, "sm": 5, "site": 3,
         }  # fmt: skip
         assert found[1]["block"] == [1, 0, 0] and found[1]["thread"] == [1, 0, 0] and found[0]["sm"] == 131

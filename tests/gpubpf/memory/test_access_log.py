@@ -253,7 +253,8 @@ def test_lines(form: str, timed: bool, tmp_path: Path) -> None:
         records = [json.loads(line) for line in lines]
         stamp = {"ts_ns": 7} if timed else {}
         assert records[2] == stamp | {
-            "type": "access", "pid": PID, "comm": 'a "b"', "gpu": 0, "kernel": "scale", "launch": 5 | PROCESS << 40,
+            "type": "access", "pid": PID, "comm": 'a "b"', "gpu": 0, "vendor": "nvidia", "wave": 32,
+            "kernel": "scale", "launch": 5 | PROCESS << 40,
             "site": 9, "op": "store", "space": "global", "address": hex(address), "width": 4, "block": [2, 1, 0],
             "thread": [7, 7, 0], "sm": 5, "source": None, "ptx_line": None,
         }  # fmt: skip

@@ -430,8 +430,9 @@ void add_control(Adder &a) {
     });
     a.custom("s_nop", [](Wave &w, const Op &op) {
         const auto operand = static_cast<uint16_t>(op.i.simm);
-        if (operand == untimed_begin) w.pause(1);
-        else if (operand == untimed_exit) w.pause(2);
+        if (operand == untimed_begin) w.pause(1, 0);
+        else if (operand == untimed_before) w.pause(1, 1);
+        else if (operand == untimed_exit) w.pause(2, 1);
         else if (operand == untimed_end) w.resume();
     });
     a.custom("s_barrier", [](Wave &w, const Op &) {

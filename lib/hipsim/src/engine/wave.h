@@ -70,9 +70,10 @@ struct alignas(64) Wave {
     int64_t budget = 0;     // instructions left of this time slice
     int64_t remaining = 0;  // what budget was when the slice ended early
     int64_t slice = 0;
-    uint64_t time = 0;    // instructions (virtual clock: also waits) until the begin of this slice
-    bool paused = false;  // virtual clock: what runs takes no time, and the time is `paused_at`
-    uint64_t paused_at = 0;
+    uint64_t time = 0;  // instructions (virtual clock: also waits) until the begin of this slice
+    bool paused =
+        false;  // virtual clock: what runs takes no time; it is `paused_at`, and clocks show `ahead` more
+    uint64_t paused_at = 0, ahead = 0;
     uint64_t instructions = 0;
     uint64_t dpp_lanes = 0;  // lanes that the DPP instruction in progress may write
     Group *group = nullptr;
@@ -114,11 +115,12 @@ struct alignas(64) Wave {
         remaining = budget;
         budget = 0;
     }
-    uint64_t now() const { return paused ? paused_at : time + uint64_t(slice - budget); }
+    uint64_t now() const { return paused ? paused_at + ahead : time + uint64_t(slice - budget); }
     // From here on, nothing takes time. `uncounted`: how many of the instructions until now do not count, this one included.
-    void pause(uint64_t uncounted) {
+    void pause(uint64_t uncounted, uint64_t shown_ahead) {
         if (paused) return;
         paused_at = now() - uncounted;
+        ahead = shown_ahead;
         paused = true;
     }
     void resume() {
@@ -137,8 +139,10 @@ struct alignas(64) Wave {
 };
 
 // Operands of s_nop that say where code of a tool begins and ends, which takes no time on the virtual clock. A GPU uses their lower
-// bits only, which are 0. The last: where it begins in place of the kernel's end.
-constexpr uint16_t untimed_begin = 0x6700, untimed_end = 0x6780, untimed_exit = 0x6800;
+// bits only, which are 0. The last two: where it begins before an instruction, or in place of the kernel's end, and clocks show the
+// time after that.
+constexpr uint16_t untimed_begin = 0x6700, untimed_end = 0x6780, untimed_before = 0x6800,
+                   untimed_exit = 0x6880;
 
 // What waves of one workgroup share.
 struct Group {
