@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What probes cost in kernels of AMD GPUs: instructions that a wave executes more, and registers.
+
+    python3 benchmarks/amd_probes.py [FILE.md]
+
+The kernels are put into a code object by hipcc, the probes by the library, and hipsim's engine counts the instructions. No time is
+measured, so the machine need not be idle.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+
+import gpubpf_gcn  # noqa: E402
+from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
+from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
+from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
+from gpubpf.lower.programs import load  # noqa: E402
+from gpubpf.tools import kernelretsnoop, threadhist  # noqa: E402
+from hipsim_engine import GPUS, Engine  # noqa: E402
+
+SHAPE = ((1280, 1, 1), (256, 1, 1))
+KERNELS = (
+    ("none", (), 0, "empty"),
+    ("reversed", ("x",), 8, "all lanes end together"),
+    ("scale", ("x", "u32 1000"), 12, "a bound, and a loop"),
+)
+PROBES = (
+    ("threadhist", "on_exit", None, "runs only"),
+    ("threadhist", "on_exit", "instructions", ""),
+    ("kernelretsnoop", "on_exit", None, ""),
+)
+HEAD = """# Probes in kernels of AMD GPUs
+
+Instructions that a wave executes more, prologue included, and registers. Counted on hipsim, never
+on an AMD GPU; no times. The kernels have one-dimensional grids of 1,280 work-items.
+
+    python3 benchmarks/amd_probes.py benchmarks/results/amd_probes.md
+"""
+TEXTS = {"threadhist": threadhist.PROGRAM, "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, and print a table; also write it to a file, if one is named."""
+    programs = {tool: load(text).program for tool, text in TEXTS.items()}
+    lines = [
+        "| GPU | kernel | tool | per wave, without | more | VGPRs before | after |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for gpu in GPUS:
+        with tempfile.TemporaryDirectory() as place:
+            code = gpubpf_gcn.build(Path(place), gpu)
+            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), programs)
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    if arguments:
+        Path(arguments[0]).write_text(f"{HEAD}\n{text}")
+    return 0
+
+
+def rows(place: Path, gpu: str, code: CodeObject, programs: Mapping[str, Program]) -> list[str]:
+    """Return the rows of a GPU."""
+    made = []
+    engine = Engine(place, gpu=gpu)
+    for name, given, size, what in KERNELS:
+        kernel = next(each for each in code.kernels if each.name == name)
+        waves = SHAPE[0][0] // kernel.descriptor.wave
+        before = run(engine, place, code.data, name, list(given))
+        for tool, function, kind, mode in PROBES:
+            more, registers = probed(
+                engine, place, code, kernel, programs[tool], function, kind, list(given), size
+            )
+            label = f"{tool} {mode or kind or ''}".rstrip()
+            cells = (
+                gpu,
+                f"{name} ({what})",
+                label,
+                f"{before / waves:.0f}",
+                f"{(more - before) / waves:.0f}",
+                *registers,
+            )
+            made.append(f"| {' | '.join(map(str, cells))} |")
+    engine.close()
+    return made
+
+
+def probed(
+    engine: Engine, place: Path, code: CodeObject, kernel: GcnKernel, program: Program, function: str, kind: str | None,
+    given: list[str], size: int,
+) -> tuple[int, tuple[int, int]]:  # fmt: skip
+    """Return the instructions of all waves with a probe, and the VGPRs before and after."""
+    placement = GcnPlacement(gpubpf_gcn.lowered(program, function, kernel.descriptor.wave), "exit", kind)
+    made = inject(code, {kernel.name: [placement]})
+    found = made.kernels[kernel.name]
+    for name in found.block.bases:
+        engine.put(name, np.zeros(1 << 22, np.uint8))
+    rest = gpubpf_gcn.block_arguments(
+        made, kernel.name, size, SHAPE, {name: name for name in found.block.bases}
+    )
+    if (
+        "departures" in found.block.bases
+    ):  # a ring: its header says that there is no room, so a record is counted as lost
+        engine.put("departures", np.ones(1 << 22, np.uint8))
+    return run(engine, place, made.image, kernel.name, given + rest), found.registers
+
+
+def run(engine: Engine, place: Path, image: bytes, name: str, arguments: list[str]) -> int:
+    """Return how many instructions all waves execute."""
+    file = place / f"image{len(list(place.glob('image*')))}.co"
+    file.write_bytes(image)
+    engine.load(file)
+    engine.put("x", gpubpf_gcn.content(name))
+    outcome = engine.run(name, arguments, *SHAPE)
+    if outcome.fault is not None:
+        raise SystemExit(f"{name}: {outcome.fault}")
+    return outcome.instructions
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
