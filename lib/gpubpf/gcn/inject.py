@@ -16,31 +16,20 @@ The launch block lies behind the kernel's arguments: whoever launches the kernel
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gpubpf.errors import ImageError, Refusal
-from gpubpf.gcn import registers, times, work
-from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject, GcnKernel
+from gpubpf.errors import Refusal
+from gpubpf.gcn.added import PAGE, Added, append
+from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
-from gpubpf.gcn.kernel_code import KernelCode, MovedCode, read, words
-from gpubpf.gcn.leaving import leaving
-from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
-from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT, Times
+from gpubpf.gcn.kernel_code import read
+from gpubpf.gcn.kernel_writer import InjectedGcnKernel, KernelWriter, PlacedProbe
+from gpubpf.gcn.start import KEPT
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 
-_MOST_SGPRS, _MOST_VGPRS = 102, 256
-_TO = f"s[{amdgcn.BACK}:{amdgcn.BACK + 1}]"  # the registers of a jump
-_AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
-_NOP, _BRANCH_IF_SET, _END = 0xBF800000, 0xBF850000, 0xBF810000  # s_nop, s_cbranch_scc1, s_endpgm
-_PAGE = 4096
-_ENTRY = 256  # alignment of a kernel's first instruction
-_NEAR = 1 << 17  # bytes that s_branch reaches
-_PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
-_ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the original does
 # Not gfx101x, where a branch over 64 words goes wrong (LLVM: FeatureOffset3fBug), and copies have other distances.
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 
@@ -55,63 +44,12 @@ class GcnPlacement:
 
 
 @dataclass(frozen=True)
-class GcnSite:
-    """A place at which lanes leave: its number, and where its instruction is: the address, and the offset in the kernel, in bytes."""
-
-    number: int
-    address: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class InjectedGcnKernel:
-    """An instrumented kernel: the bytes of its arguments, the offset of the launch block behind them, and its sites.
-
-    references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
-    its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
-    literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other, and fewer fit at once than
-    of the original. most_threads: of a workgroup that fits. wave: lanes of a wave.
-    """
-
-    argument_bytes: int
-    block_offset: int
-    block: LaunchBlock
-    sites: tuple[GcnSite, ...]
-    references: tuple[tuple[int, int], ...]
-    registers: tuple[int, int]
-    waits: bool
-    most_threads: int
-    wave: int
-
-
-@dataclass(frozen=True)
 class GcnInjected:
     """A code object with probes. Kernels of `refusals` are as they were."""
 
     image: bytes
     kernels: Mapping[str, InjectedGcnKernel]
     refusals: Mapping[str, str]
-
-
-@dataclass
-class _Code:
-    """What is added behind the code object, from address `begin` on."""
-
-    begin: int
-    content: bytearray = field(default_factory=bytearray)
-
-    @property
-    def here(self) -> int:
-        return self.begin + len(self.content)
-
-    def align(self, to: int) -> None:
-        self.content += bytes(-self.here % to)
-
-    def add(self, code: bytes) -> int:
-        """Add code and return its address."""
-        at = self.here
-        self.content += code
-        return at
 
 
 def inject(
@@ -122,11 +60,13 @@ def inject(
     virtual: it will run on hipsim's virtual clock, where what is added is to take no time.
     """
     comgr = Comgr(code.isa)
-    added = _Code(align(code.end, _PAGE))
+    added = Added(align(code.end, PAGE))
     image = bytearray(code.data)
     made: dict[str, InjectedGcnKernel] = {}
     refusals: dict[str, str] = {}
-    known: dict[tuple[tuple[str, str, int, str | None], ...], tuple[Mapping[str, _Placed], LaunchBlock]] = {}
+    known: dict[
+        tuple[tuple[str, str, int, str | None], ...], tuple[Mapping[str, PlacedProbe], LaunchBlock]
+    ] = {}
     for kernel in code.kernels:
         placements = kernels.get(kernel.name)
         if not placements:
@@ -144,7 +84,7 @@ def inject(
                 block = launch_block([placement.program for placement in placements])
                 known[key] = _placed(code, comgr, placements, kinds, block, added), block
             mark = len(added.content)
-            writer = _Writer(code, comgr, kernel, body, kinds, added, virtual, *known[key])
+            writer = KernelWriter(code, comgr, kernel, body, kinds, added, virtual, *known[key])
             made[kernel.name], changes = writer.write()
             for offset, content in changes:
                 image[offset : offset + len(content)] = content
@@ -152,21 +92,8 @@ def inject(
             refusals[kernel.name] = str(reason)
             del added.content[mark:]
     if made:
-        _append(code, image, added)
+        append(code, image, added)
     return GcnInjected(bytes(image), made, refusals)
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """The probe of a point: where its code is, how many registers it needs, and which of `amdgcn.TIMES` it is given."""
-
-    at: int
-    sgprs: int
-    vgprs: int
-    times: tuple[str, ...] = ()
-
-
-_NONE = _Placed(0, 0, 0)
 
 
 def _placed(
@@ -175,8 +102,8 @@ def _placed(
     placements: Sequence[GcnPlacement],
     kinds: Sequence[str],
     block: LaunchBlock,
-    added: _Code,
-) -> dict[str, _Placed]:
+    added: Added,
+) -> dict[str, PlacedProbe]:
     """Add the probe of each point. Raises VerifyError."""
     found = {}
     for point in dict.fromkeys(placement.point for placement in placements):
@@ -190,202 +117,5 @@ def _placed(
         )
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
         vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 are the work-item
-        found[point] = _Placed(added.add(probe.code + back), probe.sgprs, vgprs, given)
+        found[point] = PlacedProbe(added.add(probe.code + back), probe.sgprs, vgprs, given)
     return found
-
-
-class _Writer:
-    """Writes the prologue, the copy and the sites of a kernel. Raises Refusal if there are too few registers."""
-
-    def __init__(
-        self, code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: _Code,
-        virtual: bool, probes: Mapping[str, _Placed], block: LaunchBlock,
-    ) -> None:  # fmt: skip
-        self._code, self._comgr, self._kernel, self._body = code, comgr, kernel, body
-        self._kinds, self._added, self._virtual, self._block = kinds, added, virtual, block
-        self._start, self._wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
-        self._entry, self._exit = probes.get("entry", _NONE), probes.get("exit", _NONE)
-        self._block_offset = align(kernel.descriptor.kernarg_bytes, 8)
-        self._choose_registers()
-
-    def _choose_registers(self) -> None:
-        """Choose where the prologue saves values, where work is counted, and where times are kept; and count all registers."""
-        body, start, entry, exit_ = self._body, self._start, self._entry, self._exit
-        returning = max(entry.sgprs, exit_.sgprs if exit_.times else 0)
-        first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), returning)
-        if exit_.times:
-            first = max(first, _AT_SITE)
-        save = Save(first, None)
-        needed = max(_AT_SITE, entry.sgprs, exit_.sgprs)
-        more = times.site_sgprs(save, needed) if exit_.times else first + SAVED
-        sgprs = max(more, needed)
-        vgprs = (
-            max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
-        )
-        if exit_.times:
-            vgprs = max(vgprs, exit_.vgprs)
-        if more > _MOST_SGPRS:
-            vgprs = max(vgprs, entry.vgprs + KEPT if entry is not _NONE else 0)
-            save = Save(0, vgprs)
-            more = times.site_sgprs(save, needed) if exit_.times else 0
-            sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed, more), vgprs + 1
-        self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
-        vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
-        kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
-        place, vgprs = vgprs + 2 * len(kept), vgprs + (2 * len(kept) + 1 if kept else 0)
-        if vgprs > _MOST_VGPRS:
-            raise Refusal("it leaves no register free")
-        self._times = Times(kept, place, save, align(first + SAVED, 2) if save.vgpr is None else None)
-        if entry is not _NONE:
-            vgprs = max(vgprs, entry.vgprs + KEPT)
-        self._save, self._sgprs, self._vgprs = save, sgprs, max(vgprs, exit_.vgprs)
-        self._exit_sgprs = needed
-
-    def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
-        """Return what was added, and how the kernel's descriptor changes."""
-        sites = self._places()
-        additions = self._additions(sites)
-        entry = self._add_prologue()
-        at = self._added.here
-        copy = self._body.moved(at, additions)
-        texts = self._sites(copy, at)
-        self._added.add(bytes(copy.content) + texts)
-        code, kernel, wave = self._code, self._kernel, self._wave
-        changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
-        units = 2 if code.gpu.startswith("gfx10") else 4  # SIMD units that a workgroup's waves share
-        made = InjectedGcnKernel(
-            kernel.descriptor.kernarg_bytes,
-            self._block_offset,
-            self._block,
-            tuple(sites),
-            tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
-            (before.vgprs, after.vgprs),
-            self._body.waits and after.waves < before.waves,
-            after.waves * units * wave,
-            wave,
-        )
-        return made, changes
-
-    def _assemble(self, lines: Sequence[str]) -> bytes:
-        return self._comgr.assemble("\n".join(lines))
-
-    def _places(self) -> list[GcnSite]:
-        """Return the kernel's exits, and if the time is asked for the other places at which lanes leave."""
-        if self._exit is _NONE:
-            return []
-        places = [exit_.address for exit_ in self._body.exits]
-        places += leaving(self._body) if self._exit.times else []
-        return [GcnSite(n, address, address - self._kernel.begin) for n, address in enumerate(places)]
-
-    def _additions(self, sites: Sequence[GcnSite]) -> dict[int, bytes]:
-        """Return what is put before the kernel's instructions: counting, and keeping the time."""
-        added: dict[int, bytes] = {}
-        for kind, counter in zip(self._kinds, self._counters, strict=True):
-            add = work.adder(self._comgr, self._code.gpu, counter)
-            for address, number in work.counted(self._body, kind).items():
-                added[address] = added.get(address, b"") + add(number)
-        if self._exit.times:
-            for place in sites[len(self._body.exits) :]:
-                added[place.address] = added.get(place.address, b"") + self._keep(place.number)
-        if self._body.inside_indexing & added.keys():
-            raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
-        leaves = {place.address for place in sites}
-        for address, content in added.items():
-            begin = self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
-            added[address] = begin + content + self._mark(UNTIMED_END)
-        return added
-
-    def _mark(self, mark: int) -> bytes:
-        """Return an instruction that does nothing, by which hipsim knows what is not the kernel's; only for its virtual clock."""
-        return struct.pack("<I", _NOP | mark) if self._virtual else b""
-
-    def _keep(self, number: int) -> bytes:
-        """Return the code with which lanes keep the time, and that they are at place `number`."""
-        return self._assemble(self._times.keep())[:-4] + struct.pack("<I", number)
-
-    def _add_prologue(self) -> int:
-        """Add what comes before the copy, and room to where the copy is to lie. Return the address."""
-        added, save, start, at_entry = self._added, self._save, self._start, self._entry
-        end = self._mark(UNTIMED_END)
-        added.align(_ENTRY)
-        entry = added.add(self._mark(UNTIMED_BEGIN) + self._assemble([start.prologue(save, self._wave)]))
-        if at_entry is not _NONE:
-            lines = keep(start, at_entry.vgprs) + site(save, self._wave, 0, self._block_offset)
-            added.add(self._assemble(lines))
-            added.add(_call(self._comgr, added.here, at_entry.at))
-            added.add(self._assemble(restore(start, at_entry.vgprs, save, self._wave)))
-        if self._counters:
-            added.add(self._assemble([f"v_mov_b32 v{counter}, 0" for counter in self._counters]))
-        at = align(added.here + len(end) - self._kernel.begin, _ALIGNED) + self._kernel.begin - len(end)
-        if at != added.here:
-            added.add(_branch(added.here, at))
-            added.content += bytes(at - added.here)
-        added.add(end)
-        return entry
-
-    def _sites(self, copy: MovedCode, at: int) -> bytes:
-        """Return the code of the sites behind a copy that lies at `at`. Changes the copy's exits into branches to them."""
-        sites_at, texts = at + len(copy.content), bytearray()
-        for number, exit_ in enumerate(self._body.exits if self._exit is not _NONE else ()):
-            here, place = sites_at + len(texts), copy.places[exit_.address]
-            copy.content[place - at : place - at + 4] = _branch(place, here)
-            texts += self._mark(UNTIMED_EXIT)
-            if self._exit.times:
-                texts += self._site_of_groups(number, sites_at + len(texts))
-            else:
-                lines = site(self._save, self._wave, number, self._block_offset, self._counters)
-                texts += self._assemble(lines)
-                texts += _jump(self._comgr, sites_at + len(texts), self._exit.at)
-        return bytes(texts)
-
-    def _site_of_groups(self, number: int, here: int) -> bytes:
-        """Return the site that calls the probe for each group of lanes."""
-        groups = times.groups(
-            self._times, self._code.gpu, self._wave, self._exit_sgprs, self._block_offset, self._counters
-        )
-        head, body, tail = (self._assemble(lines) for lines in (groups.head, groups.body, groups.tail))
-        head = self._keep(number) + head
-        turn = body + _call(self._comgr, here + len(head) + len(body), self._exit.at) + tail
-        again = struct.pack("<I", _BRANCH_IF_SET | words(len(turn), 0) & 0xFFFF)
-        return head + turn + again + struct.pack("<I", _END)
-
-
-def _branch(at: int, to: int) -> bytes:
-    """Return s_branch at an address. Raises Refusal if it does not reach so far."""
-    return struct.pack("<I", 0xBF820000 | words(at, to) & 0xFFFF)
-
-
-def _jump(comgr: Comgr, at: int, to: int) -> bytes:
-    """Return a jump at an address to any other, which may change s8 and s9."""
-    if -_NEAR <= to - at - 4 < _NEAR:
-        return _branch(at, to)
-    return comgr.assemble("\n".join([*_address(at, to), f"s_setpc_b64 {_TO}"]))
-
-
-def _call(comgr: Comgr, at: int, to: int) -> bytes:
-    """Return a call at an address of a probe that returns."""
-    return comgr.assemble("\n".join([*_address(at, to), f"s_swappc_b64 {_TO}, {_TO}"]))
-
-
-def _address(at: int, to: int) -> list[str]:
-    """Return the text that, at an address, computes another in _TO."""
-    distance = to - at - 4 & (1 << 64) - 1  # s_getpc_b64 gives the address of the next instruction
-    low, high = (f"s{amdgcn.BACK + n}" for n in range(2))
-    add = f"s_add_u32 {low}, {low}, {distance & 0xFFFFFFFF:#x}"
-    return [f"s_getpc_b64 {_TO}", add, f"s_addc_u32 {high}, {high}, {distance >> 32:#x}"]
-
-
-def _append(code: CodeObject, image: bytearray, added: _Code) -> None:
-    """Append what was added as a segment, in place of the program header PT_GNU_STACK. Raises ImageError without one."""
-    added.content += struct.pack("<I", _NOP) * (_PADDING // 4)  # s_nop
-    image += bytes(-len(image) % _PAGE)
-    table, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]
-    for number in range(count):
-        at = table + 56 * number
-        if struct.unpack_from("<I", image, at)[0] == PT_GNU_STACK:
-            size = len(added.content)
-            fields = (PT_LOAD, 5, len(image), added.begin, added.begin, size, size, _PAGE)
-            struct.pack_into("<II6Q", image, at, *fields)
-            image += added.content
-            return
-    raise ImageError("it has no program header that can be replaced (PT_GNU_STACK)")

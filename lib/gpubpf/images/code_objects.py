@@ -25,7 +25,8 @@ from gpubpf import cache, names
 from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
-from gpubpf.gcn.inject import GcnPlacement, InjectedGcnKernel, inject
+from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.gcn.kernel_writer import InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.lower.amdgcn import WaveProgram

@@ -77,7 +77,7 @@ class SidecarKernel:
 
 @dataclass(frozen=True)
 class AmdKernel:
-    """What only kernels of AMD GPUs have: see `gcn.inject.InjectedGcnKernel`. registers: VGPRs."""
+    """What only kernels of AMD GPUs have: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
 
     wave: int
     most_threads: int

@@ -13,7 +13,7 @@ import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
-from gpubpf.gcn import inject as injecting
+from gpubpf.gcn import kernel_writer
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
@@ -142,7 +142,7 @@ def test_what_is_kept_is_enough(
     def whole(one: GcnInstruction) -> bool:
         return "_or_saveexec" in one.name and one.operands.endswith(", -1")
 
-    monkeypatch.setattr(injecting, "leaving", every)
+    monkeypatch.setattr(kernel_writer, "leaving", every)
     outcome, all_, after = clocked.lefts(timed(code, program, name), name, list(arguments), given, shape, x)
     assert outcome.end_ns == plain.end_ns and np.array_equal(results, after)
     for field in FIELDS:

@@ -1,0 +1,85 @@
+"""The segment that is added to a code object, behind all others, and how its code gets to other code there."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from gpubpf.errors import ImageError
+from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject
+from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.kernel_code import words
+from gpubpf.lower import amdgcn
+
+PAGE = 4096
+NOP = 0xBF800000  # s_nop
+_NEAR = 1 << 17  # bytes that s_branch reaches
+_PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
+_LOW, _HIGH = 8, 16  # where the literals are in the code that computes an address
+
+
+@dataclass
+class Added:
+    """What is added behind the code object, from address `begin` on."""
+
+    begin: int
+    content: bytearray = field(default_factory=bytearray)
+
+    @property
+    def here(self) -> int:
+        return self.begin + len(self.content)
+
+    def align(self, to: int) -> None:
+        self.content += bytes(-self.here % to)
+
+    def add(self, code: bytes) -> int:
+        """Add code and return its address."""
+        at = self.here
+        self.content += code
+        return at
+
+
+def branch(at: int, to: int) -> bytes:
+    """Return s_branch at an address. Raises Refusal if it does not reach so far."""
+    return struct.pack("<I", 0xBF820000 | words(at, to) & 0xFFFF)
+
+
+def jump(comgr: Comgr, at: int, to: int) -> bytes:
+    """Return a jump at an address to any other, which may change s8 and s9."""
+    if -_NEAR <= to - at - 4 < _NEAR:
+        return branch(at, to)
+    return _far(comgr, at, to, "s_setpc_b64 {pair}")
+
+
+def call(comgr: Comgr, at: int, to: int) -> bytes:
+    """Return a call at an address of a probe that returns."""
+    return _far(comgr, at, to, "s_swappc_b64 {pair}, {pair}")
+
+
+def _far(comgr: Comgr, at: int, to: int, go: str) -> bytes:
+    """Return the code at an address that computes another, and goes there."""
+    low, high = (f"s{amdgcn.BACK + n}" for n in range(2))
+    pair = f"s[{amdgcn.BACK}:{amdgcn.BACK + 1}]"
+    any_ = "0x12345678"  # any number that is written as a literal
+    lines = [f"s_getpc_b64 {pair}", f"s_add_u32 {low}, {low}, {any_}", f"s_addc_u32 {high}, {high}, {any_}"]
+    code = bytearray(comgr.assemble("\n".join([*lines, go.format(pair=pair)])))
+    distance = to - at - 4 & (1 << 64) - 1  # s_getpc_b64 gives the address of the next instruction
+    struct.pack_into("<I", code, _LOW, distance & 0xFFFFFFFF)
+    struct.pack_into("<I", code, _HIGH, distance >> 32)
+    return bytes(code)
+
+
+def append(code: CodeObject, image: bytearray, added: Added) -> None:
+    """Append what was added as a segment, in place of the program header PT_GNU_STACK. Raises ImageError without one."""
+    added.content += struct.pack("<I", NOP) * (_PADDING // 4)  # s_nop
+    image += bytes(-len(image) % PAGE)
+    table, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]
+    for number in range(count):
+        at = table + 56 * number
+        if struct.unpack_from("<I", image, at)[0] == PT_GNU_STACK:
+            size = len(added.content)
+            fields = (PT_LOAD, 5, len(image), added.begin, added.begin, size, size, PAGE)
+            struct.pack_into("<II6Q", image, at, *fields)
+            image += added.content
+            return
+    raise ImageError("it has no program header that can be replaced (PT_GNU_STACK)")
