@@ -108,6 +108,7 @@ define internal void @gpubpf.membar() alwaysinline {
 _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
+_COLLECTIVE = frozenset(map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle")))
 # s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
 # engine in bits 8 to 14. HW_ID1, from GFX10 on, has the workgroup processor in bits 10 to 13.
 _HW_ID, _HW_ID1 = 4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11
@@ -151,7 +152,10 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
 
 @dataclass(frozen=True)
 class WaveProgram:
-    """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments."""
+    """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments.
+
+    together: it looks at the lanes that run it together.
+    """
 
     function: str
     wave: int
@@ -159,12 +163,14 @@ class WaveProgram:
     arguments: tuple[Argument, ...]
     formats: Mapping[int, str] = field(default_factory=dict)
 
+    together: bool = False
+
     @property
     def times(self) -> tuple[str, ...]:
-        """Which of `TIMES` it is given."""
-        return tuple(
-            time for time in TIMES if any((a.kind, a.field) == ("time", time) for a in self.arguments)
-        )
+        """Which of `TIMES` a site at the exit needs: those that it is given, or one to know which lanes leave together."""
+        kinds = {(argument.kind, argument.field) for argument in self.arguments}
+        given = tuple(time for time in TIMES if ("time", time) in kinds)
+        return given or (TIMES[:1] if self.together else ())
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,8 @@ def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
     # What has no address space of its own is private memory, which is dissolved into registers.
     text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)
     text = re.sub(r"(= alloca [^\n]+)", r"\1, addrspace(5)", text)
-    return WaveProgram(checked.function.name, wave, text, module.arguments, module.formats)
+    together = not used.isdisjoint(_COLLECTIVE)
+    return WaveProgram(checked.function.name, wave, text, module.arguments, module.formats, together)
 
 
 _backend = cache(backend)

@@ -287,6 +287,32 @@ def test_groups_come_in_order(clocked: Clocked, built: Path, program: Program) -
     assert (np.diff(by_number[:, 1].astype(np.int64)) >= 0).all() and len(np.unique(when[:, 1])) == 2
 
 
+def test_lanes_that_leave_together(clocked: Clocked, built: Path) -> None:
+    """A program that asks for the lanes that run together gets those that leave together, without reading a clock."""
+    text = """
+    #include <gpubpf.h>
+    GPU_THREAD_ARRAY(masks, u64, 1);
+    int on_exit(struct gpu_exit *ctx) {
+        int key = 0;
+        gpu_mask lanes = gpu_active();
+        u64 *mine = masks.lookup(&key);
+        if (mine) *mine = lanes;
+        return 0;
+    }
+    """
+    code = CodeObject(built.read_bytes())
+    wave = next(each for each in code.kernels if each.name == "scale").descriptor.wave
+    placement = GcnPlacement(lowered(compiled(WIDE + text), "on_exit", wave), "exit")
+    found = inject(code, {"scale": [placement]})
+    shape = ((wave, 1, 1), (wave, 1, 1))
+    rest = block_arguments(found, "scale", 12, shape, {"masks": "m"})
+    buffers = {"x": content("scale"), "m": np.zeros(wave + 1, np.uint64)}
+    clocked.run(found.image, "scale", ["x", "u32 20", *rest], shape, buffers)
+    early = (1 << 20) - 1
+    masks = [early] * 20 + [(1 << wave) - 1 - early] * (wave - 20)
+    assert clocked.engine.get("m", np.uint64)[:-1].tolist() == masks
+
+
 FULL = """
     s_load_dwordx2 s[4:5], s[0:1], 0x0
     s_mov_b32 s{last}, 5
