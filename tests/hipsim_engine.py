@@ -33,12 +33,12 @@ def build() -> None:
         )
 
 
-def assemble(text: str, place: Path, gpu: str = "gfx906", features: str = "") -> Path:
-    """Assemble a text to a code object; `features` are llvm-mc's, where the GPU's own are not meant."""
+def assemble(text: str, place: Path, gpu: str = "gfx906", features: str = "", debug: bool = False) -> Path:
+    """Assemble a text to a code object; `features` are llvm-mc's, where the GPU's own are not meant. debug: with line tables."""
     source, unlinked, linked = place / "kernels.s", place / "kernels.o", place / "kernels.co"
     source.write_text(text)
     target = ["--arch=amdgcn", "--triple=amdgcn-amd-amdhsa", f"-mcpu={gpu}", f"-mattr={features}"]
-    target.append("--amdhsa-code-object-version=4")
+    target += ["--amdhsa-code-object-version=4", *(["-g"] if debug else [])]
     subprocess.run(["llvm-mc-15", *target, "-filetype=obj", "-o", str(unlinked), str(source)], check=True)
     subprocess.run(["ld.lld-15", "-shared", "-o", str(linked), str(unlinked)], check=True)
     return linked

@@ -32,6 +32,8 @@ from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
 from gpubpf.gcn import comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
+from gpubpf.gcn.leaving import leaving
+from gpubpf.gcn.lines import SourceLines
 from gpubpf.images import assemble, code_objects, fatbin, instrument, offload_bundle
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.lower.fragment import Argument, Fragment
@@ -239,9 +241,17 @@ def code_object() -> bytes:
     """A code object for an AMD GPU; no kernels in it where LLVM's tools are missing."""
     if hipsim_engine.missing():
         return b"\x7fELF"
-    body = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, 0x1000\ns_addc_u32 s5, s5, 0\nlast:\ns_cbranch_execz last"
+    turns = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, 0x1000\ns_addc_u32 s5, s5, 0\nlast:\ns_cbranch_execz last"
+    leaves = """
+    s_and_saveexec_b64 s[6:7], vcc
+    turn:
+    s_andn2_b64 exec, exec, s[8:9]
+    s_cbranch_execnz turn
+    s_or_b64 exec, exec, s[6:7]
+    s_and_saveexec_b64 s[6:7], vcc"""
+    text = hipsim_engine.kernel("turns", turns) + hipsim_engine.kernel("leaves", leaves)
     with tempfile.TemporaryDirectory() as place:
-        return hipsim_engine.assemble(hipsim_engine.kernel("turns", body), Path(place)).read_bytes()
+        return hipsim_engine.assemble(text, Path(place), debug=True).read_bytes()
 
 
 def bundle(*codes: bytes) -> bytes:
@@ -290,7 +300,10 @@ def hip_code(data: bytes) -> None:
             disassembler = comgr.Comgr(code.isa)
             for kernel in code.kernels[:4]:
                 with contextlib.suppress(Refusal):
-                    kernel_code.read(code, disassembler, kernel).moved(1 << 20, {})
+                    body = kernel_code.read(code, disassembler, kernel)
+                    places = leaving(body)
+                    body.moved(1 << 20, {place: bytes(8) for place in places})
+                SourceLines(one).at(kernel.begin)
 
 
 def compressed(packed: bytes, codec: str) -> bytes:
