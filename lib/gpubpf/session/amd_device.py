@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import glob
 import os
 from collections.abc import Mapping
@@ -67,6 +68,12 @@ def choose(
     return variables, notice
 
 
+@functools.cache
+def is_for_hip(program: str) -> bool:
+    """Return whether a command's first word is a program with code for AMD GPUs."""
+    return bool(gpus.of_command(program))
+
+
 def beside(chosen: Device, wanted: str | None, program: str) -> Device:
     """Return a device with what a command needs for HIP, too. The notice is about HIP if the program has code for AMD GPUs.
 
@@ -74,7 +81,7 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
     """
     if wanted == "gpu" or has_gpu() or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
         return chosen
-    for_hip = bool(gpus.of_command(program))
+    for_hip = is_for_hip(program)
     if chosen.kind == "gpu" and not for_hip:
         return chosen
     sim = "sim" if wanted == "sim" else None

@@ -289,8 +289,13 @@ def _device_of_all(pids: Sequence[int]) -> Device:
 
 def _device(args: argparse.Namespace, amd: bool = False) -> Device:
     chosen = device_of(args)
-    if args.command and amd:
+    if args.command:
         chosen = amd_device.beside(chosen, args.device, args.command[0])
     if chosen.notice:
         notices.note(args.tool, chosen.notice)
+    if args.command and not amd and amd_device.is_for_hip(args.command[0]):
+        notices.note(
+            args.tool,
+            f"{args.command[0]} has code for AMD GPUs, whose kernels {args.tool} does not measure yet",
+        )
     return chosen
