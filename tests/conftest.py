@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+TRIES = 5  # of tests of `may_come_too_late`
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (str(REPOSITORY / "lib"), os.environ.get("PYTHONPATH")) if part
@@ -52,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "may_come_too_late: tried three times; on a busy machine, what has to come in time may not, such as a hold",
+        f"may_come_too_late: tried {TRIES} times; on a busy machine, what has to come in time may not, such as a hold",
     )
     config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
@@ -73,13 +74,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of `own_processes` in its own pytest and PID namespace, if possible; try one of `may_come_too_late` three times."""
+    """Run a test of `own_processes` in its own pytest and PID namespace, if possible; try one of `may_come_too_late` several times."""
     if pyfuncitem.get_closest_marker("may_come_too_late") is not None and (
         pyfuncitem.get_closest_marker("own_processes") is None or "GPUBPF_OWN_PROCESSES" in os.environ
     ):
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         before = _children()
-        for last in (False, False, True):
+        for last in (*[False] * (TRIES - 1), True):
             try:
                 pyfuncitem.obj(**arguments)
             except (AssertionError, OSError):  # what was not held may have ended

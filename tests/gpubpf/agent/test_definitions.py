@@ -23,7 +23,12 @@ from gpubpf.tools import launchlate
 
 ROOT = Path(__file__).resolve().parents[3]
 AGENT = Path(agent.__file__).parent
-SOURCES = {path: path.read_text() for path in (AGENT / "src").rglob("*") if path.suffix in (".cpp", ".h")}
+SOURCES = {
+    path: path.read_text()
+    for folder in ("src", "hsa")
+    for path in (AGENT / folder).rglob("*")
+    if path.suffix in (".cpp", ".h")
+}
 
 
 def test_the_header_compiles_with_the_offsets_that_python_reads(tmp_path: Path) -> None:
