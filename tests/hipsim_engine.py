@@ -35,11 +35,15 @@ def build() -> None:
 
 def assemble(text: str, place: Path, gpu: str = "gfx906", features: str = "", debug: bool = False) -> Path:
     """Assemble a text to a code object; `features` are llvm-mc's, where the GPU's own are not meant. debug: with line tables."""
+    place = place.resolve()
     source, unlinked, linked = place / "kernels.s", place / "kernels.o", place / "kernels.co"
     source.write_text(text)
     target = ["--arch=amdgcn", "--triple=amdgcn-amd-amdhsa", f"-mcpu={gpu}", f"-mattr={features}"]
-    target += ["--amdhsa-code-object-version=4", *(["-g"] if debug else [])]
-    subprocess.run(["llvm-mc-15", *target, "-filetype=obj", "-o", str(unlinked), str(source)], check=True)
+    target.append("--amdhsa-code-object-version=4")
+    if debug:  # nothing of the place gets into it
+        target += ["-g", "--fdebug-compilation-dir=.", "--main-file-name=kernels.s"]
+    assembler = ["llvm-mc-15", *target, "-filetype=obj", "-o", str(unlinked), source.name]
+    subprocess.run(assembler, check=True, cwd=place)
     subprocess.run(["ld.lld-15", "-shared", "-o", str(linked), str(unlinked)], check=True)
     return linked
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import cudasim_device
 from hipsim_device import ROOT, environment, libraries, program
 
 TOOL = [sys.executable, str(ROOT / "tools" / "kernelretsnoop.py")]
@@ -85,6 +86,30 @@ def test_report(tmp_path: Path, gpu: str) -> None:
         assert lanes[2]["source"] in ("leaves.hip:15", "leaves.hip:16")
         (summary,) = of_type(records, "summary")
         assert summary["lost"] == 0
+
+
+@pytest.mark.parametrize("tool", ["kernelretsnoop", "threadhist"])
+def test_a_cuda_and_a_hip_process(tmp_path: Path, tool: str) -> None:
+    """One command, one table; every device record has its vendor."""
+    libraries()
+    cudasim_device.libraries()
+    both = f"{cudasim_device.program('streams')} >/dev/null & {program('leaves')} >/dev/null & wait"
+    words = [sys.executable, str(ROOT / "tools" / f"{tool}.py")]
+    done = subprocess.run(
+        [*words, "--", "sh", "-c", both], capture_output=True, text=True, timeout=300, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    table = [line.split() for line in done.stdout.split("\n\n")[1].splitlines()]
+    assert {(row[2], row[3]) for row in table[1:]} == {("AMD", "0"), ("NVIDIA", "0")}, done.stdout
+    assert "AMD GPU 0" in done.stdout and "NVIDIA GPU 0" in done.stdout
+    out = tmp_path / "out"
+    subprocess.run(
+        [*words, "--json", "-o", out, "--", "sh", "-c", both], check=True, timeout=300, env=environment()
+    )
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    device = [one for one in records if one["type"] in ("kernel", "lane", "thread")]
+    assert {(one["vendor"], one["wave"]) for one in device} == {("nvidia", 32), ("amd", 64)}
+    assert {one["kernel"] for one in device if one["vendor"] == "amd"} == {"staged", "together"}
 
 
 def test_text(tmp_path: Path) -> None:

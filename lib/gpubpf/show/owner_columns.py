@@ -113,7 +113,10 @@ class OwnerColumns:
 
     def name(self, row: Owned) -> str:
         """Return the owner as words of a sentence: ``app (pid 1234)`` or ``app (pid 1234), GPU 1``."""
-        return table.process(row.comm, row.pid) + (f", GPU {self._gpu(row)}" if self.gpus else "")
+        if not self.gpus:
+            return table.process(row.comm, row.pid)
+        vendor = f"{_vendor(row)} " if len(self._vendors) > 1 else ""
+        return f"{table.process(row.comm, row.pid)}, {vendor}GPU {row.gpu}"
 
 
 def _vendor(row: Owned) -> str:

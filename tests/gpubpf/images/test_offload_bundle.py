@@ -48,6 +48,7 @@ def test_code_for_the_host_is_left_out() -> None:
         offload_bundle.COMPRESSED + (9).to_bytes(2, "little") + bytes(40),
         offload_bundle.COMPRESSED + bytes.fromhex("0200000020000000ffffffff") + bytes(40),
     ],
+    ids=["header", "end", "count", "zlib", "zstd", "version", "size"],
 )
 def test_damaged_bundles(data: bytes) -> None:
     with pytest.raises(ImageError):

@@ -309,6 +309,7 @@ bool start(const hsa_tables *tables, const char *name) {
     pthread_atfork(nullptr, nullptr, in_forked_child);
     catch_signals();
     atexit(at_exit);
+    at_quick_exit(at_exit);
     if (!start_thread(*connection)) tool_gone(*connection);
     return true;
 }
