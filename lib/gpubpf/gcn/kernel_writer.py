@@ -27,10 +27,12 @@ _ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the orig
 
 @dataclass(frozen=True)
 class GcnSite:
-    """A place at which lanes leave: its number, and where its instruction is: the address, and the offset in the kernel, in bytes."""
+    """A place at which lanes leave: its number, and where its instruction is: its address in the original code object, its function
+    (mangled; "" without a symbol), and the bytes from that function's beginning."""
 
     number: int
     address: int
+    function: str
     offset: int
 
 
@@ -149,7 +151,12 @@ class KernelWriter:
             return []
         places = [exit_.address for exit_ in self._body.exits]
         places += leaving(self._body) if self._exit.times else []
-        return [GcnSite(n, address, address - self._kernel.begin) for n, address in enumerate(places)]
+        found = []
+        for number, address in enumerate(places):
+            at = next(region for region in self._body.regions if region.begin <= address < region.end)
+            own = at is self._body.regions[0]
+            found.append(GcnSite(number, address, self._kernel.name if own else at.name, address - at.begin))
+        return found
 
     def _additions(self, sites: Sequence[GcnSite]) -> dict[int, bytes]:
         """Return what is put before the kernel's instructions: counting, and keeping the time."""

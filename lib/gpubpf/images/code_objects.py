@@ -161,7 +161,8 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
         kernel.block_offset,
         kernel.block,
         tuple(
-            Site(site.number, name, 0, *lines.at(site.address), offset=site.offset) for site in kernel.sites
+            Site(site.number, site.function, 0, *lines.at(site.address), offset=site.offset)
+            for site in kernel.sites
         ),
         kernel.waits,
         len(kernel.sites),

@@ -63,7 +63,7 @@ class Site:
     width: int = 0
     effect: int = 0  # of accesses: 1 it reads, 2 it writes, 3 both
     offset: int | None = (
-        None  # in bytes from the kernel's first instruction, on AMD GPUs, where there is no PTX
+        None  # in bytes from the function's first instruction, on AMD GPUs, where there is no PTX
     )
 
 
