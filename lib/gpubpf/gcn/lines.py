@@ -6,7 +6,7 @@ import bisect
 import io
 from collections.abc import Iterator
 
-_MOST = 8 << 20  # bytes of line tables: reading takes a second for a few MiB
+_MOST = 2 << 20  # bytes of line tables: reading takes two seconds for each MiB, and the program waits
 
 
 class SourceLines:
