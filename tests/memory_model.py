@@ -11,34 +11,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-LANES = 32
+
+@dataclass(frozen=True)
+class Warp:
+    """Lanes of a warp, and bytes of the sectors that memory moves."""
+
+    lanes: int = 32
+    sector: int = 32
+
+
+NVIDIA = Warp()
+LANES = NVIDIA.lanes
 Addresses = Sequence[int | None]  # by lane
 
 
 def active(addresses: Addresses) -> list[tuple[int, int]]:
     """(lane, address) of the lanes that take part."""
-    assert len(addresses) <= LANES
     return [(lane, address) for lane, address in enumerate(addresses) if address is not None]
 
 
-def sectors(space: str, width: int, addresses: Addresses) -> int:
-    """Distinct sectors of 32 bytes. In local memory word n of all lanes of a warp lies side by side, so eight lanes share one."""
+def sectors(space: str, width: int, addresses: Addresses, warp: Warp = NVIDIA) -> int:
+    """Distinct sectors. In local memory word n of all lanes of a warp lies side by side, so eight lanes share one of 32 bytes."""
     found = set()
     for lane, address in active(addresses):
         for byte in range(address, address + width):
-            found.add((byte // 4, lane // 8) if space == "local" else (byte // 32, 0))
+            local = byte // 4, lane // (warp.sector // 4)
+            found.add(local if space == "local" else (byte // warp.sector, 0))
     return len(found)
 
 
-def sectors_least(width: int, addresses: Addresses) -> int:
+def sectors_least(width: int, addresses: Addresses, warp: Warp = NVIDIA) -> int:
     asked = len(active(addresses)) * width
     count = 0
-    while 32 * count < asked:
+    while warp.sector * count < asked:
         count += 1
     return count
 
 
-def pattern(width: int, addresses: Addresses, space: str = "global", row: int = LANES) -> str | None:
+def pattern(width: int, addresses: Addresses, space: str = "global", row: int | None = None) -> str | None:
     """None of one lane alone, which tells nothing. `row`: lanes in a row of the block, along x; lane 0 begins one."""
     taking = active(addresses)
     if len(taking) < 2:
@@ -47,7 +57,11 @@ def pattern(width: int, addresses: Addresses, space: str = "global", row: int = 
         return "unit" if len({address for _, address in taking}) == 1 else "gather"
     whole = pattern_of(width, taking)
     there = dict(taking)
-    steps = [there[lane] - there[lane - 1] for lane in there if lane % row and lane - 1 in there]
+    steps = [
+        there[lane] - there[lane - 1]
+        for lane in there
+        if lane % (row or len(addresses)) and lane - 1 in there
+    ]
     if whole != "gather" or len(steps) < 7 * (len(there) - len(steps)) or len({*steps}) > 1:
         return whole
     stride, rest = divmod(steps[0], width)
@@ -71,11 +85,11 @@ def pattern_of(width: int, taking: list[tuple[int, int]]) -> str:
 
 def bank_ways(width: int, addresses: Addresses) -> list[int]:
     """Of each phase with an active lane: the most distinct words in one of the 32 banks of 4 bytes."""
-    together = LANES  # lanes of a phase
+    together = 32  # lanes of a phase
     while together * max(width, 4) > 128:
         together //= 2
     ways = []
-    for start in range(0, LANES, together):
+    for start in range(0, len(addresses), together):
         words: dict[int, set[int]] = {}
         for lane, address in active(addresses):
             if start <= lane < start + together:
@@ -103,7 +117,8 @@ class Site:
     sectors: int = 0
     least: int = 0
     contention: int = 0
-    row: int = LANES
+    row: int | None = None
+    warp: Warp = NVIDIA
     distinct: int = 0
     gaps: int = 0
     patterns: set[str] = field(default_factory=set)
@@ -116,8 +131,8 @@ class Site:
             return
         self.requests += 1
         self.accesses += lanes
-        self.sectors += sectors(self.space, self.width, addresses)
-        self.least += sectors_least(self.width, addresses)
+        self.sectors += sectors(self.space, self.width, addresses, self.warp)
+        self.least += sectors_least(self.width, addresses, self.warp)
         self.contention = max(self.contention, 1 if self.space == "local" else contention(addresses))
         self.distinct += len({address for _, address in active(addresses)})
         first, last = active(addresses)[0][0], active(addresses)[-1][0]
@@ -164,9 +179,16 @@ def warps(threads: Sequence[int | None]) -> Iterable[Addresses]:
         yield threads[start : start + LANES]
 
 
-def site(kind: str, space: str, width: int, requests: Iterable[Addresses], row: int = LANES) -> dict:
+def site(
+    kind: str,
+    space: str,
+    width: int,
+    requests: Iterable[Addresses],
+    row: int | None = None,
+    warp: Warp = NVIDIA,
+) -> dict:
     """The record of a site with these requests."""
-    made = Site(kind, space, width, row=row)
+    made = Site(kind, space, width, row=row, warp=warp)
     for addresses in requests:
         made.add(addresses)
     return made.record()

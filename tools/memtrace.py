@@ -55,10 +55,10 @@ GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 enum kind { PLAIN, COPIED, UPDATED };            /* the width of copies varies; atomics update */
 
 /* Add a request of these lanes, as if the others had a false predicate. */
-static inline int in_global(u32 lanes, struct gpu_access *ctx, int kind) {
+static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
     u64 address = ctx->address;
-    u32 together = kind == UPDATED ? gpu_match(address) : 0;
+    gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
     struct gpu_traffic *cell = global_cells.lookup(&site);
     if (!cell)
@@ -70,10 +70,10 @@ static inline int in_global(u32 lanes, struct gpu_access *ctx, int kind) {
 }
 
 /* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
-static inline int in_covered(u32 lanes, struct gpu_access *ctx, int kind, int by_kernel) {
+static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, int by_kernel) {
     int site = ctx->site;
     u64 address = ctx->address, effect = ctx->effect, space = ctx->space;
-    u32 together = kind == UPDATED ? gpu_match(address) : 0;
+    gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_traffic *cell = global_cells.lookup(&site);
     struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
     if (!cell)
@@ -87,14 +87,14 @@ static inline int in_covered(u32 lanes, struct gpu_access *ctx, int kind, int by
     return 0;
 }
 
-static inline int in_local(u32 lanes, struct gpu_access *ctx) {
+static inline int in_local(gpu_mask lanes, struct gpu_access *ctx) {
     int site = ctx->site;
     struct gpu_traffic *cell = local_cells.lookup(&site);
     struct gpu_request request = {ctx->address, ctx->width, lanes, .local = 1};
     return cell ? gpu_add_request(cell, &request) : 0;
 }
 
-static inline int in_shared(u32 lanes, struct gpu_access *ctx, int kind) {
+static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
     struct gpu_shared_traffic *cell = shared_cells.lookup(&site);
     struct gpu_request request = {ctx->address, ctx->width, lanes, .updates = kind == UPDATED};
@@ -115,15 +115,15 @@ int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, PLAIN
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, UPDATED); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
-static inline u32 chosen(void) {
+static inline gpu_mask chosen(void) {
     int key = 0;
     struct gpu_filter *wanted = filter.lookup(&key);
     int mine = wanted && gpu_selected(wanted);
-    u32 lanes = gpu_ballot(mine);
+    gpu_mask lanes = gpu_ballot(mine);
     return mine ? lanes : 0;
 }
 
-#define CHOSEN(_in, _more...) ({ u32 lanes = chosen(); lanes ? _in(lanes, ctx, ##_more) : 0; })
+#define CHOSEN(_in, _more...) ({ gpu_mask lanes = chosen(); lanes ? _in(lanes, ctx, ##_more) : 0; })
 
 int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN); }
 int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED); }
@@ -206,13 +206,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def attach(b: BPF, args: argparse.Namespace) -> None:
-    """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
+    """Attach the programs that add up: one for each memory space, so that none carries code that it does not need.
+
+    In kernels of AMD GPUs they do not mark which bytes are touched.
+    """
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
-    b.attach_gpu_access(args.kernel, f"on_{which}{covers}global", kinds=moves, spaces=("global", "const"))
-    b.attach_gpu_access(args.kernel, f"on_{which}{covers}updated", kinds=("atomic",), spaces=("global",))
-    b.attach_gpu_access(args.kernel, f"on_{which}{covers}copied", kinds=("async",), spaces=("global",))
+    for name, kinds, spaces in (
+        ("global", moves, ("global", "const")),
+        ("updated", ("atomic",), ("global",)),
+        ("copied", ("async",), ("global",)),
+    ):
+        b.attach_gpu_access(
+            args.kernel, f"on_{which}{covers}{name}", kinds, spaces, on_amd=f"on_{which}{name}"
+        )
     if covers:
         b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
     b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",))

@@ -57,6 +57,7 @@ class Probe:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    on_amd: str = ""  # the program for kernels of AMD GPUs, if it is another one
 
 
 class Companion(Protocol):
@@ -199,10 +200,11 @@ class BPF:
         fn_name: str = "",
         kinds: str | Iterable[str] = KINDS,
         spaces: str | Iterable[str] = SPACES,
+        on_amd: str = "",
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
-        kinds, spaces: the accesses to probe, from KINDS and SPACES.
+        kinds, spaces: the accesses to probe, from KINDS and SPACES. on_amd: what runs in its place in kernels of AMD GPUs.
         """
         self._attach(
             Probe(
@@ -211,6 +213,7 @@ class BPF:
                 _patterns(kernel),
                 kinds=_selected(KINDS, kinds, "a kind of memory access"),
                 spaces=_selected(SPACES, spaces, "a memory space"),
+                on_amd=on_amd,
             )
         )
 
@@ -365,22 +368,28 @@ class BPF:
 
         return [
             AmdAttachment(
-                functools.cache(functools.partial(self._amd_programs.wave_program, probe.function)),
+                functools.cache(
+                    functools.partial(self._amd_programs.wave_program, probe.on_amd or probe.function)
+                ),
                 probe.point,
                 probe.kernels,
                 probe.accumulate,
+                probe.kinds,
+                probe.spaces,
             )
             for probe in (() if null_probes() else self.probes)
         ]
 
     def runs_on_amd(self, follow: Follow | None) -> bool:
         """Return whether the measurement works for kernels of AMD GPUs, too: so far only if it needs nothing but device programs, at
-        points that such kernels have, and an operation log of launches."""
+        points that such kernels have, and an operation log of launches; or there are other programs for AMD GPUs."""
         from gpubpf.gcn import POINTS
 
         if self.host_programs or self.tables or self.companions:
             return False
-        if follow and (follow.stamps or follow.stacks or follow.allocation_stacks):
+        if follow and (follow.stamps or follow.stacks):
+            return False
+        if follow and follow.allocation_stacks and not any(probe.on_amd for probe in self.probes):
             return False
         return all(probe.point in POINTS for probe in self.probes)
 

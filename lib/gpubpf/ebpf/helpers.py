@@ -227,6 +227,7 @@ _TABLE = (
     Helper(615, "gpu_popcount", (_VALUE,), (0, 64), Use("popcount"), stand_in=StandIn.NUMBER),
     Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER, wide=(0, _U64 >> 1)),
     Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
+    Helper(618, "gpu_warp_size", (), (32, 32), Use("warp_size"), stand_in=StandIn.NUMBER, wide=(32, 64)),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}

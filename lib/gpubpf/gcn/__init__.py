@@ -1,3 +1,3 @@
 """Code objects of AMD GPUs: kernels (code_object.py), their instructions (comgr.py, kernel_code.py), probes (inject.py, work.py)."""
 
-POINTS = ("entry", "exit")  # of `bytecode.DEVICE_POINTS`, those that kernels of AMD GPUs have
+POINTS = ("entry", "exit", "access")  # of `bytecode.DEVICE_POINTS`, those that kernels of AMD GPUs have

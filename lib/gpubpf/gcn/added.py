@@ -45,7 +45,7 @@ def branch(at: int, to: int) -> bytes:
 
 
 def jump(comgr: Comgr, at: int, to: int) -> bytes:
-    """Return a jump at an address to any other, which may change s8 and s9."""
+    """Return a jump at an address to any other, which may change the two registers `amdgcn.BACK`."""
     if -_NEAR <= to - at - 4 < _NEAR:
         return branch(at, to)
     return _far(comgr, at, to, "s_setpc_b64 {pair}")

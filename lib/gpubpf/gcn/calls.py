@@ -20,7 +20,7 @@ _RETURN = "s[30:31]"  # the address to return to, at the end of a function
 BRANCH = re.compile(r"s_branch|s_cbranch_")
 _NO_WAY_ON = ("s_branch", "s_endpgm", _JUMP)
 _SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
-_VCC = 106  # the number of VCC's lower half
+VCC = 106  # the number of VCC's lower half
 _WITHOUT_RESULT = re.compile(r"s_(?:cmp|bitcmp|setpc|store|buffer_store|scratch_store|atomic|set_)")
 _TWO_RESULTS = re.compile(r"v_(?:\w+_co_|div_scale|mad_[iu]64)")
 
@@ -96,7 +96,7 @@ def sgprs(text: str) -> set[int]:
     for one, first, last in _SGPRS.findall(text):
         found.update(range(int(one or first), int(one or last) + 1))
     for half in re.findall(r"\bvcc(?:_lo|_hi)?\b", text):
-        found.update({"vcc": (_VCC, _VCC + 1), "vcc_lo": (_VCC,), "vcc_hi": (_VCC + 1,)}[half])
+        found.update({"vcc": (VCC, VCC + 1), "vcc_lo": (VCC,), "vcc_hi": (VCC + 1,)}[half])
     return found
 
 

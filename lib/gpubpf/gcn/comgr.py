@@ -10,7 +10,7 @@ The interface is that of comgr 2 and 3 (amd_comgr.h).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -99,6 +99,12 @@ class Comgr:
         if text not in self._assembled:
             self._assembled[text] = self._assemble(text)
         return self._assembled[text]
+
+    def assemble_each(self, groups: Sequence[Sequence[str]]) -> list[list[bytes]]:
+        """Return the machine code of each line of each group. A line is one instruction. Raises ImageError."""
+        made = self.assemble("\n".join(line for lines in groups for line in lines))
+        parts = (made[one.address : one.address + one.size] for one in self.disassemble(made, 0))
+        return [[next(parts) for _ in lines] for lines in groups]
 
     def _assemble(self, text: str) -> bytes:
         source, given, made, action, result = (_Handle() for _ in range(5))

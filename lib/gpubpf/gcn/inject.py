@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
+from gpubpf.gcn.access_sites import AccessProbes
 from gpubpf.gcn.added import PAGE, Added, append
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
@@ -36,11 +37,16 @@ _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 
 @dataclass(frozen=True)
 class GcnPlacement:
-    """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`)."""
+    """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`).
+
+    At `access`, `kinds` and `spaces` restrict the accesses; () means all.
+    """
 
     program: WaveProgram
     point: str
     accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ def inject(
     made: dict[str, InjectedGcnKernel] = {}
     refusals: dict[str, str] = {}
     known: dict[
-        tuple[tuple[str, str, int, str | None], ...], tuple[Mapping[str, PlacedProbe], LaunchBlock]
+        tuple[tuple[str, str, int, str | None], ...],
+        tuple[Mapping[str, PlacedProbe], LaunchBlock, AccessProbes],
     ] = {}
     for kernel in code.kernels:
         placements = kernels.get(kernel.name)
@@ -82,7 +89,8 @@ def inject(
             key = tuple((p.point, p.program.function, p.program.wave, p.accumulate) for p in placements)
             if key not in known:
                 block = launch_block([placement.program for placement in placements])
-                known[key] = _placed(code, comgr, placements, kinds, block, added), block
+                at_accesses = AccessProbes([p for p in placements if p.point == "access"], block, code.gpu)
+                known[key] = _placed(code, comgr, placements, kinds, block, added), block, at_accesses
             mark = len(added.content)
             writer = KernelWriter(code, comgr, kernel, body, kinds, added, virtual, *known[key])
             made[kernel.name], changes = writer.write()
@@ -106,7 +114,7 @@ def _placed(
 ) -> dict[str, PlacedProbe]:
     """Add the probe of each point. Raises VerifyError."""
     found = {}
-    for point in dict.fromkeys(placement.point for placement in placements):
+    for point in dict.fromkeys(p.point for p in placements if p.point != "access"):
         chosen = [placement for placement in placements if placement.point == point]
         counters = [kinds.index(p.accumulate) if p.accumulate else None for p in chosen]
         asked = {time for p in chosen for time in p.program.times} if point == "exit" else set()

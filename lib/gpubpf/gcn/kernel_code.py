@@ -51,13 +51,15 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class MovedCode:
-    """A copy of a kernel's instructions. `places`: the address of each instruction by the one that it had.
+    """A copy of a kernel's instructions. `places`: the address of each instruction by the one that it had. `starts`: that of the code
+    before it, which is its own if there is none.
 
     references: places of s_getpc_b64 in the copy whose address is not in the kernel, each with the sum of its two literals.
     """
 
     content: bytearray
     places: Mapping[int, int]
+    starts: Mapping[int, int]
     references: tuple[tuple[int, int], ...]
 
 
@@ -170,7 +172,7 @@ class KernelCode:
             struct.pack_into("<I", content, at - to + _HIGH, distance >> 32)
             if not inside:
                 elsewhere.append((at, distance))
-        return MovedCode(content, places, tuple(elsewhere))
+        return MovedCode(content, places, starts, tuple(elsewhere))
 
 
 def words(at: int, to: int) -> int:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn import registers, times, work
+from gpubpf.gcn.access import GcnAccess
+from gpubpf.gcn.access_sites import (
+    ALIGNED_SGPR,
+    SGPRS,
+    AccessProbes,
+    AccessRegisters,
+    AccessSite,
+    AccessSites,
+    Call,
+)
 from gpubpf.gcn.added import NOP, Added, branch, call, jump
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr
@@ -18,7 +28,7 @@ from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED
 from gpubpf.lower import amdgcn
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-_MOST_SGPRS, _MOST_VGPRS = 102, 256
+_MOST_VGPRS = 256
 _AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
 _BRANCH_IF_SET, _END = 0xBF850000, 0xBF810000  # s_cbranch_scc1, s_endpgm
 _ENTRY = 256  # alignment of a kernel's first instruction
@@ -27,13 +37,15 @@ _ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the orig
 
 @dataclass(frozen=True)
 class GcnSite:
-    """A place at which lanes leave: its number, and where its instruction is: its address in the original code object, its function
-    (mangled; "" without a symbol), and the bytes from that function's beginning."""
+    """A probed place: its number, and where its instruction is: its address in the original code object, its function (mangled; ""
+    without a symbol), and the bytes from that function's beginning. opcode: the instruction's name, of accesses."""
 
     number: int
     address: int
     function: str
     offset: int
+    opcode: str = ""
+    access: GcnAccess | None = None  # None: lanes leave here
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,8 @@ class InjectedGcnKernel:
     references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
     its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
     literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other, and fewer fit at once than
-    of the original. most_threads: of a workgroup that fits. wave: lanes of a wave.
+    of the original. most_threads: of a workgroup that fits. wave: lanes of a wave. unprobed: if a program is attached to memory
+    accesses, places by instruction whose accesses no program sees.
     """
 
     argument_bytes: int
@@ -55,6 +68,7 @@ class InjectedGcnKernel:
     waits: bool
     most_threads: int
     wave: int
+    unprobed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,40 +89,50 @@ class KernelWriter:
 
     def __init__(
         self, code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: Added,
-        virtual: bool, probes: Mapping[str, PlacedProbe], block: LaunchBlock,
+        virtual: bool, probes: Mapping[str, PlacedProbe], block: LaunchBlock, at_accesses: AccessProbes,
     ) -> None:  # fmt: skip
         self._code, self._comgr, self._kernel, self._body = code, comgr, kernel, body
         self._kinds, self._added, self._virtual, self._block = kinds, added, virtual, block
         self._start, self._wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
         self._entry, self._exit = probes.get("entry", NONE), probes.get("exit", NONE)
         self._block_offset = align(kernel.descriptor.kernarg_bytes, 8)
+        self._exits = self._places()
+        self._accesses = AccessSites(kernel, body, code.gpu, at_accesses, len(self._exits))
         self._choose_registers()
 
     def _choose_registers(self) -> None:
         """Choose where the prologue saves values, where work is counted, and where times are kept; and count all registers."""
-        body, start, entry, exit_ = self._body, self._start, self._entry, self._exit
+        body, start, entry, exit_, accesses = self._body, self._start, self._entry, self._exit, self._accesses
         returning = max(entry.sgprs, exit_.sgprs if exit_.times else 0)
         first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), returning)
         if exit_.times:
             first = max(first, _AT_SITE)
+        first = align(first, ALIGNED_SGPR) if accesses.sgprs else first
         save = Save(first, None)
         needed = max(_AT_SITE, entry.sgprs, exit_.sgprs)
         more = times.site_sgprs(save, needed) if exit_.times else first + SAVED
+        more = max(more, first + accesses.sgprs)
         sgprs = max(more, needed)
         vgprs = (
             max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
         )
         if exit_.times:
             vgprs = max(vgprs, exit_.vgprs)
-        if more > _MOST_SGPRS:
+        if more > SGPRS:
             vgprs = max(vgprs, entry.vgprs + KEPT if entry is not NONE else 0)
             save = Save(0, vgprs)
             more = times.site_sgprs(save, needed) if exit_.times else 0
-            sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed, more), vgprs + 1
+            sgprs, vgprs = (
+                max(body.sgprs, start.sgprs + 2, needed, more, SGPRS * bool(accesses.sgprs)),
+                vgprs + 1,
+            )
         self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
         vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
         kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
         place, vgprs = vgprs + 2 * len(kept), vgprs + (2 * len(kept) + 1 if kept else 0)
+        self._access_registers: AccessRegisters | None = None
+        if accesses.sgprs:
+            self._access_registers, vgprs = accesses.registers(save, body.sgprs, vgprs)
         if vgprs > _MOST_VGPRS:
             raise Refusal("it leaves no register free")
         self._times = Times(kept, place, save, align(first + SAVED, 2) if save.vgpr is None else None)
@@ -119,12 +143,13 @@ class KernelWriter:
 
     def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
         """Return what was added, and how the kernel's descriptor changes."""
-        sites = self._places()
-        additions = self._additions(sites)
+        sites = self._exits
+        additions, calls = self._additions(sites)
         entry = self._add_prologue()
         at = self._added.here
         copy = self._body.moved(at, additions)
         texts = self._sites(copy, at)
+        texts += self._access_probes(copy, at, at + len(copy.content) + len(texts), calls)
         self._added.add(bytes(copy.content) + texts)
         code, kernel, wave = self._code, self._kernel, self._wave
         changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
@@ -133,12 +158,13 @@ class KernelWriter:
             kernel.descriptor.kernarg_bytes,
             self._block_offset,
             self._block,
-            tuple(sites),
+            (*sites, *(self._at_access(site) for site in self._accesses.sites)),
             tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
             (before.vgprs, after.vgprs),
             self._body.waits and after.waves < before.waves,
             after.waves * units * wave,
             wave,
+            self._accesses.unprobed,
         )
         return made, changes
 
@@ -151,15 +177,18 @@ class KernelWriter:
             return []
         places = [exit_.address for exit_ in self._body.exits]
         places += leaving(self._body) if self._exit.times else []
-        found = []
-        for number, address in enumerate(places):
-            at = next(region for region in self._body.regions if region.begin <= address < region.end)
-            own = at is self._body.regions[0]
-            found.append(GcnSite(number, address, self._kernel.name if own else at.name, address - at.begin))
-        return found
+        return [self._at(number, address) for number, address in enumerate(places)]
 
-    def _additions(self, sites: Sequence[GcnSite]) -> dict[int, bytes]:
-        """Return what is put before the kernel's instructions: counting, and keeping the time."""
+    def _at(self, number: int, address: int, opcode: str = "", access: GcnAccess | None = None) -> GcnSite:
+        at = next(region for region in self._body.regions if region.begin <= address < region.end)
+        function = self._kernel.name if at is self._body.regions[0] else at.name
+        return GcnSite(number, address, function, address - at.begin, opcode, access)
+
+    def _at_access(self, site: AccessSite) -> GcnSite:
+        return self._at(site.number, site.instruction.address, site.instruction.name, site.access)
+
+    def _additions(self, sites: Sequence[GcnSite]) -> tuple[dict[int, bytes], list[Call]]:
+        """Return what is put before the kernel's instructions: counting, keeping the time, and calls of probes; and these calls."""
         added: dict[int, bytes] = {}
         for kind, counter in zip(self._kinds, self._counters, strict=True):
             add = work.adder(self._comgr, self._code.gpu, counter)
@@ -168,13 +197,37 @@ class KernelWriter:
         if self._exit.times:
             for place in sites[len(self._body.exits) :]:
                 added[place.address] = added.get(place.address, b"") + self._keep(place.number)
+        calls: list[Call] = []
+        if self._access_registers is not None:
+            at_accesses, calls = self._accesses.before(self._comgr, self._access_registers)
+            begin = len(self._mark(UNTIMED_BEGIN))
+            calls = [
+                replace(one, offset=one.offset + begin + len(added.get(one.address, b""))) for one in calls
+            ]
+            for address, content in at_accesses.items():
+                added[address] = added.get(address, b"") + content
         if self._body.inside_indexing & added.keys():
-            raise Refusal("it changes EXEC while it computes the numbers of VGPRs")
+            raise Refusal("it changes EXEC or accesses memory while it computes the numbers of VGPRs")
         leaves = {place.address for place in sites}
         for address, content in added.items():
-            begin = self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
-            added[address] = begin + content + self._mark(UNTIMED_END)
-        return added
+            begin_mark = self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
+            added[address] = begin_mark + content + self._mark(UNTIMED_END)
+        return added, calls
+
+    def _access_probes(self, copy: MovedCode, at: int, to: int, calls: Sequence[Call]) -> bytes:
+        """Return the code of the probes at accesses, which lies at `to`. The copy, which lies at `at`, is changed to call them."""
+        made, where = bytearray(), {}
+        for probe in self._accesses.probes:
+            assert self._access_registers is not None
+            where[probe] = to + len(made)
+            made += self._accesses.code(self._comgr, probe, self._access_registers)
+        for one in calls:
+            place = copy.starts[one.address] + one.offset
+            struct.pack_into("<h", copy.content, place - at, words(place, where[one.probe]))
+        for instruction in self._body.instructions if calls else ():
+            if instruction.name == "s_clause":  # it says that memory accesses follow, one behind the other
+                struct.pack_into("<I", copy.content, copy.places[instruction.address] - at, NOP)
+        return bytes(made)
 
     def _mark(self, mark: int) -> bytes:
         """Return an instruction that does nothing, by which hipsim knows what is not the kernel's; only for its virtual clock."""
@@ -189,9 +242,10 @@ class KernelWriter:
         added, save, start, at_entry = self._added, self._save, self._start, self._entry
         end = self._mark(UNTIMED_END)
         added.align(_ENTRY)
-        entry = added.add(self._mark(UNTIMED_BEGIN) + self._assemble([start.prologue(save, self._wave)]))
+        prologue = start.prologue(save, self._wave, self._block_offset)
+        entry = added.add(self._mark(UNTIMED_BEGIN) + self._assemble([prologue]))
         if at_entry is not NONE:
-            lines = keep(start, at_entry.vgprs) + site(save, self._wave, 0, self._block_offset)
+            lines = keep(start, at_entry.vgprs) + site(save, self._wave, 0)
             added.add(self._assemble(lines))
             added.add(call(self._comgr, added.here, at_entry.at))
             added.add(self._assemble(restore(start, at_entry.vgprs, save, self._wave)))
@@ -214,16 +268,14 @@ class KernelWriter:
             if self._exit.times:
                 texts += self._site_of_groups(number, sites_at + len(texts))
             else:
-                lines = site(self._save, self._wave, number, self._block_offset, self._counters)
+                lines = site(self._save, self._wave, number, self._counters)
                 texts += self._assemble(lines)
                 texts += jump(self._comgr, sites_at + len(texts), self._exit.at)
         return bytes(texts)
 
     def _site_of_groups(self, number: int, here: int) -> bytes:
         """Return the site that calls the probe for each group of lanes."""
-        groups = times.groups(
-            self._times, self._code.gpu, self._wave, self._exit_sgprs, self._block_offset, self._counters
-        )
+        groups = times.groups(self._times, self._code.gpu, self._wave, self._exit_sgprs, self._counters)
         head, body, tail = (self._assemble(lines) for lines in (groups.head, groups.body, groups.tail))
         head = self._keep(number) + head
         turn = body + call(self._comgr, here + len(head) + len(body), self._exit.at) + tail

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import GcnKernel
+from gpubpf.lower import amdgcn
 
-# Values that the prologue saves: address of the arguments (2), EXEC (2), indices of the workgroup (3), the first lane's work-item.
-SAVED = 8
-_LANES = 2  # the first of the two that EXEC is
+# Values that the prologue saves, as probes expect them in their first registers (amdgcn.REGISTERS): the address of the launch block
+# (2), the indices of the workgroup (3), the first lane's work-item, EXEC (2).
+SAVED = amdgcn.KEPT
+_INDICES, _FIRST, _LANES = 2, 5, 6
 KEPT = 4  # VGPRs in which the prologue keeps what the kernel begins with, while the probe at the entry runs
 
 
@@ -81,8 +83,8 @@ class Start:
         properties = descriptor.properties | 1 << 3
         return cls(kernarg, (x, y, z), tuple(moves), new, resources, properties, packed, items)
 
-    def prologue(self, save: Save, wave: int) -> str:
-        """Return the text of the prologue. The registers behind those that are set are free."""
+    def prologue(self, save: Save, wave: int, block_offset: int) -> str:
+        """Return the text of the prologue. The registers behind those that are set are free, and SCC."""
         one, two = f"s{self.sgprs}", f"s{self.sgprs + 1}"
         lines = [f"v_readfirstlane_b32 {one}, v0"]
         for number in () if self.packed else (1, 2):
@@ -91,14 +93,16 @@ class Start:
                 f"s_lshl_b32 {two}, {two}, {10 * number}",
                 f"s_or_b32 {one}, {one}, {two}",
             ]
-        # The last value first: its place may be that of the registers in use here.
+        # In this order: the places of the first values may be those of the registers in use here.
         lines += [
-            save.put(7, one),
-            *(save.put(4 + n, f"s{register}") for n, register in enumerate(self.indices)),
-            save.put(2, "exec_lo"),
-            *((save.put(3, "exec_hi"),) if wave == 64 else ()),
-            save.put(0, f"s{self.kernarg}"),
-            save.put(1, f"s{self.kernarg + 1}"),
+            save.put(_FIRST, one),
+            *(save.put(_INDICES + n, f"s{register}") for n, register in enumerate(self.indices)),
+            save.put(_LANES, "exec_lo"),
+            *((save.put(_LANES + 1, "exec_hi"),) if wave == 64 else ()),
+            f"s_add_u32 {one}, s{self.kernarg}, {block_offset:#x}",
+            f"s_addc_u32 {two}, s{self.kernarg + 1}, 0",
+            save.put(1, two),
+            save.put(0, one),
             *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
             # In v0 are now all three indices of the work-item. The kernel may expect that there is nothing but what it asked for.
             *(
@@ -134,9 +138,9 @@ def _all_lanes(save: Save, wave: int) -> list[str]:
     return [save.get(_LANES, 0), "s_mov_b32 exec_lo, s0"]
 
 
-def site(save: Save, wave: int, number: int, block_offset: int, counters: Sequence[int] = ()) -> list[str]:
+def site(save: Save, wave: int, number: int, counters: Sequence[int] = ()) -> list[str]:
     """Return the text that sets the registers of a probe, at place `number`."""
-    return arrive(save, wave) + give(save, f"s_mov_b32 s6, {number:#x}", block_offset, counters)
+    return arrive(save, wave) + give(save, f"s_mov_b32 s{amdgcn.SITE}, {number:#x}", counters)
 
 
 def arrive(save: Save, wave: int) -> list[str]:
@@ -147,17 +151,13 @@ def arrive(save: Save, wave: int) -> list[str]:
     return ["s_waitcnt vmcnt(0) lgkmcnt(0)", "v_nop", *_all_lanes(save, wave)]
 
 
-def give(save: Save, place: str, block_offset: int, counters: Sequence[int]) -> list[str]:
+def give(save: Save, place: str, counters: Sequence[int]) -> list[str]:
     """Return the text that sets the registers of a probe in the lanes that are on. place: what sets the number of the place.
 
     On GFX9, an SGPR that a vector instruction has written and a memory access reads within five instructions is a hazard (s_nop).
     """
     return [
-        save.get(0, 0),
-        save.get(1, 1),
-        f"s_add_u32 s0, s0, {block_offset:#x}",
-        "s_addc_u32 s1, s1, 0",
-        *(save.get(4 + n, 2 + n) for n in range(4)),
+        *(save.get(n, n) for n in range(_LANES)),
         place,
         *(f"v_mov_b32 v{n}, v{counter}" for n, counter in enumerate(counters)),
         *(() if save.vgpr is None else ("s_nop 4",)),

@@ -61,9 +61,7 @@ class Groups:
     tail: list[str]
 
 
-def groups(
-    times: Times, gpu: str, wave: int, probe_sgprs: int, block_offset: int, counters: Sequence[int]
-) -> Groups:
+def groups(times: Times, gpu: str, wave: int, probe_sgprs: int, counters: Sequence[int]) -> Groups:
     """Return the site at a kernel's end."""
     save = times.save
     left, first = _masks(save, probe_sgprs), _masks(save, probe_sgprs) + 2
@@ -92,7 +90,7 @@ def groups(
     for name, at in zip(amdgcn.TIMES, range(amdgcn.TIME, amdgcn.TIME + 4, 2), strict=True):
         if name in times.vgprs:
             body += [f"v_readfirstlane_b32 s{at + n}, v{times.vgprs[name] + n}" for n in range(2)]
-    body += give(save, f"v_readfirstlane_b32 s6, v{times.site}", block_offset, counters)
+    body += give(save, f"v_readfirstlane_b32 s{amdgcn.SITE}, v{times.site}", counters)
     return Groups(head, body, [f"s_cmp_lg_u{wave} {lanes}, 0"])
 
 

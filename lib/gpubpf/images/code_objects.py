@@ -18,7 +18,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubpf import cache, names
@@ -26,7 +26,7 @@ from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.inject import GcnPlacement, inject
-from gpubpf.gcn.kernel_writer import InjectedGcnKernel
+from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.lower.amdgcn import WaveProgram
@@ -41,13 +41,15 @@ class AmdAttachment:
     """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
     lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of
-    work that is counted for it.
+    work that is counted for it. kinds, spaces: at `access`, those of the accesses.
     """
 
     lowered: Callable[[int], WaveProgram]
     point: str
     kernels: tuple[str, ...] = ()
     accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
 
 
 def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool = False) -> Sidecar:
@@ -99,7 +101,11 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
             if attachment.point not in POINTS:
                 raise VerifyError(f"kernels of AMD GPUs have no probes at {attachment.point} yet")
             program = attachment.lowered(kernel.descriptor.wave)
-            found.append(GcnPlacement(program, attachment.point, attachment.accumulate))
+            found.append(
+                GcnPlacement(
+                    program, attachment.point, attachment.accumulate, attachment.kinds, attachment.spaces
+                )
+            )
     return found
 
 
@@ -160,14 +166,20 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
         ((0, kernel.argument_bytes),),
         kernel.block_offset,
         kernel.block,
-        tuple(
-            Site(site.number, site.function, 0, *lines.at(site.address), offset=site.offset)
-            for site in kernel.sites
-        ),
+        tuple(_site(site, lines) for site in kernel.sites),
         kernel.waits,
         len(kernel.sites),
+        kernel.unprobed,
         amd=AmdKernel(kernel.wave, kernel.most_threads, RegisterUse(*kernel.registers), kernel.references),
     )
+
+
+def _site(site: GcnSite, lines: SourceLines) -> Site:
+    made = Site(site.number, site.function, 0, *lines.at(site.address), offset=site.offset)
+    if (access := site.access) is None:
+        return made
+    made = replace(made, point="access", opcode=site.opcode, kind=access.kind, space=access.space)
+    return replace(made, width=access.width, effect=access.effect)
 
 
 # --- the cache ---
@@ -189,7 +201,10 @@ def _identity(placements: Mapping[str, Sequence[GcnPlacement]]) -> str:
     numbers = {identity: number for number, identity in enumerate(programs)}
     texts = [(one.program.text, one.program.arguments) for one in programs.values()]
     kernels = [
-        (name, [(numbers[id(one.program)], one.point, one.accumulate) for one in chosen])
+        (
+            name,
+            [(numbers[id(one.program)], one.point, one.accumulate, one.kinds, one.spaces) for one in chosen],
+        )
         for name, chosen in placements.items()
     ]
     return repr((texts, kernels))

@@ -148,6 +148,7 @@ static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* number of bits that are
 static gpu_mask (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes with a lower number than this one */
 /* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
 static u32 (*gpu_first)(gpu_mask lanes) = (void *)617;
+static u32 (*gpu_warp_size)(void) = (void *)618; /* lanes of a warp of this kernel */
 
 /*
  * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. Behind a

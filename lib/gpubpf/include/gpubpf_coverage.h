@@ -139,7 +139,7 @@ static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int b
         return 1;
     if (away)
         return 0;
-    u64 mask = gpubpf_granules(fine, request->address, (u32)request->width * (32 - gpu_lane()));
+    u64 mask = gpubpf_granules(fine, request->address, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
     if (mask & missing) {
         __sync_fetch_and_or(own, mask);
         if (both)

@@ -27,8 +27,9 @@ enum gpu_pattern { GPU_UNIT, GPU_SHIFTED, GPU_BROADCAST, GPU_STRIDED, GPU_GATHER
  * here: see traffic.py.
  */
 struct gpu_traffic {
-    u64 requests[2 * GPU_PART];     /* by all 32 lanes, or by one lane; from GPU_PART on: by other numbers of lanes, with widths
-                                       that vary, in local memory at several offsets, or with a pattern in each row of the block */
+    u64 requests[2 * GPU_PART];     /* by all lanes, or by one lane; from GPU_PART on: by other numbers of lanes, with widths that
+                                       vary, in local memory at several offsets, or with a pattern in each row of the block; on AMD
+                                       GPUs also where an access has bytes of two sectors */
     u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
     u64 bytes;                      /* if the width varies */
@@ -48,7 +49,7 @@ struct gpu_shared_traffic {         /* of shared memory */
 /* A lane's part of a request. */
 struct gpu_request {
     u64 address, width;
-    u32 active;                     /* mask of the lanes that make it */
+    gpu_mask active;                /* of the lanes that make it */
     int varies;                     /* flag: the width may differ between lanes, and exceed 32 bytes (copies) */
     int local;                      /* flag: in local memory */
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
@@ -56,7 +57,31 @@ struct gpu_request {
     u32 row, ahead;                 /* lanes in this lane's row, 0 if another lane has the same address; lanes before it */
 };
 
+#if GPU_LANES > 32
+/* AMD GPUs: sectors of 64 bytes, waves of 32 or 64 lanes, accesses of 12 bytes, and at any address. */
+#define GPUBPF_SECTOR_BITS 6
+#define GPUBPF_LANES gpu_warp_size()
+#define GPUBPF_FULL (~0ull >> (64 - gpu_warp_size() & 63))
+#define GPUBPF_IS_SHORT(_width) (gpu_warp_size() * (u32)(_width) < 64)    /* all lanes together access less than a sector */
+#define GPUBPF_IS_MULTIPLE(_bytes, _width) ((_width) == 12 ? !((_bytes) % 12) : !((_bytes) & ((_width) - 1)))
+#define GPUBPF_WORD_BITS(_width) ((_width) > 8 ? 4 : gpu_log2((_width) | 4))
+#define GPUBPF_ROW_BITS(_shift) 2
+#define GPUBPF_ANY(_lanes) ((u64)((_lanes) != 0))
+#define GPUBPF_CROSSING(_address, _width) gpu_ballot(((_address) & 63) + (_width) > 64)  /* lanes with bytes of two sectors */
+#else
+#define GPUBPF_SECTOR_BITS 5
+#define GPUBPF_LANES 32
 #define GPUBPF_FULL 0xffffffffu
+#define GPUBPF_IS_SHORT(_width) 0
+#define GPUBPF_IS_MULTIPLE(_bytes, _width) (!((_bytes) & ((_width) - 1)))
+#define GPUBPF_WORD_BITS(_width) gpu_log2((_width) | 4)
+#define GPUBPF_ROW_BITS(_shift) (_shift)
+#define GPUBPF_ANY(_lanes) ((0 - (u64)(_lanes)) >> 63)
+#define GPUBPF_CROSSING(_address, _width) 0
+#endif
+#define GPUBPF_SECTOR (1 << GPUBPF_SECTOR_BITS)
+#define GPUBPF_LANE (gpu_lane() & (GPU_LANES - 1))
+#define GPUBPF_BELOW(_lane) (((gpu_mask)1 << (_lane)) - 1)
 #define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
 
 static inline u64 gpubpf_length(s64 step) { return step < 0 ? -step : step; }
@@ -70,18 +95,18 @@ static inline void gpubpf_raise(u64 *most, u64 value) {
  * Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes.
  * `part`: whether the request is counted from GPU_PART on.
  */
-static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, int part, u32 before) {
-    u32 lane = gpu_lane() & 31, together = 128 >> (shift & 7), phase = lane << shift >> 7;
-    u32 phase_lanes = (u32)((1ull << together) - 1) << (phase * together & 31);
+static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, int part, gpu_mask before) {
+    u32 lane = GPUBPF_LANE, together = 128 >> (shift & 7), phase = lane << shift >> 7;
+    gpu_mask phase_lanes = (gpu_mask)((1ull << together) - 1) << (phase * together & (GPU_LANES - 1));
     u64 word = address >> shift;
-    u32 words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* one lane for each word */
+    gpu_mask words = gpu_ballot(!(gpu_match(word << 3 | phase) & before));  /* one lane for each word */
     u64 ways = gpu_popcount(gpu_match((word & (together - 1)) << 3 | phase) & words), most = 0;
 
     for (u32 least = 1; least <= 32; least++) {
         u64 such = gpu_ballot(ways >= least);
         if (!such)
             break;
-        most += (0 - (such & phase_lanes)) >> 63;
+        most += GPUBPF_ANY(such & phase_lanes);
     }
     gpubpf_raise(&banked->ways_max, ways);
     if (!(before & phase_lanes)) {
@@ -91,42 +116,46 @@ static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 addres
     }
 }
 
-/* Like gpubpf_add_ways, for 32 lanes: the lowest bit of their step says how many lanes meet in a bank. */
-static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 step, u32 shift, u32 before) {
+/* Like gpubpf_add_ways, for all lanes: the lowest bit of their step says how many lanes meet in a bank. */
+static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 step, u32 shift, gpu_mask before) {
     u32 bit = step & -step, ways = bit < 128 ? bit : 128;
     gpubpf_raise(&banked->ways_max, ways >> (shift & 7));
     if (!before)
-        GPUBPF_COUNT(banked->ways, ways >> 2);
+        GPUBPF_COUNT(banked->ways, ways * GPUBPF_LANES >> 7);
 }
 
 /* Adds a copy of many bytes by each lane. */
 static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, u64 address, u64 width) {
-    u32 active = gpu_active(), lanes = gpu_popcount(active);
-    GPUBPF_COUNT(cell->sectors, ((address + width - 1) >> 5) - (address >> 5) + 1);
-    GPUBPF_COUNT(cell->least, (width + 31) >> 5);
+    gpu_mask active = gpu_active();
+    u32 lanes = gpu_popcount(active);
+    u64 last = address + width - 1;
+    GPUBPF_COUNT(cell->sectors, (last >> GPUBPF_SECTOR_BITS) - (address >> GPUBPF_SECTOR_BITS) + 1);
+    GPUBPF_COUNT(cell->least, (width + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
     GPUBPF_COUNT(cell->bytes, width);
     GPUBPF_COUNT(cell->accesses, 1);
     if (banked) {
         GPUBPF_COUNT(banked->phases, 1);
         GPUBPF_COUNT(banked->ways, 1);
     }
-    if (!(active & ((1u << (gpu_lane() & 31)) - 1)))
+    if (!(active & GPUBPF_BELOW(GPUBPF_LANE)))
         GPUBPF_COUNT(cell->requests[GPU_PART + (lanes == 1 ? GPU_SINGLE : GPU_GATHER)], 1);
     return 0;
 }
 
-/* Whether all 32 lanes make the request, each where the lane before ends: the usual request. Not for local memory. */
+/* Whether all lanes make the request, each where the lane before ends: the usual request. Not for local memory. */
 static inline int gpu_is_usual(struct gpu_request *request) {
     u64 start = request->address - gpu_lane() * (u32)request->width, first = gpu_shuffle(start, 0);
-    return gpu_ballot(start == first) == GPUBPF_FULL;    /* all 32 lanes, so all of them run this */
+    if (GPUBPF_IS_SHORT(request->width))
+        return 0;                                /* then the number of sectors is not known */
+    return gpu_ballot(start == first) == GPUBPF_FULL;    /* all lanes, so all of them run this */
 }
 
 /* Adds such a request to the cell of its site. */
 static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *request) {
-    request->row = 32;
+    request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
     if (gpu_first(GPUBPF_FULL))                  /* with gpu_lane(), ptxas would see that all lanes add at one address */
-        GPUBPF_COUNT(cell->requests[request->address & 31 ? GPU_SHIFTED : GPU_UNIT], 1);
+        GPUBPF_COUNT(cell->requests[request->address & (GPUBPF_SECTOR - 1) ? GPU_SHIFTED : GPU_UNIT], 1);
     return 0;
 }
 
@@ -134,65 +163,89 @@ static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *re
  * The step of lanes that are neighbours in a row of the block (x), if it is the same for all of them although rows are not at one step:
  * the distance in bytes, of at most 31 bits, + 1 << 32; otherwise 0. Rows must have 8 lanes or more, on average.
  */
-static inline u64 gpubpf_step_in_rows(u64 address, u64 width, u32 active) {
+static inline u64 gpubpf_step_in_rows(u64 address, u64 width, gpu_mask active) {
     u64 x, y, z;
     bpf_get_thread_idx(&x, &y, &z);
-    u32 lane = gpu_lane() & 31, left = gpu_ballot(x) & active & active << 1, second = gpu_log2(left & -left);
+    gpu_mask left = gpu_ballot(x) & active & active << 1;
+    u32 lane = GPUBPF_LANE, second = gpu_log2(left & -left);
     s64 away = address - gpu_shuffle(address, lane - 1), step = gpu_shuffle(away, second);
-    u32 same = gpu_ballot(away == step), neighbours = gpu_popcount(left);
+    gpu_mask same = gpu_ballot(away == step);
+    u32 neighbours = gpu_popcount(left);
     int found = left && !(left & ~same) && neighbours >= 7 * (gpu_popcount(active) - neighbours) && step == (s32)step &&
-                !((u32)gpubpf_length(step) & (width - 1));
+                GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
     return found ? (u32)step | 1ull << 32 : 0;
 }
 
+#if GPU_LANES > 32
+/* How many distinct sectors lanes access of which some access two, side by side: those with even numbers, and those with odd ones. */
+static inline u32 gpubpf_count_both(u64 sector, int crosses, gpu_mask before) {
+    u32 found = 0;
+#pragma unroll
+    for (u32 odd = 0; odd < 2; odd++) {
+        u64 other = (sector ^ odd) & 1;
+        int has = !other || crosses;
+        found += gpu_popcount(gpu_ballot(has && !(gpu_match(has ? sector + other : ~0ull) & before)));
+    }
+    return found;
+}
+#endif
+
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
     u64 address = request->address, width = request->width;
-    u32 active = request->active, lane = gpu_lane() & 31, before = active & ((1u << lane) - 1), lanes = gpu_popcount(active);
+    u32 lane = GPUBPF_LANE;
+    gpu_mask active = request->active, before = active & GPUBPF_BELOW(lane);
+    u32 lanes = gpu_popcount(active);
     int varies = request->varies, local = request->local;
 
     if ((varies || banked) && width > 32)
         return gpubpf_add_bulk(cell, banked, address, width);
     if (varies && request->follow && gpu_is_usual(request) && gpu_ballot(width == gpu_shuffle(width, 0)) == GPUBPF_FULL) {
-        request->row = 32;
+        request->row = GPUBPF_LANES;
         request->ahead = lane;
     }
-    if (lanes == 1 && !varies) {
+    gpu_mask crossing = local ? 0 : GPUBPF_CROSSING(address, width) & active;
+    if (lanes == 1 && !varies && !crossing) {
         GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
-    u32 others = active & (active - 1), lowest = gpu_log2(active & -active);
+    gpu_mask others = active & (active - 1);
+    u32 lowest = gpu_log2(active & -active);
     u32 apart = gpu_log2(others & -others) - lowest;         /* lanes from the lowest lane to the next */
     s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
     u32 size = gpubpf_length(step), one = size / apart;  /* bytes from any lane to the next */
     int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
-                 !(one & (width - 1));
+                 GPUBPF_IS_MULTIPLE(one, width);
     step = step < 0 ? -(s64)one : one;
     u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
     if (in_rows)
         step = (s32)in_rows;
-    int regular = linear || in_rows, part = varies || local || active != GPUBPF_FULL || in_rows;
+    int regular = linear || in_rows, part = varies || local || active != GPUBPF_FULL || in_rows || crossing || GPUBPF_IS_SHORT(width);
     if (request->follow && linear && !varies && !step)
         request->row = !before;
     if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active)))) {
         request->row = lanes;
         request->ahead = gpu_popcount(before);
     }
-    if (active == GPUBPF_FULL && linear && !step && !varies) {
+    if (active == GPUBPF_FULL && linear && !step && !varies && !crossing) {
         if (gpu_first(GPUBPF_FULL))
             GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
         return 0;
     }
     u32 pattern = lanes == 1 ? GPU_SINGLE : !regular ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
-    u32 shift = gpu_log2(width | 4), asked = lanes * width;
-    u64 sector = local ? address >> shift << 2 | lane >> 3 : address >> 5;
+    u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
+    u64 sector = local ? address >> GPUBPF_ROW_BITS(shift) << 2 | lane >> (GPUBPF_SECTOR_BITS - 2) : address >> GPUBPF_SECTOR_BITS;
     u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
+#if GPU_LANES > 32
+    if (crossing)
+        sectors = gpubpf_count_both(sector, crossing >> lane & 1, before);
+#endif
 
     if (varies)
         for (int bit = asked = 0; bit < 5; bit++)
             asked += gpu_popcount(gpu_ballot(width >> bit & 1)) << bit;
     u32 addresses = linear && !step ? 1 : lanes;
     if (!linear) {
-        u32 together = gpu_match(address);
+        gpu_mask together = gpu_match(address);
         gpubpf_raise(&cell->contention_max, gpu_popcount(together));
         if (request->updates)
             addresses = gpu_popcount(gpu_ballot(!(together & before)));
@@ -208,7 +261,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     u32 place = part ? GPU_PART + pattern : pattern;
     asm("" : "+r"(place));                       /* otherwise the compiler drops the mask below, which the verifier needs */
     GPUBPF_COUNT(cell->requests[place & 15], 1);
-    GPUBPF_COUNT(cell->sectors, local ? sectors << (shift - 2) : sectors);
+    GPUBPF_COUNT(cell->sectors, local ? sectors * (((u32)width + 3) >> 2) : sectors);
     if (pattern == GPU_STRIDED) {
         GPUBPF_COUNT(cell->steps, step);
         GPUBPF_COUNT(cell->squares, step * step);
@@ -217,7 +270,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     }
     if (part) {
         GPUBPF_COUNT(cell->accesses, lanes);
-        GPUBPF_COUNT(cell->least, (asked + 31) >> 5);
+        GPUBPF_COUNT(cell->least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
         if (active & (active + (active & -active)))
             GPUBPF_COUNT(cell->gaps, 1);
     }

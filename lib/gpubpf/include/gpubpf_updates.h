@@ -17,7 +17,7 @@ GPU_ARRAY(updates, u64, GPUBPF_UPDATED);         /* lanes */
  * Counts a request's updates of each address. `together`: gpu_match of the address. Once an address finds no room,
  * its site is no longer counted, as its numbers would be wrong. An entry is written once: a stale copy is right, or 0.
  */
-static inline void gpu_count_updates(struct gpu_traffic *cell, u64 site, u64 address, u32 together) {
+static inline void gpu_count_updates(struct gpu_traffic *cell, u64 site, u64 address, gpu_mask together) {
     if (cell->uncounted_max || together & gpu_lanes_below())
         return;
     u64 place = gpu_kernel() << 32 | (u32)site;

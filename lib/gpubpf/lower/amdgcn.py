@@ -2,12 +2,17 @@
 
     program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
     probe = compile_probe([program], block, "gfx90a")
+    probe = compile_access_probe({"global": [program]}, block, "gfx90a")
 
 A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
 s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
 place sets first (`REGISTERS`); the rest it loads from the launch block.
 
 Programs at the exit are given the time at which their lanes left the kernel (`TIMES`): a wave ends when all of its lanes have.
+
+A probe at memory accesses is given the address in VGPRs, and what is known of the instruction in `facts`. It keeps the registers of
+`KEPT`, and the address to return to is in `BACK` also when it returns. Its registers can be given other numbers: it uses only those
+that it is given and those above, and the numbers of its first SGPR must be a multiple of 4, of its first VGPR of 2.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from gpubpf import elf
-from gpubpf.ebpf.bytecode import Program
+from gpubpf.ebpf.bytecode import SPACES, Program
 from gpubpf.ebpf.helpers import HELPERS, number_of
 from gpubpf.errors import VerifyError
 from gpubpf.lower import ir
@@ -29,14 +34,23 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.verify.values import Checked
 
 # What a place puts into s0, s1, …: the address of the launch block (two registers), the indices of the workgroup, the work-item
-# indices of the wave's first lane (x | y << 10 | z << 20), and the number of the site.
-REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "site")
+# indices of the wave's first lane (x | y << 10 | z << 20), EXEC of when the wave began (two registers, which no probe reads), the
+# number of the site, and what is known of the access there (`facts`).
+REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "lanes.low", "lanes.high", "site", "facts")
 BLOCK_REGISTERS = 2
-BACK = 8  # the first of the two SGPRs that have the address to return to
+KEPT = 8  # so many registers have the same values for all places of a wave
+SITE, FACTS = 8, 9
+BACK = 10  # the first of the two SGPRs that have the address to return to
 # What a place puts into the registers from `TIME` on, where the time is given: s_memtime and s_memrealtime, two registers each.
-TIME, TIMES = 10, ("clock", "globaltimer")
+TIME, TIMES = 12, ("clock", "globaltimer")
+# The fields of `facts`, with the first bit and the bits of each. Memory instructions add `offset`, a signed number, to the address.
+_FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
+_OF_ACCESS = ("address", "width", "space", "kind", "active", "effect")
+# A generic address is compared with the windows of these spaces; any other is in global memory.
+_APERTURES = {"shared": "shared", "local": "private"}
+_LOOKED_UP = ("shared", "local", "global")
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
 _FUNCTIONS = """
 declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32)
@@ -215,6 +229,30 @@ def compile_probe(
     counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
     with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns.
     """
+    given = counters or [None] * len(programs)
+    return _compile(_entry(programs, block, gpu, given, returns, timed), programs, gpu)
+
+
+def compile_access_probe(
+    programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str
+) -> Probe:
+    """Compile the programs of a memory access for a GPU, by memory space (of `bytecode.SPACES`). Raises VerifyError.
+
+    If there is more than one space, the address is a generic one: each lane runs the programs of the space that its address is in.
+    """
+    ordered = {space: programs[space] for space in _LOOKED_UP if space in programs}
+    every = [program for one in ordered.values() for program in one]
+    return _compile(_access_entry(ordered, block, gpu), every, gpu)
+
+
+def facts(offset: int, width: int, kind: int, effect: int) -> int:
+    """Return what a place at a memory access puts into FACTS."""
+    values = {"offset": offset, "width": width, "kind": kind, "effect": effect}
+    return sum((values[name] & (1 << bits) - 1) << first for name, (first, bits) in _FACTS.items())
+
+
+def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
+    """Compile a text with the function _ENTRY, which calls the programs."""
     import llvmlite.binding as llvm
 
     from gpubpf.lower import nvptx
@@ -227,8 +265,7 @@ def compile_probe(
 
     def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
-        given = counters or [None] * len(programs)
-        module = llvm.parse_assembly(_entry(programs, block, gpu, given, returns, timed))
+        module = llvm.parse_assembly(text)
         for number, program in enumerate(programs):
             module.link_in(llvm.parse_assembly(program.text.replace(ir.ENTRY, f"{ir.ENTRY}{number}")))
         for function in module.functions:
@@ -250,11 +287,11 @@ def compile_probe(
         raise VerifyError(
             f"device program {name}: an array on the stack does not fit into registers; index it by constants, or keep it in a map"
         )
-    (text,) = (section for section in file.sections if section.name == ".text")
+    (section,) = (section for section in file.sections if section.name == ".text")
     (symbols,) = (section for section in file.sections if section.name == ".symtab")
     names = file.name_table(symbols)
     (entry,) = (symbol for symbol in file.symbols(symbols) if names.at(symbol.name) == _ENTRY)
-    code = file.contents(text)[: entry.size]  # padding for the instruction cache follows
+    code = file.contents(section)[: entry.size]  # padding for the instruction cache follows
     if any(s.size and s.name.startswith((".rela.text", ".rodata", ".data", ".bss")) for s in file.sections):
         raise VerifyError(
             f"device program {name}: its code refers to other memory; split it into smaller programs"
@@ -287,40 +324,146 @@ def _entry(
             f"  ret {result} %both",
         ]
     given += [f"i32 %work{n}" for n in range(1 + max((n for n in counters if n is not None), default=-1))]
-    unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
     lines, declared = [], []
     for number, (program, counter) in enumerate(zip(programs, counters, strict=True)):
-        passed = []
-        for argument in program.arguments:
-            kind = "i64" if argument.type == "b64" else "i32"
-            if argument.kind == "sm":
-                lines.append(f"  %sm.{number} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
-                passed.append(f"i32 %sm.{number}")
-                continue
-            if argument.kind == "time":
-                loads, value = _time(argument.field, block, f"{argument.name}.{number}", timed)
-                lines += loads
-                passed.append(f"i64 {value}")
-                continue
-            if argument.kind == "context" and argument.field == "work" and counter is not None:
-                lines.append(f"  %work.{number} = zext i32 %work{counter} to i64")
-                passed.append(f"i64 %work.{number}")
-                continue
-            loads, value = _value(argument, block, f"{argument.name}.{number}")
-            lines += loads
-            passed.append(f"{kind} {value}")
-        kinds = ", ".join(each.split()[0] for each in passed)
-        declared.append(f"declare void @{ir.ENTRY}{number}({kinds}) convergent nounwind")
-        lines.append(f"  call void @{ir.ENTRY}{number}({', '.join(passed)})")
+        more, declaration = _call(number, program, block, gpu, timed, counter)
+        lines += more
+        declared.append(declaration)
+    return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", lines + end)
+
+
+def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str) -> str:
+    """Return the function of a place at a memory access: all SGPRs up to `BACK` are results too, so that it keeps them.
+
+    programs: by space, those of _APERTURES first.
+    """
+    names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS)]
+    names += ["back_low", "back_high"]
+    given = [*(f"i32 inreg %{name}" for name in names), "i32 %address_low", "i32 %address_high"]
+    result = f"{{ {', '.join(['i32'] * len(names))} }}"
+    lines = [
+        *_joined("block", "low", "high"),
+        *_joined("written", "address_low", "address_high"),
+        *(line for name, (first, bits) in _FACTS.items() for line in _fact(name, first, bits)),
+        "  %signed = sext i32 %offset to i64",
+        "  %sum = add i64 %written, %signed",
+    ]
+    declared: list[str] = []
+    numbers = iter(range(sum(map(len, programs.values()))))
+    for space in programs:
+        last = space == [*programs][-1]
+        if not last:
+            declared.append(f"declare i1 @llvm.amdgcn.is.{_APERTURES[space]}(ptr)")
+            lines += [
+                f"  %pointer.{space} = inttoptr i64 %written to ptr",
+                f"  %is.{space} = call i1 @llvm.amdgcn.is.{_APERTURES[space]}(ptr %pointer.{space})",
+                f"  br i1 %is.{space}, label %in.{space}, label %not.{space}",
+                f"in.{space}:",
+            ]
+        if space == "global":
+            lines.append(f"  %address.{space} = bitcast i64 %sum to i64")
+        else:  # an offset of 32 bits
+            lines.append(f"  %address.{space} = and i64 %sum, {(1 << 32) - 1}")
+        for program in programs[space]:
+            more, declaration = _call(next(numbers), program, block, gpu, False, None, space)
+            lines += more
+            declared.append(declaration)
+        lines.append("  br label %done")
+        if not last:
+            lines.append(f"not.{space}:")
+    lines.append("done:")
+    value = "poison"
+    for number, name in enumerate(names):
+        lines.append(f"  %result.{number} = insertvalue {result} {value}, i32 %{name}, {number}")
+        value = f"%result.{number}"
+    return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", [*lines, f"  ret {result} {value}"])
+
+
+def _joined(name: str, low: str, high: str) -> list[str]:
+    """Return the LLVM IR of a number of 64 bits in two registers."""
+    return [
+        f"  %{name}.low = zext i32 %{low} to i64",
+        f"  %{name}.wide = zext i32 %{high} to i64",
+        f"  %{name}.high = shl i64 %{name}.wide, 32",
+        f"  %{name} = or disjoint i64 %{name}.high, %{name}.low",
+    ]
+
+
+def _fact(name: str, first: int, bits: int) -> list[str]:
+    """Return the LLVM IR of a field of `facts`."""
+    shift = "ashr" if name == "offset" else "lshr"
+    return [
+        f"  %{name}.up = shl i32 %facts, {32 - first - bits}",
+        f"  %{name} = {shift} i32 %{name}.up, {32 - bits}",
+    ]
+
+
+def _call(
+    number: int,
+    program: WaveProgram,
+    block: LaunchBlock,
+    gpu: str,
+    timed: bool,
+    counter: int | None,
+    space: str | None = None,
+) -> tuple[list[str], str]:
+    """Return the LLVM IR that calls the program with this number, and its declaration. space: of the access."""
+    unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
+    lines, passed = [], []
+    for argument in program.arguments:
+        kind = "i64" if argument.type == "b64" else "i32"
+        name = f"{argument.name}.{number}"
+        if argument.kind == "sm":
+            lines.append(f"  %{name} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
+            value = f"%{name}"
+        elif argument.kind == "time":
+            more, value = _time(argument.field, block, name, timed)
+            lines += more
+        elif argument.kind == "context" and argument.field == "work" and counter is not None:
+            lines.append(f"  %{name} = zext i32 %work{counter} to i64")
+            value = f"%{name}"
+        elif argument.kind == "context" and argument.field in _OF_ACCESS:
+            more, value = _of_access(argument, space, name, program.wave)
+            lines += more
+        else:
+            more, value = _value(argument, block, name)
+            lines += more
+        passed.append(f"{kind} {value}")
+    kinds = ", ".join(each.split()[0] for each in passed)
+    lines.append(f"  call void @{ir.ENTRY}{number}({', '.join(passed)})")
+    return lines, f"declare void @{ir.ENTRY}{number}({kinds}) convergent nounwind"
+
+
+def _of_access(argument: Argument, space: str | None, name: str, wave: int) -> tuple[list[str], str]:
+    """Return the LLVM IR that computes a field of the context of an access, and its value."""
+    assert space is not None
+    if argument.field == "address":
+        return [], f"%address.{space}"
+    if argument.field == "space":
+        return [], str(SPACES.index(space))
+    if argument.field != "active":
+        return [], f"%{argument.field}"
+    lines = [f"  %{name} = call i{wave} @llvm.amdgcn.ballot.i{wave}(i1 true)"]
+    if argument.type == "b32" or wave == 64:
+        return lines, f"%{name}"
+    return [*lines, f"  %{name}.wide = zext i{wave} %{name} to i64"], f"%{name}.wide"
+
+
+def _module(declared: Sequence[str], head: str, lines: Sequence[str]) -> str:
+    """Return a module with one function."""
+    every = [
+        "declare i32 @llvm.amdgcn.s.getreg(i32)",
+        "declare i64 @llvm.amdgcn.s.memrealtime()",
+        "declare i64 @llvm.amdgcn.ballot.i64(i1)",
+        "declare i32 @llvm.amdgcn.ballot.i32(i1)",
+        *declared,
+    ]
     return "\n".join(
         [
             f'target triple = "{_TRIPLE}"',
-            "declare i32 @llvm.amdgcn.s.getreg(i32)",
-            "declare i64 @llvm.amdgcn.s.memrealtime()",
-            *declared,
-            f"define amdgpu_cs {result} @{_ENTRY}({', '.join(given)}) nounwind convergent {{",
+            *every,
+            f"define amdgpu_cs {head} nounwind convergent {{",
             *lines,
-            *end,
             "}",
             "!1 = !{}",
             "",

@@ -278,6 +278,7 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
         "shuffle", f"i64 {lowering.get(1)}", f"i32 {lowering.low(lowering.get(2))}"
     ),
     "warp": HelperCalls.warp,
+    "warp_size": lambda lowering, call, operand: str(lowering.backend.warp),
     "thread": lambda lowering, call, operand: lowering.number("thread", "i64"),
     "maximum": HelperCalls.maximum,
     "logarithm": HelperCalls.logarithm,

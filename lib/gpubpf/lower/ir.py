@@ -260,7 +260,8 @@ class _Lowering(HelperCalls):
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
-        if field in _NARROW.get(self.checked.function.point, ()):  # so that comparisons have 32 bits
+        narrow = _NARROW.get(self.checked.function.point, ())  # so that comparisons have 32 bits
+        if field in narrow and (field != "active" or self.backend.warp <= 32):
             return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
             return self.argument("context", field, field=field)

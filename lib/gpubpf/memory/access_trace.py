@@ -64,7 +64,7 @@ static __always_inline int is_wanted(u64 address, u64 width, u32 site) {
     bpf_get_block_idx(&bx, &by, &bz);
     bpf_get_block_dim(&x, &y, &z);
     gpu_grid_dim(&gx, &gy, &gz);
-    u32 block = (bz * gy + by) * gx + bx, warps = (x * y * z + 31) >> 5;
+    u32 block = (bz * gy + by) * gx + bx, warps = (x * y * z + gpu_warp_size() - 1) / gpu_warp_size();  /* at most GPU_LANES */
     return (block * warps + gpu_warp()) % (u32)w->warps == 0;
 }
 

@@ -6,8 +6,8 @@
             site.sectors, site.least, site.pattern
 
 The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`. A cell counts requests by pattern: first
-those of all 32 lanes, and of a single lane; from index PART on, all others. For the former, the numbers that follow from the width are
-derived here instead of on the device. docs/memory.md defines all numbers.
+those of all lanes of a warp, and of a single lane; from index PART on, all others. For the former, the numbers that follow from the
+width are derived here instead of on the device. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,29 @@ if TYPE_CHECKING:
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
-LANES, SECTOR, BANKS = 32, 32, 128  # lanes of a warp; bytes of a sector; bytes of all banks of shared memory
+BANKS = 128  # bytes of all banks of shared memory
 _MODULUS = 1 << 64
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Who makes a request: lanes of a warp; bytes of the sectors that memory moves; and what the vendor calls a warp."""
+
+    lanes: int = WARP
+    sector: int = 32
+    word: str = "warp"
+
+    @classmethod
+    def of(cls, wave: int | None) -> Warp:
+        """Return that of AMD GPUs for waves of so many lanes, or that of NVIDIA GPUs."""
+        return cls() if wave is None else cls(wave, 64, "wave")
+
+    def sectors(self, width: int) -> int:
+        """Return the fewest sectors for so many bytes by each lane."""
+        return -(-self.lanes * width // self.sector)
+
+
+NVIDIA = Warp()
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ class SiteTraffic:
 
     accesses    active lanes
     bytes       bytes that the lanes asked for
-    sectors     32-byte sectors
+    sectors     sectors
     least       the fewest sectors that could hold so many bytes
     patterns    requests by pattern, indexed by UNIT … SINGLE
     stride      elements from lane to lane of strided requests; None when they differ
@@ -78,6 +99,7 @@ class SiteTraffic:
     gaps: int = 0
     distinct: int | None = None
     updates: Updates | None = None
+    warp: Warp = NVIDIA
 
     @property
     def ratio(self) -> float:
@@ -117,7 +139,7 @@ class SiteTraffic:
     @property
     def wasted(self) -> int:
         """Bytes moved beyond the fewest possible. Shared memory moves none: see `conflicts`."""
-        return 0 if self.space == "shared" else max(0, self.sectors - self.least) * SECTOR
+        return 0 if self.space == "shared" else max(0, self.sectors - self.least) * self.warp.sector
 
     @property
     def conflicts(self) -> int:
@@ -127,7 +149,7 @@ class SiteTraffic:
     @property
     def moved(self) -> int:
         """Bytes moved; in shared memory, bytes that could have moved in the turns that the banks took."""
-        return self.ways * BANKS if self.space == "shared" else self.sectors * SECTOR
+        return self.ways * BANKS if self.space == "shared" else self.sectors * self.warp.sector
 
     @property
     def where(self) -> str:
@@ -146,7 +168,8 @@ class SiteTraffic:
             "width": self.width,
             "opcode": self.site.opcode,
             "source": self.where if self.site.source else None,
-            "ptx_line": self.site.line,
+            "ptx_line": self.site.line or None,
+            "offset": self.site.offset,
             "requests": self.requests,
             "accesses": self.accesses,
             "bytes": self.bytes,
@@ -176,6 +199,7 @@ class KernelTraffic:
     registers  registers per thread, before and after instrumentation; None when unknown
     unknown    requests at sites that the session does not know
     spilled    bytes of local memory per thread that a copy limited to fewer registers needs
+    wave       the lanes of a wave, if it ran on an AMD GPU
     """
 
     pid: int
@@ -187,6 +211,11 @@ class KernelTraffic:
     launches: int
     unknown: int = 0
     spilled: int = 0
+    wave: int | None = None
+
+    @cached_property
+    def warp(self) -> Warp:
+        return Warp.of(self.wave)
 
     @cached_property
     def kernel(self) -> str:
@@ -220,8 +249,8 @@ class KernelTraffic:
 
     def place(self) -> dict[str, Any]:
         """Return the fields that every JSON record about the kernel has."""
-        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, "vendor": "nvidia", "wave": WARP}
-        return where | {"kernel": self.kernel}
+        vendor = {"vendor": "amd" if self.wave else "nvidia", "wave": self.warp.lanes}
+        return {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **vendor, "kernel": self.kernel}
 
     def record(self) -> dict[str, Any]:
         """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""
@@ -276,7 +305,10 @@ class Traffic:
                 cells = {name: self._growth((key, name), values) for name, values in cells.items()}
             count = int(cells.pop("launches")["launches"][0])
             sites, unknown = decode_cells(
-                cells, session.sites(instance.mangled, instance.pid), updates.get(key)
+                cells,
+                session.sites(instance.mangled, instance.pid),
+                updates.get(key),
+                Warp.of(instance.wave),
             )
             if sites or unknown:
                 used = instance.registers_before, instance.registers_after
@@ -291,6 +323,7 @@ class Traffic:
                         count,
                         unknown,
                         instance.spilled,
+                        instance.wave,
                     )
                 )
         return sorted(
@@ -348,7 +381,10 @@ def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def decode_cells(
-    parts: Mapping[str, Cells], sites: Mapping[int, Site], updates: Mapping[int, Updates] | None = None
+    parts: Mapping[str, Cells],
+    sites: Mapping[int, Site],
+    updates: Mapping[int, Updates] | None = None,
+    warp: Warp = NVIDIA,
 ) -> tuple[tuple[SiteTraffic, ...], int]:
     """Return the executed sites of one kernel, by number, and the number of requests at sites that `sites` lacks.
 
@@ -372,25 +408,29 @@ def decode_cells(
             counted = (
                 updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None
             )
-            found.append(site_traffic(site, space, cell, counted))
+            found.append(site_traffic(site, space, cell, counted, warp))
     return tuple(sorted(found, key=lambda row: (row.site.number, row.space))), unknown
 
 
 def site_traffic(
-    site: Site, space: str, cell: Mapping[str, Any], updates: Updates | None = None
+    site: Site,
+    space: str,
+    cell: Mapping[str, Any],
+    updates: Updates | None = None,
+    warp: Warp = NVIDIA,
 ) -> SiteTraffic:
     """Return the traffic of one site. The values in `cell` are integers, or lists of integers."""
-    width = site.width
+    width, lanes = site.width, warp.lanes
     whole, part = cell["requests"][:PART], cell["requests"][PART:]
     unit, shifted, broadcast, strided, gather, single = whole
-    full = unit + shifted + broadcast + strided + gather  # requests of 32 lanes
+    full = unit + shifted + broadcast + strided + gather  # requests of all lanes
     single_sectors = max(width // 4, 1) if space == "local" else 1  # sectors of a single lane
-    broadcast_sectors = max(width, 4) if space == "local" else 1  # sectors of a broadcast
-    accesses = LANES * full + single + cell["accesses"]
+    broadcast_sectors = warp.sectors(max(width, 4)) if space == "local" else 1  # sectors of a broadcast
+    accesses = lanes * full + single + cell["accesses"]
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
-    contention = LANES if broadcast else max(1, cell["contention_max"])
+    contention = lanes if broadcast else max(1, cell["contention_max"])
     if space == "local":  # Each thread has its own: lanes at the same offset are side by side.
         patterns = (
             patterns[BROADCAST],
@@ -404,7 +444,8 @@ def site_traffic(
     steps = _MODULUS - 1 - cell["shortest_max"], cell["longest_max"]
     ways = phases = ways_max = 0
     if space == "shared":
-        full_phases = max(width, 4) // 4  # phases of a request of 32 lanes
+        word = 16 if 8 < width < 16 else max(width, 4)
+        full_phases = lanes * word // BANKS  # phases of a request of all lanes
         phases = full_phases * full + single + cell["phases"]
         ways = full_phases * (unit + shifted + broadcast) + single + cell["ways"]
         ways_max = max(cell["ways_max"], 1)
@@ -414,12 +455,12 @@ def site_traffic(
         requests=requests,
         accesses=accesses,
         bytes=bytes_,
-        sectors=unit * width
-        + shifted * (width + 1)
+        sectors=unit * warp.sectors(width)
+        + shifted * (warp.sectors(width) + 1)
         + broadcast * broadcast_sectors
         + single * single_sectors
         + cell["sectors"],
-        least=full * width + single * -(-width // SECTOR) + cell["least"],
+        least=full * warp.sectors(width) + single * -(-width // warp.sector) + cell["least"],
         patterns=patterns,
         stride=common_stride(
             patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)
@@ -430,10 +471,11 @@ def site_traffic(
         ways_max=ways_max,
         steps=steps if patterns[STRIDED] and steps[0] <= steps[1] else None,
         gaps=cell["gaps"],
-        distinct=LANES * (unit + shifted) + broadcast + single + cell["addresses"]
+        distinct=lanes * (unit + shifted) + broadcast + single + cell["addresses"]
         if site.kind == "atomic" and space != "local"
         else None,
         updates=updates,
+        warp=warp,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubpf import names
-from gpubpf.memory.traffic import BANKS, LANES, SECTOR, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.memory.traffic import BANKS, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
 from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
@@ -63,7 +63,7 @@ class SiteGroup:
     @property
     def idle(self) -> int:
         """Idle lanes of all requests."""
-        return LANES * self.sum("requests") - self.sum("accesses")
+        return self.sites[0].warp.lanes * self.sum("requests") - self.sum("accesses")
 
     @property
     def updates(self) -> Updates | None:
@@ -142,7 +142,7 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owner
             "REQUESTS": number(sum(site.requests for site in kernel.sites)),
             "ASKED": size(total["bytes"]),
         }
-        row |= {"MOVED": size(SECTOR * total["sectors"])}
+        row |= {"MOVED": size(kernel.warp.sector * total["sectors"])}
         ratio = total["ratio"]
         rows.append(row | {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(kernel.wasted)})
     return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
@@ -161,7 +161,7 @@ def lines(
     yield ""
     mixed = len({row.sites[0].space == "shared" for row in rows}) > 1
     cells = [row.cells(kernel.share(row.sites), mixed) for row in shown]
-    yield from _table(cells, verbose, owners.cells(kernel))
+    yield from _table(cells, kernel.warp.lanes, verbose, owners.cells(kernel))
     if mixed:
         yield "SHARE in parentheses: of the time that shared memory takes"
     if len(rows) > len(shown):
@@ -174,11 +174,11 @@ def lines(
         yield ""
 
 
-def _table(rows: Sequence[dict[str, str]], verbose: bool, owners: Mapping[str, str]) -> list[str]:
+def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Mapping[str, str]) -> list[str]:
     """Return the table of one kernel, without columns that say nothing. `owners`: cells for process and GPU."""
     empty = [
         name
-        for name, cell in (("BANKS", ""), ("LANES", str(LANES)))
+        for name, cell in (("BANKS", ""), ("LANES", str(lanes)))
         if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
     ]
     made = [{**owners, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
@@ -216,8 +216,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     shared = [row for row in rows if row.sites[0].space == "shared"]
     device = [row for row in rows if row not in shared]
     if least := total["sectors_least"]:
-        moved = f"asked for {size(total['bytes'])}, moved {size(SECTOR * total['sectors'])}"
-        contiguous = f"contiguous lanes would move {size(SECTOR * least)} ({total['ratio']:.2f}x)"
+        moved = f"asked for {size(total['bytes'])}, moved {size(kernel.warp.sector * total['sectors'])}"
+        contiguous = f"contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
         why = "lanes share addresses" if total["ratio"] < 1 else contiguous
         yield f"{'global and local memory: ' if shared else ''}{moved}; {why}"
     if len(rows) > 1 and device and device[0].wasted:
@@ -245,7 +245,7 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
             f"{mean:.1f}".removesuffix(".0") for mean in (waiting.distinct or 0, waiting.lanes)
         )
         together = f"{addresses} address{'' if addresses == '1' else 'es'} for {lanes} lanes"
-        at_once = f"up to {waiting.contention} lanes of a warp update the same address at once"
+        at_once = f"up to {waiting.contention} lanes of a {waiting.sites[0].warp.word} update the same address at once"
         yield f"{waiting.where}: a request updates {together}; {at_once}"
     if hot is not None and most is not None and most.hottest >= _MANY_UPDATES:
         percent = 100 * most.hottest / most.total
@@ -259,11 +259,11 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
     scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests")]
     worst = max(scattered, key=lambda row: row.idle, default=None)
     requests = sum(site.requests for site in kernel.sites)
-    if worst is not None and 4 * sum(row.idle for row in scattered) >= LANES * requests:
+    if worst is not None and 4 * sum(row.idle for row in scattered) >= kernel.warp.lanes * requests:
         lanes = f"{worst.lanes:.1f}".removesuffix(".0")
         yield (
-            f"{worst.where}: {lanes} of {LANES} lanes take part on average, with idle lanes between them; neighbouring"
-            " threads would need fewer warps"
+            f"{worst.where}: {lanes} of {kernel.warp.lanes} lanes take part on average, with idle lanes between them;"
+            f" neighbouring threads would need fewer {kernel.warp.word}s"
         )
 
 
@@ -274,8 +274,8 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     """Return a sentence that says how to improve the copies of one place; None when no advice is certain, or nothing is wasted."""
     first = sites[0]
     begin = f"{first.where} {_DOES[first.site.kind]}"
-    if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == LANES:
-        return f"{begin} one address from all lanes: reduce within the warp, then update from one lane"
+    if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == first.warp.lanes:
+        return f"{begin} one address from all lanes: reduce within the {first.warp.word}, then update from one lane"
     if first.site.kind == "atomic" and (text := _update_advice(sites, begin)):
         return text
     # Whether lanes have different addresses in every request of several lanes.
@@ -295,10 +295,13 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
         step = abs(first.stride) * first.width
         return (
             f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, so {used:.0f} of every"
-            " 32 bytes moved are used; let neighbouring lanes access neighbouring elements"
+            f" {first.warp.sector} bytes moved are used; let neighbouring lanes access neighbouring elements"
         )
     if first.pattern == "unit" and first.patterns[SHIFTED]:
-        return f"{begin} neighbouring elements, but starts inside a 32-byte sector: align the first lane's address to 32 bytes"
+        sector = (
+            f"{first.warp.sector}-byte sector: align the first lane's address to {first.warp.sector} bytes"
+        )
+        return f"{begin} neighbouring elements, but starts inside a {sector}"
     return None
 
 
@@ -326,6 +329,6 @@ def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
         return None
     words = abs(one.stride) * one.width // 4
     conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
-    if words % LANES == 0:
+    if words % (BANKS // 4) == 0:
         return f"{conflict}; pad each row by one element"
     return f"{conflict}; an odd stride avoids them"

@@ -182,6 +182,7 @@ class _Read:
     registers_before: int | None = None
     registers_after: int | None = None
     spilled: int = 0
+    wave: int | None = None
 
 
 def test_since_the_last_time():

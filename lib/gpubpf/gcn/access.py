@@ -1,0 +1,138 @@
+"""Read from an instruction which memory it accesses, and where it says the address is.
+
+accesses(instruction)       # global_load_dwordx4 v[0:3], v[4:5], off → (GcnAccess("load", "global", 16, …),)
+is_memory(instruction)      # image_load … → True, although probes cannot see where
+
+Scalar loads, which a wave makes as a whole, do not count. ds_read2 and its like are two accesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpubpf.gcn.calls import VCC
+from gpubpf.gcn.comgr import GcnInstruction
+
+READS, WRITES = 1, 2  # enum gpu_effect
+SCRATCH = "s[0:3]"  # where kernels keep the descriptor of their scratch memory, and functions expect it
+_EFFECTS = {"load": READS, "store": WRITES, "atomic": READS | WRITES}
+
+
+@dataclass(frozen=True)
+class GcnAccess:
+    """One memory access of each lane that executes an instruction.
+
+    kind     load, store or atomic
+    space    global, shared or local; "generic": only the execution tells where the address points
+    width    bytes of a lane
+    vgpr     the first VGPR of the address: two of a 64-bit address, else one of an offset; None: there is none
+    sgpr     the first SGPR of what is added to it: two of a 64-bit address, or one with an offset; None: nothing
+    scaled   the offset in `sgpr` is one of the wave's memory, not of a lane's
+    offset   a number that is added
+    """
+
+    kind: str
+    space: str
+    width: int
+    vgpr: int | None
+    sgpr: int | None = None
+    scaled: bool = False
+    offset: int = 0
+
+    @property
+    def effect(self) -> int:
+        return _EFFECTS[self.kind]
+
+
+_BYTES = {
+    "ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12,
+    "dwordx4": 16,
+}  # fmt: skip
+_MOVE = re.compile(rf"(global|flat|scratch|buffer)_(load|store)_({'|'.join(_BYTES)})(?:_d16)?(?:_hi)?")
+_ATOMIC = re.compile(r"(global|flat|buffer)_(atomic)_(\w+)")
+_DS_MOVE = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(?:_d16)?(?:_hi)?")
+_DS_ATOMIC = re.compile(r"ds_(?!read|write|\w+_src2)\w+?(2?)(st64)?(_rtn)?_(?:bf|[biuf])(16|32|64)")
+_MEMORY = re.compile(r"(?:global|flat|scratch|buffer|tbuffer|image|ds)_")
+_NOT_MEMORY = re.compile(  # registers of other lanes, queries, caches
+    r"ds_(?:swizzle|b?permute|nop|gws_)|image_get_|buffer_(?:wb|inv|gl[01])"
+)
+_FIRST = re.compile(r"[sv](?:(\d+)|\[(\d+):\d+\])")
+
+
+def accesses(instruction: GcnInstruction, scratch: bool) -> tuple[GcnAccess, ...]:
+    """Return the accesses that can be probed. scratch: SCRATCH is the descriptor of scratch memory."""
+    if not is_memory(instruction):
+        return ()
+    *operands, last = instruction.operands.split(", ")
+    last, *modifiers = last.split()
+    operands.append(last)
+    offsets = {
+        name: int(value)
+        for name, _, value in (m.partition(":") for m in modifiers)
+        if value.isdigit() or value[1:].isdigit()
+    }
+    if {"lds", "gds", "tfe"} & set(modifiers):
+        return ()
+    if match := _MOVE.fullmatch(instruction.name):
+        return _vector(match[1], match[2], _BYTES[match[3]], match[2] == "load", operands, offsets, scratch)
+    if match := _ATOMIC.fullmatch(instruction.name):
+        width = 8 if match[3].endswith(("_x2", "_f64")) else 4
+        return _vector(match[1], match[2], width, "glc" in modifiers, operands, offsets, scratch)
+    if match := _DS_MOVE.fullmatch(instruction.name):
+        kind, two, far, bits = match.groups()
+        place = operands[1] if kind == "read" else operands[0]
+        return _shared("load" if kind == "read" else "store", int(bits) // 8, place, two, far, offsets)
+    if match := _DS_ATOMIC.fullmatch(instruction.name):
+        two, far, returns, bits = match.groups()
+        return _shared("atomic", int(bits) // 8, operands[1] if returns else operands[0], two, far, offsets)
+    return ()
+
+
+def is_memory(instruction: GcnInstruction) -> bool:
+    """Return whether an instruction accesses memory. It can be probed if `accesses` returns something."""
+    return bool(_MEMORY.match(instruction.name)) and not _NOT_MEMORY.match(instruction.name)
+
+
+def _vector(
+    memory: str,
+    kind: str,
+    width: int,
+    has_result: bool,
+    operands: Sequence[str],
+    offsets: Mapping[str, int],
+    scratch: bool,
+) -> tuple[GcnAccess, ...]:
+    offset = offsets.get("offset", 0)
+    if memory == "buffer":
+        _, address, descriptor, base = operands
+        space, known = "local", scratch and descriptor == SCRATCH and "[" not in address
+    else:
+        address, base = operands[1] if has_result else operands[0], operands[-1]
+        space, known = {"flat": "generic", "scratch": "local"}.get(memory, "global"), True
+    base = "off" if memory == "flat" else base
+    vgpr, sgpr = _first(address), _first(base)
+    if not known or (sgpr is None and base not in ("off", "0")):
+        return ()
+    return (GcnAccess(kind, space, width, vgpr, sgpr, memory == "buffer", offset),)
+
+
+def _shared(
+    kind: str, width: int, place: str, two: str, far: str | None, offsets: Mapping[str, int]
+) -> tuple[GcnAccess, ...]:
+    if not two:
+        return (GcnAccess(kind, "shared", width, _first(place), offset=offsets.get("offset", 0)),)
+    unit = width * (64 if far else 1)
+    return tuple(
+        GcnAccess(kind, "shared", width, _first(place), offset=unit * offsets.get(f"offset{n}", 0))
+        for n in range(2)
+    )
+
+
+def _first(operand: str) -> int | None:
+    """Return the number of an operand's first register; None for `off`, numbers and what is not known here."""
+    if operand in ("vcc", "vcc_lo"):
+        return VCC
+    match = _FIRST.fullmatch(operand)
+    return int(match[1] or match[2]) if match else None
