@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
@@ -24,19 +25,32 @@ from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
 from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
 from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
 from gpubpf.lower.programs import load  # noqa: E402
-from gpubpf.tools import kernelretsnoop, threadhist  # noqa: E402
+from gpubpf.tools import kernelretsnoop, memtrace, threadhist  # noqa: E402
 from hipsim_engine import GPUS, Engine  # noqa: E402
 
 SHAPE = ((1280, 1, 1), (256, 1, 1))
 KERNELS = (
     ("none", (), 0, "empty"),
-    ("reversed", ("x",), 8, "all lanes end together"),
+    ("reversed", ("x",), 8, "all lanes end together; 4 accesses"),
     ("scale", ("x", "u32 1000"), 12, "a bound, and a loop"),
 )
-PROBES = (
-    ("threadhist", "on_exit", None, "runs only"),
-    ("threadhist", "on_exit", "instructions", ""),
-    ("kernelretsnoop", "on_exit", None, ""),
+MOVES, ATOMIC = ("load", "store"), ("atomic",)
+# A label, the tool, and its programs with their points, as in GcnPlacement.
+PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
+    ("threadhist runs only", "threadhist", (("on_exit", "exit"),)),
+    ("threadhist instructions", "threadhist", (("on_exit", "exit", "instructions"),)),
+    ("kernelretsnoop", "kernelretsnoop", (("on_exit", "exit"),)),
+    (
+        "memtrace",
+        "memtrace",
+        (
+            ("on_global", "access", None, MOVES, ("global",)),
+            ("on_updated", "access", None, ATOMIC, ("global",)),
+            ("on_local", "access", None, (), ("local",)),
+            ("on_shared", "access", None, MOVES, ("shared",)),
+            ("on_shared_updated", "access", None, ATOMIC, ("shared",)),
+        ),
+    ),
 )
 HEAD = """# Probes in kernels of AMD GPUs
 
@@ -45,7 +59,11 @@ on an AMD GPU; no times. The kernels have one-dimensional grids of 1,280 work-it
 
     python3 benchmarks/amd_probes.py benchmarks/results/amd_probes.md
 """
-TEXTS = {"threadhist": threadhist.PROGRAM, "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM}
+TEXTS = {
+    "threadhist": threadhist.PROGRAM,
+    "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM,
+    "memtrace": WIDE + memtrace.PROGRAM,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -74,11 +92,8 @@ def rows(place: Path, gpu: str, code: CodeObject, programs: Mapping[str, Program
         kernel = next(each for each in code.kernels if each.name == name)
         waves = SHAPE[0][0] // kernel.descriptor.wave
         before = run(engine, place, code.data, name, list(given))
-        for tool, function, kind, mode in PROBES:
-            more, registers = probed(
-                engine, place, code, kernel, programs[tool], function, kind, list(given), size
-            )
-            label = f"{tool} {mode or kind or ''}".rstrip()
+        for label, tool, placed in PROBES:
+            more, registers = probed(engine, place, code, kernel, programs[tool], placed, list(given), size)
             cells = (
                 gpu,
                 f"{name} ({what})",
@@ -93,12 +108,13 @@ def rows(place: Path, gpu: str, code: CodeObject, programs: Mapping[str, Program
 
 
 def probed(
-    engine: Engine, place: Path, code: CodeObject, kernel: GcnKernel, program: Program, function: str, kind: str | None,
-    given: list[str], size: int,
+    engine: Engine, place: Path, code: CodeObject, kernel: GcnKernel, program: Program,
+    placed: Sequence[tuple[Any, ...]], given: list[str], size: int,
 ) -> tuple[int, tuple[int, int]]:  # fmt: skip
-    """Return the instructions of all waves with a probe, and the VGPRs before and after."""
-    placement = GcnPlacement(gpubpf_gcn.lowered(program, function, kernel.descriptor.wave), "exit", kind)
-    made = inject(code, {kernel.name: [placement]})
+    """Return the instructions of all waves with probes, and the VGPRs before and after."""
+    wave = kernel.descriptor.wave
+    placements = [GcnPlacement(gpubpf_gcn.lowered(program, name, wave), *where) for name, *where in placed]
+    made = inject(code, {kernel.name: placements})
     found = made.kernels[kernel.name]
     for name in found.block.bases:
         engine.put(name, np.zeros(1 << 22, np.uint8))

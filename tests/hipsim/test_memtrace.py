@@ -116,3 +116,44 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         patterns = (model.pattern(width, one, row=row) or "single" for one in requests if model.active(one))
         assert found["patterns"] == Counter(pattern.split()[0] for pattern in patterns), name
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_results_stay_and_every_access_is_counted(tmp_path: Path, gpu: str, hostile: str) -> None:
+    """Also of functions that a kernel calls, and of each launch of several threads of the host."""
+    app = program("probed", gpu=gpu)
+    records, done = measured(tmp_path / "out", "--", app, 5, HIPSIM_HOSTILE=hostile)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    (summary,) = (record for record in records if record["type"] == "summary")
+    assert summary["launches_matched"] == summary["launches_instrumented"] == 5 + 4 * 5 + 3
+    assert (summary["not_instrumented"], summary["not_probed"], summary["lost"]) == ({}, {}, 0)
+    kernels = {record["kernel"]: record for record in records if record["type"] == "kernel"}
+    assert set(kernels) == {"uses_variables", "sums", "leaves_early", "rows", "columns"}
+    assert all(one["registers"]["after"] > one["registers"]["before"] for one in kernels.values())
+    assert all(one["vendor"] == "amd" and one["wave"] == LANES[gpu] for one in kernels.values())
+
+
+def test_every_access_as_a_record(tmp_path: Path) -> None:
+    """What is recorded one by one adds up to what waves count themselves; a place has its line in the source."""
+    app = program("leaves")
+    summed, done = measured(tmp_path / "sums", "--", app)
+    single, again = measured(tmp_path / "each", "-e", "--", app)
+    assert (done.returncode, again.returncode) == (0, 0), done.stderr + again.stderr
+    counted = Counter(
+        {(r["kernel"], r["site"], r["op"], r["space"]): r["accesses"] for r in summed if r["type"] == "site"}
+    )
+    each = [r for r in single if r["type"] == "access"]
+    assert each and Counter((r["kernel"], r["site"], r["op"], r["space"]) for r in each) == counted
+    assert {(r["vendor"], r["wave"], r["ptx_line"]) for r in each} == {("amd", 64, None)}
+    assert all("offset" in r and r["ptx_line"] is None for r in summed if r["type"] == "site")
+
+
+def test_footprints_are_said_to_be_unknown() -> None:
+    libraries()
+    done = subprocess.run(
+        [*TOOL, "--footprint", "--", str(program("vectoradd"))],
+        capture_output=True, text=True, timeout=300, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "footprint: of kernels on AMD GPUs not known yet" in done.stdout

@@ -171,7 +171,7 @@ def test_list(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
-    words = [sys.executable, str(ROOT / "tools" / "memtrace.py"), "--list", program("vectoradd")]
+    words = [sys.executable, str(ROOT / "tools" / "launchlate.py"), "--list", program("vectoradd")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert "no: this tool does not measure AMD GPUs yet" in done.stdout, done.stderr
     done = subprocess.run(
@@ -179,4 +179,4 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=300, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr  # the program has its device
-    assert "has code for AMD GPUs, whose kernels memtrace does not measure yet" in done.stderr
+    assert "has code for AMD GPUs, whose kernels launchlate does not measure yet" in done.stderr

@@ -147,7 +147,7 @@ class SiteLabels:
                 *(text if site and site.source else None for text, site in zip(texts, known, strict=True)),
                 None,
             ),
-            (*(site.line if site else None for site in known), None),
+            (*(site.line or None if site else None for site in known), None),
             (*(bool(site and site.effect & WRITES) for site in known), False),
         )
 

@@ -234,6 +234,9 @@ def footprint_lines(
     granule: int = 1,
 ) -> Iterator[str]:
     """Yield the table of footprints for people. `granule`: in bytes."""
+    if any(kernel.wave for kernel in kernels):
+        yield "footprint: of kernels on AMD GPUs not known yet"
+        yield ""
     if not report.footprints:
         return
     owners = (owners or OwnerColumns()).see(report.footprints)
