@@ -30,7 +30,7 @@ from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import bytecode, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
-from gpubpf.gcn import comgr, kernel_code
+from gpubpf.gcn import access, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
@@ -303,6 +303,8 @@ def hip_code(data: bytes) -> None:
                     body = kernel_code.read(code, disassembler, kernel)
                     places = leaving(body)
                     body.moved(1 << 20, {place: bytes(8) for place in places})
+                    for instruction in body.instructions:
+                        access.accesses(instruction, scratch=True)
                 SourceLines(one).at(kernel.begin)
 
 

@@ -157,3 +157,12 @@ def test_footprints_are_said_to_be_unknown() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "footprint: of kernels on AMD GPUs not known yet" in done.stdout
+
+
+def test_blocks_that_wait_for_each_other(tmp_path: Path) -> None:
+    """A grid that fits at once can be measured; one that only fits with the registers of the original runs that."""
+    app = program("waits")
+    for blocks, reasons in ((8, {}), (0, {"occupancy": 1})):
+        records, done = measured(tmp_path / "out", "--", app, blocks)
+        assert done.returncode == 0 and done.stdout.startswith("right"), done.stderr
+        assert records[-1]["not_instrumented"] == reasons

@@ -128,7 +128,8 @@ class KernelLayout:
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
     there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick: offsets of the launch's
-    shape, and of the length of the GPU's tick. wave: lanes of a warp. most_threads: of a block that fits.
+    shape, and of the length of the GPU's tick. wave: lanes of a warp. most_threads, original_threads: as in
+    `src/messages.h`.
     references: of a code object, as in `src/messages.h`."""
 
     name: str
@@ -146,6 +147,7 @@ class KernelLayout:
     tick: int | None = None
     wave: int = 32
     most_threads: int = NO_FIELD
+    original_threads: int = NO_FIELD
     references: Sequence[tuple[int, int]] = ()
 
 
@@ -639,7 +641,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<10I",
+                "<11I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -650,6 +652,7 @@ def sidecar(
                 NO_FIELD if k.tick is None else k.tick,
                 k.wave,
                 k.most_threads,
+                k.original_threads,
             )
             + _bytes(k.block)
         )

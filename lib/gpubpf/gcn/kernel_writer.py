@@ -55,8 +55,8 @@ class InjectedGcnKernel:
     references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
     its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
     literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other, and fewer fit at once than
-    of the original. most_threads: of a workgroup that fits. wave: lanes of a wave. unprobed: if a program is attached to memory
-    accesses, places by instruction whose accesses no program sees.
+    of the original. most_threads, original_threads: that fit on a compute unit at once, of the copy and of the original. wave: lanes
+    of a wave. unprobed: if a program is attached to memory accesses, places by instruction whose accesses no program sees.
     """
 
     argument_bytes: int
@@ -67,6 +67,7 @@ class InjectedGcnKernel:
     registers: tuple[int, int]
     waits: bool
     most_threads: int
+    original_threads: int
     wave: int
     unprobed: Mapping[str, int] = field(default_factory=dict)
 
@@ -163,6 +164,7 @@ class KernelWriter:
             (before.vgprs, after.vgprs),
             self._body.waits and after.waves < before.waves,
             after.waves * units * wave,
+            before.waves * units * wave,
             wave,
             self._accesses.unprobed,
         )

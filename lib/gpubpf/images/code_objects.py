@@ -170,7 +170,13 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
         kernel.waits,
         len(kernel.sites),
         kernel.unprobed,
-        amd=AmdKernel(kernel.wave, kernel.most_threads, RegisterUse(*kernel.registers), kernel.references),
+        amd=AmdKernel(
+            kernel.wave,
+            kernel.most_threads,
+            kernel.original_threads,
+            RegisterUse(*kernel.registers),
+            kernel.references,
+        ),
     )
 
 

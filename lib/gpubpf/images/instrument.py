@@ -81,6 +81,7 @@ class AmdKernel:
 
     wave: int
     most_threads: int
+    original_threads: int
     registers: RegisterUse
     references: tuple[tuple[int, int], ...]
 
@@ -546,4 +547,5 @@ def _unpack_amd(kernel: dict[str, Any] | None) -> AmdKernel | None:
     if kernel is None:
         return None
     references = tuple((place, distance) for place, distance in kernel["references"])
-    return AmdKernel(kernel["wave"], kernel["most_threads"], RegisterUse(**kernel["registers"]), references)
+    threads = kernel["most_threads"], kernel["original_threads"]
+    return AmdKernel(kernel["wave"], *threads, RegisterUse(**kernel["registers"]), references)

@@ -410,7 +410,12 @@ def _encode(
 def _of_amd(kernel: AmdKernel | None) -> dict[str, Any]:
     if kernel is None:
         return {}
-    return {"wave": kernel.wave, "most_threads": kernel.most_threads, "references": kernel.references}
+    return {
+        "wave": kernel.wave,
+        "most_threads": kernel.most_threads,
+        "original_threads": kernel.original_threads,
+        "references": kernel.references,
+    }
 
 
 def _block(measurement: Measurement, block: LaunchBlock) -> bytes:

@@ -18,6 +18,8 @@ constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr useconds_t kRoomPause = 50;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
 constexpr size_t kArgumentAlignment = 64;
+constexpr uint64_t kLds = 64 << 10;   // bytes of a compute unit
+constexpr uint64_t kMostBlocks = 16;  // on a compute unit, of several waves each: they have barriers
 
 std::atomic<uint64_t> next_launch{1}, next_other{kOtherOperation};
 
@@ -69,6 +71,27 @@ bool shape_of(const hsa_packet &packet, Shape &shape) {
     return true;
 }
 
+// Returns how many blocks are resident on the whole GPU, if so many threads fit on a compute unit.
+uint64_t resident(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, uint64_t threads,
+                  uint32_t fit) {
+    const uint64_t waves = (threads + layout.wave - 1) / layout.wave;
+    uint64_t blocks = fit / layout.wave / waves;
+    if (packet.shared) blocks = std::min<uint64_t>(blocks, kLds / packet.shared);
+    if (waves > 1) blocks = std::min(blocks, kMostBlocks);
+    return blocks * gpu.compute_units;
+}
+
+// Whether the copy can run in place of the original. Kernels whose blocks wait for each other hang if fewer
+// blocks are resident than they expect. For other kernels, one block must fit.
+bool has_room(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, const Shape &shape) {
+    const uint64_t threads = uint64_t(shape[0]) * shape[1] * shape[2];
+    const uint64_t blocks = uint64_t(shape[3]) * shape[4] * shape[5];
+    if (threads > layout.most_threads) return false;
+    return !layout.waits ||
+           resident(gpu, layout, packet, threads, layout.most_threads) >=
+               std::min(blocks, resident(gpu, layout, packet, threads, layout.original_threads));
+}
+
 // Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason).
 uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, hsa_packet *barrier) {
     Copy *copy = kernel.copy.load(std::memory_order_acquire);
@@ -81,9 +104,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     Shape shape;
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);
     if (layout.tick != kNoField && !gpu.tick) return outcome_of(kLaunchFailed);
-    // Blocks that wait for each other hang if fewer of them fit at once than they expect.
-    if (layout.waits || uint64_t(shape[0]) * shape[1] * shape[2] > layout.most_threads)
-        return outcome_of(kOccupancy);
+    if (!has_room(gpu, layout, packet, shape)) return outcome_of(kOccupancy);
 
     std::lock_guard<std::mutex> hold(gpu.lock);
     Instance &instance = copy->instances[shape];

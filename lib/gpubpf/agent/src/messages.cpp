@@ -50,7 +50,7 @@ bool parse_welcome(Reader &r, Config &config) {
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std::vector<MapSpec> &maps) {
     auto answer = std::make_shared<Answer>();
     uint64_t size = reader.u64();
-    uint32_t n = reader.count(60);
+    uint32_t n = reader.count(64);
     for (uint32_t i = 0; i < n && reader.ok(); ++i) {
         Layout l;
         l.name = reader.text();
@@ -67,6 +67,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.tick = reader.u32();
         l.wave = reader.u32();
         l.most_threads = reader.u32();
+        l.original_threads = reader.u32();
         l.block = reader.blob();
         uint32_t fields = reader.count(12);
         for (uint32_t f = 0; f < fields; ++f) {

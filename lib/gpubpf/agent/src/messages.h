@@ -69,7 +69,8 @@ struct Layout {  // of one instrumented kernel
     uint32_t shape = kNoField;           // of the launch's shape in the block
     uint32_t tick = kNoField;            // of the length of an AMD GPU's tick in the block
     uint32_t wave = 32;                  // lanes of a warp
-    uint32_t most_threads = UINT32_MAX;  // of a block that fits; only for AMD GPUs
+    // Threads that fit on a compute unit of an AMD GPU at once: of the copy, of the original.
+    uint32_t most_threads = UINT32_MAX, original_threads = UINT32_MAX;
     std::vector<uint8_t> block;
     std::vector<BlockField> fields;
     std::vector<CodeReference> references;
