@@ -14,7 +14,7 @@ from gpubpf.errors import ImageError, Refusal
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 
-_CALL, _JUMP = "s_swappc_b64", "s_setpc_b64"
+CALL, _JUMP = "s_swappc_b64", "s_setpc_b64"
 _NEVER = ("s_call_b64", "s_rfe_b64")
 _RETURN = "s[30:31]"  # the address to return to, at the end of a function
 BRANCH = re.compile(r"s_branch|s_cbranch_")
@@ -54,7 +54,7 @@ def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list
                 break
     except ImageError as error:
         # Behind a call that does not return may be anything.
-        if not found or found[-1].address < furthest or found[-1].name != _CALL:
+        if not found or found[-1].address < furthest or found[-1].name != CALL:
             raise Refusal(f"it calls a function that cannot be read: {error}") from None
     return found
 
@@ -75,7 +75,7 @@ def called(
     for number, instruction in enumerate(instructions):
         if instruction.name in _NEVER:
             raise Refusal(f"it calls functions by {instruction.name}")
-        if instruction.name not in (_CALL, _JUMP):
+        if instruction.name not in (CALL, _JUMP):
             continue
         pair = instruction.operands.rpartition(", ")[2]
         if instruction.name == _JUMP and pair == _RETURN and not is_kernel:
@@ -153,7 +153,7 @@ class _Flow:
                 seen.add(following)
                 instruction = self._instructions[following]
                 writes, reads = use(instruction)
-                if reads & pair and instruction.name not in (_CALL, _JUMP):
+                if reads & pair and instruction.name not in (CALL, _JUMP):
                     raise Refusal("it keeps the address of a function")
                 if not writes & pair:
                     left.append(following)

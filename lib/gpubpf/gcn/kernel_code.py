@@ -21,7 +21,9 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 _INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # the number of a VGPR is computed
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
-_WAITING = re.compile(r"atomic|\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv)|^buffer_(?:wbinv|inv|gl)")
+# Operations that go past the caches and return something, and those that go with such loops. An atomic operation that returns nothing
+# tells nothing of other workgroups.
+_WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl)")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
 _HOST_CALL = "__ockl_hostcall"  # how the names of AMD's functions begin that ask the host for something
 _NEAR = 1 << 17  # bytes that s_branch reaches
@@ -107,9 +109,10 @@ class KernelCode:
 
     @cached_property
     def waits(self) -> bool:
-        """Whether it may wait for another workgroup: a loop has an atomic operation, a load that goes past the caches, or s_sleep.
+        """Whether it may wait for another workgroup: a loop has an atomic operation with a result, a load that goes past the caches,
+        or s_sleep.
 
-        Calls of the host (printf, assert) wait for the host, and for waves that run already.
+        A function that a loop calls may be any. Calls of the host (printf, assert) wait for the host, and for waves that run already.
         """
         host = [region for region in self.regions if region.name.startswith(_HOST_CALL)]
         loops = [
@@ -117,12 +120,14 @@ class KernelCode:
             for at, to in self.branches.items()
             if to <= at and not any(region.begin <= at < region.end for region in host)
         ]
-        return any(
-            first <= instruction.address <= last
-            for instruction in self.instructions
-            if loops and _WAITING.search(f"{instruction.name} {instruction.operands}")
-            for first, last in loops
-        )
+        asking = [one for one in self.instructions if loops and _WAITING.search(f"{one.name} {one.operands}")]
+        functions = [
+            one
+            for one in asking
+            if not any(region.begin <= one.address < region.end for region in (self.regions[0], *host))
+        ]
+        asking += [one for one in self.instructions if functions and one.name == calls.CALL]
+        return any(first <= one.address <= last for one in asking for first, last in loops)
 
     def blocks(self) -> Iterator[list[GcnInstruction]]:
         """Yield the basic blocks: what runs from the first instruction to the last."""

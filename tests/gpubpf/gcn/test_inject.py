@@ -17,6 +17,7 @@ from gpubpf.errors import ImageError, VerifyError
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
+from gpubpf.gcn.kernel_code import read
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import GPUS, Engine, assemble, kernel
@@ -517,3 +518,53 @@ def test_assembly_and_disassembly(gpu: str) -> None:
         comgr.assemble("no_such_instruction s0")
     with pytest.raises(ImageError, match=r"unknown instruction at \+0x4"):
         list(comgr.disassemble(code[-4:] + b"\xff" * 4, 0))
+
+
+FUNCTION = """
+.text
+asks:
+    global_load_dword v1, v2, s[4:5] glc
+    s_waitcnt vmcnt(0)
+    s_cmp_eq_u32 s4, s4
+    s_cbranch_scc1 back
+    s_nop 0
+back:
+    s_setpc_b64 s[30:31]
+"""
+CALLS = """
+    s_getpc_b64 s[10:11]
+    s_add_u32 s10, s10, asks@rel32@lo+4
+    s_addc_u32 s11, s11, asks@rel32@hi+12
+    s_swappc_b64 s[30:31], s[10:11]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "waits"),
+    [
+        ("{}    global_atomic_add v2, v3, s[4:5]\n    s_cbranch_vccnz {}", False),
+        ("{}    global_atomic_add v1, v2, v3, s[4:5] glc\n    s_cbranch_vccnz {}", True),
+        ("    global_atomic_add v1, v2, v3, s[4:5] glc\n{}    s_cbranch_vccnz {}", False),
+        ("{}    global_load_dword v1, v2, s[4:5]\n    s_cbranch_vccnz {}", False),
+        ("{}    global_load_dword v1, v2, s[4:5] glc\n    s_cbranch_vccnz {}", True),
+        ("{}    ds_add_rtn_u32 v1, v2, v3\n    s_cbranch_vccnz {}", False),
+        ("{}    s_sleep 1\n    s_cbranch_vccnz {}", True),
+        (f"{{}}{CALLS}    s_cbranch_vccnz {{}}", True),
+        (f"{CALLS}{{}}    s_cbranch_vccnz {{}}", False),
+    ],
+    ids=[
+        "adds",
+        "adds-and-sees",
+        "sees-once",
+        "loads",
+        "polls",
+        "within-a-block",
+        "sleeps",
+        "calls",
+        "calls-once",
+    ],
+)
+def test_kernels_whose_blocks_may_wait_for_each_other(tmp_path: Path, body: str, waits: bool) -> None:
+    text = kernel("k", body.format("again:\n", "again")) + FUNCTION
+    code = CodeObject(assemble(text, tmp_path).read_bytes())
+    assert read(code, Comgr(code.isa), code.kernels[0]).waits == waits
