@@ -186,6 +186,7 @@ class AccessSites:
         kept = [(n, *at.lanes[n]) for n in at.numbers(_SET) if n in at.lanes]
         return [
             "s_cbranch_execz 0",
+            *(["s_waitcnt lgkmcnt(0)"] if at.lanes else []),  # loads in flight may write to what is kept
             *(f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in kept),
             *self._address(access, at),
             f"s_movk_i32 s{at.sgpr + amdgcn.SITE}, {number:#x}",

@@ -24,6 +24,7 @@ _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
 # Operations that go past the caches and return something, and those that go with such loops. An atomic operation that returns nothing
 # tells nothing of other workgroups.
 _WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl)")
+_COMPARES = re.compile(r"\w+_atomic_f?cmpswap(?:_x2)? v\[?(\d+)(?::\d+\])?, v\S+, v\[(\d+):(\d+)\].* glc")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
 _HOST_CALL = "__ockl_hostcall"  # how the names of AMD's functions begin that ask the host for something
 _NEAR = 1 << 17  # bytes that s_branch reaches
@@ -110,7 +111,7 @@ class KernelCode:
     @cached_property
     def waits(self) -> bool:
         """Whether it may wait for another workgroup: a loop has an atomic operation with a result, a load that goes past the caches,
-        or s_sleep.
+        or s_sleep. Not a loop that only tries again (`_tries_again`).
 
         A function that a loop calls may be any. Calls of the host (printf, assert) wait for the host, and for waves that run already.
         """
@@ -120,7 +121,11 @@ class KernelCode:
             for at, to in self.branches.items()
             if to <= at and not any(region.begin <= at < region.end for region in host)
         ]
-        asking = [one for one in self.instructions if loops and _WAITING.search(f"{one.name} {one.operands}")]
+        asking = [
+            one
+            for one in self.instructions
+            if loops and _WAITING.search(f"{one.name} {one.operands}") and not self._tries_again(one, loops)
+        ]
         functions = [
             one
             for one in asking
@@ -128,6 +133,22 @@ class KernelCode:
         ]
         asking += [one for one in self.instructions if functions and one.name == calls.CALL]
         return any(first <= one.address <= last for one in asking for first, last in loops)
+
+    def _tries_again(self, instruction: GcnInstruction, loops: Sequence[tuple[int, int]]) -> bool:
+        """Return whether an instruction is a compare-and-swap that takes what it has found as what it expects next. Then it is done as
+        soon as nobody comes in between. A lock goes on to expect that it is free."""
+        match = _COMPARES.match(f"{instruction.name} {instruction.operands}")
+        around = [loop for loop in loops if loop[0] <= instruction.address <= loop[1]]
+        if not match or not around:
+            return False
+        found, first, last = (int(number) for number in match.groups())
+        expected = first + (last - first + 1) // 2
+        begin, end = min(around, key=lambda loop: loop[1] - loop[0])
+        return any(
+            one.name.startswith("v_mov_b32") and one.operands == f"v{expected}, v{found}"
+            for one in self.instructions
+            if begin <= one.address <= end
+        )
 
     def blocks(self) -> Iterator[list[GcnInstruction]]:
         """Yield the basic blocks: what runs from the first instruction to the last."""

@@ -531,6 +531,7 @@ asks:
 back:
     s_setpc_b64 s[30:31]
 """
+SWAPS = "    global_atomic_cmpswap v1, v[4:5], v[2:3], off glc\n"
 CALLS = """
     s_getpc_b64 s[10:11]
     s_add_u32 s10, s10, asks@rel32@lo+4
@@ -548,6 +549,8 @@ CALLS = """
         ("{}    global_load_dword v1, v2, s[4:5]\n    s_cbranch_vccnz {}", False),
         ("{}    global_load_dword v1, v2, s[4:5] glc\n    s_cbranch_vccnz {}", True),
         ("{}    ds_add_rtn_u32 v1, v2, v3\n    s_cbranch_vccnz {}", False),
+        (f"{{}}{SWAPS}    v_mov_b32_e32 v3, v1\n    s_cbranch_vccnz {{}}", False),
+        (f"{{}}{SWAPS}    v_mov_b32_e32 v2, v1\n    s_cbranch_vccnz {{}}", True),
         ("{}    s_sleep 1\n    s_cbranch_vccnz {}", True),
         (f"{{}}{CALLS}    s_cbranch_vccnz {{}}", True),
         (f"{CALLS}{{}}    s_cbranch_vccnz {{}}", False),
@@ -559,6 +562,8 @@ CALLS = """
         "loads",
         "polls",
         "within-a-block",
+        "tries-again",
+        "takes-a-lock",
         "sleeps",
         "calls",
         "calls-once",
