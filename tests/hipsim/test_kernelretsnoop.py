@@ -78,7 +78,8 @@ def test_report(tmp_path: Path, gpu: str) -> None:
         assert (kernel["launches"], kernel["exits"], kernel["launches_whole"]) == (1, THREADS, 1)
         assert sorted(lanes) == list(range(WAVE[gpu]))
         late = [lanes[lane]["late_ns"]["mean"] for lane in range(4)]
-        assert late[1] == late[3] == 0 and 0 < late[2] < 0.8 * late[0]
+        # On the real clock, the machine may be busy with something else while a wave runs.
+        assert late[1] == late[3] == 0 and 0 < late[2] < (0.8 if clock == "virtual" else 1) * late[0]
         for number, lane in lanes.items():
             assert lane["exits"] == 4 * 192 // WAVE[gpu], clock
             assert lane["late_ns"] == lanes[number % 4]["late_ns"]

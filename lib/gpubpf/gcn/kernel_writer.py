@@ -26,11 +26,13 @@ from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
 from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT, Times
 from gpubpf.lower import amdgcn
+from gpubpf.lower.amdgcn import Probe
 from gpubpf.lower.launch_block import LaunchBlock, align
 
 _MOST_VGPRS = 256
 _AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
 _BRANCH_IF_SET, _END = 0xBF850000, 0xBF810000  # s_cbranch_scc1, s_endpgm
+_BRANCH = 4  # bytes of s_branch
 _ENTRY = 256  # alignment of a kernel's first instruction
 _ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the original does
 
@@ -147,11 +149,13 @@ class KernelWriter:
         sites = self._exits
         additions, calls = self._additions(sites)
         entry = self._add_prologue()
-        at = self._added.here
-        copy = self._body.moved(at, additions)
-        texts = self._sites(copy, at)
-        texts += self._access_probes(copy, at, at + len(copy.content) + len(texts), calls)
-        self._added.add(bytes(copy.content) + texts)
+        try:
+            copy, content = self._copy(additions, calls, away=False)
+        except Refusal:
+            if not calls:
+                raise
+            copy, content = self._copy(additions, calls, away=True)
+        self._added.add(content)
         code, kernel, wave = self._code, self._kernel, self._wave
         changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
         units = 2 if code.gpu.startswith("gfx10") else 4  # SIMD units that a workgroup's waves share
@@ -202,34 +206,48 @@ class KernelWriter:
         calls: list[Call] = []
         if self._access_registers is not None:
             at_accesses, calls = self._accesses.before(self._comgr, self._access_registers)
-            begin = len(self._mark(UNTIMED_BEGIN))
-            calls = [
-                replace(one, offset=one.offset + begin + len(added.get(one.address, b""))) for one in calls
-            ]
+            calls = [replace(one, offset=one.offset + len(added.get(one.address, b""))) for one in calls]
             for address, content in at_accesses.items():
                 added[address] = added.get(address, b"") + content
         if self._body.inside_indexing & added.keys():
             raise Refusal("it changes EXEC or accesses memory while it computes the numbers of VGPRs")
-        leaves = {place.address for place in sites}
-        for address, content in added.items():
-            begin_mark = self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
-            added[address] = begin_mark + content + self._mark(UNTIMED_END)
         return added, calls
 
-    def _access_probes(self, copy: MovedCode, at: int, to: int, calls: Sequence[Call]) -> bytes:
-        """Return the code of the probes at accesses, which lies at `to`. The copy, which lies at `at`, is changed to call them."""
-        made, where = bytearray(), {}
+    def _copy(
+        self, additions: Mapping[int, bytes], calls: Sequence[Call], away: bool
+    ) -> tuple[MovedCode, bytes]:
+        """Return the copy of the kernel, and its content with all that lies behind it: sites and probes. It will lie at the end of
+        what is added. away: what is put before instructions lies behind the copy, too, so that its branches reach further."""
+        at, leaves = self._added.here, {place.address for place in self._exits}
+        marks = {
+            address: self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
+            for address in additions
+        }
+        inside = {
+            address: marks[address] + (bytes(_BRANCH) if away else added) + self._mark(UNTIMED_END)
+            for address, added in additions.items()
+        }
+        copy = self._body.moved(at, inside)
+        texts = self._sites(copy, at)
+        content = copy.content + texts
+        probes_at: dict[Probe, int] = {}
         for probe in self._accesses.probes:
             assert self._access_registers is not None
-            where[probe] = to + len(made)
-            made += self._accesses.code(self._comgr, probe, self._access_registers)
+            probes_at[probe] = at + len(content)
+            content += self._accesses.code(self._comgr, probe, self._access_registers)
+        starts = {address: copy.starts[address] + len(mark) for address, mark in marks.items()}
+        for address, added in additions.items() if away else ():
+            place, starts[address] = starts[address], at + len(content)
+            content[place - at : place - at + _BRANCH] = branch(place, starts[address])
+            content += added
+            content += branch(at + len(content), place + _BRANCH)
         for one in calls:
-            place = copy.starts[one.address] + one.offset
-            struct.pack_into("<h", copy.content, place - at, words(place, where[one.probe]))
+            place = starts[one.address] + one.offset
+            struct.pack_into("<h", content, place - at, words(place, probes_at[one.probe]))
         for instruction in self._body.instructions if calls else ():
             if instruction.name == "s_clause":  # it says that memory accesses follow, one behind the other
-                struct.pack_into("<I", copy.content, copy.places[instruction.address] - at, NOP)
-        return bytes(made)
+                struct.pack_into("<I", content, copy.places[instruction.address] - at, NOP)
+        return copy, bytes(content)
 
     def _mark(self, mark: int) -> bytes:
         """Return an instruction that does nothing, by which hipsim knows what is not the kernel's; only for its virtual clock."""

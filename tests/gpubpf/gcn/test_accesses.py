@@ -19,8 +19,8 @@ from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
 from gpubpf_bcc import compiled
-from gpubpf_gcn import RUNS, block_arguments, content, lowered
-from hipsim_engine import Engine
+from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
+from hipsim_engine import Engine, assemble, kernel
 
 pytestmark = pytest.mark.skipif(
     shutil.which("hipcc") is None or hipsim_engine.missing() is not None,
@@ -49,6 +49,16 @@ int on_access(struct gpu_access *ctx) {{
     e->effect = ctx->effect;
     return 0;
 }}
+"""
+COUNTS = r"""
+#include <gpubpf.h>
+GPU_THREAD_ARRAY(counts, u64, 1);
+int on_access(struct gpu_access *ctx) {
+    int key = 0;
+    u64 *count = counts.lookup(&key);
+    if (count) *count += 1;
+    return 0;
+}
 """
 ENTRY = np.dtype([("address", "u8"), ("active", "u8"), ("site", "u4"), ("width", "u1"), ("space", "u1"), ("kind", "u1"),
                   ("effect", "u1")])  # fmt: skip
@@ -187,7 +197,52 @@ def test_kinds_and_spaces_are_chosen(device: Device) -> None:
 def test_every_access_of_the_kernels_is_understood(gpu: str, built: Path) -> None:
     code = CodeObject(built.read_bytes())
     comgr = Comgr(code.isa)
-    for kernel in code.kernels:
-        offset = code.offset(kernel.begin, kernel.end - kernel.begin)
-        for one in comgr.disassemble(code.data[offset : offset + kernel.end - kernel.begin], kernel.begin):
+    for each in code.kernels:
+        offset = code.offset(each.begin, each.end - each.begin)
+        for one in comgr.disassemble(code.data[offset : offset + each.end - each.begin], each.begin):
             assert not is_memory(one) or accesses(one, scratch=True), one
+
+
+def test_a_large_kernel_has_its_sites_behind_it(gpu: str, tmp_path: Path, program: Program) -> None:
+    """A branch over 100,000 bytes, half of them accesses, would not reach over what is put before these."""
+    wave32 = "    .amdhsa_wavefront_size32 1\n" if gpu == "gfx1030" else ""
+    add = "v_add_nc_u32_e32" if gpu == "gfx1030" else "v_add_u32_e32"
+    body = f"""
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_lshlrev_b32_e32 v2, 2, v0
+    v_mov_b32_e32 v3, 0
+    s_mov_b32 s6, 2
+    s_waitcnt lgkmcnt(0)
+again:
+    .fill 15000, 4, 0xbf800000
+    .rept 2500
+    global_load_dword v1, v2, s[4:5]
+    s_waitcnt vmcnt(0)
+    {add} v3, v3, v1
+    .endr
+    s_sub_u32 s6, s6, 1
+    s_cmp_lg_u32 s6, 0
+    s_cbranch_scc1 again
+    global_store_dword v2, v3, s[4:5]
+"""
+    text = with_argument(kernel("large", body, gpu=gpu)).replace(
+        ".amdhsa_next_free_vgpr", f"{wave32}    .amdhsa_next_free_vgpr"
+    )
+    code = CodeObject(assemble(text, tmp_path, gpu=gpu).read_bytes())
+    wave = code.kernels[0].descriptor.wave
+    lowered_ = lowered(compiled(COUNTS), "on_access", wave)
+    made = inject(code, {"large": [GcnPlacement(lowered_, "access")]})
+    assert not made.refusals
+    (tmp_path / "made.co").write_bytes(made.image)
+    engine = Engine(tmp_path, gpu=gpu)
+    engine.load(tmp_path / "made.co")
+    shape = ((wave, 1, 1), (wave, 1, 1))
+    engine.put("x", np.arange(wave, dtype=np.uint32))
+    engine.put("counts", np.zeros(wave + 1, np.uint64))
+    outcome = engine.run(
+        "large", ["x", *block_arguments(made, "large", 8, shape, {"counts": "counts"})], *shape
+    )
+    assert outcome.fault is None, outcome.fault
+    assert engine.get("counts", np.uint64)[:wave].tolist() == [5001] * wave
+    assert engine.get("x", np.uint32).tolist() == [5000 * n for n in range(wave)]
+    engine.close()
