@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs a program that its calls into a GPU's library are watched (docs/amd.md), and the tool that watches.
+"""What it costs a program that its calls into a GPU's library are watched (docs/host-calls.md), and the tool that watches.
 
     sudo PYTHONPATH=lib python3 benchmarks/hostcalls.py [--rounds N] [--quick] [--out benchmarks/results]
 

@@ -1,1 +1,1 @@
-"""Calls of a GPU's host API: which, how long, and why (docs/amd.md)."""
+"""Calls of a GPU's host API: which, how long, and why (docs/host-calls.md)."""

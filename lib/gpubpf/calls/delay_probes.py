@@ -1,5 +1,5 @@
 """Add up in the kernel what delayed threads in calls and between launches: times off the CPU, page faults and
-other reasons (include/gpubpf_delays.h, docs/amd.md).
+other reasons (include/gpubpf_delays.h, docs/host-calls.md).
 
     calls = CallProbes(api, chosen, options, note, text=delay_probes.PROGRAM)
     probes = DelayProbes(calls, note, why=True)

@@ -1,5 +1,5 @@
 """Why calls, and the gaps between launches, took long: the time that threads spent off the CPU, by reason
-(docs/amd.md).
+(docs/host-calls.md).
 
 A row (`ROW`) adds up the delays of a thread that have the same reason: `tgid`, `tid`, `function` (its number,
 or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`, `largest_ns`. Rows of one thread

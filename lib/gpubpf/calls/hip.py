@@ -4,7 +4,7 @@ Sources: the headers of HIP 5.2 and 6.3 (hip_runtime_api.h, hip_ext.h, hiprtc.h)
 documentation of HIP 7 and of hip-python 10. No single library exports all of them.
 
 The layouts follow from the prototypes by the System V ABI. For every function of Debian's library the layout
-was compared with live calls (docs/amd.md). A function without a header here has only the fields that the
+was compared with live calls (docs/host-calls.md). A function without a header here has only the fields that the
 corresponding CUDA function has, or that its documentation states clearly.
 """
 

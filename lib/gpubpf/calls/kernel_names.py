@@ -1,5 +1,5 @@
 """Find the name of the kernel that a handle stands for: from calls that register or find kernels, symbols,
-and code (docs/amd.md).
+and code (docs/host-calls.md).
 
     kernels = KernelNames(api, calls.bpf)   # before calls.start()
     kernels.look(pid)                       # when a process is new: note its files while it lives

@@ -1,5 +1,5 @@
 """Attach eBPF programs to the functions of a library, and read what they count and record
-(include/gpubpf_calls.h, docs/amd.md).
+(include/gpubpf_calls.h, docs/host-calls.md).
 
 calls = CallProbes(api, api.choose(), CallOptions(), note) calls.bpf …                         # add further
 programs, which run for the same time calls.start() calls.trace(pid)                  # count calls of this

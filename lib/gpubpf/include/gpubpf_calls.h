@@ -1,6 +1,6 @@
 /*
  * gpubpf_calls.h: count and time the calls that threads make to functions of a library, and optionally record each call.
- * docs/amd.md defines what is counted. calls/probes.py attaches the programs and reads the maps:
+ * docs/host-calls.md defines what is counted. calls/probes.py attaches the programs and reads the maps:
  *
  *     call_entry, call_return        uprobe and uretprobe of a function; bpf_get_attach_cookie returns the function's number
  *     call_newtask                   raw tracepoint task_newtask: trace the children of traced processes

@@ -1,5 +1,5 @@
 /*
- * gpubpf_delays.h: what delayed the threads of gpubpf_calls.h: times off the CPU, memory pressure, page faults, retransmits. docs/amd.md
+ * gpubpf_delays.h: what delayed the threads of gpubpf_calls.h: times off the CPU, memory pressure, page faults, retransmits. docs/host-calls.md
  * explains the reasons. calls/delay_probes.py attaches the programs and reads the maps:
  *
  *     delay_switch                       sched_switch: time off the CPU by reason
