@@ -66,9 +66,9 @@ struct Layout {  // of one instrumented kernel
     std::string limited;  // name of a second copy, which uses fewer registers; empty: none
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;
-    uint32_t shape = kNoField;           // of the launch's shape in the block
-    uint32_t tick = kNoField;            // of the length of an AMD GPU's tick in the block
-    uint32_t wave = 32;                  // lanes of a warp
+    uint32_t shape = kNoField;  // of the launch's shape in the block
+    uint32_t tick = kNoField;   // of the length of an AMD GPU's tick in the block
+    uint32_t wave = 32;         // lanes of a warp
     // Threads that fit on a compute unit of an AMD GPU at once: of the copy, of the original.
     uint32_t most_threads = UINT32_MAX, original_threads = UINT32_MAX;
     std::vector<uint8_t> block;
