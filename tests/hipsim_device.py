@@ -6,11 +6,14 @@ import ctypes.util
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +101,15 @@ def assert_no_code(done: subprocess.CompletedProcess[str]) -> None:
     aborts = done.returncode == -6 and "hipErrorNoBinaryForGpu: Unable to find code object" in done.stderr
     returns = done.returncode == 1 and re.search("no kernel image|invalid device function", done.stderr)
     assert aborts or returns, done
+
+
+def measured(
+    tool: str, out: Path, *words: object, **variables: str
+) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    """Run a tool with --json; give its records, and how it ended."""
+    libraries()
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / f"{tool}.py", "--json", "-o", out, *map(str, words)],
+        capture_output=True, text=True, timeout=300, env=environment(**variables),
+    )  # fmt: skip
+    return [json.loads(line) for line in out.read_text().splitlines()], done

@@ -8,8 +8,13 @@ here is shared with the library.
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -197,3 +202,59 @@ def site(
 def touched(accesses: Iterable[tuple[int, int]]) -> set[int]:
     """The bytes that accesses of (address, width) touch."""
     return {byte for address, width in accesses for byte in range(address, address + width)}
+
+
+def request(
+    rng: random.Random,
+    width: int,
+    room: int,
+    lanes: int = LANES,
+    row: int = LANES,
+    anywhere: bool = False,
+) -> list[int | None]:
+    """Offsets of all lanes in so many bytes, some of them None: of every pattern, forwards and backwards, whole warps and parts.
+
+    row: lanes in a row of the block. anywhere: they need not be aligned.
+    """
+    units = (room - 4 * anywhere) // width
+    step = rng.choice([0, 1, 1, 2, 3, 4, 5, 8, 16, 31, 32, -1, -2, -7, -32])
+    while units <= (lanes - 1) * abs(step):
+        step //= 2
+    first = rng.randrange((lanes - 1) * max(0, -step), units - (lanes - 1) * max(0, step))
+    form = rng.random()
+    if form < 0.6:
+        found = [first + lane * step for lane in range(lanes)]
+        if row < lanes and rng.random() < 0.8:  # each row begins somewhere
+            away = [rng.randrange(-first, units - first) for _ in range(lanes // row)]
+            found = [(lane % row * step + first + away[lane // row]) % units for lane in range(lanes)]
+    elif form < 0.8:  # neighbours and outliers
+        found = [rng.randrange(units) if rng.random() < 0.1 else first for _ in range(lanes)]
+    else:
+        few = rng.choice([2, 8, units])
+        found = [rng.randrange(few) for _ in range(lanes)]
+    whole = (1 << lanes) - 1
+    active = rng.choice(
+        [whole, whole, whole, 0xFFFF, 0x55555555, 1 << rng.randrange(lanes), 3 << rng.randrange(31)]
+    )
+    chance = rng.random()
+    if chance < 0.3:
+        active = rng.getrandbits(lanes) | 1
+    elif chance < 0.5:
+        active = 1 << rng.randrange(lanes) | 1 << rng.randrange(lanes)
+    more = rng.choice([0, 0, 1, 2, 4]) if anywhere else 0
+    return [width * unit + more if active >> lane & 1 else None for lane, unit in enumerate(found)]
+
+
+def patterns(width: int, requests: Iterable[Addresses], row: int | None = None) -> Counter[str]:
+    """Requests by pattern."""
+    found = (pattern(width, lanes, row=row) or "single" for lanes in requests if active(lanes))
+    return Counter(name.split()[0] for name in found)
+
+
+def near(found: Any, value: Any) -> bool:
+    """Whether a field of a record is this value, but for rounding."""
+    if isinstance(value, dict):
+        return all(near(found[key], part) for key, part in value.items())
+    return found == value or (
+        found is not None and value is not None and found == pytest.approx(value, abs=1e-6)
+    )

@@ -41,7 +41,7 @@ RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "ptx": ptx.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
-EVERY_TOOL = [tool for api in APIS.values() for tool in api.tools]
+EVERY_TOOL = [*dict.fromkeys(tool for api in APIS.values() for tool in api.tools)]
 SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
 SOURCES |= {name: (suite.url, suite.commit) for name, suite in LISTS.items()}
 PATIENCE = 600  # seconds for a step of git

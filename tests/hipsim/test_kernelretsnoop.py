@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -11,24 +12,14 @@ from typing import Any
 import pytest
 
 import cudasim_device
+import hipsim_device
 from hipsim_device import ROOT, environment, libraries, program
 
+measured = functools.partial(hipsim_device.measured, "kernelretsnoop")
 TOOL = [sys.executable, str(ROOT / "tools" / "kernelretsnoop.py")]
 GPUS = ("gfx906", "gfx90a", "gfx1030")
 WAVE = {"gfx906": 64, "gfx90a": 64, "gfx1030": 32}
 THREADS = 4 * 192
-
-
-def measured(
-    out: Path, *words: object, **variables: str
-) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
-    """Run kernelretsnoop with --json; give its records, and how it ended."""
-    libraries()
-    done = subprocess.run(
-        [*TOOL, "--json", "-o", out, *map(str, words)],
-        capture_output=True, text=True, timeout=300, env=environment(**variables),
-    )  # fmt: skip
-    return [json.loads(line) for line in out.read_text().splitlines()], done
 
 
 def of_type(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import random
 import struct
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import hipsim_device
 import memory_model as model
 from hipsim_device import ROOT, environment, libraries, program
 
+measured = functools.partial(hipsim_device.measured, "memtrace")
 TOOL = [sys.executable, str(ROOT / "tools" / "memtrace.py")]
 GPUS = ("gfx906", "gfx90a", "gfx1030")
 LANES = {"gfx906": 64, "gfx90a": 64, "gfx1030": 32}
@@ -37,60 +38,6 @@ KINDS = {
 }
 
 
-def measured(
-    out: Path, *words: object, **variables: str
-) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
-    """Run memtrace with --json; give its records, and how it ended."""
-    libraries()
-    done = subprocess.run(
-        [*TOOL, "--json", "-o", out, *map(str, words)],
-        capture_output=True, text=True, timeout=300, env=environment(**variables),
-    )  # fmt: skip
-    return [json.loads(line) for line in out.read_text().splitlines()], done
-
-
-def request(rng: random.Random, width: int, lanes: int, anywhere: bool, row: int) -> list[int | None]:
-    """Offsets of all lanes, some of them None: of every pattern, forwards and backwards, whole waves and parts."""
-    units = (ROOM - 4) // width
-    step = rng.choice([0, 1, 1, 2, 3, 4, 5, 8, 16, 31, 32, -1, -2, -7, -32])
-    while units <= (lanes - 1) * abs(step):
-        step //= 2
-    if step < 0 and units <= (lanes - 1) * -step:
-        step = 0
-    first = rng.randrange((lanes - 1) * max(0, -step), units - (lanes - 1) * max(0, step))
-    form = rng.random()
-    if form < 0.6:
-        found = [first + lane * step for lane in range(lanes)]
-        if row < lanes and rng.random() < 0.8:  # each row begins somewhere
-            away = [rng.randrange(-first, units - first) for _ in range(lanes // row)]
-            found = [(lane % row * step + first + away[lane // row]) % units for lane in range(lanes)]
-    elif form < 0.8:  # neighbours and outliers
-        found = [rng.randrange(units) if rng.random() < 0.1 else first for _ in range(lanes)]
-    else:
-        few = rng.choice([2, 8, units])
-        found = [rng.randrange(few) for _ in range(lanes)]
-    whole = (1 << lanes) - 1
-    active = rng.choice(
-        [whole, whole, whole, 0xFFFF, 0x55555555, 1 << rng.randrange(lanes), 3 << rng.randrange(31)]
-    )
-    chance = rng.random()
-    if chance < 0.3:
-        active = rng.getrandbits(lanes) | 1
-    elif chance < 0.5:
-        active = 1 << rng.randrange(lanes) | 1 << rng.randrange(lanes)
-    more = rng.choice([0, 0, 1, 2, 4]) if anywhere else 0  # bytes: accesses need not be aligned
-    return [width * unit + more if active >> lane & 1 else None for lane, unit in enumerate(found)]
-
-
-def near(found: Any, value: Any) -> bool:
-    """Whether they are equal but for rounding."""
-    if isinstance(value, dict):
-        return all(near(found[key], part) for key, part in value.items())
-    return found == value or (
-        found is not None and value is not None and found == pytest.approx(value, abs=1e-6)
-    )
-
-
 @pytest.mark.parametrize("rows", [1, 4, 8], ids=["one-row", "rows-of-a-quarter", "rows-of-an-eighth"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
@@ -98,7 +45,7 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
     rng, lanes = random.Random(rows), LANES[gpu]
     warp, row = model.Warp(lanes, 64), lanes // rows
     tables = {
-        name: [request(rng, width, lanes, anywhere, row) for _ in range(120)]
+        name: [model.request(rng, width, ROOM, lanes, row, anywhere) for _ in range(120)]
         for name, (_, width, anywhere) in KINDS.items()
     }
     for name, requests in tables.items():
@@ -112,16 +59,15 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         # The first place reads the table. What follows is not reached.
         _, found = (r for r in records if r["type"] == "site" and r["kernel"] == name)
         for field, value in model.site("load", space, width, requests, row, warp).items():
-            assert near(found[field], value), (name, field, found[field], value)
-        patterns = (model.pattern(width, one, row=row) or "single" for one in requests if model.active(one))
-        assert found["patterns"] == Counter(pattern.split()[0] for pattern in patterns), name
+            assert model.near(found[field], value), (name, field, found[field], value)
+        assert found["patterns"] == model.patterns(width, requests, row), name
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
-def test_results_stay_and_every_access_is_counted(tmp_path: Path, gpu: str, hostile: str) -> None:
-    """Also of functions that a kernel calls, and of each launch of several threads of the host."""
+def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hostile: str) -> None:
+    """Several threads of the host launch kernels; a kernel calls functions."""
     app = program("probed", gpu=gpu)
     records, done = measured(tmp_path / "out", "--", app, 5, HIPSIM_HOSTILE=hostile)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
@@ -136,7 +82,7 @@ def test_results_stay_and_every_access_is_counted(tmp_path: Path, gpu: str, host
 
 def test_every_access_as_a_record(tmp_path: Path) -> None:
     """What is recorded one by one adds up to what waves count themselves; a place has its line in the source."""
-    app = program("leaves")
+    app = program("leaves", "-gline-tables-only")
     summed, done = measured(tmp_path / "sums", "--", app)
     single, again = measured(tmp_path / "each", "-e", "--", app)
     assert (done.returncode, again.returncode) == (0, 0), done.stderr + again.stderr
@@ -146,7 +92,9 @@ def test_every_access_as_a_record(tmp_path: Path) -> None:
     each = [r for r in single if r["type"] == "access"]
     assert each and Counter((r["kernel"], r["site"], r["op"], r["space"]) for r in each) == counted
     assert {(r["vendor"], r["wave"], r["ptx_line"]) for r in each} == {("amd", 64, None)}
-    assert all("offset" in r and r["ptx_line"] is None for r in summed if r["type"] == "site")
+    places = [r for r in summed if r["type"] == "site"]
+    assert all(r["source"].startswith("leaves.hip:") and r["offset"] >= 0 for r in places)
+    assert {r["ptx_line"] for r in places} == {None}
 
 
 def test_footprints_are_said_to_be_unknown() -> None:

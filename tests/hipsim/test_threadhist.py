@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import signal
 import subprocess
 import sys
@@ -11,22 +11,12 @@ from typing import Any
 
 import pytest
 
+import hipsim_device
 from hipsim_device import ROOT, environment, libraries, program
 
+measured = functools.partial(hipsim_device.measured, "threadhist")
 TOOL = [sys.executable, str(ROOT / "tools" / "threadhist.py")]
 GPUS = ("gfx906", "gfx90a", "gfx1030")
-
-
-def measured(
-    out: Path, *words: object, **variables: str
-) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
-    """Run threadhist with --json; give its records, and how it ended."""
-    libraries()
-    done = subprocess.run(
-        [*TOOL, "--json", "-o", out, *map(str, words)],
-        capture_output=True, text=True, timeout=300, env=environment(**variables),
-    )  # fmt: skip
-    return [json.loads(line) for line in out.read_text().splitlines()], done
 
 
 def kernels(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

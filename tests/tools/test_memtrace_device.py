@@ -9,7 +9,6 @@ import random
 import struct
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -87,39 +86,6 @@ KINDS = {
 }
 
 
-def request(rng, width, row=32):
-    """Offsets of 32 lanes, some of them None: of every pattern, forwards and backwards, whole warps and parts."""
-    units = ROOM // width
-    step = rng.choice([0, 1, 1, 2, 3, 4, 5, 8, 16, 31, 32, -1, -2, -7, -32])
-    while units <= 31 * abs(step):
-        step //= 2
-    first = rng.randrange(31 * max(0, -step), units - 31 * max(0, step))
-    form = rng.random()
-    if form < 0.6:
-        lanes = [first + lane * step for lane in range(32)]
-        if row < 32 and rng.random() < 0.8:  # each row begins somewhere
-            away = [rng.randrange(-first, units - first) for _ in range(32 // row)]
-            lanes = [(lane % row * step + first + away[lane // row]) % units for lane in range(32)]
-    elif form < 0.8:  # neighbours and outliers
-        lanes = [rng.randrange(units) if rng.random() < 0.1 else first for _ in range(32)]
-    else:
-        few = rng.choice([2, 8, units])
-        lanes = [rng.randrange(few) for _ in range(32)]
-    active = rng.choice([OFF, OFF, OFF, 0xFFFF, 0x55555555, 1 << rng.randrange(32), 3 << rng.randrange(31)])
-    chance = rng.random()
-    if chance < 0.3:
-        active = rng.getrandbits(32) | 1
-    elif chance < 0.5:
-        active = 1 << rng.randrange(32) | 1 << rng.randrange(32)
-    return [width * unit if active >> lane & 1 else None for lane, unit in enumerate(lanes)]
-
-
-def patterns(width, requests, row=32):
-    """Requests by pattern."""
-    found = (model.pattern(width, lanes, row=row) or "single" for lanes in requests if model.active(lanes))
-    return Counter(pattern.split()[0] for pattern in found)
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     return gpubpf_cuda.build("#include <string>\n" + SOURCE, tmp_path_factory.mktemp("requests") / "requests")
@@ -153,13 +119,16 @@ def traced(program, folder, tables, *options, row=32):
 )
 def test_requests_of_every_kind(program, tmp_path, options, row):
     rng = random.Random(1)
-    tables = {name: [request(rng, width, row) for _ in range(150)] for name, (_, _, width) in KINDS.items()}
+    tables = {
+        name: [model.request(rng, width, ROOM, row=row) for _ in range(150)]
+        for name, (_, _, width) in KINDS.items()
+    }
     for name, found in traced(program, tmp_path, tables, *options, row=row).items():
         kind, space, width = KINDS[name]
         taken = tables[name][:100] if "--block" in options else tables[name]  # a block is a request
         for field, value in model.site(kind, space, width, taken, row).items():
-            assert found[field] == value or _near(found[field], value), (name, field)
-        assert found["patterns"] == patterns(width, taken, row), name
+            assert found[field] == value or model.near(found[field], value), (name, field)
+        assert found["patterns"] == model.patterns(width, taken, row), name
 
 
 def test_one_stride(program, tmp_path):
@@ -171,10 +140,3 @@ def test_one_stride(program, tmp_path):
         tables[name] = [whole, whole, whole[:7] + [None] * 25, [None] * 5 + whole[5:7] + [None] * 25]
     for name, found in traced(program, tmp_path, tables, "--no-allocations").items():
         assert found["pattern"] == f"stride {strides[name]}", name
-
-
-def _near(found, value):
-    """What is rounded in the record."""
-    if isinstance(value, dict):
-        return all(_near(found[key], part) for key, part in value.items())
-    return found is not None and value is not None and found == pytest.approx(value, abs=1e-6)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpubpf.ebpf.bytecode import READS, WRITES
 from gpubpf.gcn.calls import VCC
 from gpubpf.gcn.comgr import GcnInstruction
 
-READS, WRITES = 1, 2  # enum gpu_effect
 SCRATCH = "s[0:3]"  # where kernels keep the descriptor of their scratch memory, and functions expect it
 _EFFECTS = {"load": READS, "store": WRITES, "atomic": READS | WRITES}
 
@@ -27,10 +27,10 @@ class GcnAccess:
     kind     load, store or atomic
     space    global, shared or local; "generic": only the execution tells where the address points
     width    bytes of a lane
-    vgpr     the first VGPR of the address: two of a 64-bit address, else one of an offset; None: there is none
-    sgpr     the first SGPR of what is added to it: two of a 64-bit address, or one with an offset; None: nothing
-    scaled   the offset in `sgpr` is one of the wave's memory, not of a lane's
-    offset   a number that is added
+    vgpr     the VGPR with the address, or the first of two if it has 64 bits; None: the address is `offset` and what `sgpr` has
+    sgpr     the SGPR with an offset that is added, or the first of two with a 64-bit address; None: nothing is added
+    scaled   `sgpr` has an offset in the memory of the wave, in which each lane has its part
+    offset   a number that the instruction adds
     """
 
     kind: str
@@ -113,7 +113,8 @@ def _vector(
         space, known = {"flat": "generic", "scratch": "local"}.get(memory, "global"), True
     base = "off" if memory == "flat" else base
     vgpr, sgpr = _first(address), _first(base)
-    if not known or (sgpr is None and base not in ("off", "0")):
+    known = known and (sgpr is not None or base in ("off", "0")) and (vgpr is not None or space == "local")
+    if not known:
         return ()
     return (GcnAccess(kind, space, width, vgpr, sgpr, memory == "buffer", offset),)
 

@@ -38,7 +38,6 @@ ALIGNED_SGPR, _ALIGNED_VGPR = (
     4,
 )  # of the first register of each kind: so kernels that differ little have the same probe
 _MOST_SITES = 1 << 15
-_SPACES = ("global", "shared", "local")
 _LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may have a result
 _SET = range(amdgcn.SITE, amdgcn.BACK + 2)  # SGPRs of the probe that a place sets
 
@@ -66,7 +65,7 @@ class AccessProbes:
 
     def of(self, access: GcnAccess) -> Probe | None:
         """Return the probe for an access; None if no program is for it. Raises VerifyError."""
-        spaces = _SPACES if access.space == "generic" else (access.space,)
+        spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
         chosen = {
             space: tuple(
                 number
@@ -109,6 +108,8 @@ class AccessRegisters:
 
 @dataclass(frozen=True)
 class AccessSite:
+    """An access that is probed, and its number."""
+
     number: int
     instruction: GcnInstruction
     access: GcnAccess
@@ -160,7 +161,7 @@ class AccessSites:
             sgpr = (SGPRS - self.sgprs) // ALIGNED_SGPR * ALIGNED_SGPR
             if sgpr < 0:
                 raise Refusal("it leaves too few SGPRs")
-            places = [save.vgpr, *range(vgprs, vgprs + SGPRS // self._wave)]
+            places = [save.vgpr, *range(vgprs, vgprs + (SAVED + SGPRS) // self._wave)]
             for number, one in enumerate(range(sgpr, min(own_sgprs, SGPRS)), SAVED):
                 lanes[one] = (places[number // self._wave], number % self._wave)
             vgprs += (SAVED + len(lanes) - 1) // self._wave
@@ -202,8 +203,9 @@ class AccessSites:
         gfx9 = self._gpu.startswith("gfx9")
         add = "v_add_u32_e32" if gfx9 else "v_add_nc_u32_e32"
         if access.space in ("global", "generic"):
+            assert vgpr is not None
             if sgpr is None:
-                return [f"v_mov_b32 v{low}, v{vgpr}", f"v_mov_b32 v{high}, v{_known(vgpr) + 1}"]
+                return [f"v_mov_b32 v{low}, v{vgpr}", f"v_mov_b32 v{high}, v{vgpr + 1}"]
             first = at.sgpr + amdgcn.SITE  # the carry: comgr assembles for waves of 32 lanes on GFX10
             carry = f"s[{first}:{first + 1}]" if gfx9 else f"s{first}"
             one, two = (
@@ -242,12 +244,6 @@ class AccessSites:
         ]
         middle = renumbered(comgr, probe.code, at.sgpr, at.vgpr)
         return comgr.assemble("\n".join(head)) + middle + comgr.assemble("\n".join(tail))
-
-
-def _known(vgpr: int | None) -> int:
-    if vgpr is None:
-        raise Refusal("it accesses memory at an address that is not in registers")
-    return vgpr
 
 
 def _sgpr(number: int) -> str:

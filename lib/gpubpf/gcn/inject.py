@@ -71,7 +71,7 @@ def inject(
     made: dict[str, InjectedGcnKernel] = {}
     refusals: dict[str, str] = {}
     known: dict[
-        tuple[tuple[str, str, int, str | None], ...],
+        tuple[tuple[object, ...], ...],
         tuple[Mapping[str, PlacedProbe], LaunchBlock, AccessProbes],
     ] = {}
     for kernel in code.kernels:
@@ -86,7 +86,10 @@ def inject(
                 raise Refusal("its arguments are preloaded into registers")
             body = read(code, comgr, kernel)
             kinds = tuple(dict.fromkeys(p.accumulate for p in placements if p.accumulate))
-            key = tuple((p.point, p.program.function, p.program.wave, p.accumulate) for p in placements)
+            key = tuple(
+                (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces)
+                for p in placements
+            )
             if key not in known:
                 block = launch_block([placement.program for placement in placements])
                 at_accesses = AccessProbes([p for p in placements if p.point == "access"], block, code.gpu)

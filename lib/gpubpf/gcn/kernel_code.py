@@ -21,8 +21,7 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 _INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # the number of a VGPR is computed
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
-# Operations that go past the caches and return something, and those that go with such loops. An atomic operation that returns nothing
-# tells nothing of other workgroups.
+# What loops have that wait for another workgroup: loads and atomic operations that go past the caches and return something, s_sleep.
 _WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl)")
 _COMPARES = re.compile(r"\w+_atomic_f?cmpswap(?:_x2)? v\[?(\d+)(?::\d+\])?, v\S+, v\[(\d+):(\d+)\].* glc")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
@@ -54,8 +53,8 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class MovedCode:
-    """A copy of a kernel's instructions. `places`: the address of each instruction by the one that it had. `starts`: that of the code
-    before it, which is its own if there is none.
+    """A copy of a kernel's instructions. `places`: the address of each instruction by the one that it had. `starts`: where the code
+    begins that was put before it.
 
     references: places of s_getpc_b64 in the copy whose address is not in the kernel, each with the sum of its two literals.
     """
@@ -135,8 +134,8 @@ class KernelCode:
         return any(first <= one.address <= last for one in asking for first, last in loops)
 
     def _tries_again(self, instruction: GcnInstruction, loops: Sequence[tuple[int, int]]) -> bool:
-        """Return whether an instruction is a compare-and-swap that takes what it has found as what it expects next. Then it is done as
-        soon as nobody comes in between. A lock goes on to expect that it is free."""
+        """Return whether an instruction is a compare-and-swap whose loop expects next what it has found. Such a loop ends once no
+        other thread changes the value in between. A loop that waits for a lock expects the same value each time."""
         match = _COMPARES.match(f"{instruction.name} {instruction.operands}")
         around = [loop for loop in loops if loop[0] <= instruction.address <= loop[1]]
         if not match or not around:

@@ -56,9 +56,9 @@ class InjectedGcnKernel:
 
     references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
     its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
-    literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other, and fewer fit at once than
-    of the original. most_threads, original_threads: that fit on a compute unit at once, of the copy and of the original. wave: lanes
-    of a wave. unprobed: if a program is attached to memory accesses, places by instruction whose accesses no program sees.
+    literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other. most_threads,
+    original_threads: that fit on a compute unit at once, of the copy and of the original. wave: lanes of a wave. unprobed: if a
+    program is attached to memory accesses, places by instruction whose accesses no program sees.
     """
 
     argument_bytes: int
@@ -125,10 +125,8 @@ class KernelWriter:
             vgprs = max(vgprs, entry.vgprs + KEPT if entry is not NONE else 0)
             save = Save(0, vgprs)
             more = times.site_sgprs(save, needed) if exit_.times else 0
-            sgprs, vgprs = (
-                max(body.sgprs, start.sgprs + 2, needed, more, SGPRS * bool(accesses.sgprs)),
-                vgprs + 1,
-            )
+            more = max(more, SGPRS if accesses.sgprs else 0)
+            sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed, more), vgprs + 1
         self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
         vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
         kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
@@ -166,7 +164,7 @@ class KernelWriter:
             (*sites, *(self._at_access(site) for site in self._accesses.sites)),
             tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
             (before.vgprs, after.vgprs),
-            self._body.waits and after.waves < before.waves,
+            self._body.waits,
             after.waves * units * wave,
             before.waves * units * wave,
             wave,

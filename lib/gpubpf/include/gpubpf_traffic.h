@@ -177,7 +177,10 @@ static inline u64 gpubpf_step_in_rows(u64 address, u64 width, gpu_mask active) {
 }
 
 #if GPU_LANES > 32
-/* How many distinct sectors lanes access of which some access two, side by side: those with even numbers, and those with odd ones. */
+/*
+ * The number of distinct sectors if some lanes access two neighbouring ones. Of these, one has an even number and one an odd number, so
+ * it counts distinct even sectors, then distinct odd ones.
+ */
 static inline u32 gpubpf_count_both(u64 sector, int crosses, gpu_mask before) {
     u32 found = 0;
 #pragma unroll

@@ -38,19 +38,19 @@ from gpubpf.verify.values import Checked
 # number of the site, and what is known of the access there (`facts`).
 REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "lanes.low", "lanes.high", "site", "facts")
 BLOCK_REGISTERS = 2
-KEPT = 8  # so many registers have the same values for all places of a wave
-SITE, FACTS = 8, 9
-BACK = 10  # the first of the two SGPRs that have the address to return to
+SITE, FACTS = (BLOCK_REGISTERS + REGISTERS.index(name) for name in ("site", "facts"))
+KEPT = SITE  # so many registers have the same values for all places of a wave
+BACK = BLOCK_REGISTERS + len(REGISTERS)  # the first of the two SGPRs that have the address to return to
 # What a place puts into the registers from `TIME` on, where the time is given: s_memtime and s_memrealtime, two registers each.
-TIME, TIMES = 12, ("clock", "globaltimer")
+TIME, TIMES = BACK + 2, ("clock", "globaltimer")
 # The fields of `facts`, with the first bit and the bits of each. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
 _OF_ACCESS = ("address", "width", "space", "kind", "active", "effect")
-# A generic address is compared with the windows of these spaces; any other is in global memory.
-_APERTURES = {"shared": "shared", "local": "private"}
-_LOOKED_UP = ("shared", "local", "global")
+# Where a generic address can lead. It is compared with the windows of the first two spaces, as LLVM calls them.
+GENERIC_SPACES = ("shared", "local", "global")
+_WINDOWS = {"shared": "shared", "local": "private"}
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
 _FUNCTIONS = """
 declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32)
@@ -240,7 +240,7 @@ def compile_access_probe(
 
     If there is more than one space, the address is a generic one: each lane runs the programs of the space that its address is in.
     """
-    ordered = {space: programs[space] for space in _LOOKED_UP if space in programs}
+    ordered = {space: programs[space] for space in GENERIC_SPACES if space in programs}
     every = [program for one in ordered.values() for program in one]
     return _compile(_access_entry(ordered, block, gpu), every, gpu)
 
@@ -313,8 +313,7 @@ def _entry(
     if (
         returns
     ):  # LLVM ends a function without results by s_endpgm. One with results runs on into the code behind it.
-        unused = BACK - BLOCK_REGISTERS - len(REGISTERS)
-        given += [f"i32 inreg %unused{n}" for n in range(unused)] + ["i32 inreg %low", "i32 inreg %high"]
+        given += ["i32 inreg %low", "i32 inreg %high"]
         if timed:
             given += [f"i64 inreg %{name}" for name in TIMES]
         result = "{ i32, i32 }"
@@ -335,10 +334,9 @@ def _entry(
 def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str) -> str:
     """Return the function of a place at a memory access: all SGPRs up to `BACK` are results too, so that it keeps them.
 
-    programs: by space, those of _APERTURES first.
+    programs: by space, in the order of GENERIC_SPACES.
     """
-    names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS)]
-    names += ["back_low", "back_high"]
+    names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS), "back_low", "back_high"]
     given = [*(f"i32 inreg %{name}" for name in names), "i32 %address_low", "i32 %address_high"]
     result = f"{{ {', '.join(['i32'] * len(names))} }}"
     lines = [
@@ -346,30 +344,27 @@ def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBl
         *_joined("written", "address_low", "address_high"),
         *(line for name, (first, bits) in _FACTS.items() for line in _fact(name, first, bits)),
         "  %signed = sext i32 %offset to i64",
-        "  %sum = add i64 %written, %signed",
+        "  %address = add i64 %written, %signed",
+        f"  %address.short = and i64 %address, {(1 << 32) - 1}",
     ]
     declared: list[str] = []
     numbers = iter(range(sum(map(len, programs.values()))))
+    *_, last = programs
     for space in programs:
-        last = space == [*programs][-1]
-        if not last:
-            declared.append(f"declare i1 @llvm.amdgcn.is.{_APERTURES[space]}(ptr)")
+        if space != last:
+            declared.append(f"declare i1 @llvm.amdgcn.is.{_WINDOWS[space]}(ptr)")
             lines += [
                 f"  %pointer.{space} = inttoptr i64 %written to ptr",
-                f"  %is.{space} = call i1 @llvm.amdgcn.is.{_APERTURES[space]}(ptr %pointer.{space})",
+                f"  %is.{space} = call i1 @llvm.amdgcn.is.{_WINDOWS[space]}(ptr %pointer.{space})",
                 f"  br i1 %is.{space}, label %in.{space}, label %not.{space}",
                 f"in.{space}:",
             ]
-        if space == "global":
-            lines.append(f"  %address.{space} = bitcast i64 %sum to i64")
-        else:  # an offset of 32 bits
-            lines.append(f"  %address.{space} = and i64 %sum, {(1 << 32) - 1}")
         for program in programs[space]:
             more, declaration = _call(next(numbers), program, block, gpu, False, None, space)
             lines += more
             declared.append(declaration)
         lines.append("  br label %done")
-        if not last:
+        if space != last:
             lines.append(f"not.{space}:")
     lines.append("done:")
     value = "poison"
@@ -438,7 +433,7 @@ def _of_access(argument: Argument, space: str | None, name: str, wave: int) -> t
     """Return the LLVM IR that computes a field of the context of an access, and its value."""
     assert space is not None
     if argument.field == "address":
-        return [], f"%address.{space}"
+        return [], "%address" if space == "global" else "%address.short"
     if argument.field == "space":
         return [], str(SPACES.index(space))
     if argument.field != "active":

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.agent.definitions import WARP
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.session import kernel_shapes
+from gpubpf.session.launch_shape import NVIDIA, Warp
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -37,27 +37,6 @@ UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h coun
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
 BANKS = 128  # bytes of all banks of shared memory
 _MODULUS = 1 << 64
-
-
-@dataclass(frozen=True)
-class Warp:
-    """Who makes a request: lanes of a warp; bytes of the sectors that memory moves; and what the vendor calls a warp."""
-
-    lanes: int = WARP
-    sector: int = 32
-    word: str = "warp"
-
-    @classmethod
-    def of(cls, wave: int | None) -> Warp:
-        """Return that of AMD GPUs for waves of so many lanes, or that of NVIDIA GPUs."""
-        return cls() if wave is None else cls(wave, 64, "wave")
-
-    def sectors(self, width: int) -> int:
-        """Return the fewest sectors for so many bytes by each lane."""
-        return -(-self.lanes * width // self.sector)
-
-
-NVIDIA = Warp()
 
 
 @dataclass(frozen=True)
@@ -249,8 +228,8 @@ class KernelTraffic:
 
     def place(self) -> dict[str, Any]:
         """Return the fields that every JSON record about the kernel has."""
-        vendor = {"vendor": "amd" if self.wave else "nvidia", "wave": self.warp.lanes}
-        return {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **vendor, "kernel": self.kernel}
+        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.warp.vendor()}
+        return where | {"kernel": self.kernel}
 
     def record(self) -> dict[str, Any]:
         """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""

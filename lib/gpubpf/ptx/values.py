@@ -62,9 +62,7 @@ class Site:
     space: str = ""
     width: int = 0
     effect: int = 0  # of accesses: 1 it reads, 2 it writes, 3 both
-    offset: int | None = (
-        None  # in bytes from the function's first instruction, on AMD GPUs, where there is no PTX
-    )
+    offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,31 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
+class Warp:
+    """The threads that run together, with the vendor's word for them: how many lanes, and bytes of the sectors that memory moves."""
+
+    lanes: int = WARP
+    sector: int = 32
+    word: str = "warp"
+
+    @classmethod
+    def of(cls, wave: int | None) -> Warp:
+        """Return that of AMD GPUs for waves of so many lanes, or that of NVIDIA GPUs."""
+        return NVIDIA if wave is None else cls(wave, 64, "wave")
+
+    def vendor(self) -> dict[str, object]:
+        """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
+        return {"vendor": "nvidia" if self.word == "warp" else "amd", "wave": self.lanes}
+
+    def sectors(self, width: int) -> int:
+        """Return the fewest sectors for so many bytes by each lane."""
+        return -(-self.lanes * width // self.sector)
+
+
+NVIDIA = Warp()
+
+
+@dataclass(frozen=True)
 class Shape:
     """The grid and block dimensions of a launch. wave: the lanes of a wave, on an AMD GPU."""
 
@@ -31,16 +56,16 @@ class Shape:
     @property
     def warp(self) -> int:
         """The number of lanes in a warp."""
-        return self.wave or WARP
+        return Warp.of(self.wave).lanes
 
     @property
     def warp_word(self) -> str:
         """What the vendor calls a warp."""
-        return "wave" if self.wave else "warp"
+        return Warp.of(self.wave).word
 
     def vendor(self) -> dict[str, object]:
         """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
-        return {"vendor": "amd" if self.wave else "nvidia", "wave": self.warp}
+        return Warp.of(self.wave).vendor()
 
     @property
     def sm_word(self) -> str:
