@@ -196,6 +196,19 @@ def test_kinds_and_spaces_are_chosen(device: Device) -> None:
     assert len(places) == 2 and {space for _, space in places} == {"shared"}
 
 
+def test_kernels_may_ask_for_different_kinds(device: Device) -> None:
+    """With the same program."""
+    wave = next(k.descriptor.wave for k in device.code.kernels if k.name == "scale")
+    one = lowered(device.program, "on_access", wave)
+    asked = {
+        name: [GcnPlacement(one, "access", None, (kind,))]
+        for name, kind in (("reversed", "load"), ("cube", "store"))
+    }
+    made = inject(device.code, asked)
+    for name, (placement,) in asked.items():
+        assert {s.access.kind for s in made.kernels[name].sites if s.access} == {*placement.kinds}
+
+
 def test_every_access_of_the_kernels_is_understood(gpu: str, built: Path) -> None:
     code = CodeObject(built.read_bytes())
     comgr = Comgr(code.isa)
