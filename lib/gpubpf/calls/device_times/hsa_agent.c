@@ -29,6 +29,10 @@
 #define ROOM_PAUSE_US 50
 #define BUCKETS 4096
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
+#define ENDING_US 100                   /* a thread writes an end within this time, unless it is not scheduled */
+#define ENDING_TRIES 5000
+
+enum { ENDED, RUNNING, ENDING };        /* of a dispatch; ENDING: a thread is writing its end */
 
 /* A dispatch from its packet to its end. It is used again, and its three signals with it. */
 struct pending {
@@ -36,7 +40,7 @@ struct pending {
     hsa_handle agent, own, programs;    /* the signal that the packet has, and the one that it had */
     hsa_handle handed;                  /* becomes 0 once the program's signal has been told */
     hsa_handle passed;                  /* becomes 0 once a barrier has seen that; before, neither may be used again */
-    int outstanding;                    /* its end has not been written */
+    int state;                          /* ENDED, RUNNING or ENDING */
     struct pending *next;               /* in `pool` */
     struct pending *older;              /* in `every` */
 };
@@ -170,13 +174,18 @@ static void put_pending(struct pending *pending) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-/* Write a dispatch that has ended, and tell the program. Nothing happens if another thread has done that. */
+/* Write a dispatch that has ended, and tell the program. Nothing happens if another thread does that. */
 static void end(struct pending *pending) {
-    if (!__atomic_exchange_n(&pending->outstanding, 0, __ATOMIC_ACQ_REL))
+    int running = RUNNING;
+    if (!__atomic_compare_exchange_n(&pending->state, &running, ENDING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return;
     const hsa_signal *own = (const hsa_signal *)pending->own.handle;
     uint64_t times[2] = {0, 0};
-    bool timed = !hsa.amd_profiling_get_dispatch_time(pending->agent, pending->own, times);
+    if (!hsa.amd_profiling_get_dispatch_time(pending->agent, pending->own, times) && ring_here()) {
+        pending->dispatch.start_ns = (uint64_t)((unsigned __int128)times[0] * 1000000000u / frequency);
+        pending->dispatch.end_ns = (uint64_t)((unsigned __int128)times[1] * 1000000000u / frequency);
+        ring_put(&pending->dispatch); /* first: the program may end once it is told */
+    }
     if (pending->programs.handle) {
         hsa_signal *programs = (hsa_signal *)pending->programs.handle;
         programs->start = own->start;
@@ -184,11 +193,7 @@ static void end(struct pending *pending) {
         hsa.signal_subtract_screlease(pending->programs, 1);
     }
     hsa.signal_store_relaxed(pending->handed, 0);
-    if (timed && ring_here()) {
-        pending->dispatch.start_ns = (uint64_t)((unsigned __int128)times[0] * 1000000000u / frequency);
-        pending->dispatch.end_ns = (uint64_t)((unsigned __int128)times[1] * 1000000000u / frequency);
-        ring_put(&pending->dispatch);
-    }
+    __atomic_store_n(&pending->state, ENDED, __ATOMIC_RELEASE);
 }
 
 /* Called in ROCr's thread for signals. Returns that it need not be called again. */
@@ -199,8 +204,7 @@ static bool on_end(int64_t value, void *data) {
     return false;
 }
 
-/* Write the dispatches that have ended, which ROCr's thread may not have seen yet: when a queue is full, when the program exits, or when
-   ROCr is shut down. */
+/* Write the dispatches that have ended, which ROCr's thread may not have seen yet: when a queue is full, and at the end. */
 static void write_ended(void) {
     pthread_mutex_lock(&pool_lock);
     if (!ring_here() || unloaded) {
@@ -208,8 +212,19 @@ static void write_ended(void) {
         return;
     }
     for (struct pending *pending = every; pending; pending = pending->older)
-        if (__atomic_load_n(&pending->outstanding, __ATOMIC_ACQUIRE) && value_of(pending->own) < 1)
+        if (__atomic_load_n(&pending->state, __ATOMIC_ACQUIRE) == RUNNING && value_of(pending->own) < 1)
             end(pending);
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Do so as the program exits, or as ROCr is shut down, and wait for what ROCr's thread is writing. */
+static void finish(void) {
+    write_ended();
+    pthread_mutex_lock(&pool_lock);
+    int tries = ring_here() && !unloaded ? ENDING_TRIES : 0;
+    for (struct pending *pending = every; pending && tries > 0; pending = pending->older)
+        while (__atomic_load_n(&pending->state, __ATOMIC_ACQUIRE) == ENDING && tries-- > 0)
+            usleep(ENDING_US);
     pthread_mutex_unlock(&pool_lock);
 }
 
@@ -236,9 +251,9 @@ static bool follow(hsa_packet *packet, hsa_packet *barrier, const struct queue *
         pending->dispatch.grid[axis] = packet->grid[axis];
         pending->dispatch.block[axis] = packet->block[axis];
     }
-    __atomic_store_n(&pending->outstanding, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&pending->state, RUNNING, __ATOMIC_RELEASE);
     if (hsa.amd_signal_async_handler(pending->own, HSA_LESS, 1, on_end, pending)) {
-        pending->outstanding = 0;
+        pending->state = ENDED;
         put_pending(pending);
         return false;
     }
@@ -327,7 +342,7 @@ static uint32_t start(hsa_tables *tables) {
     if (hsa_functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
         !frequency)
         return AGENT_VERSION;
-    if (!ring_create() || atexit(write_ended))
+    if (!ring_create() || atexit(finish))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
@@ -355,7 +370,7 @@ EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char
 
 /* Called by ROCr as it is shut down. */
 EXPORTED void OnUnload(void) {
-    write_ended();
+    finish();
     pthread_mutex_lock(&pool_lock);
     unloaded = true;
     pthread_mutex_unlock(&pool_lock);
