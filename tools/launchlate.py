@@ -92,7 +92,8 @@ int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the la
     u64 launch = ctx->launch, now = bpf_get_globaltimer();
     u64 cell = (launch / SLOTS) << 48 | (now & TIME);
     int key = 0, shard = launch % SLOTS * SHARDS + gpu_sm() % SHARDS;
-    u32 last = gpu_log2(gpu_active());
+    gpu_mask active = gpu_active();
+    u32 last = gpu_log2(active);
     u64 *all = every_lane.lookup(&key);
     if (!all || (!*all && gpu_lane() != last))
         return 0;

@@ -381,13 +381,11 @@ class BPF:
         ]
 
     def runs_on_amd(self, follow: Follow | None) -> bool:
-        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if it needs nothing but device programs, at
-        points that such kernels have, and an operation log of launches; or there are other programs for AMD GPUs."""
+        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs are at points that such
+        kernels have, and nothing follows allocations; or there are other programs for AMD GPUs."""
         from gpubpf.gcn import POINTS
 
-        if self.host_programs or self.tables or self.companions:
-            return False
-        if follow and (follow.stamps or follow.stacks):
+        if any(program.event == "operation" for program in self.host_programs):
             return False
         if follow and follow.allocation_stacks and not any(probe.on_amd for probe in self.probes):
             return False

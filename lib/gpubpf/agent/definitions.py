@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 14  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 15  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -67,6 +67,7 @@ STARTING_SUFFIX = " starting"
 LACKS_OBSOLETE = "obsolete"  # launches through a function that is deprecated since CUDA 4.0
 LACKS_HOLDING = "holding"  # a moment in which it holds back what may not end by itself
 LACKS_LOG = "log"  # the records of an operation
+LACKS_CALL = "call"  # the times of calls of HIP
 LACKS_EXIT = "exit"  # a function of libc
 LACKS_CUPTI = "CUPTI"  # timestamps of CUPTI; no function stands there
 # Why a kernel that was loaded before the agent is not instrumented: it may be of several modules, which have different PTX for it. The
@@ -398,13 +399,15 @@ class Kind(IntEnum):
 class RecordFlag(IntFlag):
     """GRAPH_NODE: part of a graph replay; the call's times are those of the graph launch. SYNCHRONOUS: the call itself waits.
     CAPTURED: the operation was captured into a graph and did not run by itself. HOST_CLOCK: a span with CUPTI's times, on the log's
-    clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen."""
+    clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen.
+    BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2
     CAPTURED = 4
     HOST_CLOCK = 8
     FROM_BEFORE = 16
+    BY_ROCR = 32
 
 
 class SyncTarget(IntEnum):
@@ -547,7 +550,7 @@ PARTS = (
     Part(
         "span",
         (Kind.SPAN,),
-        "device times of an operation, from timing events or, with flag HOST_CLOCK, from CUPTI",
+        "device times of an operation, from timing events, from CUPTI (flag HOST_CLOCK), or from ROCr (flag BY_ROCR)",
         (
             Field("u64", "of", about="id of the operation"),
             Field("u64", "start", about="ns on the agent's event clock; 0: unknown"),
@@ -683,6 +686,7 @@ _TEXTS = {
     "LACKS_OBSOLETE": LACKS_OBSOLETE,
     "LACKS_HOLDING": LACKS_HOLDING,
     "LACKS_LOG": LACKS_LOG,
+    "LACKS_CALL": LACKS_CALL,
     "LACKS_EXIT": LACKS_EXIT,
     "LACKS_CUPTI": LACKS_CUPTI,
     "AMBIGUOUS": AMBIGUOUS,

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
     Records: TypeAlias = NDArray[Any]
 
-NO_METHOD, DEVICE, STAMP, CUPTI = range(4)  # how a time was measured
+NO_METHOD, DEVICE, STAMP, CUPTI, ROCR = range(5)  # how a time was measured
 LEFT_OUT = (
     outcome_of(Reason.SAMPLED_OUT),
     outcome_of(Reason.FILTERED),
 )  # outcomes because of --sample and --launch
-METHODS = (None, "device", "stamp", "cupti")
+METHODS = (None, "device", "stamp", "cupti", "rocr")
 KEPT = 1 << 15  # records that `forget` keeps: the latest, and as many older ones that are still needed
 FULL = 1 << 18  # records at which `forget` is due
 MOST_NUMBERED = 1 << 16  # streams and graphs that are remembered
@@ -98,7 +98,7 @@ class OperationColumns:
 
     process     place in `processes`
     name        place of the kernel's mangled name in `names`, or -1
-    method      how its times were measured: NO_METHOD, DEVICE, STAMP or CUPTI
+    method      how its times were measured: NO_METHOD, DEVICE, STAMP, CUPTI or ROCR
     start_error, end_error   ns; UNKNOWN without a time
     exec_error  error of end - start, ns
     running     not over at the last reading
@@ -628,7 +628,7 @@ class _ColumnsBuilder:
         method: Integers,
         errors: tuple[Integers, Integers, Integers],
     ) -> None:
-        """Set the times of operations without a probe: from timing events around them, or from CUPTI, whose error is unknown."""
+        """Set the times of operations without a probe: from timing events around them, from CUPTI, whose error is unknown, or from ROCr."""
         ids, records = spans
         some = some[method[some] == NO_METHOD]
         if not len(ids) or not len(some):
@@ -650,11 +650,12 @@ class _ColumnsBuilder:
         both = (begin != 0) & (end != 0)
         errors[2][some[both]] = 2 * error[both]
         method[some[starts.known & both]] = STAMP
-        theirs = both & (self.raw["flags"][at] & operation_log.HOST_CLOCK != 0)
-        ops.start[some[theirs]], ops.end[some[theirs]] = begin[theirs], end[theirs]
-        for wrong in errors:
-            wrong[some[theirs]] = UNKNOWN
-        method[some[theirs]] = CUPTI
+        for flag, of in ((operation_log.HOST_CLOCK, CUPTI), (operation_log.BY_ROCR, ROCR)):
+            theirs = both & (self.raw["flags"][at] & flag != 0)
+            ops.start[some[theirs]], ops.end[some[theirs]] = begin[theirs], end[theirs]
+            for wrong in errors:
+                wrong[some[theirs]] = UNKNOWN if of == CUPTI else error[theirs]
+            method[some[theirs]] = of
 
 
 def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:

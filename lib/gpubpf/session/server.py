@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import (
     ALREADY_CHANGED,
+    LACKS_CALL,
     LACKS_CUPTI,
     LACKS_HOLDING,
     LACKS_LOG,
@@ -387,7 +388,7 @@ class Server:
         held = "held back while the agent loads or frees"  # docs/attach.md, "A driver that waits"
         if self._measurement.agent_config.log_records:
             held += ", and may not be logged"
-        for lack, consequence in ((LACKS_LOG, "logged"), (LACKS_HOLDING, held)):
+        for lack, consequence in ((LACKS_LOG, "logged"), (LACKS_CALL, "timed"), (LACKS_HOLDING, held)):
             if lines := left_out.get(lack):
                 others = f" ({len(lines) - 1} others)" if len(lines) > 1 else ""
                 self._measurement.note_once(

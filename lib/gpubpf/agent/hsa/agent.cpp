@@ -1,4 +1,9 @@
 #include "agent.h"
+#include "log/host_program.h"
+#include "log/stack.h"
+#include "patch.h"
+#include "shared_files.h"
+#include "thread.h"
 
 #include <cerrno>
 #include <chrono>
@@ -185,7 +190,7 @@ void catch_signals() {
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
-    agent.log.forget();
+    abandon_state();
     if (!connection) return;
     for (OwnedFile *file : {&connection->socket, &connection->wake})
         if (file->is_ours()) close(file->number);
@@ -231,6 +236,11 @@ void find_gpus() {
     for (auto &gpu : agent.gpus) gpu->argument_pool = host.argument_pool;
 }
 
+bool send_stubs(const Connection &c) {
+    const int stubs = make_stubs();
+    return send_frame(c.socket.number, Message::Stubs, Writer().u32(stubs >= 0).bytes, stubs);
+}
+
 // Opens what the agent needs: socket, wake-up event, control block. Returns false if that fails.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
@@ -246,7 +256,7 @@ bool open_connection(Connection &c, const char *name) {
         Writer hello;
         hello.u32(kProtocolVersion).u32(0).text(process_name()).u32(static_cast<uint32_t>(Vendor::Amd));
         told = send_frame(c.socket.number, Message::Hello, hello.bytes, control) &&
-               send_frame(c.socket.number, Message::Stubs, Writer().u32(0).bytes, -1);
+               send_stubs(c);
     }
     if (control >= 0) close(control);
     return told;
@@ -258,17 +268,22 @@ bool wait_for_welcome(Connection &c) {
         pollfd file{c.socket.number, POLLIN, 0};
         Frame frame;
         if (poll(&file, 1, 5000) <= 0 || !receive_frame(c.socket.number, frame)) return false;
+        Reader r(frame.payload.data(), frame.payload.size());
+        const bool shared = frame.type != Message::Shared || take_shared(r, frame.fd);
         if (frame.fd >= 0) close(frame.fd);
+        if (!shared) return false;
         if (frame.type == Message::Welcome) {
-            Reader r(frame.payload.data(), frame.payload.size());
-            return parse_welcome(r, agent.config);
+            close_stub_file();
+            if (!parse_welcome(r, agent.config) || !take_host_program(r) || !r.ok()) return false;
+            number_process(agent.config.process);
+            return true;
         }
     }
 }
 
 void open_log() {
     if (!agent.config.log_records) return;
-    const int file = agent.log.open(agent.config.log_records, virtual_clock());
+    const int file = oplog.open(agent.config.log_records, virtual_clock());
     if (file < 0) return;  // the tool says that there is none
     agent.send(Message::Log, Writer().u64(agent.config.log_records), file);
     close(file);
@@ -280,10 +295,31 @@ void replace(void *&entry, Function &original, Function ours) {
     entry = reinterpret_cast<void *>(ours);
 }
 
+// Makes the agent see all that the program gives its GPUs to do, if the tool wants that. Returns lines about functions that
+// cannot be hooked.
+std::string follow_operations(const hsa_tables &tables, int intercept) {
+    agent.log_operations = oplog.on() && agent.config.stamps;
+    if (!agent.log_operations && !host_program()) return "";
+    attachment = 1;  // of hooks: it never ends
+    if (agent.log_operations) {
+        void **core = tables.core->functions, **amd = tables.amd->functions;
+        replace(core[HSA_CORE_DESTROY_SIGNAL], originals.destroy_signal, on_destroy_signal);
+        replace(amd[HSA_AMD_COPY], originals.copy, on_copy);
+        if (intercept == 37)
+            replace(amd[HSA_AMD_COPY_BY_ENGINE], originals.copy_by_engine, on_copy_by_engine);
+        if (const size_t box = HSA_AMD_COPY_BOX(intercept); box < hsa_functions_of(tables.amd))
+            replace(amd[box], originals.copy_box, on_copy_box);
+        hsa.amd_profiling_async_copy_enable(true);
+    }
+    return hook_hip();
+}
+
 bool start(const hsa_tables *tables, const char *name) {
     const int at = HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd));
     if (hsa_functions_of(tables->core) <= HSA_CORE_LOAD || at < 0 || !hsa.find()) return false;
     auto made = std::make_unique<Connection>();
+    find_virtual_clock();
+    begin_state();
     if (!open_connection(*made, name) || !wait_for_welcome(*made)) {
         if (made->socket.number >= 0) close(made->socket.number);
         return false;
@@ -301,11 +337,11 @@ bool start(const hsa_tables *tables, const char *name) {
     replace(core[HSA_CORE_READER_OF_MEMORY], originals.reader_of_memory, on_reader_of_memory);
     replace(core[HSA_CORE_DESTROY_READER], originals.destroy_reader, on_destroy_reader);
     replace(core[HSA_CORE_LOAD], originals.load, on_load);
-    find_virtual_clock();
     open_log();
+    const std::string left_out = follow_operations(*tables, at);
     if (virtual_clock()) agent.control->started_ns = now_ns();
     agent.live = true;
-    agent.send(Message::Hooked, Writer().text("").text("").u32(0));
+    agent.send(Message::Hooked, Writer().text("").text(left_out).u32(0));
     pthread_atfork(nullptr, nullptr, in_forked_child);
     catch_signals();
     atexit(at_exit);
@@ -339,9 +375,34 @@ bool Functions::find() {
     FIND(amd_memory_fill);
     FIND(amd_memory_lock);
     FIND(amd_profiling_convert_tick_to_system_domain);
+    FIND(amd_profiling_async_copy_enable);
+    FIND(amd_profiling_get_async_copy_time);
 #undef FIND
     return all;
 }
+
+namespace {
+
+constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
+// In the order in which they begin. The attachment ends with the process.
+const Lifetime *const kLifetimes[] = {
+    &thread_lifetime, &patch_lifetime, &log_lifetime, &shared_lifetime, &host_program_lifetime, &stack_lifetime,
+};
+
+}  // namespace
+
+void begin_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->begin) lifetime->begin();
+}
+
+void abandon_state() {
+    for (const Lifetime *lifetime : kLifetimes)
+        if (lifetime->in_forked_child) lifetime->in_forked_child();
+}
+
+void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
+Control &control_block() { return *agent.control; }
 
 Gpu *Agent::gpu(hsa_handle wanted) const {
     for (auto &one : gpus)

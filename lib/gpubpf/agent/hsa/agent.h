@@ -4,6 +4,8 @@
 //   code.cpp       code objects that the program loads, and their instrumented copies
 //   dispatch.cpp   the program's queues: at each dispatch, the copy of a kernel or the original
 //   memory.cpp     memory of maps and rings, and reading it back
+//   operations.cpp the log of what queues and copy engines get to do
+//   hip_calls.cpp  when the program's calls of HIP begin and return
 //   clock.cpp      the clocks of the host and the GPUs
 //
 // It speaks the same protocol as the agent for CUDA (../src), and shares its messages.
@@ -27,6 +29,7 @@
 #include "lifetime.h"
 #include "log/log.h"
 #include "messages.h"
+#include "this_agent.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -56,6 +59,8 @@ struct Functions {
                                           const void *);
     hsa_status (*amd_memory_fill)(void *to, uint32_t value, size_t count);
     hsa_status (*amd_profiling_convert_tick_to_system_domain)(hsa_handle agent, uint64_t tick, uint64_t *ns);
+    hsa_status (*amd_profiling_async_copy_enable)(bool enable);
+    hsa_status (*amd_profiling_get_async_copy_time)(hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
 
     bool find();
@@ -68,6 +73,10 @@ struct Originals {
     hsa_intercept intercept;
     hsa_freeze freeze;
     hsa_status (*destroy_executable)(hsa_handle executable);
+    hsa_status (*destroy_signal)(hsa_handle signal);
+    hsa_copy copy;
+    hsa_copy_by_engine copy_by_engine;
+    hsa_copy_box copy_box;
     hsa_status (*reader_of_file)(int file, hsa_handle *reader);
     hsa_status (*reader_of_memory)(const void *code, size_t size, hsa_handle *reader);
     hsa_status (*destroy_reader)(hsa_handle reader);
@@ -162,7 +171,7 @@ struct Agent {
     std::atomic<bool> live{false}, connected{false};
     Config config;
     Control *control = nullptr;
-    Log log;
+    bool log_operations = false;  // the tool wants records of everything, and times of calls
     std::vector<std::unique_ptr<Gpu>> gpus;
 
     Gpu *gpu(hsa_handle agent) const;
@@ -177,15 +186,6 @@ struct Agent {
     void finish(uint32_t wait_ms);
 };
 extern Agent &agent;
-
-// Runs the agent's work in a call of the program, which must not notice it: no exception leaves it.
-template <class Work>
-void quietly(const Work &work) noexcept {
-    try {
-        work();
-    } catch (...) {
-    }
-}
 
 // --- code.cpp ---
 
@@ -212,8 +212,7 @@ hsa_status on_destroy_executable(hsa_handle executable);
 
 hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made);
-bool is_idle(Gpu &gpu);   // all instrumented kernels have ended
-uint64_t other_number();  // an id for a record of the log that is no launch
+bool is_idle(Gpu &gpu);  // all instrumented kernels have ended
 
 // --- memory.cpp ---
 
@@ -224,12 +223,42 @@ void enlarge(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();  // without being asked, and without waiting for kernels
 
+// --- operations.cpp ---
+
+uint32_t new_queue(const Gpu &gpu);  // returns a number for a queue or a copy engine
+// Logs an operation: with the times of the program's call that the thread is in, when that returns; or else at once.
+void put_operation(Record &record);
+// Logs the signals that a packet waits for, and then that it sets one. A dispatch is logged before that.
+void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue);
+void log_copy_times();  // of copies that are over
+hsa_status on_destroy_signal(hsa_handle signal);
+hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                   const hsa_handle *signals, hsa_handle completion);
+hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                             const hsa_handle *signals, hsa_handle completion, int engine, bool force);
+hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from, const uint32_t *from_offset,
+                       const uint32_t *extent, hsa_handle by, int direction, uint32_t count,
+                       const hsa_handle *signals, hsa_handle completion);
+
+// --- hip_calls.cpp ---
+
+constexpr uint64_t kUnknownStream = UINT64_MAX;
+struct Call {  // of HIP, by the program
+    uint64_t began = 0, stream = kUnknownStream;  // ns; the handle as the program gave it
+    uint32_t stack = 0;
+    bool waits = false;           // it returns when its copies from or to the host are done
+    std::vector<Record> records;  // of operations, held back until it returns
+};
+Call *current_call();  // the calling thread's; null if it is in none that is hooked
+// Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.
+std::string hook_hip();
+
 // --- clock.cpp ---
 
 void find_virtual_clock();  // of hipsim
-bool virtual_clock();
-uint64_t now_ns();  // CLOCK_MONOTONIC, or the virtual clock
 void find_tick(Gpu &gpu);
+// Fills in when a copy began and ended, on the log's clock. Returns false if ROCr does not know.
+bool copy_times(hsa_handle signal, SpanPart &span);
 // Puts what the GPU's counter shows at some time of the host's clock into the log, in the unit of the launch block's tick.
 void calibrate(const Gpu &gpu);
 

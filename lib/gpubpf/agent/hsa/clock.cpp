@@ -25,6 +25,9 @@ uint64_t host(clockid_t clock) {
     return uint64_t(t.tv_sec) * 1000000000 + uint64_t(t.tv_nsec);
 }
 
+// ns that CLOCK_BOOTTIME, which is ROCr's clock, is ahead of CLOCK_MONOTONIC.
+uint64_t asleep() { return host(CLOCK_BOOTTIME) - host(CLOCK_MONOTONIC); }
+
 // Returns when the GPU's counter shows `ticks`, on CLOCK_BOOTTIME in ns; 0: unknown.
 uint64_t time_of(const Gpu &gpu, uint64_t ticks) {
     uint64_t ns = 0;
@@ -54,22 +57,33 @@ void find_tick(Gpu &gpu) {
     gpu.tick = static_cast<uint64_t>(std::llround(gpu.tick_ns * (1 << kTickBits)));
 }
 
+bool copy_times(hsa_handle signal, SpanPart &span) {
+    uint64_t times[2] = {0, 0};
+    if (hsa.amd_profiling_get_async_copy_time(signal, times) || times[1] < times[0]) return false;
+    const uint64_t off = virtual_now ? 0 : asleep();
+    if (times[0] <= off) return false;
+    span.start = times[0] - off;
+    span.end = times[1] - off;
+    span.error_ns = virtual_now ? 0 : kCertain;
+    return true;
+}
+
 void calibrate(const Gpu &gpu) {
-    if (!agent.log.on() || virtual_now || !gpu.tick) return;
+    if (!oplog.on() || virtual_now || !gpu.tick) return;
     const uint64_t future = time_of(gpu, kFuture), now = host(CLOCK_BOOTTIME);
     if (future <= now) return;
     const uint64_t ticks = kFuture - static_cast<uint64_t>(static_cast<double>(future - now) / gpu.tick_ns);
-    const uint64_t at = time_of(gpu, ticks), asleep = host(CLOCK_BOOTTIME) - host(CLOCK_MONOTONIC);
-    if (at < asleep + kCertain) return;
+    const uint64_t at = time_of(gpu, ticks), off = asleep();
+    if (at < off + kCertain) return;
     Record r;
     r.kind = Kind::Clock;
-    r.id = other_number();
-    r.call_ns = at - asleep - kCertain;
-    r.return_ns = at - asleep + kCertain;
+    r.id = other_id();
+    r.call_ns = at - off - kCertain;
+    r.return_ns = at - off + kCertain;
     r.context = gpu.number;
     const auto tick_ns = static_cast<uint32_t>(std::ceil(gpu.tick_ns));
     r.clock = {r.call_ns, ticks * gpu.tick >> kTickBits, r.return_ns, 0, kNoSm, tick_ns};
-    agent.log.put(r);
+    oplog.put(r);
 }
 
 }  // namespace gpubpf

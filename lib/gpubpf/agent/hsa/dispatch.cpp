@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "log/host_program.h"
 #include "room.h"
 
 namespace gpubpf {
@@ -21,11 +21,7 @@ constexpr size_t kArgumentAlignment = 64;
 constexpr uint64_t kLds = 64 << 10;   // bytes of a compute unit
 constexpr uint64_t kMostBlocks = 16;  // on a compute unit, of several waves each: they have barriers
 
-std::atomic<uint64_t> next_launch{1}, next_other{kOtherOperation};
-
 void add(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
-
-uint64_t id(uint64_t number) { return agent.config.process << kNumberBits | number; }
 
 // Returns memory for the arguments of a dispatch, or null. Call it with `gpu.lock` held.
 char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
@@ -121,7 +117,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
         if (at != kNoField) memcpy(block + at, &value, sizeof value);
     };
     put(kBlockLaunch, launch);
-    put(layout.pid_tgid, static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(syscall(SYS_gettid)));
+    put(layout.pid_tgid, static_cast<uint64_t>(process_id()) << 32 | thread_id());
     put(layout.kernel, kernel.slot_index);
     put(layout.tick, gpu.tick);
     if (layout.shape != kNoField) memcpy(block + layout.shape, shape.data(), sizeof shape);
@@ -145,14 +141,14 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     return kInstrumented;
 }
 
-void log_launch(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, uint64_t launch,
+void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const Kernel &kernel, uint64_t launch,
                 uint32_t outcome) {
     Record r;
     r.kind = Kind::Kernel;
-    r.id = id(launch);
-    r.thread = static_cast<uint32_t>(syscall(SYS_gettid));
-    r.call_ns = r.return_ns = now_ns();
+    r.id = launch;
+    r.thread = thread_id();
     r.context = gpu.number;
+    r.queue = queue;
     r.kernel.slot = kernel.slot_index;
     r.kernel.outcome = outcome;
     for (int axis = 0; axis < 3; ++axis) {
@@ -161,11 +157,21 @@ void log_launch(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, 
             packet.block[axis] ? (packet.grid[axis] + packet.block[axis] - 1) / packet.block[axis] : 0;
     }
     r.kernel.shared = packet.shared;
-    agent.log.put(r);
+    put_operation(r);
+}
+
+// Runs the host programs for a launch, in the thread that launches.
+void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, uint64_t launch) {
+    if (!host_program()) return;
+    if (!agent.config.match_all && !kernel.copy.load(std::memory_order_acquire) && !kernel.refused) return;
+    const Call *call = current_call();
+    const uint64_t stream = call && call->stream != kUnknownStream ? call->stream : 0;
+    run_host_program({launch, kernel.slot_index, stream, call ? call->began : now_ns(),
+                      uint64_t(packet.grid[0]) * packet.grid[1] * packet.grid[2], gpu.number});
 }
 
 // Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier.
-uint64_t follow(hsa_packet *packet, Gpu &gpu) {
+uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue) {
     Kernel *kernel = find_kernel(packet->kernel);
     if (!kernel) {
         add(agent.control->unnamed);
@@ -175,9 +181,12 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu) {
     packet[1].header = 0;
     uint32_t outcome = outcome_of(kLaunchFailed);
     const hsa_packet before = *packet;
-    const uint64_t launch = next_launch.fetch_add(1, std::memory_order_relaxed);
-    quietly([&] { outcome = change(*packet, gpu, *kernel, id(launch), packet + 1); });
-    if (agent.log.on()) log_launch(before, gpu, *kernel, launch, outcome);
+    const uint64_t launch = take_ids(1);
+    quietly([&] {
+        outcome = change(*packet, gpu, *kernel, launch, packet + 1);
+        run_host_programs(before, gpu, *kernel, launch);
+    });
+    if (oplog.on()) quietly([&] { log_launch(before, gpu, queue, *kernel, launch, outcome); });
     if (outcome == kInstrumented) return packet[1].header ? 2 : 1;
     *packet = before;
     if (outcome <= kReasons) add(kernel->slot->reasons[reason_of(outcome)]);
@@ -187,6 +196,7 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu) {
 // A queue of the program. Never freed: ROCr may call on_packets as long as the queue is there.
 struct Queue {
     Gpu *gpu;
+    uint32_t number;  // in the log
     struct room room;
 };
 
@@ -202,7 +212,9 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
         for (; at < end; ++at) {
             changed[made] = packets[at];
             const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
-            made += dispatch && agent.live ? follow(&changed[made], *queue.gpu) : 1;
+            made += dispatch && agent.live ? follow(&changed[made], *queue.gpu, queue.number) : 1;
+            if (agent.log_operations && agent.live)
+                quietly([&] { log_packet(packets[at], *queue.gpu, queue.number); });
         }
         made += room_take(&queue.room, made, &changed[made]);
         write(changed, made);
@@ -222,14 +234,12 @@ hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queu
         (create(originals.create_intercepted_queue, 2 * size) &&
          create(originals.create_intercepted_queue, size)))
         return create(originals.create_queue, size);
-    auto *queue = new (std::nothrow) Queue{gpu, {{}, (*made)->size, 0}};
+    auto *queue = new (std::nothrow) Queue{gpu, new_queue(*gpu), {{}, (*made)->size, 0}};
     if (!queue) return 0;
     if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
     originals.intercept(*made, on_packets, queue);
     return 0;
 }
-
-uint64_t other_number() { return id(next_other.fetch_add(1, std::memory_order_relaxed)); }
 
 bool is_idle(Gpu &gpu) {
     std::lock_guard<std::mutex> hold(gpu.lock);

@@ -8,6 +8,7 @@
 #pragma once
 /* clang-format off */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,7 +25,7 @@ enum { HSA_TIMESTAMP_FREQUENCY = 3 };   /* hsa_system_info_t */
 enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
 enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA_SYMBOL_KERNARG_SIZE = 11, HSA_SYMBOL_KERNEL_OBJECT = 22, HSA_KERNEL = 1 };
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
-enum { HSA_KERNEL_DISPATCH = 2 };       /* hsa_packet_type_t */
+enum { HSA_KERNEL_DISPATCH = 2, HSA_BARRIER_AND = 3, HSA_BARRIER_OR = 5 }; /* hsa_packet_type_t */
 enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
 enum { HSA_MARKER = 0x3 };              /* header: barrier-and that waits for nothing */
 enum { HSA_POOL_SEGMENT = 0, HSA_POOL_FLAGS = 1, HSA_POOL_MAY_ALLOCATE = 5, HSA_GLOBAL = 0 };
@@ -57,6 +58,12 @@ typedef struct {                        /* amd_signal_t, to which the handle of 
 } hsa_signal;
 HSA_CHECK(offsetof(hsa_signal, start) == 32, "as published");
 
+typedef struct {                        /* hsa_pitched_ptr_t */
+    void *base;
+    size_t pitch, slice;
+} hsa_box;
+enum { HSA_TO_GPU = 1, HSA_FROM_GPU = 2 }; /* bits of hsa_amd_copy_direction_t */
+
 typedef void (*hsa_queue_error)(hsa_status, hsa_queue *, void *);
 typedef hsa_status (*hsa_create_queue)(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error, void *data, uint32_t scratch,
                                        uint32_t shared, hsa_queue **);
@@ -64,6 +71,13 @@ typedef void (*hsa_writer)(const void *packets, uint64_t count);
 typedef void (*hsa_on_packets)(const void *packets, uint64_t count, uint64_t index, void *data, hsa_writer);
 typedef hsa_status (*hsa_intercept)(hsa_queue *, hsa_on_packets, void *data);
 typedef hsa_status (*hsa_freeze)(hsa_handle executable, const char *options);
+typedef hsa_status (*hsa_copy)(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                               const hsa_handle *signals, hsa_handle completion);
+typedef hsa_status (*hsa_copy_by_engine)(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                                         const hsa_handle *signals, hsa_handle completion, int engine, bool force);
+typedef hsa_status (*hsa_copy_box)(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from, const uint32_t *from_offset,
+                                   const uint32_t *extent, hsa_handle by, int direction, uint32_t count, const hsa_handle *signals,
+                                   hsa_handle completion);
 
 typedef struct {                        /* the beginning of each table */
     uint32_t major, size, step, reserved; /* size in bytes; of the root, another number */
@@ -79,6 +93,7 @@ typedef struct {
 
 enum {                                  /* index in `functions` */
     HSA_CORE_CREATE_QUEUE = 7,
+    HSA_CORE_DESTROY_SIGNAL = 38,
     HSA_CORE_DESTROY_EXECUTABLE = 84,
     HSA_CORE_FREEZE = 86,
     HSA_CORE_READER_OF_FILE = 115,
@@ -91,6 +106,9 @@ enum {                                  /* index in `functions` */
  * unknown. ROCr 5.6 put two functions before them, without another version. ROCr 5.5 has 51 functions, and 5.6 has 55.
  */
 #define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
+
+enum { HSA_AMD_COPY = 15, HSA_AMD_COPY_BY_ENGINE = 16 }; /* in the AMD table; the second one is there if HSA_AMD_INTERCEPT is 37 */
+#define HSA_AMD_COPY_BOX(intercept) ((intercept) + 3) /* hsa_amd_memory_async_copy_rect */
 
 /* How many functions a table has; 0 if its version is unknown. */
 static inline size_t hsa_functions_of(const hsa_table *table) {

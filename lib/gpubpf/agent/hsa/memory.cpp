@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "shared_files.h"
 
 namespace gpubpf {
 
@@ -20,6 +21,7 @@ uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to -
 uint64_t map_aligned(uint64_t bytes) { return aligned(bytes, kMapAlignment); }
 void *pointer(uint64_t address) { return reinterpret_cast<void *>(address); }
 bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
+bool is_in_file(const MapSpec &map) { return map.place == Place::Shared || map.place == Place::Host; }
 uint32_t shards_of(const Gpu &gpu) { return std::min(std::max(gpu.compute_units, 1u), kShards); }
 uint64_t control_bytes(const Gpu &gpu) { return map_aligned(kRingHeader + kRingShard * shards_of(gpu)); }
 
@@ -61,6 +63,16 @@ bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
     return made;
 }
 
+// Returns the GPU's address of a shared array, or 0 if ROCr refuses.
+uint64_t lock_shared(Gpu &gpu, uint32_t map) {
+    uint64_t bytes = 0;
+    void *address = nullptr, *host = map_shared_file(map, bytes);
+    if (!host || !hsa.amd_memory_lock(host, bytes, &gpu.agent, 1, &address))
+        return reinterpret_cast<uint64_t>(address);
+    munmap(host, bytes);
+    return 0;
+}
+
 bool make_maps(Gpu &gpu) {
     const std::vector<MapSpec> &maps = agent.config.maps;
     if (!gpu.own_pool.handle || !gpu.argument_pool.handle) return false;
@@ -68,7 +80,8 @@ bool make_maps(Gpu &gpu) {
     uint64_t shared = 0;
     bool all_shared = true;
     for (const MapSpec &m : maps) {
-        if (m.place == Place::Shared || m.place == Place::Host || m.place == Place::GpuRing) return false;
+        if (m.place == Place::GpuRing) return false;
+        if (is_in_file(m)) continue;
         if (m.shared()) shared += is_ring(m) ? control_bytes(gpu) : map_aligned(m.fixed);
         all_shared = all_shared && m.shared();
     }
@@ -79,10 +92,12 @@ bool make_maps(Gpu &gpu) {
         size /= 2;
     }
     gpu.storage.assign(maps.size(), 0);
+    for (uint32_t m = 0; m < maps.size(); ++m)
+        if (maps[m].place == Place::Shared && !(gpu.storage[m] = lock_shared(gpu, m))) return false;
     uint64_t at = 0;
     for (bool rings : {true, false})  // control blocks are at the start of the pool
         for (uint32_t m = 0; m < maps.size(); ++m) {
-            if (!maps[m].shared() || is_ring(maps[m]) != rings) continue;
+            if (!maps[m].shared() || is_in_file(maps[m]) || is_ring(maps[m]) != rings) continue;
             gpu.storage[m] = gpu.pools[0].base + at;
             at += rings ? control_bytes(gpu) : map_aligned(maps[m].fixed);
             if (rings && !make_ring(gpu, m, maps[m], gpu.storage[m])) return false;
@@ -214,6 +229,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
     if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
     calibrate(gpu);
+    if (agent.log_operations) log_copy_times();
     const Contents contents = contents_of(gpu, only_rings);
     const int file = memory_file("gpubpf-maps", contents.size);
     timespec now{};

@@ -46,6 +46,7 @@
 #include "log/stack.h"
 #include "log/stamp.h"
 #include "patch.h"
+#include "shared_files.h"
 
 // The attached tool, for the error message of a second tool; empty without one.
 extern "C" {
@@ -640,6 +641,10 @@ AttachStatus start(const char *name, How how) {
 }
 
 }  // namespace
+
+void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
+Control &control_block() { return *agent.control; }
+const void *driver_code() { return reinterpret_cast<const void *>(driver.cuCtxGetCurrent); }
 
 void Agent::send(Message type, const Writer &writer, int fd) {
     Connection *c = connection;

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <pthread.h>
 #include <string>
 
 #include "lifetime.h"
 #include "state.h"
+#include "this_agent.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -69,19 +69,6 @@ struct Agent {
 };
 
 extern Agent agent;
-
-// Runs the agent's work in a hooked call. The application must not notice it. So no exception leaves it
-// (memory may be short), and the thread cannot be cancelled in it.
-template <typename Work>
-void quietly(const Work &work) noexcept {
-    int before = PTHREAD_CANCEL_ENABLE;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    try {
-        work();
-    } catch (...) {
-    }
-    pthread_setcancelstate(before, nullptr);
-}
 
 bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 

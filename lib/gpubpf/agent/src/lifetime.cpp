@@ -6,7 +6,6 @@
 #include "copies/graph.h"
 #include "copies/link.h"
 #include "copies/preexisting.h"
-#include "copies/shared.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
@@ -18,6 +17,7 @@
 #include "log/stack.h"
 #include "log/stamp.h"
 #include "patch.h"
+#include "shared_files.h"
 #include "state.h"
 #include "thread.h"
 

@@ -11,9 +11,9 @@
 #include <unistd.h>
 #include <utility>
 
-#include "agent.h"
 #include "log/stack.h"
 #include "patch.h"
+#include "this_agent.h"
 
 namespace gpubpf {
 
@@ -131,7 +131,7 @@ void end_timed(Thread &thread) noexcept {
     add_ticks(thread);
     thread.timed_since = 0;
     const uint64_t ns = in_ns(thread.ticks);
-    Control &control = *agent.control;
+    Control &control = control_block();
     control.hooks.fetch_add(kTimedEvery, std::memory_order_relaxed);
     control.hooks_timed.fetch_add(1, std::memory_order_relaxed);
     if (ns > kLong) control.hooks_long.fetch_add(1, std::memory_order_relaxed);
@@ -151,7 +151,7 @@ void end_slow_path(Thread &thread) noexcept {
     const uint64_t passed = now_ticks() - thread.slow_since;
     thread.slow_since = 0;
     if (!thread.number) return;  // the attachment is over
-    agent.control->hooks_rare_ns.fetch_add(in_ns(passed), std::memory_order_relaxed);
+    control_block().hooks_rare_ns.fetch_add(in_ns(passed), std::memory_order_relaxed);
     if (thread.timed_since) resume_timed(thread);
 }
 
@@ -287,7 +287,7 @@ uint64_t rest_of_calls() {
 uint64_t calls_not_told() {
     const uint64_t calls = rest_of_calls();
     for (Thread *t = threads.load(std::memory_order_acquire); t; t = t->next) t->calls = 0;
-    agent.control->hooks_rest = 0;
+    control_block().hooks_rest = 0;
     return calls;
 }
 

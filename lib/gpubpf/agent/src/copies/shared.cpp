@@ -1,30 +1,18 @@
 #include "copies/shared.h"
 
 #include <algorithm>
-#include <fcntl.h>
-#include <map>
 #include <mutex>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
 
 #include "agent.h"
 #include "driver/current.h"
+#include "shared_files.h"
 
 namespace gpubpf {
 
 namespace {
-
-constexpr uint64_t kArrayLimit = uint64_t(1) << 32;
-
-struct File {
-    void *host;
-    uint64_t bytes;
-    int file;  // for further contexts, which each map it themselves
-    ino_t inode;
-};
-std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and at the end
 
 bool is_ring(const MapSpec &map) { return map.place == Place::HostRing || map.place == Place::GpuRing; }
 
@@ -48,16 +36,12 @@ CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
     return driver.cuMemHostGetDevicePointer_v2(&address, at, 0) == CUDA_SUCCESS ? address : 0;
 }
 
-// Each context has its own mapping. The same address cannot be registered twice, and a registration ends with
-// its context.
-CUdeviceptr map_array(Context &context, const File &array) {
-    struct stat st;
-    if (fstat(array.file, &st) != 0 || st.st_ino != array.inode) return 0;  // the program closed it
-    void *at = mmap(nullptr, array.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, array.file, 0);
-    if (at == MAP_FAILED) return 0;
-    CUdeviceptr address = registered(context, at, array.bytes);
-    if (!address && (context.registered.empty() || context.registered.back().first != at))
-        munmap(at, array.bytes);
+CUdeviceptr map_array(Context &context, uint32_t map) {
+    uint64_t bytes = 0;
+    void *at = map_shared_file(map, bytes);
+    if (!at) return 0;
+    CUdeviceptr address = registered(context, at, bytes);
+    if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
     return address;
 }
 
@@ -100,41 +84,6 @@ bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr 
 
 }  // namespace
 
-bool take_shared(Reader &reader, int file) {
-    const uint32_t map = reader.u32();
-    const uint64_t bytes = reader.u64();
-    struct stat st;
-    if (!reader.ok() || file < 0 || !bytes || bytes > kArrayLimit || fstat(file, &st) != 0) return false;
-    if (S_ISREG(st.st_mode) && static_cast<uint64_t>(st.st_size) < bytes) return false;
-    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (at == MAP_FAILED) return false;
-    if (!arrays) arrays = new std::map<uint32_t, File>;
-    return arrays->emplace(map, File{at, bytes, fcntl(file, F_DUPFD_CLOEXEC, 200), st.st_ino}).second;
-}
-
-void *shared_array(uint32_t map) {
-    if (!arrays) return nullptr;
-    auto it = arrays->find(map);
-    return it == arrays->end() ? nullptr : it->second.host;
-}
-
-namespace {
-
-void close_arrays() {
-    if (!arrays) return;
-    for (const auto &a : *arrays) {
-        struct stat st;
-        munmap(a.second.host, a.second.bytes);
-        if (fstat(a.second.file, &st) == 0 && st.st_ino == a.second.inode) close(a.second.file);
-    }
-    delete arrays;
-    arrays = nullptr;
-}
-
-}  // namespace
-
-const Lifetime shared_lifetime{nullptr, nullptr, close_arrays, [] { arrays = nullptr; }};
-
 uint64_t first_record(uint32_t shards) { return ring_pages(kRingShard * shards); }
 
 uint64_t ring_control_bytes(const Context &context) {
@@ -152,9 +101,7 @@ bool prepare_shared(Context &context, CUdeviceptr control) {
             context.storage[m] = control;
             control += control_bytes(context);
         } else if (maps[m].place == Place::Shared) {
-            auto it = arrays ? arrays->find(m) : std::map<uint32_t, File>::iterator();
-            if (!arrays || it == arrays->end() || !(context.storage[m] = map_array(context, it->second)))
-                return false;
+            if (!(context.storage[m] = map_array(context, m))) return false;
         }
     }
     return true;

@@ -1,22 +1,14 @@
-// Memory that the tool reads and writes while the program runs: arrays that GPU and host share, and the
-// records of rings.
+// Memory that the GPU shares with the host: arrays in files of the tool, and the records of rings.
 #pragma once
 
 #include <cstdint>
 
 #include "driver/driver.h"
-#include "lifetime.h"
 #include "wire.h"
 
 namespace gpubpf {
 
 struct Context;
-
-// Maps the tool's file of map `map`, before the Welcome. Returns false if memory is short, or if the
-// file does not have that size.
-bool take_shared(Reader &reader, int file);
-void *shared_array(uint32_t map);  // returns its address; null if the map has no file
-extern const Lifetime shared_lifetime;
 
 // Prepares the context's shared arrays and rings, and fills in its `storage`. `control` is the GPU memory for
 // the rings' control blocks. Call it with `busy` held and the context current. Returns false if

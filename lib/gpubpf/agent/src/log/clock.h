@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "driver/driver.h"
+#include "this_agent.h"
 
 namespace gpubpf {
 
@@ -13,11 +14,6 @@ struct Context;
 // Looks for the virtual clock of the embedded device in the loaded driver. Call it once, before anything asks
 // for the time.
 void find_clock(void *library);
-bool virtual_clock();
-
-// Returns CLOCK_MONOTONIC in ns, or the calling thread's time on the virtual clock. Any thread may call it;
-// it takes no locks.
-uint64_t now_ns();
 uint64_t last_ns();  // the latest time of any thread, on the virtual clock
 
 // A timing event whose time on the GPU's clock (globaltimer, ns) is known. cuEventElapsedTime gives the times

@@ -13,9 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "copies/shared.h"
-#include "log/clock.h"
 #include "log/log.h"
+#include "shared_files.h"
+#include "this_agent.h"
+#include "thread.h"
 
 namespace gpubpf {
 

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <unwind.h>
 
-#include "agent.h"
 #include "log/log.h"
+#include "this_agent.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -108,7 +108,7 @@ size_t tell(uint32_t number, const Frames &f) {
         }
         w.u64(f.at[i]).u64(offset).text(file).text(symbol);
     }
-    agent.send(Message::Stack, w);
+    tell_tool(Message::Stack, w);
     return w.bytes.size();
 }
 
@@ -166,7 +166,7 @@ uint32_t told_name(const std::string &name) {
     if (!number || !is_new) return number;
     Writer w;
     w.u32(number).u32(1).u64(0).u64(0).text("").text(name);
-    agent.send(Message::Stack, w);
+    tell_tool(Message::Stack, w);
     known->bytes += w.bytes.size();
     return number;
 }
@@ -174,7 +174,7 @@ uint32_t told_name(const std::string &name) {
 const Lifetime stack_lifetime{
     [] {
         known.begin();
-        drivers = extent_around(reinterpret_cast<void *>(driver.cuCtxGetCurrent));
+        drivers = extent_around(driver_code());
     },
     nullptr,
     [] { known.end(); },

@@ -1,0 +1,164 @@
+// The program's calls of HIP: when they began and returned. A packet in a queue does not say that.
+//
+// The functions are hooked as those of CUDA's driver are (../src/patch.h). While the thread is in one of them, records of what it
+// gives the GPU are held back until the function returns.
+#include <dlfcn.h>
+#include <link.h>
+
+#include "agent.h"
+#include "hooks.h"
+#include "log/stack.h"
+#include "patch.h"
+#include "thread.h"
+
+namespace gpubpf {
+
+namespace {
+
+enum What { kLaunches, kCopies, kWaitsForCopy, kWaitsForStream, kWaitsForGpu };
+constexpr int kNoStream = -1;
+
+Call *&own_call() {
+    static thread_local Call *value __attribute__((tls_model("initial-exec"))) = nullptr;
+    return value;
+}
+
+// The last operation that was given to each stream of HIP, by its handle.
+struct Streams {
+    std::mutex lock;
+    std::unordered_map<uint64_t, uint64_t> last;
+};
+NeverDestroyed<Streams> streams_storage;
+Streams &streams = streams_storage.value;
+constexpr size_t kMostStreams = 4096;
+
+void log_wait(const Call &call, uint64_t returned, What what) {
+    Record r;
+    r.id = other_id();
+    r.kind = Kind::Sync;
+    r.thread = thread_id();
+    r.call_ns = call.began;
+    r.return_ns = returned;
+    r.stream = call.stream;
+    if (what == kWaitsForGpu) {
+        if (agent.gpus.size() != 1) return;  // HIP does not say which one it waited for
+        r.sync.what = static_cast<uint32_t>(SyncTarget::Context);
+    } else {
+        std::lock_guard<std::mutex> hold(streams.lock);
+        const auto last = streams.last.find(call.stream);
+        if (last == streams.last.end()) return;
+        r.sync.what = static_cast<uint32_t>(SyncTarget::Event);
+        r.sync.record = last->second;
+    }
+    oplog.put(r);
+}
+
+void log_held(Call &call, uint64_t returned, int result) {
+    for (Record &r : call.records) {
+        r.return_ns = returned;
+        oplog.put(r);
+    }
+    if (call.records.empty() || result || call.stream == kUnknownStream) return;
+    std::lock_guard<std::mutex> hold(streams.lock);
+    if (streams.last.size() >= kMostStreams) streams.last.clear();
+    streams.last[call.stream] = call.records.back().id;
+}
+
+template <int kStream, class... Arguments>
+uint64_t stream_of(const Arguments &...arguments) {
+    uint64_t stream = kUnknownStream;
+    int at = 0;
+    [[maybe_unused]] auto look = [&](const auto &argument) {
+        if constexpr (std::is_pointer_v<std::decay_t<decltype(argument)>>)
+            if (at == kStream) stream = reinterpret_cast<uint64_t>(argument);
+        ++at;
+    };
+    (look(arguments), ...);
+    return stream;
+}
+
+enum CallIndex : size_t {
+#define HIP_CALL(symbol, ...) kCall_##symbol,
+#include "hip_calls.def"
+#undef HIP_CALL
+    kCalls
+};
+extern Hook hip_hooks[kCalls];
+
+template <CallIndex kIndex, What kWhat, int kStream, class... Arguments>
+int replacement(Arguments... arguments) {
+    HookCall hook;
+    auto *original = reinterpret_cast<int (*)(Arguments...)>(hip_hooks[kIndex].original);
+    if (!hook.keeps_records() || !agent.live) return original(arguments...);
+    Call call;
+    call.stream = stream_of<kStream>(arguments...);
+    call.waits = kWhat == kWaitsForCopy;
+    if (kWhat == kLaunches && agent.config.stacks) call.stack = host_stack();
+    call.began = now_ns();
+    own_call() = &call;
+    int result;
+    {
+        InDriver in_hip;
+        result = original(arguments...);
+    }
+    own_call() = nullptr;
+    const uint64_t returned = now_ns();
+    quietly([&] {
+        log_held(call, returned, result);
+        if (!result && (kWhat == kWaitsForStream || kWhat == kWaitsForGpu)) log_wait(call, returned, kWhat);
+    });
+    return result;
+}
+
+struct D {
+    unsigned x, y, z;
+};
+using P = void *;
+using N = size_t;
+using W = unsigned;
+using I = int;
+
+template <CallIndex kIndex, What kWhat, int kStream, class... Arguments>
+void *replacement_of() {
+    return reinterpret_cast<void *>(&replacement<kIndex, kWhat, kStream, Arguments...>);
+}
+
+Hook hip_hooks[kCalls] = {
+#define COMMA ,
+#define HIP_CALL(symbol, what, stream, ...) \
+    {#symbol, replacement_of<kCall_##symbol, what, stream __VA_OPT__(,) __VA_ARGS__>(), nullptr, nullptr, kLacksCall},
+#include "hip_calls.def"
+#undef HIP_CALL
+};
+
+// Returns a handle of the program's HIP library, or null.
+void *hip_library() {
+    std::string path;
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *to) {
+            const char *name = strrchr(info->dlpi_name, '/');
+            name = name ? name + 1 : info->dlpi_name;
+            if (strncmp(name, "libamdhip64.so", 14) != 0) return 0;
+            *static_cast<std::string *>(to) = info->dlpi_name;
+            return 1;
+        },
+        &path);
+    return path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOLOAD | RTLD_LAZY);
+}
+
+}  // namespace
+
+Call *current_call() { return depth() ? own_call() : nullptr; }
+
+std::string hook_hip() {
+    std::string left_out;
+    void *library = hip_library();
+    if (!library) return "";
+    for (Hook &hook : hip_hooks) hook.target = dlsym(library, hook.name);
+    left_out += install(hip_hooks, kCalls, left_out);
+    return left_out;
+}
+
+const void *driver_code() { return hip_hooks[kCall_hipLaunchKernel].target; }
+
+}  // namespace gpubpf

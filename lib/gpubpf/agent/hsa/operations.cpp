@@ -1,0 +1,235 @@
+// The operation log of AMD GPUs: what queues and copy engines get to do (docs/timing.md, "AMD GPUs").
+//
+// A queue of ROCr's is a stream that waits for no other. Signals are its events: a packet or a copy that has a signal records it, and
+// a packet that depends on one waits for it. HIP puts several of its streams into one queue.
+#include <cstring>
+#include <optional>
+
+#include "agent.h"
+
+namespace gpubpf {
+
+namespace {
+
+constexpr size_t kMostSignals = 1 << 16;
+
+struct Signalled {
+    uint64_t record;      // id of the record operation
+    uint64_t copy = 0;    // id of a copy whose times are not known yet
+    uint32_t gpu = 0;
+};
+
+struct State {
+    std::mutex lock;
+    std::unordered_map<uint64_t, Signalled> signals;  // by their handles
+    std::map<std::pair<uint32_t, Kind>, uint32_t> engines;  // queue numbers of the copies of a GPU
+};
+NeverDestroyed<State> storage;
+State &state = storage.value;
+std::atomic<uint32_t> queues{0};
+
+const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hsa_signal *>(signal); }
+
+bool is_over(uint64_t signal) { return __atomic_load_n(&memory_of(signal).value, __ATOMIC_ACQUIRE) <= 0; }
+
+void log_queue(uint32_t number, uint32_t gpu) {
+    Record r;
+    r.kind = Kind::Queue;
+    r.id = other_id();
+    r.thread = thread_id();
+    r.call_ns = r.return_ns = now_ns();
+    r.queue = number;
+    r.context = gpu;
+    r.queue_part = {static_cast<uint32_t>(QueueKind::NonBlocking), 0};
+    oplog.put(r);
+}
+
+Record new_record(Kind kind, uint32_t gpu, uint32_t queue, uint64_t id) {
+    Record r;
+    r.kind = kind;
+    r.id = id;
+    r.thread = thread_id();
+    r.context = gpu;
+    r.queue = queue;
+    return r;
+}
+
+// Logs the times of a copy, if ROCr knows them.
+void log_times(uint64_t signal, const Signalled &of) {
+    if (!of.copy) return;
+    Record r = new_record(Kind::Span, of.gpu, 0, other_id());
+    r.flags = kByRocr;
+    r.span.of = of.copy;
+    if (copy_times({signal}, r.span)) oplog.put(r);
+}
+
+// Forgets what a signal told. Call it with the lock held. `again`: the program uses it again, so what used it is over.
+void settle(uint64_t signal, bool again) {
+    const auto found = state.signals.find(signal);
+    if (found == state.signals.end()) return;
+    if (again || is_over(signal)) log_times(signal, found->second);
+    state.signals.erase(found);
+}
+
+void record_signal(uint64_t signal, uint32_t gpu, uint32_t queue, uint64_t copy) {
+    if (!signal) return;
+    Record r = new_record(Kind::Recorded, gpu, queue, other_id());
+    r.event.event = signal;
+    {
+        std::lock_guard<std::mutex> hold(state.lock);
+        settle(signal, true);
+        if (state.signals.size() >= kMostSignals) state.signals.clear();
+        state.signals[signal] = {r.id, copy, gpu};
+    }
+    put_operation(r);
+}
+
+void wait_for_signals(const uint64_t *signals, uint32_t count, uint32_t gpu, uint32_t queue, bool all) {
+    for (uint32_t i = 0; i < count; ++i) {
+        if (!signals[i]) continue;
+        Record r = new_record(Kind::Wait, gpu, queue, other_id());
+        r.event.event = signals[i];
+        if (is_over(signals[i])) {
+            r.event.record = kNoRecord;
+        } else if (all) {
+            std::lock_guard<std::mutex> hold(state.lock);
+            const auto found = state.signals.find(signals[i]);
+            if (found != state.signals.end()) r.event.record = found->second.record;
+        }
+        put_operation(r);
+    }
+}
+
+uint32_t engine(uint32_t gpu, Kind kind) {
+    std::lock_guard<std::mutex> hold(state.lock);
+    uint32_t &number = state.engines[{gpu, kind}];
+    if (!number) log_queue(number = ++queues, gpu);
+    return number;
+}
+
+// A copy, from before ROCr's call to after it.
+class Copy {
+  public:
+    Copy(hsa_handle to, hsa_handle from, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t count,
+         const hsa_handle *signals, hsa_handle completion)
+        : completion_(completion.handle) {
+        const Gpu *target = agent.gpu(to), *origin = agent.gpu(from), *gpu = target ? target : origin;
+        if (!gpu) return;
+        const Kind kind = !target ? Kind::D2H : !origin ? Kind::H2D : Kind::D2D;
+        queue_ = engine(gpu->number, kind);
+        record_ = new_record(kind, gpu->number, queue_, other_id());
+        if (const Call *call = current_call(); call && call->waits && kind != Kind::D2D)
+            record_.flags |= kSynchronous;
+        record_.copy.bytes = bytes;
+        record_.copy.destination = destination;
+        record_.copy.source = source;
+        static_assert(sizeof(hsa_handle) == sizeof(uint64_t));
+        if (signals) wait_for_signals(&signals->handle, count, gpu->number, queue_, true);
+        std::lock_guard<std::mutex> hold(state.lock);
+        settle(completion_, true);
+    }
+    void done(hsa_status status) {
+        if (!queue_ || status) return;
+        put_operation(record_);
+        record_signal(completion_, record_.context, queue_, record_.id);
+    }
+
+  private:
+    Record record_;
+    uint32_t queue_ = 0;
+    uint64_t completion_;
+};
+
+// Makes a copy and logs it. `copy`: makes the description of it.
+template <class Describe, class Original>
+hsa_status logged(const Describe &describe, const Original &original) {
+    std::optional<Copy> copy;
+    if (agent.live) quietly([&] { describe(copy); });
+    const hsa_status status = original();
+    if (copy) quietly([&] { copy->done(status); });
+    return status;
+}
+
+uint64_t address(const void *at) { return reinterpret_cast<uint64_t>(at); }
+
+}  // namespace
+
+uint32_t new_queue(const Gpu &gpu) {
+    const uint32_t number = ++queues;
+    if (agent.log_operations) log_queue(number, gpu.number);
+    return number;
+}
+
+void put_operation(Record &r) {
+    Call *call = current_call();
+    if (!call) {
+        r.call_ns = r.return_ns = now_ns();
+        return oplog.put(r);
+    }
+    r.call_ns = call->began;
+    r.stream = call->stream == kUnknownStream ? 0 : call->stream;
+    r.stack = call->stack;
+    call->records.push_back(r);
+}
+
+void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue) {
+    const int type = packet.header & 0xff;
+    if (type == HSA_BARRIER_AND || type == HSA_BARRIER_OR) {
+        uint64_t signals[5];
+        memcpy(signals, reinterpret_cast<const char *>(&packet) + 8, sizeof signals);
+        wait_for_signals(signals, 5, gpu.number, queue, type == HSA_BARRIER_AND);
+    }
+    record_signal(packet.completion.handle, gpu.number, queue, 0);
+}
+
+void log_copy_times() {
+    std::lock_guard<std::mutex> hold(state.lock);
+    for (auto &[signal, of] : state.signals)
+        if (of.copy && is_over(signal)) {
+            log_times(signal, of);
+            of.copy = 0;
+        }
+}
+
+hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                   const hsa_handle *signals, hsa_handle completion) {
+    return logged(
+        [&](auto &copy) { copy.emplace(at, of, address(to), address(from), size, count, signals, completion); },
+        [&] { return originals.copy(to, at, from, of, size, count, signals, completion); });
+}
+
+hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
+                             const hsa_handle *signals, hsa_handle completion, int engine, bool force) {
+    return logged(
+        [&](auto &copy) { copy.emplace(at, of, address(to), address(from), size, count, signals, completion); },
+        [&] {
+            return originals.copy_by_engine(to, at, from, of, size, count, signals, completion, engine, force);
+        });
+}
+
+hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from, const uint32_t *from_offset,
+                       const uint32_t *extent, hsa_handle by, int direction, uint32_t count,
+                       const hsa_handle *signals, hsa_handle completion) {
+    return logged(
+        [&](auto &copy) {
+            const hsa_handle host{};
+            if (to && from && extent)
+                copy.emplace(direction & HSA_TO_GPU ? by : host, direction & HSA_FROM_GPU ? by : host,
+                             address(to->base), address(from->base), uint64_t(extent[0]) * extent[1] * extent[2],
+                             count, signals, completion);
+        },
+        [&] {
+            return originals.copy_box(to, to_offset, from, from_offset, extent, by, direction, count, signals,
+                                      completion);
+        });
+}
+
+hsa_status on_destroy_signal(hsa_handle signal) {
+    quietly([&] {
+        std::lock_guard<std::mutex> hold(state.lock);
+        settle(signal.handle, false);
+    });
+    return originals.destroy_signal(signal);
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,36 @@
+// What files that both agents share need of the agent that they are in: the one for CUDA (agent.cpp, log/clock.cpp), or the one
+// for AMD's runtime (../hsa/agent.cpp, ../hsa/clock.cpp).
+#pragma once
+
+#include <cstdint>
+#include <pthread.h>
+
+#include "definitions.h"
+#include "wire.h"
+
+namespace gpubpf {
+
+void tell_tool(Message type, const Writer &writer, int file = -1);
+Control &control_block();
+// A function of the library that the program calls for its GPU. That library's frames are not the program's.
+const void *driver_code();
+
+// Returns CLOCK_MONOTONIC in ns, or the calling thread's time on the virtual clock. Any thread may call it;
+// it takes no locks.
+uint64_t now_ns();
+bool virtual_clock();
+
+// Runs the agent's work in a call of the program, which must not notice it. So no exception leaves it
+// (memory may be short), and the thread cannot be cancelled in it.
+template <typename Work>
+void quietly(const Work &work) noexcept {
+    int before = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    try {
+        work();
+    } catch (...) {
+    }
+    pthread_setcancelstate(before, nullptr);
+}
+
+}  // namespace gpubpf
