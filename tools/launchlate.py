@@ -216,7 +216,7 @@ def measure(
         chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
         show_each(view, new, chosen, launched, owners, args, results)
         if trace:
-            latency.write_trace(view, trace, new)
+            latency.write_trace(view, trace, view.listed(new))
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
         overlap.add(view, new)
@@ -264,12 +264,12 @@ def show_each(
         chosen = view.by_call(chosen)
     if results.json:
         if args.timeline:
-            results.out.records(view.operation(at) for at in new.tolist())
+            results.out.records(view.operation(at) for at in view.listed(new).tolist())
         if args.verbose or args.slow:
             results.out.records(view.launch(at, args.stacks) for at in chosen.tolist())
     elif not results.csv:
         if args.timeline:
-            results.out.lines(latency_text.timeline_lines(view, new))
+            results.out.lines(latency_text.timeline_lines(view, view.listed(new)))
         if args.slow:
             results.out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, owners))
         elif args.verbose:

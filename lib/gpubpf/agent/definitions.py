@@ -411,20 +411,26 @@ class RecordFlag(IntFlag):
 
 
 class SyncTarget(IntEnum):
-    """What the host waits for."""
+    """What the host waits for. OPERATION: for a stream of HIP, and so for the operation that was given to it last."""
 
     STREAM = 0
     EVENT = 1
     CONTEXT = 2
+    OPERATION = 3
 
 
 class QueueKind(IntEnum):
-    """What kind of stream a queue is."""
+    """What kind of stream a queue is. From NON_BLOCKING on, it waits for no other stream by itself. HARDWARE: a queue of ROCr's, into
+    which HIP puts several streams. H2D, D2H, D2D: what copies so on an AMD GPU."""
 
     LEGACY = 0
     PER_THREAD = 1
     BLOCKING = 2
     NON_BLOCKING = 3
+    HARDWARE = 4
+    H2D = 5
+    D2H = 6
+    D2D = 7
 
 
 LOG_HEADER = Layout(
@@ -526,7 +532,7 @@ PARTS = (
         (Kind.SYNC,),
         "the host waits",
         (
-            Field("u32", "what", about="0 stream, 1 event, 2 context"),
+            Field("u32", "what", about="0 stream, 1 event, 2 context, 3 the operation `record`"),
             Field("u64", "event", about="its handle"),
             Field("u64", "record", about="id of the record operation"),
         ),
@@ -593,7 +599,11 @@ PARTS = (
         (Kind.QUEUE,),
         "a stream was first seen",
         (
-            Field("u32", "queue_kind", about="0 legacy, 1 per-thread default, 2 blocking, 3 non-blocking"),
+            Field(
+                "u32",
+                "queue_kind",
+                about="0 legacy, 1 per-thread default, 2 blocking, 3 non-blocking; on AMD GPUs 4 hardware queue, 5 to 7 copies h2d, d2h, d2d",
+            ),
             Field("i32", "priority"),
         ),
     ),

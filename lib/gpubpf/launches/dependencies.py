@@ -127,7 +127,9 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
     for part in equal_runs(ops.context[grouped]):
         later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
         bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
-    waited = np.flatnonzero(synced & (ops.what == SyncTarget.EVENT) & (ops.link != 0))
+    waited = np.flatnonzero(
+        synced & (np.isin(ops.what, (SyncTarget.EVENT, SyncTarget.OPERATION))) & (ops.link != 0)
+    )
     if len(waited):
         by_id = np.argsort(ops.id, kind="stable")
         at = np.minimum(np.searchsorted(ops.id, ops.link[waited], sorter=by_id), count - 1)
@@ -199,7 +201,7 @@ class _Streams:
         kind, state = self.kinds[queue], self.last[queue]
         if kind == QueueKind.LEGACY:
             return self.blocking[context]
-        if kind != QueueKind.NON_BLOCKING and self.legacy_at[context] > self.used_at[queue]:
+        if kind < QueueKind.NON_BLOCKING and self.legacy_at[context] > self.used_at[queue]:
             return _later(state, self.legacy[context])
         return state
 
@@ -207,7 +209,7 @@ class _Streams:
         """Make `at` the last operation of the stream. Later operations wait for `state`."""
         self.last[queue] = state
         kind = self.kinds[queue]
-        if kind == QueueKind.NON_BLOCKING:
+        if kind >= QueueKind.NON_BLOCKING:
             return
         self.used_at[queue] = at
         if kind == QueueKind.LEGACY:  # it has waited for all of them

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf import names
-from gpubpf.agent.definitions import Kind
+from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.images import symbols
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NONE
@@ -38,7 +38,7 @@ OPS = {
     Kind.SYNC: "api",
 }
 SPLIT = ("api", "wait", "overhead")
-SYNCS = ("stream", "event", "context")
+SYNCS = ("stream", "event", "context", "stream")
 IN_A_ROW = 5  # launches in a row; fewer are not worth a graph
 NODE_NS = 1500  # an upper estimate of the time between two small kernels of a graph
 
@@ -64,8 +64,14 @@ class LaunchView:
 
     @cached_property
     def streams(self) -> list[str]:
-        """The label of each queue: "default", "thread" (the per-thread default stream), or a number in its process."""
+        """The label of each queue, as in `OperationColumns.queue_keys`."""
         return [name for _, name in self.columns.queue_keys]
+
+    def listed(self, some: Integers) -> Integers:
+        """Leave out what the program does not know of: signals of ROCr, which are the events of AMD GPUs."""
+        amd = np.array([process.vendor == Vendor.AMD for process in self.columns.processes], bool)
+        signals = np.isin(self.ops.kind[some], (Kind.RECORDED, Kind.WAIT)) & amd[self.columns.process[some]]
+        return some[~signals]
 
     def op(self, at: int) -> str:
         """Return the `op` field of an operation."""
@@ -83,7 +89,9 @@ class LaunchView:
             return f"{'record' if kind == Kind.RECORDED else 'wait'} 0x{int(self.columns.event[at]):x}"
         if kind == Kind.SYNC:
             what = int(self.ops.what[at])
-            return f"synchronize {SYNCS[what] if what < len(SYNCS) else '?'}"
+            word = SYNCS[what] if what < len(SYNCS) else "?"
+            amd = self.columns.processes[int(self.columns.process[at])].vendor == Vendor.AMD
+            return f"synchronize {'device' if amd and word == 'context' else word}"
         if kind == Kind.API:
             return self.columns.functions.get(int(self.columns.api[at])) or "driver call"
         return self.op(at)
@@ -106,12 +114,12 @@ class LaunchView:
         return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
     def common(self, at: int) -> dict[str, Any]:
-        """Return the fields pid, comm and gpu."""
+        """Return the fields pid, comm, gpu and vendor."""
         return self.owner(at)._asdict()
 
     def owner(self, at: int) -> Owner:
         process = self.columns.processes[int(self.columns.process[at])]
-        return Owner(process.pid, process.comm, int(self.columns.gpu[at]))
+        return Owner(process.pid, process.comm, int(self.columns.gpu[at]), process.vendor.name.lower())
 
     def owners(self, some: Integers) -> list[Owner]:
         """Return the distinct owners of operations."""

@@ -157,6 +157,10 @@ def _cells(cells: Sequence[str]) -> str:
 
 def stream_name(label: str) -> str:
     """Return the name of a stream for a sentence."""
+    if label.startswith("queue"):
+        return label
+    if "->" in label:
+        return f"copies {label}"
     return {"default": "default stream", "thread": "a thread's default stream"}.get(label, f"stream {label}")
 
 
@@ -287,13 +291,13 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
 
 
 def graph_hint(sums: LaunchSums) -> list[str]:
-    """Return the advice to use a CUDA graph, if that would save time."""
+    """Return the advice to use a graph, if that would save time."""
     best = sums.best_candidate
     if best is None:
         return []
     sentence = (
         f"{best.count:,} launches in a row, beginning with {title(best.label)}, took {with_unit(best.took)}; the GPU worked for "
-        f"{with_unit(best.busy)}; one CUDA graph would take about {with_unit(best.as_graph)}"
+        f"{with_unit(best.busy)}; one graph would take about {with_unit(best.as_graph)}"
     )
     if sums.candidates > 1:
         sentence += f" ({sums.candidates:,} such sequences; {with_unit(sums.gain)} to save in total)"

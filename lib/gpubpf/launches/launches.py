@@ -23,6 +23,7 @@ from gpubpf.agent.definitions import (
     Kind,
     QueueKind,
     Reason,
+    Vendor,
     outcome_of,
 )
 from gpubpf.launches import dependencies
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     Records: TypeAlias = NDArray[Any]
 
 NO_METHOD, DEVICE, STAMP, CUPTI, ROCR = range(5)  # how a time was measured
+QUEUE_NAMES = {
+    QueueKind.LEGACY: "default", QueueKind.PER_THREAD: "thread",
+    QueueKind.H2D: "H->D", QueueKind.D2H: "D->H", QueueKind.D2D: "D->D",
+}  # fmt: skip
 LEFT_OUT = (
     outcome_of(Reason.SAMPLED_OUT),
     outcome_of(Reason.FILTERED),
@@ -63,6 +68,7 @@ class LoggedProcess:
     gpus      GPU ordinals by context number
     stacks    host stacks by number, innermost frame first
     number    unique in the session; the pid is not, because it survives exec
+    vendor    of its GPUs
     """
 
     pid: int
@@ -72,6 +78,7 @@ class LoggedProcess:
     gpus: Mapping[int, int] = field(default_factory=dict)
     stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     number: int = 0
+    vendor: Vendor = Vendor.NVIDIA
 
 
 class Numbering:
@@ -115,7 +122,7 @@ class OperationColumns:
     origin      the first call of all, ns
     clock_steps how often a clock was set or jumped
     queue_keys  of each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
-                per-thread default stream), or a number in its process
+                per-thread default stream), or a number in its process; on AMD GPUs "queue" and the number, or "H->D"
     """
 
     ops: Operations
@@ -184,6 +191,7 @@ class Launches:
             process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
             process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
+            process.vendor = log.vendor
             self._lost_of[log.process] = log.lost
             self.log(process, log.records)
         for reading in session.readings(starts, ends):
@@ -434,7 +442,7 @@ class _ColumnsBuilder:
         for number, kind in zip(
             numbers[: len(known)].tolist(), self.raw["queue_kind"][known].tolist(), strict=True
         ):
-            kinds[number] = QueueKind(kind) if kind <= QueueKind.NON_BLOCKING else QueueKind.BLOCKING
+            kinds[number] = QueueKind(kind) if kind < len(QueueKind) else QueueKind.BLOCKING
         keys, unseen = [(0, "")] * count, [False] * count
         used, first = np.unique(numbers[len(known) :], return_index=True)
         for number, place in sorted(
@@ -442,8 +450,8 @@ class _ColumnsBuilder:
         ):
             process = self.processes[int(self.process[place])].number
             queue = int(self.raw["queue"][place])
-            name = {QueueKind.LEGACY: "default", QueueKind.PER_THREAD: "thread"}.get(kinds[number])
-            name = name or str(self.stream_numbers.of(process, queue))
+            name = QUEUE_NAMES.get(kinds[number]) or str(self.stream_numbers.of(process, queue))
+            name = f"queue {name}" if kinds[number] == QueueKind.HARDWARE else name
             keys[number] = self.queue_numbers.of(None, (process, queue)), name
             unseen[number] = (process, queue) in self.unseen_queues
         return numbers[len(known) :], kinds, keys, unseen
@@ -628,7 +636,7 @@ class _ColumnsBuilder:
         method: Integers,
         errors: tuple[Integers, Integers, Integers],
     ) -> None:
-        """Set the times of operations without a probe: from timing events around them, from CUPTI, whose error is unknown, or from ROCr."""
+        """Set the times of operations without a probe: from timing events around them, CUPTI, whose error is unknown, or ROCr."""
         ids, records = spans
         some = some[method[some] == NO_METHOD]
         if not len(ids) or not len(some):

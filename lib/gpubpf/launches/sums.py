@@ -128,6 +128,10 @@ class LaunchGroup:
     def comm(self) -> str:
         return str(self.fields["comm"])
 
+    @property
+    def vendor(self) -> str:
+        return str(self.fields["vendor"])
+
     def add(self, view: LaunchView, at: Integers) -> None:
         """Add launches, given by their places."""
         columns, waits = view.columns, view.waits

@@ -29,8 +29,8 @@ KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API, SPAN, CLOC
 COPIES = (H2D, D2H, D2D, H2H)
 GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR = (flag.value for flag in RecordFlag)
 INSTRUMENTED, NOT_READY, NOT_MATCHED = (outcome.value for outcome in Outcome)
-STREAM, EVENT, CONTEXT = (target.value for target in SyncTarget)
-LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = (kind.value for kind in QueueKind)
+STREAM, EVENT, CONTEXT, OPERATION = (target.value for target in SyncTarget)
+LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = (kind.value for kind in list(QueueKind)[:4])
 
 _NUMPY = {"u64": "<u8", "u32": "<u4", "u16": "<u2", "i32": "<i4"}
 

@@ -185,6 +185,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
                 process.names, process.contexts, process.stacks, last, process.number, process.waves,
+                process.vendor,
             )
         )  # fmt: skip
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.ebpf import maps
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class ProcessLog:
     over      no more records will come
     process   number in the session; the pid is not unique, because it survives exec
     waves     the lanes of a wave, by mangled name of kernels of AMD GPUs
+    vendor    of its GPUs
     """
 
     pid: int
@@ -116,6 +118,7 @@ class ProcessLog:
     over: bool
     process: int = 0
     waves: Mapping[str, int] = field(default_factory=dict, repr=False)
+    vendor: Vendor = Vendor.NVIDIA
 
 
 @dataclass(frozen=True)

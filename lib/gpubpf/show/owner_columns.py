@@ -41,6 +41,7 @@ class Owner(NamedTuple):
     pid: int
     comm: str
     gpu: int
+    vendor: str = "nvidia"
 
 
 class OwnerColumns:
@@ -120,4 +121,4 @@ class OwnerColumns:
 
 
 def _vendor(row: Owned) -> str:
-    return "AMD" if getattr(row, "wave", None) else "NVIDIA"
+    return "AMD" if getattr(row, "wave", None) or getattr(row, "vendor", "") == "amd" else "NVIDIA"

@@ -44,7 +44,7 @@ def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: 
     write = exit_log.ExitPrinter(out, "text", whose)
     put = access_text.AccessPrinter(out, "text", False, whose)
     for owner in (ONE, SECOND, OTHER, ONE):
-        place = KernelShape(*owner, "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
+        place = KernelShape(*owner[:3], "_ZN4name13a_long_kernelILi256EEEvPf", (99, 99, 1), (32, 8, 1))
         if form == "exits":
             records = np.zeros(3, EXIT)
             records["launch"], records["thread"], records["sm"] = 123456, 2_500_000, 131

@@ -255,8 +255,7 @@ bool open_connection(Connection &c, const char *name) {
         agent.control = static_cast<Control *>(at);
         Writer hello;
         hello.u32(kProtocolVersion).u32(0).text(process_name()).u32(static_cast<uint32_t>(Vendor::Amd));
-        told = send_frame(c.socket.number, Message::Hello, hello.bytes, control) &&
-               send_stubs(c);
+        told = send_frame(c.socket.number, Message::Hello, hello.bytes, control) && send_stubs(c);
     }
     if (control >= 0) close(control);
     return told;
@@ -375,7 +374,10 @@ bool Functions::find() {
     FIND(amd_memory_fill);
     FIND(amd_memory_lock);
     FIND(amd_profiling_convert_tick_to_system_domain);
+    FIND(signal_store_relaxed);
     FIND(amd_profiling_async_copy_enable);
+    FIND(amd_profiling_set_profiler_enabled);
+    FIND(amd_profiling_get_dispatch_time);
     FIND(amd_profiling_get_async_copy_time);
 #undef FIND
     return all;
@@ -386,7 +388,8 @@ namespace {
 constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 // In the order in which they begin. The attachment ends with the process.
 const Lifetime *const kLifetimes[] = {
-    &thread_lifetime, &patch_lifetime, &log_lifetime, &shared_lifetime, &host_program_lifetime, &stack_lifetime,
+    &thread_lifetime, &patch_lifetime,        &log_lifetime,
+    &shared_lifetime, &host_program_lifetime, &stack_lifetime,
 };
 
 }  // namespace

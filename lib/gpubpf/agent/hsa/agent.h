@@ -59,7 +59,10 @@ struct Functions {
                                           const void *);
     hsa_status (*amd_memory_fill)(void *to, uint32_t value, size_t count);
     hsa_status (*amd_profiling_convert_tick_to_system_domain)(hsa_handle agent, uint64_t tick, uint64_t *ns);
+    void (*signal_store_relaxed)(hsa_handle signal, int64_t value);
     hsa_status (*amd_profiling_async_copy_enable)(bool enable);
+    hsa_status (*amd_profiling_set_profiler_enabled)(hsa_queue *, int enable);
+    hsa_status (*amd_profiling_get_dispatch_time)(hsa_handle agent, hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_profiling_get_async_copy_time)(hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
 
@@ -228,28 +231,32 @@ void read_maps();  // without being asked, and without waiting for kernels
 uint32_t new_queue(const Gpu &gpu);  // returns a number for a queue or a copy engine
 // Logs an operation: with the times of the program's call that the thread is in, when that returns; or else at once.
 void put_operation(Record &record);
-// Logs the signals that a packet waits for, and then that it sets one. A dispatch is logged before that.
-void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue);
-void log_copy_times();  // of copies that are over
+// Logs the signals that a packet waits for, and then that it sets one. A dispatch is logged before that. `untimed`: the id of a
+// dispatch that no probe times; `changed`, the packet that the GPU gets, may get a signal for that.
+void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
+                hsa_packet &changed);
+void log_known_times();  // of copies and dispatches that are over
 hsa_status on_destroy_signal(hsa_handle signal);
 hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
                    const hsa_handle *signals, hsa_handle completion);
-hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
-                             const hsa_handle *signals, hsa_handle completion, int engine, bool force);
-hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from, const uint32_t *from_offset,
-                       const uint32_t *extent, hsa_handle by, int direction, uint32_t count,
-                       const hsa_handle *signals, hsa_handle completion);
+hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size,
+                             uint32_t count, const hsa_handle *signals, hsa_handle completion, int engine,
+                             bool force);
+hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from,
+                       const uint32_t *from_offset, const uint32_t *extent, hsa_handle by, int direction,
+                       uint32_t count, const hsa_handle *signals, hsa_handle completion);
 
 // --- hip_calls.cpp ---
 
 constexpr uint64_t kUnknownStream = UINT64_MAX;
-struct Call {  // of HIP, by the program
+struct Call {                                     // of HIP, by the program
     uint64_t began = 0, stream = kUnknownStream;  // ns; the handle as the program gave it
     uint32_t stack = 0;
     bool waits = false;           // it returns when its copies from or to the host are done
     std::vector<Record> records;  // of operations, held back until it returns
 };
 Call *current_call();  // the calling thread's; null if it is in none that is hooked
+void no_call();        // the thread is in none: it may have left one by siglongjmp()
 // Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.
 std::string hook_hip();
 
@@ -257,8 +264,8 @@ std::string hook_hip();
 
 void find_virtual_clock();  // of hipsim
 void find_tick(Gpu &gpu);
-// Fills in when a copy began and ended, on the log's clock. Returns false if ROCr does not know.
-bool copy_times(hsa_handle signal, SpanPart &span);
+// Fills in when a dispatch on `gpu`, or a copy (null), began and ended, on the log's clock. Returns false if ROCr does not know.
+bool times_of(const Gpu *gpu, hsa_handle signal, SpanPart &span);
 // Puts what the GPU's counter shows at some time of the host's clock into the log, in the unit of the launch block's tick.
 void calibrate(const Gpu &gpu);
 

@@ -26,7 +26,10 @@ uint64_t host(clockid_t clock) {
 }
 
 // ns that CLOCK_BOOTTIME, which is ROCr's clock, is ahead of CLOCK_MONOTONIC.
-uint64_t asleep() { return host(CLOCK_BOOTTIME) - host(CLOCK_MONOTONIC); }
+uint64_t asleep() {
+    const uint64_t monotonic = host(CLOCK_MONOTONIC);
+    return host(CLOCK_BOOTTIME) - monotonic;
+}
 
 // Returns when the GPU's counter shows `ticks`, on CLOCK_BOOTTIME in ns; 0: unknown.
 uint64_t time_of(const Gpu &gpu, uint64_t ticks) {
@@ -57,9 +60,12 @@ void find_tick(Gpu &gpu) {
     gpu.tick = static_cast<uint64_t>(std::llround(gpu.tick_ns * (1 << kTickBits)));
 }
 
-bool copy_times(hsa_handle signal, SpanPart &span) {
+bool times_of(const Gpu *gpu, hsa_handle signal, SpanPart &span) {
     uint64_t times[2] = {0, 0};
-    if (hsa.amd_profiling_get_async_copy_time(signal, times) || times[1] < times[0]) return false;
+    if (gpu ? hsa.amd_profiling_get_dispatch_time(gpu->agent, signal, times)
+            : hsa.amd_profiling_get_async_copy_time(signal, times))
+        return false;
+    if (times[1] < times[0]) return false;
     const uint64_t off = virtual_now ? 0 : asleep();
     if (times[0] <= off) return false;
     span.start = times[0] - off;

@@ -8,6 +8,7 @@
 #include "agent.h"
 #include "log/host_program.h"
 #include "room.h"
+#include "thread.h"
 
 namespace gpubpf {
 
@@ -141,8 +142,8 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     return kInstrumented;
 }
 
-void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const Kernel &kernel, uint64_t launch,
-                uint32_t outcome) {
+void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const Kernel &kernel,
+                uint64_t launch, uint32_t outcome) {
     Record r;
     r.kind = Kind::Kernel;
     r.id = launch;
@@ -170,8 +171,8 @@ void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &k
                       uint64_t(packet.grid[0]) * packet.grid[1] * packet.grid[2], gpu.number});
 }
 
-// Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier.
-uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue) {
+// Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier. `untimed` becomes its id if no probe times it.
+uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed) {
     Kernel *kernel = find_kernel(packet->kernel);
     if (!kernel) {
         add(agent.control->unnamed);
@@ -189,6 +190,7 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue) {
     if (oplog.on()) quietly([&] { log_launch(before, gpu, queue, *kernel, launch, outcome); });
     if (outcome == kInstrumented) return packet[1].header ? 2 : 1;
     *packet = before;
+    untimed = launch;
     if (outcome <= kReasons) add(kernel->slot->reasons[reason_of(outcome)]);
     return 1;
 }
@@ -200,6 +202,25 @@ struct Queue {
     struct room room;
 };
 
+// The agent's work in a call of ROCr's: counted with the program's call of HIP that the thread is in, or by itself.
+class Work {
+  public:
+    Work() noexcept : thread_(own_record()) {
+        if (thread_ && thread_->timed_since == 1) resume_timed(*thread_);
+        else thread_ = nullptr;
+        if (depth() == 1) no_call();
+    }
+    ~Work() {
+        if (thread_) pause_timed(*thread_);
+    }
+    Work(const Work &) = delete;
+    Work &operator=(const Work &) = delete;
+
+  private:
+    Thread *thread_;
+    HookCall hook_;
+};
+
 // ROCr calls this in the thread that puts packets into a queue.
 void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
     const auto *packets = static_cast<const hsa_packet *>(data);
@@ -209,12 +230,14 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
         const uint64_t end = std::min(count, at + kBatch);
         uint64_t made = 0;
         while (!room_fits(&queue.room, 2 * (end - at))) usleep(kRoomPause);
-        for (; at < end; ++at) {
+        for (Work work; at < end; ++at) {
             changed[made] = packets[at];
             const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
-            made += dispatch && agent.live ? follow(&changed[made], *queue.gpu, queue.number) : 1;
+            hsa_packet &to = changed[made];
+            uint64_t untimed = 0;
+            made += dispatch && agent.live ? follow(&to, *queue.gpu, queue.number, untimed) : 1;
             if (agent.log_operations && agent.live)
-                quietly([&] { log_packet(packets[at], *queue.gpu, queue.number); });
+                quietly([&] { log_packet(packets[at], *queue.gpu, queue.number, untimed, to); });
         }
         made += room_take(&queue.room, made, &changed[made]);
         write(changed, made);
@@ -238,6 +261,7 @@ hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queu
     if (!queue) return 0;
     if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
     originals.intercept(*made, on_packets, queue);
+    if (agent.log_operations) hsa.amd_profiling_set_profiler_enabled(*made, 1);
     return 0;
 }
 

@@ -47,7 +47,7 @@ void log_wait(const Call &call, uint64_t returned, What what) {
         std::lock_guard<std::mutex> hold(streams.lock);
         const auto last = streams.last.find(call.stream);
         if (last == streams.last.end()) return;
-        r.sync.what = static_cast<uint32_t>(SyncTarget::Event);
+        r.sync.what = static_cast<uint32_t>(SyncTarget::Operation);
         r.sync.record = last->second;
     }
     oplog.put(r);
@@ -125,8 +125,9 @@ void *replacement_of() {
 
 Hook hip_hooks[kCalls] = {
 #define COMMA ,
-#define HIP_CALL(symbol, what, stream, ...) \
-    {#symbol, replacement_of<kCall_##symbol, what, stream __VA_OPT__(,) __VA_ARGS__>(), nullptr, nullptr, kLacksCall},
+#define HIP_CALL(symbol, what, stream, ...)                                                                \
+    {#symbol, replacement_of<kCall_##symbol, what, stream __VA_OPT__(, ) __VA_ARGS__>(), nullptr, nullptr, \
+     kLacksCall},
 #include "hip_calls.def"
 #undef HIP_CALL
 };
@@ -149,6 +150,8 @@ void *hip_library() {
 }  // namespace
 
 Call *current_call() { return depth() ? own_call() : nullptr; }
+
+void no_call() { own_call() = nullptr; }
 
 std::string hook_hip() {
     std::string left_out;

@@ -9,6 +9,7 @@
 
 #include "agent.h"
 #include "shared_files.h"
+#include "thread.h"
 
 namespace gpubpf {
 
@@ -229,7 +230,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
     if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
     calibrate(gpu);
-    if (agent.log_operations) log_copy_times();
+    if (agent.log_operations) log_known_times();
     const Contents contents = contents_of(gpu, only_rings);
     const int file = memory_file("gpubpf-maps", contents.size);
     timespec now{};
@@ -328,6 +329,7 @@ void read_maps() {
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (virtual_clock()) agent.control->ended_ns = now_ns();
+    agent.control->hooks_rest = rest_of_calls();
     for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings);
     agent.send(Message::Drained, Writer().u32(sequence).u32(1));
     return true;

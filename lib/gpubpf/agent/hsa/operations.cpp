@@ -3,6 +3,7 @@
 // A queue of ROCr's is a stream that waits for no other. Signals are its events: a packet or a copy that has a signal records it, and
 // a packet that depends on one waits for it. HIP puts several of its streams into one queue.
 #include <cstring>
+#include <deque>
 #include <optional>
 
 #include "agent.h"
@@ -11,18 +12,30 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostSignals = 1 << 16;
+constexpr size_t kMostSignals = 1 << 16, kMostTimers = 4096;
 
+// What a signal tells the end of: a copy or a dispatch, whose times ROCr knows then.
+struct Timed {
+    uint64_t operation;  // its id; 0: nothing, or the times are logged already
+    uint32_t gpu;
+    bool dispatch;
+};
 struct Signalled {
-    uint64_t record;      // id of the record operation
-    uint64_t copy = 0;    // id of a copy whose times are not known yet
-    uint32_t gpu = 0;
+    uint64_t record;  // id of the record operation
+    Timed work;
+};
+struct Timer {  // a signal of ours, for a dispatch that has none
+    uint64_t signal;
+    Timed work;
 };
 
 struct State {
     std::mutex lock;
-    std::unordered_map<uint64_t, Signalled> signals;  // by their handles
+    std::unordered_map<uint64_t, Signalled> signals;        // by their handles
     std::map<std::pair<uint32_t, Kind>, uint32_t> engines;  // queue numbers of the copies of a GPU
+    std::deque<Timer> running;
+    std::vector<uint64_t> free;  // signals of timers
+    size_t timers = 0;
 };
 NeverDestroyed<State> storage;
 State &state = storage.value;
@@ -32,7 +45,7 @@ const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hs
 
 bool is_over(uint64_t signal) { return __atomic_load_n(&memory_of(signal).value, __ATOMIC_ACQUIRE) <= 0; }
 
-void log_queue(uint32_t number, uint32_t gpu) {
+void log_queue(uint32_t number, uint32_t gpu, QueueKind kind) {
     Record r;
     r.kind = Kind::Queue;
     r.id = other_id();
@@ -40,7 +53,7 @@ void log_queue(uint32_t number, uint32_t gpu) {
     r.call_ns = r.return_ns = now_ns();
     r.queue = number;
     r.context = gpu;
-    r.queue_part = {static_cast<uint32_t>(QueueKind::NonBlocking), 0};
+    r.queue_part = {static_cast<uint32_t>(kind), 0};
     oplog.put(r);
 }
 
@@ -54,32 +67,54 @@ Record new_record(Kind kind, uint32_t gpu, uint32_t queue, uint64_t id) {
     return r;
 }
 
-// Logs the times of a copy, if ROCr knows them.
-void log_times(uint64_t signal, const Signalled &of) {
-    if (!of.copy) return;
-    Record r = new_record(Kind::Span, of.gpu, 0, other_id());
+// Logs the times of what a signal told the end of, if ROCr knows them.
+void log_times(uint64_t signal, Timed &work) {
+    if (!work.operation) return;
+    Record r = new_record(Kind::Span, work.gpu, 0, other_id());
     r.flags = kByRocr;
-    r.span.of = of.copy;
-    if (copy_times({signal}, r.span)) oplog.put(r);
+    r.span.of = work.operation;
+    if (times_of(work.dispatch ? agent.gpus[work.gpu].get() : nullptr, {signal}, r.span)) oplog.put(r);
+    work.operation = 0;
+}
+
+// Gives a dispatch a signal of ours, if there is one to be had.
+void start_timer(hsa_packet &packet, const Timed &work) {
+    std::lock_guard<std::mutex> hold(state.lock);
+    for (; !state.running.empty() && is_over(state.running.front().signal); state.running.pop_front()) {
+        log_times(state.running.front().signal, state.running.front().work);
+        state.free.push_back(state.running.front().signal);
+    }
+    if (state.free.empty()) {
+        hsa_handle made{};
+        if (state.timers >= kMostTimers || hsa.amd_signal_create(1, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &made))
+            return;
+        ++state.timers;
+        state.free.push_back(made.handle);
+    }
+    const uint64_t signal = state.free.back();
+    state.free.pop_back();
+    hsa.signal_store_relaxed({signal}, 1);
+    state.running.push_back({signal, work});
+    packet.completion = {signal};
 }
 
 // Forgets what a signal told. Call it with the lock held. `again`: the program uses it again, so what used it is over.
 void settle(uint64_t signal, bool again) {
     const auto found = state.signals.find(signal);
     if (found == state.signals.end()) return;
-    if (again || is_over(signal)) log_times(signal, found->second);
+    if (again || is_over(signal)) log_times(signal, found->second.work);
     state.signals.erase(found);
 }
 
-void record_signal(uint64_t signal, uint32_t gpu, uint32_t queue, uint64_t copy) {
+void record_signal(uint64_t signal, uint32_t queue, const Timed &work) {
     if (!signal) return;
-    Record r = new_record(Kind::Recorded, gpu, queue, other_id());
+    Record r = new_record(Kind::Recorded, work.gpu, queue, other_id());
     r.event.event = signal;
     {
         std::lock_guard<std::mutex> hold(state.lock);
         settle(signal, true);
         if (state.signals.size() >= kMostSignals) state.signals.clear();
-        state.signals[signal] = {r.id, copy, gpu};
+        state.signals[signal] = {r.id, work};
     }
     put_operation(r);
 }
@@ -103,15 +138,18 @@ void wait_for_signals(const uint64_t *signals, uint32_t count, uint32_t gpu, uin
 uint32_t engine(uint32_t gpu, Kind kind) {
     std::lock_guard<std::mutex> hold(state.lock);
     uint32_t &number = state.engines[{gpu, kind}];
-    if (!number) log_queue(number = ++queues, gpu);
+    const QueueKind what = kind == Kind::H2D   ? QueueKind::H2D
+                           : kind == Kind::D2H ? QueueKind::D2H
+                                               : QueueKind::D2D;
+    if (!number) log_queue(number = ++queues, gpu, what);
     return number;
 }
 
 // A copy, from before ROCr's call to after it.
 class Copy {
   public:
-    Copy(hsa_handle to, hsa_handle from, uint64_t destination, uint64_t source, uint64_t bytes, uint32_t count,
-         const hsa_handle *signals, hsa_handle completion)
+    Copy(hsa_handle to, hsa_handle from, uint64_t destination, uint64_t source, uint64_t bytes,
+         uint32_t count, const hsa_handle *signals, hsa_handle completion)
         : completion_(completion.handle) {
         const Gpu *target = agent.gpu(to), *origin = agent.gpu(from), *gpu = target ? target : origin;
         if (!gpu) return;
@@ -131,7 +169,7 @@ class Copy {
     void done(hsa_status status) {
         if (!queue_ || status) return;
         put_operation(record_);
-        record_signal(completion_, record_.context, queue_, record_.id);
+        record_signal(completion_, queue_, {record_.id, record_.context, false});
     }
 
   private:
@@ -156,7 +194,7 @@ uint64_t address(const void *at) { return reinterpret_cast<uint64_t>(at); }
 
 uint32_t new_queue(const Gpu &gpu) {
     const uint32_t number = ++queues;
-    if (agent.log_operations) log_queue(number, gpu.number);
+    if (agent.log_operations) log_queue(number, gpu.number, QueueKind::Hardware);
     return number;
 }
 
@@ -172,51 +210,59 @@ void put_operation(Record &r) {
     call->records.push_back(r);
 }
 
-void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue) {
+void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
+                hsa_packet &changed) {
     const int type = packet.header & 0xff;
     if (type == HSA_BARRIER_AND || type == HSA_BARRIER_OR) {
         uint64_t signals[5];
         memcpy(signals, reinterpret_cast<const char *>(&packet) + 8, sizeof signals);
         wait_for_signals(signals, 5, gpu.number, queue, type == HSA_BARRIER_AND);
     }
-    record_signal(packet.completion.handle, gpu.number, queue, 0);
+    const Timed work{untimed, gpu.number, true};
+    record_signal(packet.completion.handle, queue, work);
+    if (untimed && !packet.completion.handle) start_timer(changed, work);
 }
 
-void log_copy_times() {
+void log_known_times() {
     std::lock_guard<std::mutex> hold(state.lock);
     for (auto &[signal, of] : state.signals)
-        if (of.copy && is_over(signal)) {
-            log_times(signal, of);
-            of.copy = 0;
-        }
+        if (of.work.operation && is_over(signal)) log_times(signal, of.work);
+    for (Timer &timer : state.running)
+        if (is_over(timer.signal)) log_times(timer.signal, timer.work);
 }
 
 hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
                    const hsa_handle *signals, hsa_handle completion) {
     return logged(
-        [&](auto &copy) { copy.emplace(at, of, address(to), address(from), size, count, signals, completion); },
+        [&](auto &copy) {
+            copy.emplace(at, of, address(to), address(from), size, count, signals, completion);
+        },
         [&] { return originals.copy(to, at, from, of, size, count, signals, completion); });
 }
 
-hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
-                             const hsa_handle *signals, hsa_handle completion, int engine, bool force) {
+hsa_status on_copy_by_engine(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size,
+                             uint32_t count, const hsa_handle *signals, hsa_handle completion, int engine,
+                             bool force) {
     return logged(
-        [&](auto &copy) { copy.emplace(at, of, address(to), address(from), size, count, signals, completion); },
+        [&](auto &copy) {
+            copy.emplace(at, of, address(to), address(from), size, count, signals, completion);
+        },
         [&] {
-            return originals.copy_by_engine(to, at, from, of, size, count, signals, completion, engine, force);
+            return originals.copy_by_engine(to, at, from, of, size, count, signals, completion, engine,
+                                            force);
         });
 }
 
-hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from, const uint32_t *from_offset,
-                       const uint32_t *extent, hsa_handle by, int direction, uint32_t count,
-                       const hsa_handle *signals, hsa_handle completion) {
+hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_box *from,
+                       const uint32_t *from_offset, const uint32_t *extent, hsa_handle by, int direction,
+                       uint32_t count, const hsa_handle *signals, hsa_handle completion) {
     return logged(
         [&](auto &copy) {
             const hsa_handle host{};
             if (to && from && extent)
                 copy.emplace(direction & HSA_TO_GPU ? by : host, direction & HSA_FROM_GPU ? by : host,
-                             address(to->base), address(from->base), uint64_t(extent[0]) * extent[1] * extent[2],
-                             count, signals, completion);
+                             address(to->base), address(from->base),
+                             uint64_t(extent[0]) * extent[1] * extent[2], count, signals, completion);
         },
         [&] {
             return originals.copy_box(to, to_offset, from, from_offset, extent, by, direction, count, signals,

@@ -1,0 +1,46 @@
+// latency: kernels that wait for kernels, events and copies. Prints how many ns each run of `work` took by its own clock.
+// `work` runs until the host has launched what waits for it.
+#include "check.h"
+
+__global__ void work(uint64_t *took, volatile int *go, int turn) {
+    uint64_t begin = clock64();
+    while (*go < turn) {
+    }
+    *took = clock64() - begin;
+}
+__global__ void small(int *data) { data[threadIdx.x]++; }
+__global__ void behind_event(int *data) { data[threadIdx.x]++; }
+__global__ void behind_copy(int *data) { data[threadIdx.x]++; }
+
+int main() {
+    const size_t bytes = 1 << 20;
+    char *host;
+    OK(hipHostMalloc(reinterpret_cast<void **>(&host), bytes));
+    memset(host, 1, bytes);
+    volatile int *go;
+    OK(hipHostMalloc((void **)&go, sizeof(int)));
+    *go = 0;
+    Buffer<int> data(bytes / sizeof(int));
+    Buffer<uint64_t> took(4);
+    hipStream_t one, two;
+    hipEvent_t event;
+    OK(hipStreamCreateWithFlags(&one, hipStreamNonBlocking));
+    OK(hipStreamCreateWithFlags(&two, hipStreamNonBlocking));
+    OK(hipEventCreateWithFlags(&event, hipEventDisableTiming));
+    small<<<1, 64, 0, one>>>(data);
+    small<<<1, 64, 0, two>>>(data);
+    OK(hipDeviceSynchronize());
+    for (int i = 0; i < 4; i++) {
+        work<<<1, 32, 0, one>>>(took + i, go, i + 1);
+        small<<<1, 64, 0, one>>>(data);
+        OK(hipEventRecord(event, one));
+        OK(hipStreamWaitEvent(two, event, 0));
+        behind_event<<<1, 64, 0, two>>>(data + 64);
+        *go = i + 1;
+        OK(hipStreamSynchronize(two));
+        OK(hipMemcpyAsync(data, host, bytes, hipMemcpyHostToDevice, two));
+        behind_copy<<<1, 64, 0, two>>>(data + 64);
+        OK(hipDeviceSynchronize());
+    }
+    for (uint64_t ns : took.read()) printf("%llu\n", static_cast<unsigned long long>(ns));
+}
