@@ -602,7 +602,7 @@ PARTS = (
             Field(
                 "u32",
                 "queue_kind",
-                about="0 legacy, 1 per-thread default, 2 blocking, 3 non-blocking; on AMD GPUs 4 hardware queue, 5 to 7 copies h2d, d2h, d2d",
+                about="0 legacy, 1 per-thread default, 2 blocking, 3 non-blocking, 4 hardware, 5 h2d, 6 d2h, 7 d2d",
             ),
             Field("i32", "priority"),
         ),

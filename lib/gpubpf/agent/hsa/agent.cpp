@@ -299,7 +299,6 @@ void replace(void *&entry, Function &original, Function ours) {
 std::string follow_operations(const hsa_tables &tables, int intercept) {
     agent.log_operations = oplog.on() && agent.config.stamps;
     if (!agent.log_operations && !host_program()) return "";
-    attachment = 1;  // of hooks: it never ends
     if (agent.log_operations) {
         void **core = tables.core->functions, **amd = tables.amd->functions;
         replace(core[HSA_CORE_DESTROY_SIGNAL], originals.destroy_signal, on_destroy_signal);
@@ -324,6 +323,7 @@ bool start(const hsa_tables *tables, const char *name) {
         return false;
     }
     connection = made.release();
+    attachment = 1;  // it never ends
     agent.connected = true;
     find_gpus();
     void **core = tables->core->functions, **amd = tables->amd->functions;

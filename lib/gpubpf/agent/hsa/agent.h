@@ -30,6 +30,7 @@
 #include "log/log.h"
 #include "messages.h"
 #include "this_agent.h"
+#include "thread.h"
 #include "wire.h"
 
 namespace gpubpf {
@@ -254,9 +255,45 @@ struct Call {                                     // of HIP, by the program
     uint32_t stack = 0;
     bool waits = false;           // it returns when its copies from or to the host are done
     std::vector<Record> records;  // of operations, held back until it returns
+    uint64_t working = 0;         // since when the agent works in it, ns; 0: it does not
+    // When it would have begun if the agent had not worked in it until now.
+    uint64_t called_at() const { return began + (working ? now_ns() - working : 0); }
 };
-Call *current_call();  // the calling thread's; null if it is in none that is hooked
-void no_call();        // the thread is in none: it may have left one by siglongjmp()
+inline Call *&own_call() {
+    static thread_local Call *value __attribute__((tls_model("initial-exec"))) = nullptr;
+    return value;
+}
+// Returns the calling thread's; null if it is in none that is hooked.
+inline Call *current_call() { return depth() ? own_call() : nullptr; }
+
+// The agent's work in a call of ROCr's: counted with the program's call of HIP that the thread is in, or by itself. It does not
+// count as time of that call.
+class OwnWork {
+  public:
+    [[gnu::always_inline]] OwnWork() noexcept : thread_(own_record()) {
+        if (thread_ && thread_->timed_since == 1) resume_timed(*thread_);
+        else thread_ = nullptr;
+        if (depth() == 1) own_call() = nullptr;  // the thread left it by siglongjmp()
+        Call *call = current_call();
+        if (!call || call->working || virtual_clock()) return;
+        call->working = now_ns();
+        call_ = call;
+    }
+    ~OwnWork() {
+        if (call_) {
+            call_->began = call_->called_at();
+            call_->working = 0;
+        }
+        if (thread_) pause_timed(*thread_);
+    }
+    OwnWork(const OwnWork &) = delete;
+    OwnWork &operator=(const OwnWork &) = delete;
+
+  private:
+    Thread *thread_;  // of which this call is timed
+    HookCall hook_;
+    Call *call_ = nullptr;
+};
 // Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.
 std::string hook_hip();
 

@@ -260,6 +260,8 @@ hsa_status on_freeze(hsa_handle executable, const char *options) {
         images = std::move(found->second);
         state.loaded.erase(found);
     });
+    OwnWork work;
+    SlowPath slow;
     for (const LoadedImage &image : images) {
         if (!status && agent.live)
             quietly([&] {

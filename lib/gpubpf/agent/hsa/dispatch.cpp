@@ -8,7 +8,6 @@
 #include "agent.h"
 #include "log/host_program.h"
 #include "room.h"
-#include "thread.h"
 
 namespace gpubpf {
 
@@ -167,7 +166,7 @@ void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &k
     if (!agent.config.match_all && !kernel.copy.load(std::memory_order_acquire) && !kernel.refused) return;
     const Call *call = current_call();
     const uint64_t stream = call && call->stream != kUnknownStream ? call->stream : 0;
-    run_host_program({launch, kernel.slot_index, stream, call ? call->began : now_ns(),
+    run_host_program({launch, kernel.slot_index, stream, call ? call->called_at() : now_ns(),
                       uint64_t(packet.grid[0]) * packet.grid[1] * packet.grid[2], gpu.number});
 }
 
@@ -202,25 +201,6 @@ struct Queue {
     struct room room;
 };
 
-// The agent's work in a call of ROCr's: counted with the program's call of HIP that the thread is in, or by itself.
-class Work {
-  public:
-    Work() noexcept : thread_(own_record()) {
-        if (thread_ && thread_->timed_since == 1) resume_timed(*thread_);
-        else thread_ = nullptr;
-        if (depth() == 1) no_call();
-    }
-    ~Work() {
-        if (thread_) pause_timed(*thread_);
-    }
-    Work(const Work &) = delete;
-    Work &operator=(const Work &) = delete;
-
-  private:
-    Thread *thread_;
-    HookCall hook_;
-};
-
 // ROCr calls this in the thread that puts packets into a queue.
 void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
     const auto *packets = static_cast<const hsa_packet *>(data);
@@ -230,7 +210,7 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
         const uint64_t end = std::min(count, at + kBatch);
         uint64_t made = 0;
         while (!room_fits(&queue.room, 2 * (end - at))) usleep(kRoomPause);
-        for (Work work; at < end; ++at) {
+        for (OwnWork work; at < end; ++at) {
             changed[made] = packets[at];
             const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
             hsa_packet &to = changed[made];

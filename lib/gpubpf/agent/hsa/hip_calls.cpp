@@ -18,11 +18,6 @@ namespace {
 enum What { kLaunches, kCopies, kWaitsForCopy, kWaitsForStream, kWaitsForGpu };
 constexpr int kNoStream = -1;
 
-Call *&own_call() {
-    static thread_local Call *value __attribute__((tls_model("initial-exec"))) = nullptr;
-    return value;
-}
-
 // The last operation that was given to each stream of HIP, by its handle.
 struct Streams {
     std::mutex lock;
@@ -149,16 +144,13 @@ void *hip_library() {
 
 }  // namespace
 
-Call *current_call() { return depth() ? own_call() : nullptr; }
-
-void no_call() { own_call() = nullptr; }
-
 std::string hook_hip() {
     std::string left_out;
     void *library = hip_library();
     if (!library) return "";
     for (Hook &hook : hip_hooks) hook.target = dlsym(library, hook.name);
-    left_out += install(hip_hooks, kCalls, left_out);
+    if (!install(hip_hooks, kCalls, left_out).empty())
+        left_out += std::string(kLacksCall) + ": hipLaunchKernel: its code cannot be changed\n";
     return left_out;
 }
 

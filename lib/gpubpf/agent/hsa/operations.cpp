@@ -182,7 +182,10 @@ class Copy {
 template <class Describe, class Original>
 hsa_status logged(const Describe &describe, const Original &original) {
     std::optional<Copy> copy;
-    if (agent.live) quietly([&] { describe(copy); });
+    if (agent.live) {
+        OwnWork work;
+        quietly([&] { describe(copy); });
+    }
     const hsa_status status = original();
     if (copy) quietly([&] { copy->done(status); });
     return status;
@@ -204,7 +207,7 @@ void put_operation(Record &r) {
         r.call_ns = r.return_ns = now_ns();
         return oplog.put(r);
     }
-    r.call_ns = call->began;
+    r.call_ns = call->called_at();
     r.stream = call->stream == kUnknownStream ? 0 : call->stream;
     r.stack = call->stack;
     call->records.push_back(r);

@@ -388,7 +388,10 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool runni
     }
     for (size_t i = 0; i < count; ++i)  // other names of hooked functions
         if (hooks[i].target) hooks[i].original = hooks[by_entry[entry_of(file, hooks[i].target)]].original;
-    if (!trampolines.seal()) return "all: memory cannot be made executable\n";
+    if (!trampolines.seal()) {
+        patches.clear();  // jumps would lead there
+        return "all: memory cannot be made executable\n";
+    }
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return failed;
 }
