@@ -25,7 +25,7 @@ from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
 from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
 from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
 from gpubpf.lower.programs import load  # noqa: E402
-from gpubpf.tools import kernelretsnoop, memtrace, threadhist  # noqa: E402
+from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from hipsim_engine import GPUS, Engine  # noqa: E402
 
 SHAPE = ((1280, 1, 1), (256, 1, 1))
@@ -40,6 +40,7 @@ PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
     ("threadhist runs only", "threadhist", (("on_exit", "exit"),)),
     ("threadhist instructions", "threadhist", (("on_exit", "exit", "instructions"),)),
     ("kernelretsnoop", "kernelretsnoop", (("on_exit", "exit"),)),
+    ("launchlate", "launchlate", (("on_entry", "entry"), ("on_exit", "exit"))),
     (
         "memtrace",
         "memtrace",
@@ -62,6 +63,7 @@ on an AMD GPU; no times. The kernels have one-dimensional grids of 1,280 work-it
 TEXTS = {
     "threadhist": threadhist.PROGRAM,
     "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM,
+    "launchlate": WIDE + launchlate.PROGRAM,
     "memtrace": WIDE + memtrace.PROGRAM,
 }
 
@@ -118,9 +120,8 @@ def probed(
     found = made.kernels[kernel.name]
     for name in found.block.bases:
         engine.put(name, np.zeros(1 << 22, np.uint8))
-    rest = gpubpf_gcn.block_arguments(
-        made, kernel.name, size, SHAPE, {name: name for name in found.block.bases}
-    )
+    buffers = {name: name for name in found.block.bases}
+    rest = gpubpf_gcn.block_arguments(made, kernel.name, size, SHAPE, buffers, parameters=bytes(64))
     if (
         "departures" in found.block.bases
     ):  # a ring: its header says that there is no room, so a record is counted as lost

@@ -53,7 +53,7 @@ APIS = {
         compiler="hipcc",
         options=(f"--offload-arch={os.environ.get('HIPSIM_GPU') or 'gfx906'}", "-w"),
         device="hipsim",
-        tools=("hipsnoop", "threadhist", "kernelretsnoop", "memtrace"),
+        tools=("hipsnoop", "threadhist", "kernelretsnoop", "memtrace", "launchlate"),
         flags={
             "-Xcompiler": "",
             "--expt-relaxed-constexpr": "",
