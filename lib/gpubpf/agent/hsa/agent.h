@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -273,7 +274,10 @@ class OwnWork {
     [[gnu::always_inline]] OwnWork() noexcept : thread_(own_record()) {
         if (thread_ && thread_->timed_since == 1) resume_timed(*thread_);
         else thread_ = nullptr;
-        if (depth() == 1) own_call() = nullptr;  // the thread left it by siglongjmp()
+        if (depth() == 0) {
+            own_call() = nullptr;
+            hook_.emplace();
+        }
         Call *call = current_call();
         if (!call || call->working || virtual_clock()) return;
         call->working = now_ns();
@@ -290,8 +294,8 @@ class OwnWork {
     OwnWork &operator=(const OwnWork &) = delete;
 
   private:
-    Thread *thread_;  // of which this call is timed
-    HookCall hook_;
+    Thread *thread_;                // of which this call is timed
+    std::optional<HookCall> hook_;  // where the thread is in no call of HIP
     Call *call_ = nullptr;
 };
 // Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.

@@ -119,7 +119,6 @@ void *replacement_of() {
 }
 
 Hook hip_hooks[kCalls] = {
-#define COMMA ,
 #define HIP_CALL(symbol, what, stream, ...)                                                                \
     {#symbol, replacement_of<kCall_##symbol, what, stream __VA_OPT__(, ) __VA_ARGS__>(), nullptr, nullptr, \
      kLacksCall},
@@ -154,6 +153,9 @@ std::string hook_hip() {
     return left_out;
 }
 
-const void *driver_code() { return hip_hooks[kCall_hipLaunchKernel].target; }
+const void *driver_code() {
+    void *library = hip_library();
+    return library ? dlsym(library, "hipLaunchKernel") : nullptr;
+}
 
 }  // namespace gpubpf

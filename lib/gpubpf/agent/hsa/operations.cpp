@@ -19,6 +19,7 @@ struct Timed {
     uint64_t operation;  // its id; 0: nothing, or the times are logged already
     uint32_t gpu;
     bool dispatch;
+    uint64_t since;  // ns; it began later
 };
 struct Signalled {
     uint64_t record;  // id of the record operation
@@ -73,7 +74,9 @@ void log_times(uint64_t signal, Timed &work) {
     Record r = new_record(Kind::Span, work.gpu, 0, other_id());
     r.flags = kByRocr;
     r.span.of = work.operation;
-    if (times_of(work.dispatch ? agent.gpus[work.gpu].get() : nullptr, {signal}, r.span)) oplog.put(r);
+    const Gpu *gpu = work.dispatch ? agent.gpus[work.gpu].get() : nullptr;
+    // A signal may still have the times of what used it before.
+    if (times_of(gpu, {signal}, r.span) && r.span.start + r.span.error_ns >= work.since) oplog.put(r);
     work.operation = 0;
 }
 
@@ -154,6 +157,7 @@ class Copy {
         const Gpu *target = agent.gpu(to), *origin = agent.gpu(from), *gpu = target ? target : origin;
         if (!gpu) return;
         const Kind kind = !target ? Kind::D2H : !origin ? Kind::H2D : Kind::D2D;
+        since_ = now_ns();
         queue_ = engine(gpu->number, kind);
         record_ = new_record(kind, gpu->number, queue_, other_id());
         if (const Call *call = current_call(); call && call->waits && kind != Kind::D2D)
@@ -169,13 +173,13 @@ class Copy {
     void done(hsa_status status) {
         if (!queue_ || status) return;
         put_operation(record_);
-        record_signal(completion_, queue_, {record_.id, record_.context, false});
+        record_signal(completion_, queue_, {record_.id, record_.context, false, since_});
     }
 
   private:
     Record record_;
     uint32_t queue_ = 0;
-    uint64_t completion_;
+    uint64_t completion_, since_ = 0;
 };
 
 // Makes a copy and logs it. `copy`: makes the description of it.
@@ -187,7 +191,10 @@ hsa_status logged(const Describe &describe, const Original &original) {
         quietly([&] { describe(copy); });
     }
     const hsa_status status = original();
-    if (copy) quietly([&] { copy->done(status); });
+    if (copy) {
+        OwnWork work;
+        quietly([&] { copy->done(status); });
+    }
     return status;
 }
 
@@ -221,7 +228,7 @@ void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64
         memcpy(signals, reinterpret_cast<const char *>(&packet) + 8, sizeof signals);
         wait_for_signals(signals, 5, gpu.number, queue, type == HSA_BARRIER_AND);
     }
-    const Timed work{untimed, gpu.number, true};
+    const Timed work{untimed, gpu.number, true, now_ns()};
     record_signal(packet.completion.handle, queue, work);
     if (untimed && !packet.completion.handle) start_timer(changed, work);
 }
@@ -274,10 +281,11 @@ hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_b
 }
 
 hsa_status on_destroy_signal(hsa_handle signal) {
-    quietly([&] {
-        std::lock_guard<std::mutex> hold(state.lock);
-        settle(signal.handle, false);
-    });
+    if (agent.connected)
+        quietly([&] {
+            std::lock_guard<std::mutex> hold(state.lock);
+            settle(signal.handle, false);
+        });
     return originals.destroy_signal(signal);
 }
 
