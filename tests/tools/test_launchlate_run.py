@@ -265,7 +265,7 @@ def test_whatever_a_launch_waits_for_is_found(app, seed):
 def test_copies_beside_kernels(app):
     _, records = trace([app, "overlap"], "-v")
     (launch,), (overlap,) = of(records, "launch"), records[-1]["copy_overlap"]
-    counts = {"gpu": 0, "copies": 1, "copies_untimed": 0, "kernels_untimed": 0}
+    counts = {"gpu": 0, "vendor": "nvidia", "copies": 1, "copies_untimed": 0, "kernels_untimed": 0}
     assert overlap == counts | {"copy_ns": 2_000_000, "overlap_ns": launch["exec_ns"]}
     done = subprocess.run(
         [*TOOL, "--", app, "overlap"],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf.agent.definitions import Kind
+from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NONE
 from gpubpf.show import table
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 COPIES = (Kind.H2D, Kind.D2H, Kind.D2D)  # not H2H, in which the GPU has no part
 MOST = 1 << 20  # intervals that are kept for a GPU of a process; of more, the older half is added up
+
+_Gpu: TypeAlias = tuple[Vendor, int]
 
 
 @dataclass
@@ -58,8 +60,8 @@ class Overlap:
     """Adds up operations as they come."""
 
     def __init__(self) -> None:
-        self._intervals: dict[tuple[int, int], _Intervals] = {}  # by process and GPU
-        self._counts: dict[int, dict[str, int]] = {}  # by GPU
+        self._intervals: dict[tuple[int, _Gpu], _Intervals] = {}  # by process and GPU
+        self._counts: dict[_Gpu, dict[str, int]] = {}
 
     def add(self, view: LaunchView, new: Integers) -> None:
         """Add operations, given by their places in `view`."""
@@ -70,7 +72,8 @@ class Overlap:
         order = np.argsort(number, kind="stable")
         for part in dependencies.equal_runs(number[order]):
             at = places[order[part]]
-            process, gpu = columns.processes[int(columns.process[at[0]])], int(columns.gpu[at[0]])
+            process = columns.processes[int(columns.process[at[0]])]
+            gpu = process.vendor, int(columns.gpu[at[0]])
             is_copy = ops.kind[at] != Kind.KERNEL
             timed = (ops.start[at] != NONE) & (ops.end[at] != NONE)
             counts = self._counts.setdefault(
@@ -96,7 +99,9 @@ class Overlap:
                 one.add_up(dependencies.NEVER)
             known = counts["copies"] > counts["copies_untimed"]
             overlap = known and not 0 < counts["kernels"] == counts["kernels_untimed"]
-            record: dict[str, Any] = {"gpu": gpu, **{k: n for k, n in counts.items() if k != "kernels"}}
+            vendor, number = gpu
+            record: dict[str, Any] = {"gpu": number, "vendor": vendor.name.lower()}
+            record |= {name: count for name, count in counts.items() if name != "kernels"}
             record["copy_ns"] = sum(one.copy_ns for one in mine) if known else None
             record["overlap_ns"] = sum(one.overlap_ns for one in mine) if overlap else None
             found.append(record)
@@ -105,8 +110,10 @@ class Overlap:
 
 def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each of `Overlap.records`."""
+    vendors = {record["vendor"] for record in records}
     for record in records:
-        where = f" on GPU {record['gpu']}" if len(records) > 1 else ""
+        vendor = f"{record['vendor'].upper()} " if len(vendors) > 1 else ""
+        where = f" on {vendor}GPU {record['gpu']}" if len(records) > 1 else ""
         copied, both = record["copy_ns"], record["overlap_ns"]
         said = f"copies{where}: overlap with kernels unknown"
         if both is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpubpf.agent.definitions import Kind
+from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.launches import overlap
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.overlap import Overlap
@@ -18,13 +18,15 @@ from gpubpf_text import seeds
 UNKNOWN = (NONE, NONE)
 
 
-def view(*operations: tuple[int, Kind, tuple[int, int]], process: int = 0) -> Any:
+def view(
+    *operations: tuple[int, Kind, tuple[int, int]], process: int = 0, vendor: Vendor = Vendor.NVIDIA
+) -> Any:
     """Operations: GPU, kind, (start, end)."""
     gpus, kinds, times = zip(*operations, strict=True)
     spans = np.array(times, np.int64)
     columns = SimpleNamespace(
         process=np.full(len(gpus), process), gpu=np.array(gpus),
-        processes=[SimpleNamespace(pid=70 + n, number=n + 1) for n in range(process + 1)],
+        processes=[SimpleNamespace(pid=70 + n, number=n + 1, vendor=vendor) for n in range(process + 1)],
     )  # fmt: skip
     return SimpleNamespace(
         columns=columns, ops=SimpleNamespace(kind=np.array(kinds), start=spans[:, 0], end=spans[:, 1])
@@ -47,6 +49,7 @@ def test_a_copy_beside_a_kernel() -> None:
     assert of(both) == [
         {
             "gpu": 0,
+            "vendor": "nvidia",
             "copies": 1,
             "copies_untimed": 0,
             "kernels_untimed": 0,
@@ -55,6 +58,19 @@ def test_a_copy_beside_a_kernel() -> None:
         }
     ]
     assert said(both) == "copies: 4.00 us; kernels ran for 25 % of it (1.00 us)"
+
+
+def test_the_first_gpu_of_each_vendor_is_another_one() -> None:
+    kernel, copy = (0, Kind.KERNEL, (0, 10)), (0, Kind.H2D, (5, 15))
+    both = of(view(kernel), view(copy), view(copy, process=1, vendor=Vendor.AMD))
+    assert [(one["vendor"], one["gpu"], one["overlap_ns"]) for one in both] == [
+        ("nvidia", 0, 5),
+        ("amd", 0, 0),
+    ]
+    assert [line.partition(":")[0] for line in overlap.lines(both)] == [
+        "copies on NVIDIA GPU 0",
+        "copies on AMD GPU 0",
+    ]
 
 
 def test_what_is_not_known_is_null() -> None:
