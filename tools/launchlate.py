@@ -214,9 +214,10 @@ def measure(
         launched = new[columns.wanted[new]]
         owners.see(view.owners(launched))
         chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
-        show_each(view, new, chosen, launched, owners, args, results)
+        listed = view.listed(new)
+        show_each(view, listed, chosen, launched, owners, args, results)
         if trace:
-            latency.write_trace(view, trace, view.listed(new))
+            latency.write_trace(view, trace, listed)
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
         overlap.add(view, new)
@@ -256,7 +257,7 @@ def show_each(
 ) -> None:
     """Print single launches and operations.
 
-    new: places of new operations. launched: places of launches of matching kernels among these. chosen: those to show.
+    new: places of new operations that the program knows. launched: places of launches of matching kernels. chosen: those to show.
     """
     from gpubpf.launches import latency_text
 
@@ -264,12 +265,12 @@ def show_each(
         chosen = view.by_call(chosen)
     if results.json:
         if args.timeline:
-            results.out.records(view.operation(at) for at in view.listed(new).tolist())
+            results.out.records(view.operation(at) for at in new.tolist())
         if args.verbose or args.slow:
             results.out.records(view.launch(at, args.stacks) for at in chosen.tolist())
     elif not results.csv:
         if args.timeline:
-            results.out.lines(latency_text.timeline_lines(view, view.listed(new)))
+            results.out.lines(latency_text.timeline_lines(view, new))
         if args.slow:
             results.out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, owners))
         elif args.verbose:

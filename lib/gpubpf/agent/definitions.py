@@ -124,6 +124,11 @@ class Vendor(IntEnum):
     NVIDIA = 0
     AMD = 1
 
+    @property
+    def word(self) -> str:
+        """The vendor in JSON records."""
+        return self.name.lower()
+
 
 class WelcomeFlag(IntFlag):
     """What the tool asks for in WELCOME."""

@@ -128,7 +128,7 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
         later = np.append(np.minimum.accumulate(returns[part][::-1])[::-1][1:], NEVER)
         bound[grouped[part]] = np.minimum(bound[grouped[part]], later)
     waited = np.flatnonzero(
-        synced & (np.isin(ops.what, (SyncTarget.EVENT, SyncTarget.OPERATION))) & (ops.link != 0)
+        synced & np.isin(ops.what, (SyncTarget.EVENT, SyncTarget.OPERATION)) & (ops.link != 0)
     )
     if len(waited):
         by_id = np.argsort(ops.id, kind="stable")

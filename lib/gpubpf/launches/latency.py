@@ -119,7 +119,7 @@ class LaunchView:
 
     def owner(self, at: int) -> Owner:
         process = self.columns.processes[int(self.columns.process[at])]
-        return Owner(process.pid, process.comm, int(self.columns.gpu[at]), process.vendor.name.lower())
+        return Owner(process.pid, process.comm, int(self.columns.gpu[at]), process.vendor.word)
 
     def owners(self, some: Integers) -> list[Owner]:
         """Return the distinct owners of operations."""

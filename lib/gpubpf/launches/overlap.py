@@ -100,7 +100,7 @@ class Overlap:
             known = counts["copies"] > counts["copies_untimed"]
             overlap = known and not 0 < counts["kernels"] == counts["kernels_untimed"]
             vendor, number = gpu
-            record: dict[str, Any] = {"gpu": number, "vendor": vendor.name.lower()}
+            record: dict[str, Any] = {"gpu": number, "vendor": vendor.word}
             record |= {name: count for name, count in counts.items() if name != "kernels"}
             record["copy_ns"] = sum(one.copy_ns for one in mine) if known else None
             record["overlap_ns"] = sum(one.overlap_ns for one in mine) if overlap else None

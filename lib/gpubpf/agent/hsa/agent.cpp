@@ -1,9 +1,4 @@
 #include "agent.h"
-#include "log/host_program.h"
-#include "log/stack.h"
-#include "patch.h"
-#include "shared_files.h"
-#include "thread.h"
 
 #include <cerrno>
 #include <chrono>
@@ -18,6 +13,11 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "log/host_program.h"
+#include "log/stack.h"
+#include "patch.h"
+#include "shared_files.h"
 
 namespace gpubpf {
 
@@ -303,7 +303,7 @@ std::string follow_operations(const hsa_tables &tables, int intercept) {
         void **core = tables.core->functions, **amd = tables.amd->functions;
         replace(core[HSA_CORE_DESTROY_SIGNAL], originals.destroy_signal, on_destroy_signal);
         replace(amd[HSA_AMD_COPY], originals.copy, on_copy);
-        if (intercept == 37)
+        if (HSA_AMD_HAS_ENGINES(intercept))
             replace(amd[HSA_AMD_COPY_BY_ENGINE], originals.copy_by_engine, on_copy_by_engine);
         if (const size_t box = HSA_AMD_COPY_BOX(intercept); box < hsa_functions_of(tables.amd))
             replace(amd[box], originals.copy_box, on_copy_box);
@@ -385,7 +385,6 @@ bool Functions::find() {
 
 namespace {
 
-constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 // In the order in which they begin. The attachment ends with the process.
 const Lifetime *const kLifetimes[] = {
     &thread_lifetime, &patch_lifetime,        &log_lifetime,

@@ -251,13 +251,14 @@ hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_b
 // --- hip_calls.cpp ---
 
 constexpr uint64_t kUnknownStream = UINT64_MAX;
-struct Call {                                     // of HIP, by the program
-    uint64_t began = 0, stream = kUnknownStream;  // ns; the handle as the program gave it
-    uint32_t stack = 0;
-    bool waits = false;           // it returns when its copies from or to the host are done
-    std::vector<Record> records;  // of operations, held back until it returns
-    uint64_t working = 0;         // since when the agent works in it, ns; 0: it does not
-    // When it would have begun if the agent had not worked in it until now.
+struct Call {                          // of a function of HIP, which the program has called
+    uint64_t began = 0;                // ns
+    uint64_t stream = kUnknownStream;  // the handle that the program gave
+    uint32_t stack = 0;                // the number of its host stack; 0: none
+    bool waits = false;                // the function returns when its copies from or to the host are done
+    std::vector<Record> records;       // of operations, held back until the function returns
+    uint64_t working = 0;              // ns: when the agent began the work that it does now; 0: it does none
+    // When the call began, later by the time that the agent has worked in it.
     uint64_t called_at() const { return began + (working ? now_ns() - working : 0); }
 };
 inline Call *&own_call() {
@@ -267,8 +268,8 @@ inline Call *&own_call() {
 // Returns the calling thread's; null if it is in none that is hooked.
 inline Call *current_call() { return depth() ? own_call() : nullptr; }
 
-// The agent's work in a call of ROCr's: counted with the program's call of HIP that the thread is in, or by itself. It does not
-// count as time of that call.
+// Put this around the agent's work in a function of ROCr. The time of the work is overhead: of the HIP function that the thread
+// is in, or, if it is in none, of a hooked call of its own. It is taken out of the time that the HIP function took.
 class OwnWork {
   public:
     [[gnu::always_inline]] OwnWork() noexcept : thread_(own_record()) {
@@ -294,8 +295,8 @@ class OwnWork {
     OwnWork &operator=(const OwnWork &) = delete;
 
   private:
-    Thread *thread_;                // of which this call is timed
-    std::optional<HookCall> hook_;  // where the thread is in no call of HIP
+    Thread *thread_;  // null: the overhead of this HIP function is not measured; only every 64th is
+    std::optional<HookCall> hook_;  // only if the thread is in no HIP function
     Call *call_ = nullptr;
 };
 // Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.

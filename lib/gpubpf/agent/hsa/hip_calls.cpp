@@ -15,7 +15,7 @@ namespace gpubpf {
 
 namespace {
 
-enum What { kLaunches, kCopies, kWaitsForCopy, kWaitsForStream, kWaitsForGpu };
+enum What { kLaunches, kWaitsForCopy, kWaitsForStream, kWaitsForGpu, kOther };
 constexpr int kNoStream = -1;
 
 // The last operation that was given to each stream of HIP, by its handle.

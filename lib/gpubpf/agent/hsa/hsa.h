@@ -107,7 +107,8 @@ enum {                                  /* index in `functions` */
  */
 #define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
 
-enum { HSA_AMD_COPY = 15, HSA_AMD_COPY_BY_ENGINE = 16 }; /* in the AMD table; the second one is there if HSA_AMD_INTERCEPT is 37 */
+enum { HSA_AMD_COPY = 15, HSA_AMD_COPY_BY_ENGINE = 16 }; /* index in the AMD table */
+#define HSA_AMD_HAS_ENGINES(intercept) ((intercept) == 37) /* the second one is there: since ROCr 5.6 */
 #define HSA_AMD_COPY_BOX(intercept) ((intercept) + 3) /* hsa_amd_memory_async_copy_rect */
 
 /* How many functions a table has; 0 if its version is unknown. */

@@ -46,18 +46,6 @@ const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hs
 
 bool is_over(uint64_t signal) { return __atomic_load_n(&memory_of(signal).value, __ATOMIC_ACQUIRE) <= 0; }
 
-void log_queue(uint32_t number, uint32_t gpu, QueueKind kind) {
-    Record r;
-    r.kind = Kind::Queue;
-    r.id = other_id();
-    r.thread = thread_id();
-    r.call_ns = r.return_ns = now_ns();
-    r.queue = number;
-    r.context = gpu;
-    r.queue_part = {static_cast<uint32_t>(kind), 0};
-    oplog.put(r);
-}
-
 Record new_record(Kind kind, uint32_t gpu, uint32_t queue, uint64_t id) {
     Record r;
     r.kind = kind;
@@ -66,6 +54,13 @@ Record new_record(Kind kind, uint32_t gpu, uint32_t queue, uint64_t id) {
     r.context = gpu;
     r.queue = queue;
     return r;
+}
+
+void log_queue(uint32_t number, uint32_t gpu, QueueKind kind) {
+    Record r = new_record(Kind::Queue, gpu, number, other_id());
+    r.call_ns = r.return_ns = now_ns();
+    r.queue_part = {static_cast<uint32_t>(kind), 0};
+    oplog.put(r);
 }
 
 // Logs the times of what a signal told the end of, if ROCr knows them.
@@ -182,7 +177,7 @@ class Copy {
     uint64_t completion_, since_ = 0;
 };
 
-// Makes a copy and logs it. `copy`: makes the description of it.
+// Calls ROCr to copy, and logs that. `describe` makes the Copy.
 template <class Describe, class Original>
 hsa_status logged(const Describe &describe, const Original &original) {
     std::optional<Copy> copy;

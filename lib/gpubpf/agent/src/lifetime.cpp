@@ -25,8 +25,6 @@ namespace gpubpf {
 
 namespace {
 
-constexpr Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
-
 // In the order in which they begin. They end in reverse order, so that each may use the ones above it until
 // its own end.
 //

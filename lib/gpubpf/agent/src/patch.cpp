@@ -433,13 +433,19 @@ void take_out_rest(bool (*keep)(const char *name)) {
     barrier_in_all_threads();
 }
 
-// If another thread of the parent's held the lock, the table may be half changed. Then the child forgets it, and cannot hook the
-// same functions again.
+namespace {
+
+// In a forked child: if another thread of the parent's held the lock, the table may be half changed. Then the child forgets it,
+// and cannot hook the same functions again.
 void forget_patching() {
     auto *copy = new HookedFunctions;
     if (functions->lock.try_lock()) copy->by_entry = functions->by_entry;
     functions = copy;
 }
+
+}  // namespace
+
+const Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
 
 #else
 
@@ -449,7 +455,7 @@ std::string prepare(Hook *, size_t, std::string &, std::vector<Patch> &) {
 }
 void take_out(bool (*)(const char *)) {}
 void take_out_rest(bool (*)(const char *)) {}
-void forget_patching() {}
+const Lifetime patch_lifetime{nullptr, nullptr, nullptr, nullptr};
 
 #endif
 

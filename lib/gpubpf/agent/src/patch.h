@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "definitions.h"
+#include "lifetime.h"
 
 namespace gpubpf {
 
@@ -30,8 +31,7 @@ void take_out(bool (*keep)(const char *name));
 void take_out_rest(bool (*keep)(const char *name));
 // Wait until every thread sees earlier stores, including those to code.
 void barrier_in_all_threads();
-// In a forked child: replace the lock and the table, which a thread of the parent's may have held.
-void forget_patching();
+extern const Lifetime patch_lifetime;
 // Return a file descriptor of a sealed file with the patches, or -1.
 int patch_file(const std::vector<Patch> &patches);
 
