@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import fcntl
 import functools
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,39 @@ def measured(
         capture_output=True, text=True, timeout=300, env=environment(**variables),
     )  # fmt: skip
     return [json.loads(line) for line in out.read_text().splitlines()], done
+
+
+class Serving:
+    """programs/serves.hip, which does what lines of its standard input say."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._line() == "ready\n"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def does(self, *lines: str) -> None:
+        assert self.process.stdin is not None
+        for line in lines:
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+            assert self._line() == "done\n"
+
+
+@contextlib.contextmanager
+def serving(*command: str | Path, gpu: str = "gfx906", **variables: str) -> Iterator[Serving]:
+    process = subprocess.Popen(
+        [*command, program("serves", gpu=gpu)],
+        env=environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Serving(process)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()

@@ -17,7 +17,7 @@ import pytest
 
 from gpubpf import agent
 from gpubpf_host import needs_bpf
-from hipsim_device import ROOT, environment, libraries, program
+from hipsim_device import ROOT, environment, libraries, program, serving
 
 TOOL = [sys.executable, str(ROOT / "tools" / "hipsnoop.py")]
 
@@ -96,42 +96,6 @@ def test_no_gpu_where_one_was_asked_for() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("hipsnoop: no AMD GPU can be used: KFD knows none;")
-
-
-class Serving:
-    """programs/serves.hip, which does what lines of its standard input say."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert self._line() == "ready\n"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def does(self, *lines: str) -> None:
-        assert self.process.stdin is not None
-        for line in lines:
-            self.process.stdin.write(f"{line}\n")
-            self.process.stdin.flush()
-            assert self._line() == "done\n"
-
-
-@contextlib.contextmanager
-def serving(*command: str | Path, **variables: str) -> Iterator[Serving]:
-    process = subprocess.Popen(
-        [*command, program("serves")],
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Serving(process)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from gpubpf import elf
 from gpubpf.process import target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
-AGENT = re.compile(r".*libgpubpf-agent\.so[^/]*$")  # path of the mapped file
+AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # path of the mapped file
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent, elf
-from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus
+from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session.device import Device
@@ -26,6 +26,7 @@ from gpubpf.session.reasons import (
     ENDED,
     FORBIDDEN,
     NO_DRIVER,
+    NO_ROCR,
     OTHER_DEVICE,
     TOO_LATE,
     TRACED,
@@ -45,7 +46,12 @@ OTHER_TRACER_WAIT = 1.0  # for another tracer that is just attaching or detachin
 RETRY_INTERVAL = 0.1
 EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readiness of its pidfd
 
-_DRIVER = re.compile(r".*/libcuda\.so[^/]*$")
+_LIBRARIES = {
+    Vendor.NVIDIA: re.compile(r".*/libcuda\.so[^/]*$"),
+    Vendor.AMD: re.compile(r".*/libhsa-runtime64\.so[^/]*$"),
+}
+_AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
+_THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or below ROCr for an AMD GPU
 DESCENDANTS = 4096  # processes that are searched for untraced children, at most
 
 
@@ -117,8 +123,8 @@ class Joining:
             began = time.monotonic()
             while True:
                 try:
-                    self._check_device(pid)
-                    code = self._attach(pid, ended, starting)
+                    vendors = self._check_device(pid)
+                    code = self._attach_all(pid, ended, starting, vendors)
                 except traceable.RefusedForNow:
                     if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
@@ -129,7 +135,7 @@ class Joining:
                         break
                 time.sleep(RETRY_INTERVAL)
             if code:
-                raise _refused(pid, code)
+                raise _refused(pid, code, vendors)
         except SessionError as error:
             # `ProcessEnded` also when it executed another program.
             if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
@@ -140,19 +146,45 @@ class Joining:
         finally:
             os.close(ended)
 
-    def _check_device(self, pid: int) -> None:
-        found, chosen = device_of(pid), self._measurement.device
-        if (found.kind, found.virtual) != (chosen.kind, chosen.virtual):
-            raise Missed(
-                OTHER_DEVICE,
-                f"pid {pid} ({traceable.comm(pid)}) uses {found.name}, not {chosen.name}; trace it separately",
-            )
+    def _check_device(self, pid: int) -> Sequence[Vendor]:
+        """Return whose GPUs the process uses. Raises Missed if these are not the session's device."""
+        found, chosen = devices_of(pid), self._measurement.device
+        for vendor, device in found.items():
+            if device.virtual != chosen.virtual or (vendor == Vendor.NVIDIA and device.kind != chosen.kind):
+                raise Missed(
+                    OTHER_DEVICE,
+                    f"pid {pid} ({traceable.comm(pid)}) uses {device.name}, not {chosen.name}; trace it separately",
+                )
+        return tuple(found)
 
-    def _attach(self, pid: int, ended: int, starting: int | None) -> int:
-        """Inject the agent and return its `AttachStatus`. Raises SessionError."""
+    def _attach_all(self, pid: int, ended: int, starting: int | None, vendors: Sequence[Vendor]) -> int:
+        """Inject an agent for the GPUs of each vendor. Return ATTACHED if one is, or else another `AttachStatus`.
+
+        Raises SessionError if all fail."""
+        codes: list[int] = []
+        errors: list[SessionError] = []
+        for vendor in vendors:
+            try:
+                codes.append(self._attach(pid, ended, starting, _AGENTS[vendor]))
+            except traceable.RefusedForNow:
+                if AttachStatus.ATTACHED not in codes:
+                    raise
+            except SessionError as error:
+                errors.append(error)
+            starting = None
+        if AttachStatus.ATTACHED not in codes:
+            if errors:
+                raise errors[0]
+            return next((code for code in codes if code != AttachStatus.NO_DRIVER), codes[-1])
+        for failed in errors:
+            self._measurement.note(str(failed))
+        return AttachStatus.ATTACHED
+
+    def _attach(self, pid: int, ended: int, starting: int | None, library: Path) -> int:
+        """Inject an agent and return its `AttachStatus`. Raises SessionError."""
         from gpubpf.attach import loading
 
-        injection = loading.inject(pid, agent.LIBRARY, ATTACH_FUNCTION, connect=True, starting=starting)
+        injection = loading.inject(pid, library, ATTACH_FUNCTION, connect=True, starting=starting)
         assert injection.socket is not None
         process = self._server.adopt(injection.socket, pid, os.dup(ended))
         if process is None:
@@ -171,8 +203,13 @@ class Joining:
         return code
 
 
-def _refused(pid: int, code: int) -> Missed:
+def _refused(pid: int, code: int, vendors: Sequence[Vendor]) -> Missed:
     label = f"pid {pid} ({traceable.comm(pid)})"
+    if code == AttachStatus.NO_DRIVER and Vendor.NVIDIA not in vendors:
+        return Missed(
+            NO_ROCR,
+            f"{label} has not initialized ROCr; wait until it uses the GPU, or start it with the tool",
+        )
     if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
     if code == AttachStatus.IN_USE:
@@ -185,24 +222,41 @@ def _refused(pid: int, code: int) -> Missed:
 def _no_driver(pid: int) -> Missed:
     return Missed(
         NO_DRIVER,
-        f"pid {pid} ({traceable.comm(pid)}) has not loaded the CUDA driver; wait until it uses the GPU, or start it with the tool",
+        f"pid {pid} ({traceable.comm(pid)}) has not loaded the CUDA driver or ROCr; wait until it uses the GPU, or start it with the"
+        " tool",
     )
 
 
-def device_of(pid: int) -> Device:
-    """Return the device that a running process uses, according to the driver that it has loaded. Raises SessionError."""
+def devices_of(pid: int) -> dict[Vendor, Device]:
+    """Return what a running process uses, by vendor, according to the libraries that it has loaded. Raises SessionError."""
     traceable.check_traceable(pid)
+    found: dict[Vendor, Device] = {}
     try:
-        drivers = address_space.libraries(address_space.mappings(pid, _DRIVER))
-        exports = [address_space.exports(pid, library) for library in drivers]
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for vendor, library, symbol, clock in (
+            (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed", "CUDASIM_CLOCK"),
+            (Vendor.AMD, _THUNK, "hipsim_virtual_now", "HIPSIM_CLOCK"),
+        ):
+            if not _libraries(pid, _LIBRARIES[vendor]):
+                continue
+            embedded = any(symbol in address_space.exports(pid, lib) for lib in _libraries(pid, library))
+            virtual = f"{clock}=virtual".encode() in variables
+            environment = {"CUDASIM_CLOCK": "virtual" if virtual else "real"}
+            found[vendor] = Device("sim", environment) if embedded else Device("gpu")
     except OSError as error:
         raise traceable.refusal(pid, error.errno or 0) from None
-    if not drivers:
+    if not found:
         raise _no_driver(pid)
-    if not any("cudasim_untimed" in found for found in exports):
-        return Device("gpu")
-    return Device("sim", {"CUDASIM_CLOCK": "virtual" if b"CUDASIM_CLOCK=virtual" in variables else "real"})
+    return found
+
+
+def device_of(pid: int) -> Device:
+    """Return the device of `devices_of` that the session measures: that for CUDA, if there is one. Raises SessionError."""
+    return next(iter(devices_of(pid).values()))
+
+
+def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Library]:
+    return address_space.libraries(address_space.mappings(pid, name))
 
 
 def _owner(pid: int) -> str:
@@ -216,7 +270,7 @@ def _owner(pid: int) -> str:
 
 
 def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
-    """Return the descendants of these processes that loaded a CUDA driver themselves: pid → comm.
+    """Return the descendants of these processes that loaded a CUDA driver or ROCr themselves: pid → comm.
 
     The driver that a child has from `fork` does not count; it does not work there."""
     known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
@@ -243,7 +297,7 @@ def _children(pid: int) -> set[int]:
 
 def _drivers(pid: int) -> set[int]:
     with contextlib.suppress(OSError):
-        return {library.base for library in address_space.libraries(address_space.mappings(pid, _DRIVER))}
+        return {lib.base for name in _LIBRARIES.values() for lib in _libraries(pid, name)}
     return set()
 
 

@@ -24,6 +24,7 @@ NOT_COUNTED = (*(name for name in REASON_NAMES if name != REFUSED), BEFORE_READY
 
 ENDED = "ended"
 NO_DRIVER = "no CUDA driver"
+NO_ROCR = "no ROCr"
 TRACED = "traced by another"
 BUSY = "not free in time"
 UNHOOKED = "cannot be hooked"
@@ -35,6 +36,7 @@ REACHED_LATE = "reached late"  # measured, but launches before attaching are mis
 MISSED = (
     ENDED,
     NO_DRIVER,
+    NO_ROCR,
     TRACED,
     BUSY,
     UNHOOKED,

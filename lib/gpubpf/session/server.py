@@ -299,6 +299,8 @@ class Server:
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many images at once")
             process.pending_images += 1
+            if process.attached and not process.reported_hooks:  # loaded before the agent
+                process.preparing[image.request] = frozenset({""})
             process.images += 1
             process.image_bytes += image.size
             self._background.make_sidecar(process, image, file)

@@ -332,6 +332,8 @@ class BackgroundWork:
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
                 process.add_sites(sidecar)
+                if sidecar.kernels and module.request in process.preparing:
+                    process.preparing[module.request] = frozenset(k.name for k in sidecar.kernels)
             answer, sent = _encode(self._measurement, module.request, sidecar)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
@@ -348,8 +350,8 @@ class BackgroundWork:
                 process.pending_images -= 1
                 process.image_answered = True
                 self._measurement.lock.notify_all()
-            if isinstance(module, protocol.Found):
-                self._prepare(process, module.request, [k.name for k in sidecar.kernels] if sidecar else ())
+            if module.request in process.preparing and (sent is None or not sidecar or not sidecar.kernels):
+                self._prepare(process, module.request, ())
             if sent is not None:
                 os.close(sent)
         if sidecar is not None and sidecar.kernels:

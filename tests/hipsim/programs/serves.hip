@@ -2,6 +2,7 @@
 //   rounds N      N times: two kernels, hipStreamSynchronize, a copy to the host, a pause of a millisecond
 //   threads T N   T threads launch N kernels each, on streams of their own
 //   long N        one kernel of N steps, then hipStreamSynchronize
+//   module F N    loads the code object F, launches its kernel "store" N times, checks the result, unloads it
 //   fail          calls that fail
 #include "check.h"
 
@@ -23,7 +24,7 @@ int main() {
     std::vector<float> host(4096);
     puts("ready");
     fflush(stdout);
-    char line[64];
+    char line[256];
     while (fgets(line, sizeof line, stdin)) {
         int n, threads;
         if (sscanf(line, "rounds %d", &n) == 1) {
@@ -45,6 +46,19 @@ int main() {
                     OK(hipStreamDestroy(own));
                 });
             for (std::thread &thread : all) thread.join();
+        } else if (char file[200]; sscanf(line, "module %199s %d", file, &n) == 2) {
+            hipModule_t module;
+            hipFunction_t function;
+            OK(hipModuleLoad(&module, file));
+            OK(hipModuleGetFunction(&function, module, "store"));
+            Buffer<int> stored(64);
+            int *at = stored, value = 0;
+            void *arguments[] = {&at, &value};
+            for (value = 1; value <= n; value++)
+                OK(hipModuleLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, stream, arguments, nullptr));
+            OK(hipStreamSynchronize(stream));
+            for (int i = 0; i < 64; i++) CHECK(stored.read()[i] == n + i);
+            OK(hipModuleUnload(module));
         } else if (sscanf(line, "long %d", &n) == 1) {
             work<<<16, 256, 0, stream>>>(data, n);
             OK(hipStreamSynchronize(stream));

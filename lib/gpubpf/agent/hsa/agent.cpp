@@ -1,3 +1,7 @@
+// The connection to the tool; start and end.
+//
+// ROCr loads this library as it is initialized, and calls OnLoad; or the tool loads it into a process that runs, and calls
+// gpubpf_attach. If no tool answers, the process runs as if there were no agent.
 #include "agent.h"
 
 #include <cerrno>
@@ -19,17 +23,23 @@
 #include "patch.h"
 #include "shared_files.h"
 
+// The attached tool, for the error message of a second tool; empty without one.
+extern "C" {
+__attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
+}
+
 namespace gpubpf {
 
 static NeverDestroyed<Agent> storage;
 Agent &agent = storage.value;
-Functions hsa;
-Originals originals;
 
 namespace {
 
 constexpr auto kSilence = std::chrono::seconds(10);
+constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to put hooks in
 constexpr uint32_t kAtExit = 2000, kAtSignal = 1000;  // ms that running kernels get to finish
+constexpr useconds_t kStep = 1000;                    // µs
+constexpr int kLookAfter = 100;                       // ms
 
 struct Connection {
     OwnedFile socket, wake;
@@ -41,10 +51,19 @@ struct Connection {
     uint32_t requests = 0, heard = 0;
     // Requests for the last reading, and those that are done: counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-    std::mutex using_rocr;   // held while the service thread calls ROCr on its own
-    bool shut_down = false;  // guarded by using_rocr
+    std::atomic<bool> stopped{false};  // everything was read at the tool's request; the attachment ends
+    std::atomic<bool> starting{true};  // start() is running
+    bool keeps_rocr = false;           // ROCr stays initialized until the end of the attachment
 };
-Connection *connection = nullptr;  // never freed: threads may be using it while the process ends
+// As in the agent for CUDA (docs/attach.md, "The life of an agent").
+enum class Phase { Idle, Live, Ending };
+std::atomic<Phase> phase{Phase::Idle};
+Connection *connection = nullptr;  // null only in phase Idle
+uint64_t attachments = 0;
+// Held while the service thread calls ROCr on its own. That must not be once ROCr is shut down, or the process exits.
+NeverDestroyed<std::timed_mutex> rocr_storage;
+std::timed_mutex &using_rocr = rocr_storage.value;
+std::atomic<bool> shut_down{false};
 thread_local bool is_own_thread = false;
 
 uint64_t instrumented() {
@@ -81,14 +100,19 @@ void answered(Connection &c, Reader &r, int image) {
         late = question->abandoned;
         c.changed.notify_all();
     }
-    if (!late || !answer) return;
-    std::lock_guard<std::mutex> hold(c.using_rocr);
-    if (!c.shut_down) install(*question->module, answer);
+    if (!late) return;
+    if (answer) {
+        std::lock_guard<std::timed_mutex> hold(using_rocr);
+        if (!shut_down) install(*question->module, answer);
+    }
+    if (!question->tell) return;
+    for (const auto &kernel : question->module->kernels) kernel.second->waits = false;
+    agent.send(Message::Ready, Writer().u32(id));
 }
 
-bool drain_unless_shut_down(Connection &c, uint32_t sequence, uint32_t wait_ms, bool rings) {
-    std::lock_guard<std::mutex> hold(c.using_rocr);
-    if (!c.shut_down) return drain(sequence, wait_ms, rings);
+bool drain_unless_shut_down(uint32_t sequence, uint32_t wait_ms, bool rings) {
+    std::lock_guard<std::timed_mutex> hold(using_rocr);
+    if (!shut_down) return drain(sequence, wait_ms, rings);
     agent.send(Message::Drained, Writer().u32(sequence).u32(1));
     return true;
 }
@@ -98,20 +122,62 @@ void handle(Connection &c, Frame &frame) {
     if (frame.type == Message::Sidecar) answered(c, r, frame.fd);
     if (frame.type == Message::Drain) {
         const uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
-        if (flags & kStop) agent.live = false;
-        drain_unless_shut_down(c, sequence, wait_ms, flags & kOnlyRings);
+        if (flags & kStop) {
+            agent.live = false;
+            phase = Phase::Ending;
+        }
+        drain_unless_shut_down(sequence, wait_ms, flags & kOnlyRings);
+        c.stopped = flags & kStop;
     }
     if (frame.fd >= 0) close(frame.fd);
 }
 
-// Serves the tool until it has exited. The file descriptors may be the program's own by then.
+void release_signals();
+
+// Ends the attachment, on the service thread.
+void end(Connection *c) {
+    phase = Phase::Ending;
+    tool_gone(*c);
+    while (c->starting) usleep(kStep);  // tool_gone() has ended whatever start() waits for
+    release_signals();
+    take_out_of_tables();
+    take_out([](const char *) { return false; });
+    attachment = 0;
+    wait_until_out();
+    stop_state();
+    agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
+    {
+        std::lock_guard<std::timed_mutex> hold(using_rocr);
+        if (!shut_down) leave_queues();
+        for (auto &gpu : agent.gpus)
+            if (!shut_down) release(*gpu);
+        if (!shut_down && c->keeps_rocr) hsa.shut_down();
+        for (OwnedFile *file : {&c->socket, &c->wake}) {
+            if (!file->is_ours()) continue;
+            if (file == &c->socket) shutdown(file->number, SHUT_RDWR);
+            close(file->number);
+        }
+        end_state();
+    }
+    agent.gpus.clear();
+    munmap(agent.control, sizeof(Control));
+    agent.control = nullptr;
+    agent.config = Config();
+    agent.pumped = 0;
+    gpubpf_owner[0] = '\0';
+    connection = nullptr;
+    delete c;
+    phase = Phase::Idle;
+}
+
+// Serves the tool until it has exited, or has received all that it asked for. The file descriptors may be the program's own by then.
 void serve(Connection &c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-hsa");
     uint64_t read_up_to = 0, pumps = 0;  // launches; how often `pump` of them have begun
-    for (uint32_t finished = 0; c.socket.is_ours() && c.wake.is_ours();) {
+    for (uint32_t finished = 0; !c.stopped && c.socket.is_ours() && c.wake.is_ours();) {
         pollfd files[2] = {{c.socket.number, POLLIN, 0}, {c.wake.number, POLLIN, 0}};
-        if (poll(files, 2, -1) < 0 && errno != EINTR) break;
+        if (poll(files, 2, agent.running ? kLookAfter : -1) < 0 && errno != EINTR) break;
         if (!c.socket.is_ours()) break;
         uint64_t n;
         if (files[1].revents & POLLIN && read(c.wake.number, &n, sizeof n) < 0 && errno != EAGAIN) break;
@@ -130,18 +196,18 @@ void serve(Connection &c) {
             if (!received) break;
         }
         quietly([&] {
-            std::lock_guard<std::mutex> hold(c.using_rocr);
+            std::lock_guard<std::timed_mutex> hold(using_rocr);
             for (auto &gpu : agent.gpus)
-                if (!c.shut_down) enlarge(*gpu);
+                if (!shut_down) enlarge(*gpu);
             const uint64_t due = agent.config.pump ? agent.pumped / agent.config.pump : 0;
-            if (due != pumps && agent.live && !c.shut_down) read_maps();
+            if (due != pumps && agent.live && !shut_down) read_maps();
             pumps = due;
+            if (agent.running && !shut_down) look_after_queues();
         });
         if (const uint32_t asked = c.finish_asked; asked != finished) {
             quietly([&] {
                 const uint64_t now = instrumented();
-                if (now != read_up_to && drain_unless_shut_down(c, 0, c.finish_wait_ms, false))
-                    read_up_to = now;
+                if (now != read_up_to && drain_unless_shut_down(0, c.finish_wait_ms, false)) read_up_to = now;
             });
             c.finish_done = finished = asked;
         }
@@ -149,6 +215,7 @@ void serve(Connection &c) {
     if (!c.socket.is_ours()) agent.control->cut = 1;
     tool_gone(c);
     c.finish_done = UINT32_MAX;
+    quietly([&] { end(&c); });
 }
 
 bool start_thread(Connection &c) {
@@ -167,7 +234,16 @@ bool start_thread(Connection &c) {
 
 // --- start and end ---
 
-void at_exit() { agent.finish(kAtExit); }
+// Waits until the service thread calls ROCr no more, for a few seconds at most.
+void leave_rocr() {
+    shut_down = true;
+    if (using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit))) using_rocr.unlock();
+}
+
+void at_exit() {
+    agent.finish(kAtExit);
+    leave_rocr();
+}
 
 // Handles signals whose default action would end the process: sends the measurements first.
 void at_signal(int signal) {
@@ -175,8 +251,10 @@ void at_signal(int signal) {
     raise(signal);  // the handler was reset, so the default action follows
 }
 
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
+
 void catch_signals() {
-    for (int s : {SIGINT, SIGTERM, SIGHUP, SIGABRT}) {
+    for (int s : kSignals) {
         struct sigaction now{};
         if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
         now = {};
@@ -186,15 +264,29 @@ void catch_signals() {
     }
 }
 
+void release_signals() {
+    for (int s : kSignals) {
+        struct sigaction now{};
+        if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
+        now = {};
+        now.sa_handler = SIG_DFL;
+        sigaction(s, &now, nullptr);
+    }
+}
+
 // The GPUs of its parent do not work in a child process.
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
+    attachment = 0;
     abandon_state();
     if (!connection) return;
     for (OwnedFile *file : {&connection->socket, &connection->wake})
         if (file->is_ours()) close(file->number);
     connection = nullptr;
+    phase = Phase::Idle;
+    gpubpf_owner[0] = '\0';
+    new (&using_rocr) std::timed_mutex;  // a thread of the parent may hold it
 }
 
 hsa_status on_pool(hsa_handle pool, void *data) {
@@ -261,12 +353,13 @@ bool open_connection(Connection &c, const char *name) {
     return told;
 }
 
-// Receives messages until the tool's configuration has come. It sends messages while it works.
-bool wait_for_welcome(Connection &c) {
+// Receives messages until `wanted` has come. The tool sends others while it works; there is no service thread yet.
+bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) {
     for (;;) {
         pollfd file{c.socket.number, POLLIN, 0};
         Frame frame;
-        if (poll(&file, 1, 5000) <= 0 || !receive_frame(c.socket.number, frame)) return false;
+        if (poll(&file, 1, static_cast<int>(silence.count())) <= 0 || !receive_frame(c.socket.number, frame))
+            return false;
         Reader r(frame.payload.data(), frame.payload.size());
         const bool shared = frame.type != Message::Shared || take_shared(r, frame.fd);
         if (frame.fd >= 0) close(frame.fd);
@@ -275,9 +368,19 @@ bool wait_for_welcome(Connection &c) {
             close_stub_file();
             if (!parse_welcome(r, agent.config) || !take_host_program(r) || !r.ok()) return false;
             number_process(agent.config.process);
-            return true;
+            memcpy(gpubpf_owner, agent.config.owner.c_str(), agent.config.owner.size() + 1);
         }
+        if (frame.type == wanted) return true;
     }
+}
+
+// Asks the tool to put hooks in while it keeps this process stopped.
+bool put_in_hooks(const std::vector<Patch> &patches) {
+    const int file = patch_file(patches);
+    if (file < 0) return false;
+    agent.send(Message::Patches, Writer(), file);
+    close(file);
+    return wait_for(*connection, Message::Patched, kPatching);
 }
 
 void open_log() {
@@ -288,114 +391,112 @@ void open_log() {
     close(file);
 }
 
-template <class Function>
-void replace(void *&entry, Function &original, Function ours) {
-    original = reinterpret_cast<Function>(entry);
-    entry = reinterpret_cast<void *>(ours);
+// Whether ROCr is initialized: then it has the agents of the machine.
+bool is_initialized() {
+    return hsa.iterate_agents([](hsa_handle, void *) { return 0; }, nullptr) == 0;
 }
 
-// Makes the agent see all that the program gives its GPUs to do, if the tool wants that. Returns lines about functions that
-// cannot be hooked.
-std::string follow_operations(const hsa_tables &tables, int intercept) {
+// Makes the agent see what the program gives its GPUs to do. Returns lines about functions that cannot be hooked.
+std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     agent.log_operations = oplog.on() && agent.config.stamps;
-    if (!agent.log_operations && !host_program()) return "";
-    if (agent.log_operations) {
-        void **core = tables.core->functions, **amd = tables.amd->functions;
-        replace(core[HSA_CORE_DESTROY_SIGNAL], originals.destroy_signal, on_destroy_signal);
-        replace(amd[HSA_AMD_COPY], originals.copy, on_copy);
-        if (HSA_AMD_HAS_ENGINES(intercept))
-            replace(amd[HSA_AMD_COPY_BY_ENGINE], originals.copy_by_engine, on_copy_by_engine);
-        if (const size_t box = HSA_AMD_COPY_BOX(intercept); box < hsa_functions_of(tables.amd))
-            replace(amd[box], originals.copy_box, on_copy_box);
-        hsa.amd_profiling_async_copy_enable(true);
-    }
-    return hook_hip();
+    put_in(tables, agent.running, agent.log_operations);
+    if (agent.log_operations) hsa.amd_profiling_async_copy_enable(true);
+    return agent.log_operations || host_program() ? hook_hip(put_in_hooks, failed) : "";
 }
 
-bool start(const hsa_tables *tables, const char *name) {
-    const int at = HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd));
-    if (hsa_functions_of(tables->core) <= HSA_CORE_LOAD || at < 0 || !hsa.find()) return false;
+// Returns the tables' functions if they are known, and none else.
+hsa_tables known(const hsa_tables *tables) {
+    if (tables && (hsa_functions_of(tables->core) <= HSA_CORE_LOAD ||
+                   HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd)) < 0))
+        return {};
+    return tables ? *tables : find_tables();
+}
+
+// `given`: the tables that ROCr passed to OnLoad; null: the process runs, with ROCr initialized.
+AttachStatus start(const hsa_tables *given, const char *name) {
+    if (!name || !hsa.find() || (!given && !is_initialized())) return AttachStatus::NoDriver;
+    Phase idle = Phase::Idle;
+    if (!phase.compare_exchange_strong(idle, Phase::Live))
+        return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
+    std::optional<Visit> visit(std::in_place);  // the end of the attachment waits for this
     auto made = std::make_unique<Connection>();
     find_virtual_clock();
+    shut_down = false;
+    agent.running = !given;
     begin_state();
-    if (!open_connection(*made, name) || !wait_for_welcome(*made)) {
-        if (made->socket.number >= 0) close(made->socket.number);
-        return false;
+    bool welcome = open_connection(*made, name);
+    if (welcome) {
+        connection = made.get();
+        agent.connected = true;
+        welcome = wait_for(*made, Message::Welcome, kSilence / 2);
     }
-    connection = made.release();
-    attachment = 1;  // it never ends
-    agent.connected = true;
-    find_gpus();
-    void **core = tables->core->functions, **amd = tables->amd->functions;
-    originals.create_intercepted_queue = reinterpret_cast<hsa_create_queue>(amd[at]);
-    originals.intercept = reinterpret_cast<hsa_intercept>(amd[at + 1]);
-    replace(core[HSA_CORE_CREATE_QUEUE], originals.create_queue, on_create_queue);
-    replace(core[HSA_CORE_FREEZE], originals.freeze, on_freeze);
-    replace(core[HSA_CORE_DESTROY_EXECUTABLE], originals.destroy_executable, on_destroy_executable);
-    replace(core[HSA_CORE_READER_OF_FILE], originals.reader_of_file, on_reader_of_file);
-    replace(core[HSA_CORE_READER_OF_MEMORY], originals.reader_of_memory, on_reader_of_memory);
-    replace(core[HSA_CORE_DESTROY_READER], originals.destroy_reader, on_destroy_reader);
-    replace(core[HSA_CORE_LOAD], originals.load, on_load);
-    open_log();
-    const std::string left_out = follow_operations(*tables, at);
-    if (virtual_clock()) agent.control->started_ns = now_ns();
-    agent.live = true;
-    agent.send(Message::Hooked, Writer().text("").text(left_out).u32(0));
-    pthread_atfork(nullptr, nullptr, in_forked_child);
-    catch_signals();
-    atexit(at_exit);
-    at_quick_exit(at_exit);
-    if (!start_thread(*connection)) tool_gone(*connection);
-    return true;
+    std::string failed, left_out;
+    const hsa_tables tables = known(given);
+    if (!tables.core) failed = "all: its version of ROCr is not known\n";
+    if (agent.running && failed.empty()) made->keeps_rocr = hsa.init() == 0;
+    if (agent.running && !made->keeps_rocr && failed.empty()) failed = "all: ROCr is being shut down\n";
+    attachment = ++attachments;
+    static const bool once = pthread_atfork(nullptr, nullptr, in_forked_child) == 0 && atexit(at_exit) == 0 &&
+                             at_quick_exit(at_exit) == 0;
+    (void)once;
+    if (welcome && failed.empty()) {
+        find_gpus();
+        open_log();
+        catch_signals();
+        agent.live = true;
+        left_out = put_in_all(tables, failed);
+        if (agent.running) find_loaded();
+        if (virtual_clock()) agent.control->started_ns = now_ns();
+    }
+    if (!welcome || !failed.empty()) agent.live = false;
+    if (welcome) agent.send(Message::Hooked, Writer().text(failed).text(left_out).u32(0));
+    const bool live = agent.live;
+    Connection *c = made.release();
+    connection = c;
+    if (!live && c->socket.number >= 0) shutdown(c->socket.number, SHUT_RDWR);  // there is nothing to measure
+    const bool serves = agent.control && start_thread(*c);
+    c->starting = false;
+    visit.reset();
+    if (!serves) end(c);
+    return live && serves ? AttachStatus::Attached : AttachStatus::Failed;
 }
 
 }  // namespace
 
-bool Functions::find() {
-    void *library = dlopen("libhsa-runtime64.so.1", RTLD_NOLOAD | RTLD_LAZY);
-    bool all = library;
-#define FIND(name) \
-    if (all && !(name = reinterpret_cast<decltype(name)>(dlsym(library, "hsa_" #name)))) all = false
-    FIND(iterate_agents);
-    FIND(agent_get_info);
-    FIND(memory_copy);
-    FIND(executable_create_alt);
-    FIND(executable_iterate_agent_symbols);
-    FIND(executable_symbol_get_info);
-    FIND(signal_destroy);
-    FIND(signal_load_scacquire);
-    FIND(signal_add_relaxed);
-    FIND(amd_signal_create);
-    FIND(amd_agent_iterate_memory_pools);
-    FIND(amd_memory_pool_get_info);
-    FIND(amd_memory_pool_allocate);
-    FIND(amd_memory_pool_free);
-    FIND(amd_agents_allow_access);
-    FIND(amd_memory_fill);
-    FIND(amd_memory_lock);
-    FIND(amd_profiling_convert_tick_to_system_domain);
-    FIND(signal_store_relaxed);
-    FIND(amd_profiling_async_copy_enable);
-    FIND(amd_profiling_set_profiler_enabled);
-    FIND(amd_profiling_get_dispatch_time);
-    FIND(amd_profiling_get_async_copy_time);
-#undef FIND
-    return all;
-}
-
 namespace {
 
-// In the order in which they begin. The attachment ends with the process.
+// In the order in which they begin (../src/lifetime.h).
+// clang-format off: one in each line
 const Lifetime *const kLifetimes[] = {
-    &thread_lifetime, &patch_lifetime,        &log_lifetime,
-    &shared_lifetime, &host_program_lifetime, &stack_lifetime,
+    &thread_lifetime,
+    &patch_lifetime,
+    &code_lifetime,
+    &doorbell_lifetime,
+    &log_lifetime,
+    &shared_lifetime,
+    &host_program_lifetime,
+    &stack_lifetime,
+    &operations_lifetime,
+    &hip_lifetime,
 };
+// clang-format on
+constexpr size_t kLifetimeCount = sizeof kLifetimes / sizeof *kLifetimes;
 
 }  // namespace
 
 void begin_state() {
     for (const Lifetime *lifetime : kLifetimes)
         if (lifetime->begin) lifetime->begin();
+}
+
+void stop_state() noexcept {
+    for (size_t i = kLifetimeCount; i-- > 0;)
+        if (kLifetimes[i]->stop) kLifetimes[i]->stop();
+}
+
+void end_state() noexcept {
+    for (size_t i = kLifetimeCount; i-- > 0;)
+        if (kLifetimes[i]->end) kLifetimes[i]->end();
 }
 
 void abandon_state() {
@@ -422,17 +523,37 @@ void Agent::send(Message type, const Writer &writer, int file) {
     if (c->socket.is_ours()) shutdown(c->socket.number, SHUT_RDWR);  // wakes the service thread
 }
 
+bool Agent::is_over() const { return shut_down; }
+
+namespace {
+
+// Sends a question. Returns its number.
+uint32_t put_question(Connection &c, const std::shared_ptr<Question> &question, const Gpu &gpu, int file,
+                      uint64_t size) {
+    uint32_t id;
+    {
+        std::lock_guard<std::mutex> hold(c.lock);
+        c.questions[id = ++c.requests] = question;
+    }
+    agent.send(Message::Image, Writer().u32(id).u32(0).u32(gpu.number).u64(size).u32(0), file);
+    return id;
+}
+
+}  // namespace
+
+void Agent::ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size) {
+    auto question = std::make_shared<Question>();
+    question->module = &module;
+    question->abandoned = question->tell = true;
+    put_question(*connection, question, gpu, file, size);
+}
+
 std::shared_ptr<const Answer> Agent::ask(Module &module, const Gpu &gpu, int file, uint64_t size) {
     Connection *c = connection;
     if (!c) return nullptr;
     auto question = std::make_shared<Question>();
     question->module = &module;
-    uint32_t id;
-    {
-        std::lock_guard<std::mutex> hold(c->lock);
-        c->questions[id = ++c->requests] = question;
-    }
-    send(Message::Image, Writer().u32(id).u32(0).u32(gpu.number).u64(size).u32(0), file);
+    const uint32_t id = put_question(*c, question, gpu, file, size);
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(config.image_wait_ms);
     std::unique_lock<std::mutex> hold(c->lock);
     if (!connected) c->questions.erase(id);
@@ -460,7 +581,8 @@ void Agent::launched() {
 }
 
 void Agent::finish(uint32_t wait_ms) {
-    Connection *c = connection;
+    Visit visit;
+    Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || c->pid != getpid() || is_own_thread || !c->socket.is_ours() || !c->wake.is_ours())
         return;
     live = false;  // nobody would read what later launches of other threads count
@@ -481,17 +603,27 @@ extern "C" __attribute__((visibility("default"))) bool OnLoad(void *tables, uint
     using namespace gpubpf;
     const char *socket = secure_getenv(kSocketVariable);
     if (!socket || !tables || originals.freeze) return false;
-    bool started = false;
-    quietly([&] { started = start(static_cast<const hsa_tables *>(tables), socket); });
-    return started;
+    AttachStatus status = AttachStatus::Failed;
+    quietly([&] { status = start(static_cast<const hsa_tables *>(tables), socket); });
+    return status == AttachStatus::Attached;
 }
 
 // ROCr calls this as it is shut down.
 extern "C" __attribute__((visibility("default"))) void OnUnload() {
     using namespace gpubpf;
     agent.finish(kAtExit);
-    Connection *c = connection;
-    if (!c) return;
-    std::lock_guard<std::mutex> hold(c->using_rocr);
-    c->shut_down = true;
+    leave_rocr();
+}
+
+// The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for GPUBPF_SOCKET. Returns an
+// AttachStatus.
+extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
+    using namespace gpubpf;
+    AttachStatus status = AttachStatus::Failed;
+    quietly([&] { status = start(nullptr, name); });
+    // In these cases the agent owns the socket.
+    const bool began = status == AttachStatus::Attached || status == AttachStatus::Failed;
+    const char *number = number_of_file(name);
+    if (!began && number) close(atoi(number));
+    return static_cast<int>(status);
 }

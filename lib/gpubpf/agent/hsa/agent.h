@@ -1,8 +1,12 @@
-// The agent in a process that uses AMD GPUs: a library that AMD's runtime (ROCr) loads, as HSA_TOOLS_LIB says.
+// The agent in a process that uses AMD GPUs: a library that AMD's runtime (ROCr) loads, as HSA_TOOLS_LIB says, or that the tool loads
+// into a running process.
 //
 //   agent.cpp      the connection to the tool; start and end
+//   rocr.cpp       ROCr's functions: those that the agent calls, and those that it puts its own in place of
 //   code.cpp       code objects that the program loads, and their instrumented copies
-//   dispatch.cpp   the program's queues: at each dispatch, the copy of a kernel or the original
+//   dispatch.cpp   at each dispatch, the copy of a kernel or the original
+//   queue.cpp      the program's queues, from their beginning
+//   doorbell.cpp   the program's queues, from somewhere in the middle
 //   memory.cpp     memory of maps and rings, and reading it back
 //   operations.cpp the log of what queues and copy engines get to do
 //   hip_calls.cpp  when the program's calls of HIP begin and return
@@ -38,18 +42,26 @@ namespace gpubpf {
 
 // Functions that ROCr exports; their symbols are these names behind "hsa_".
 struct Functions {
+    hsa_status (*init)();
+    hsa_status (*shut_down)();
+    hsa_status (*system_get_major_extension_table)(uint16_t extension, uint16_t version, size_t size, void *);
     hsa_status (*iterate_agents)(hsa_status (*)(hsa_handle agent, void *), void *);
     hsa_status (*agent_get_info)(hsa_handle agent, int what, void *);
     hsa_status (*memory_copy)(void *to, const void *from, size_t size);
+    hsa_status (*executable_get_info)(hsa_handle executable, int what, void *);
     hsa_status (*executable_create_alt)(int profile, int rounding, const char *options, hsa_handle *);
     hsa_status (*executable_iterate_agent_symbols)(hsa_handle executable, hsa_handle agent,
                                                    hsa_status (*)(hsa_handle executable, hsa_handle agent,
                                                                   hsa_handle symbol, void *),
                                                    void *);
     hsa_status (*executable_symbol_get_info)(hsa_handle symbol, int what, void *);
+    uint64_t (*queue_load_read_index_scacquire)(const hsa_queue *);
+    uint64_t (*queue_load_write_index_scacquire)(const hsa_queue *);
+    uint64_t (*queue_cas_write_index_scacq_screl)(const hsa_queue *, uint64_t expected, uint64_t value);
     hsa_status (*signal_destroy)(hsa_handle signal);
     int64_t (*signal_load_scacquire)(hsa_handle signal);
     void (*signal_add_relaxed)(hsa_handle signal, int64_t value);
+    void (*signal_subtract_screlease)(hsa_handle signal, int64_t value);
     hsa_status (*amd_signal_create)(int64_t value, uint32_t count, const hsa_handle *consumers,
                                     uint64_t attributes, hsa_handle *);
     hsa_status (*amd_agent_iterate_memory_pools)(hsa_handle agent, hsa_status (*)(hsa_handle pool, void *),
@@ -67,15 +79,20 @@ struct Functions {
     hsa_status (*amd_profiling_get_dispatch_time)(hsa_handle agent, hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_profiling_get_async_copy_time)(hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
+    hsa_status (*amd_memory_unlock)(void *host);
 
-    bool find();
+    bool find();  // in the process; returns false if one is missing
 };
 extern Functions hsa;
 
-// What the table had where the agent put its own functions.
+// What the table had where the agent put its own functions. They stay after that.
 struct Originals {
     hsa_create_queue create_queue, create_intercepted_queue;
     hsa_intercept intercept;
+    hsa_status (*destroy_queue)(hsa_queue *queue);
+    uint64_t (*add_write_index[4])(const hsa_queue *queue, uint64_t count);
+    void (*store_relaxed)(hsa_handle signal, int64_t value);
+    void (*store_screlease)(hsa_handle signal, int64_t value);
     hsa_freeze freeze;
     hsa_status (*destroy_executable)(hsa_handle executable);
     hsa_status (*destroy_signal)(hsa_handle signal);
@@ -90,7 +107,15 @@ struct Originals {
 };
 extern Originals originals;
 
-// --- what the agent knows. Nothing is freed before the process ends, except where it says so ---
+// --- rocr.cpp ---
+
+// Returns ROCr's tables of functions, as its exported functions use them; without tables, if this version's are unknown.
+hsa_tables find_tables();
+// Puts the agent's functions in the table of the process. `running`: queues exist.
+void put_in(const hsa_tables &tables, bool running, bool operations);
+void take_out_of_tables();
+
+// --- what the agent knows about the process, until the end of the attachment ---
 
 struct Array {  // of one instance. `capacity`: in the map's units; of a site array as in the launch block
     uint32_t map;
@@ -125,6 +150,7 @@ struct Kernel {  // the program's, in one executable
     uint32_t slot_index = 0;
     uint64_t argument_bytes = 0;
     std::atomic<bool> refused{false};
+    std::atomic<bool> waits{false};  // for the tool's answer
     std::atomic<Copy *> copy{nullptr};
 };
 
@@ -135,6 +161,11 @@ struct Pool {
 struct Ring {
     uint32_t map, shards;
     uint64_t control;
+};
+
+struct LockedMemory {  // of the host, for the GPU
+    void *host;
+    uint64_t bytes;
 };
 
 // Memory for the arguments of dispatches. It is used again when `running` is 0 and no room is left in it.
@@ -153,12 +184,13 @@ struct Gpu {
     uint64_t tick = 0;  // the length of a tick of its counter, in ns << kTickBits; 0: unknown
     double tick_ns = 0;
     std::vector<Ring> rings;
+    std::vector<LockedMemory> locked;
 
     std::mutex lock;  // guards the members below; held for bookkeeping, never while anything is waited for
     std::vector<Pool> pools;
     uint64_t wanted = 0;            // bytes of the largest request that did not fit
     std::vector<uint64_t> storage;  // by map: the address, unless each instance has its own
-    std::vector<Copy *> copies;
+    std::vector<std::unique_ptr<Copy>> copies;
     std::vector<std::unique_ptr<Arguments>> arguments;  // the last one has room
 };
 
@@ -169,11 +201,13 @@ struct Module;
 struct Question {  // to the tool: the instrumented copy of a module
     Module *module;
     bool done = false, abandoned = false;  // abandoned: nobody waits for the answer any more
+    bool tell = false;                     // the tool waits until the copies are there
     std::shared_ptr<const Answer> answer;
 };
 
 struct Agent {
     std::atomic<bool> live{false}, connected{false};
+    bool running = false;  // the process ran when the tool came
     Config config;
     Control *control = nullptr;
     bool log_operations = false;  // the tool wants records of everything, and times of calls
@@ -183,10 +217,14 @@ struct Agent {
     void send(Message type, const Writer &writer, int file = -1);
     // Asks for the copies of a module whose image is in `file`, and waits as long as the tool says that it works on it.
     std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
+    // The same, but the service thread loads the copies when they come, and tells the tool that.
+    void ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size);
     void wake();  // makes the service thread look for work
     // Counts an instrumented launch. The service thread reads the maps each time Config::pump of them have begun.
     void launched();
     std::atomic<uint64_t> pumped{0};
+    // The process exits, or ROCr has been shut down: the agent must not call ROCr on its own any more.
+    bool is_over() const;
     // Sends everything before the process ends. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
 };
@@ -204,6 +242,10 @@ struct Module {  // a code object that the program has loaded
 // Loads the copies of a module's kernels, unless the program has destroyed its executable.
 void install(Module &module, const std::shared_ptr<const Answer> &answer);
 Kernel *find_kernel(uint64_t object);
+// Finds what the program has loaded already, and asks for copies.
+void find_loaded();
+void unload_copies(const Gpu &gpu);  // which is idle
+extern const Lifetime code_lifetime;
 
 hsa_status on_reader_of_file(int file, hsa_handle *reader);
 hsa_status on_reader_of_memory(const void *code, size_t size, hsa_handle *reader);
@@ -215,9 +257,29 @@ hsa_status on_destroy_executable(hsa_handle executable);
 
 // --- dispatch.cpp ---
 
+// Takes a dispatch that the program put into queue number `queue` of the log, and changes it to what the GPU is to get. `untimed`
+// becomes its id if no probe times it. Returns how many
+// packets that are: a second one, a barrier, may follow. `alone`: nothing can follow it.
+uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed, bool alone = false);
+bool is_idle(Gpu &gpu);         // all instrumented kernels have ended
+void free_arguments(Gpu &gpu);  // it is idle
+
+// --- queue.cpp ---
+
 hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made);
-bool is_idle(Gpu &gpu);  // all instrumented kernels have ended
+
+// --- doorbell.cpp ---
+
+hsa_status on_destroy_queue(hsa_queue *queue);
+template <int kIndex>
+uint64_t on_add_write_index(const hsa_queue *queue, uint64_t count);
+void on_store_relaxed(hsa_handle signal, int64_t value);
+void on_store_screlease(hsa_handle signal, int64_t value);
+// Puts in the barriers that queues had no room for, and opens gates that are closed for long.
+void look_after_queues();
+void leave_queues();  // at the end of the attachment, when no thread is in a hook: opens all gates
+extern const Lifetime doorbell_lifetime;
 
 // --- memory.cpp ---
 
@@ -225,6 +287,8 @@ bool prepare(Gpu &gpu);  // makes the maps, once
 // Gives an instance its arrays and its launch block. Call it with `gpu.lock` held. Returns false if there is no room.
 bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
 void enlarge(Gpu &gpu);
+// Gives the memory back, unless kernels run on and on.
+void release(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();  // without being asked, and without waiting for kernels
 
@@ -238,6 +302,7 @@ void put_operation(Record &record);
 void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
                 hsa_packet &changed);
 void log_known_times();  // of copies and dispatches that are over
+extern const Lifetime operations_lifetime;
 hsa_status on_destroy_signal(hsa_handle signal);
 hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
                    const hsa_handle *signals, hsa_handle completion);
@@ -270,15 +335,15 @@ inline Call *current_call() { return depth() ? own_call() : nullptr; }
 
 // Put this around the agent's work in a function of ROCr. The time of the work is overhead: of the HIP function that the thread
 // is in, or, if it is in none, of a hooked call of its own. It is taken out of the time that the HIP function took.
+// False if the attachment is over, or if the agent itself calls the function: then there is nothing to do.
 class OwnWork {
   public:
-    [[gnu::always_inline]] OwnWork() noexcept : thread_(own_record()) {
-        if (thread_ && thread_->timed_since == 1) resume_timed(*thread_);
+    [[gnu::always_inline]] OwnWork() noexcept : hook_(depth() != 0) {
+        if (depth() == 1) own_call() = nullptr;
+        if (!back_) return;
+        thread_ = own_record();
+        if (thread_->timed_since == 1) resume_timed(*thread_);
         else thread_ = nullptr;
-        if (depth() == 0) {
-            own_call() = nullptr;
-            hook_.emplace();
-        }
         Call *call = current_call();
         if (!call || call->working || virtual_clock()) return;
         call->working = now_ns();
@@ -293,14 +358,18 @@ class OwnWork {
     }
     OwnWork(const OwnWork &) = delete;
     OwnWork &operator=(const OwnWork &) = delete;
+    explicit operator bool() const { return back_ || hook_.keeps_records(); }
 
   private:
-    Thread *thread_;  // null: the overhead of this HIP function is not measured; only every 64th is
-    std::optional<HookCall> hook_;  // only if the thread is in no HIP function
+    BackFromDriver back_;       // if the thread is in a HIP function
+    HookCall hook_;             // if it is in none
+    Thread *thread_ = nullptr;  // null: the overhead of this HIP function is not measured; only every 64th is
     Call *call_ = nullptr;
 };
-// Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does.
-std::string hook_hip();
+// Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does, and in
+// `failed` why nothing is measured. While the process runs, the tool puts the hooks in: `put_in` asks for that.
+std::string hook_hip(bool (*put_in)(const std::vector<Patch> &patches), std::string &failed);
+extern const Lifetime hip_lifetime;
 
 // --- clock.cpp ---
 

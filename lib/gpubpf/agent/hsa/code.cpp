@@ -1,9 +1,12 @@
 // Code objects that the program loads. When an executable is frozen, the tool gets them and answers with changed
 // code objects, in which kernels have probes. They are loaded as executables of their own, so that the program's
 // stay as they are.
+#include <algorithm>
 #include <cstring>
+#include <elf.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -34,18 +37,24 @@ struct State {
     std::map<std::string, uint32_t> slots;
     std::shared_mutex kernels_lock;
     std::unordered_map<uint64_t, Kernel *> kernels;  // by the address of the descriptor
+    std::vector<std::unique_ptr<Kernel>> all_kernels;
+
+    ~State() {
+        for (const auto &executable : loaded)
+            for (const LoadedImage &image : executable.second)
+                if (image.file >= 0) close(image.file);
+    }
 };
-NeverDestroyed<State> storage;  // HIP destroys executables as the process exits
-State &state = storage.value;
+AttachmentState<State> state;
 
 Slot *slot_of(const std::string &name, uint32_t &index) {
-    auto known = state.slots.find(name);
-    if (known != state.slots.end()) {
+    auto known = state->slots.find(name);
+    if (known != state->slots.end()) {
         index = known->second;
     } else {
         index = agent.control->used.load(std::memory_order_relaxed);
         if (index + 1 < kSlots) {
-            state.slots.emplace(name, index);
+            state->slots.emplace(name, index);
             agent.control->used.store(index + 1, std::memory_order_release);
             agent.send(Message::Name, Writer().u32(index).text(name));
         } else {
@@ -92,11 +101,12 @@ void add_kernels(Module &module) {
         kernel->gpu = module.gpu;
         kernel->argument_bytes = s.argument_bytes;
         {
-            std::lock_guard<std::mutex> hold(state.lock);
+            std::lock_guard<std::mutex> hold(state->lock);
             kernel->slot = slot_of(s.name, kernel->slot_index);
         }
-        std::unique_lock<std::shared_mutex> hold(state.kernels_lock);
-        module.kernels[s.name] = state.kernels[s.object] = kernel.release();
+        std::unique_lock<std::shared_mutex> hold(state->kernels_lock);
+        module.kernels[s.name] = state->kernels[s.object] = kernel.get();
+        state->all_kernels.push_back(std::move(kernel));
     }
 }
 
@@ -142,8 +152,8 @@ void publish(Module &module, const std::shared_ptr<const Answer> &answer, const 
     for (const Symbol &s : copies)
         if (s.name == layout.name) object = s.object;
     {
-        std::shared_lock<std::shared_mutex> hold(state.kernels_lock);
-        for (const auto &k : state.kernels)
+        std::shared_lock<std::shared_mutex> hold(state->kernels_lock);
+        for (const auto &k : state->kernels)
             if (k.second == &of) original = k.first;
     }
     if (layout.sizes.size() != 1 || layout.sizes[0] != of.argument_bytes)
@@ -156,8 +166,123 @@ void publish(Module &module, const std::shared_ptr<const Answer> &answer, const 
     copy->layout = &layout;
     copy->object = object;
     std::lock_guard<std::mutex> hold(of.gpu->lock);
-    of.gpu->copies.push_back(copy.get());
-    of.copy = copy.release();
+    of.copy = copy.get();
+    of.gpu->copies.push_back(std::move(copy));
+}
+
+// --- what was loaded before the agent came ---
+
+constexpr size_t kCompared = 1 << 20;  // bytes
+
+// Copies the image of a code object, which the program may have freed, into a file. Returns the file, or -1.
+int copy_image(uint64_t at, uint64_t size) {
+    if (!at || !size || size > kImageLimit) return -1;
+    const int file = memory_file("gpubpf-image", size);
+    std::vector<char> part(std::min<uint64_t>(size, kCompared));
+    for (uint64_t done = 0; file >= 0 && done < size;) {
+        const iovec to{part.data(), std::min<uint64_t>(part.size(), size - done)},
+            from{reinterpret_cast<void *>(at + done), to.iov_len};
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != static_cast<ssize_t>(to.iov_len) ||
+            !write_all(file, part.data(), to.iov_len, static_cast<off_t>(done))) {
+            close(file);
+            return -1;
+        }
+        done += to.iov_len;
+    }
+    return file;
+}
+
+// Whether the GPU has the code and the constants of this image, `by` bytes further on. The program may have put something else where
+// the image was.
+bool is_loaded(int file, uint64_t size, uint64_t by) {
+    Elf64_Ehdr header;
+    if (!read_all(file, &header, sizeof header, 0) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+        header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr))
+        return false;
+    std::vector<char> ours(kCompared), theirs(kCompared);
+    bool code = false;
+    for (int i = 0; i < header.e_phnum; ++i) {
+        Elf64_Phdr segment;
+        if (!read_all(file, &segment, sizeof segment,
+                      static_cast<off_t>(header.e_phoff + i * sizeof segment)))
+            return false;
+        if (segment.p_type != PT_LOAD || segment.p_flags & PF_W) continue;
+        if (segment.p_offset > size || segment.p_filesz > size - segment.p_offset) return false;
+        code = code || segment.p_flags & PF_X;
+        for (uint64_t done = 0; done < segment.p_filesz;) {
+            const uint64_t part = std::min<uint64_t>(kCompared, segment.p_filesz - done);
+            if (!read_all(file, ours.data(), part, static_cast<off_t>(segment.p_offset + done)) ||
+                hsa.memory_copy(theirs.data(), reinterpret_cast<void *>(by + segment.p_vaddr + done), part) ||
+                memcmp(ours.data(), theirs.data(), part) != 0)
+                return false;
+            done += part;
+        }
+    }
+    return code;
+}
+
+struct Loaded {
+    hsa_handle executable;
+    bool frozen;
+    LoadedImage image;
+};
+
+hsa_loader loader{};
+
+void add_loaded(hsa_handle executable, hsa_handle object, std::vector<Loaded> &found) {
+    hsa_handle on{};
+    uint64_t at = 0, size = 0, by = 0;
+    uint32_t state_of = 0;
+    if (loader.loaded_get_info(object, HSA_LOADED_AGENT, &on) ||
+        loader.loaded_get_info(object, HSA_LOADED_DELTA, &by) ||
+        hsa.executable_get_info(executable, HSA_EXECUTABLE_STATE, &state_of))
+        return;
+    Gpu *gpu = agent.gpu(on);
+    if (!gpu) return;
+    if (loader.loaded_get_info(object, HSA_LOADED_MEMORY, &at) ||
+        loader.loaded_get_info(object, HSA_LOADED_MEMORY_SIZE, &size))
+        at = size = 0;
+    int file = copy_image(at, size);
+    if (file >= 0 && state_of == HSA_FROZEN && !is_loaded(file, size, by)) {
+        close(file);
+        file = -1;
+    }
+    found.push_back({executable, state_of == HSA_FROZEN, {gpu, file, file >= 0 ? size : 0}});
+}
+
+// Returns what the program has loaded. ROCr destroys no executable meanwhile.
+std::vector<Loaded> all_loaded() {
+    std::vector<Loaded> found;
+    loader = {};
+    if (hsa.system_get_major_extension_table(HSA_EXTENSION_LOADER, 1, sizeof loader, &loader) ||
+        !loader.iterate_executables)
+        return found;
+    loader.iterate_executables(
+        [](hsa_handle executable, void *all) -> hsa_status {
+            return loader.iterate_loaded(
+                executable,
+                [](hsa_handle of, hsa_handle object, void *to) -> hsa_status {
+                    quietly([&] { add_loaded(of, object, *static_cast<std::vector<Loaded> *>(to)); });
+                    return 0;
+                },
+                all);
+        },
+        &found);
+    return found;
+}
+
+// Records a module of an executable that the program has frozen.
+Module &add_module(hsa_handle executable, Gpu *gpu) {
+    auto made = std::make_unique<Module>();
+    Module &module = *made;
+    module.gpu = gpu;
+    module.executable = executable;
+    {
+        std::lock_guard<std::mutex> hold(state->lock);
+        state->modules[executable.handle].push_back(std::move(made));
+    }
+    add_kernels(module);
+    return module;
 }
 
 }  // namespace
@@ -166,7 +291,7 @@ void install(Module &module, const std::shared_ptr<const Answer> &answer) {
     for (const auto &[name, reason] : answer->refusals)
         if (const auto kernel = module.kernels.find(name); kernel != module.kernels.end())
             refuse(*kernel->second, reason);
-    std::lock_guard<std::mutex> installing(state.installing);
+    std::lock_guard<std::mutex> installing(state->installing);
     if (answer->image.empty() || answer->kernels.empty() || module.gone) return;
     const bool ready = prepare(*module.gpu);
     if (ready) module.copies = load_copies(*module.gpu, *answer);
@@ -179,30 +304,64 @@ void install(Module &module, const std::shared_ptr<const Answer> &answer) {
     }
 }
 
+void find_loaded() {
+    std::set<uint64_t> ours;  // executables; a hook may have added others by now
+    for (const Loaded &loaded : all_loaded()) {
+        const uint64_t executable = loaded.executable.handle;
+        {
+            std::lock_guard<std::mutex> hold(state->lock);
+            if (!loaded.frozen) state->loaded[executable].push_back(loaded.image);
+            if (!state->modules.count(executable)) ours.insert(executable);
+        }
+        if (!loaded.frozen) continue;
+        if (!ours.count(executable)) {
+            if (loaded.image.file >= 0) close(loaded.image.file);
+            continue;
+        }
+        Module &module = add_module(loaded.executable, loaded.image.gpu);
+        for (const auto &kernel : module.kernels) {
+            kernel.second->waits = loaded.image.file >= 0;
+            if (loaded.image.file < 0 && agent.config.match_all)
+                refuse(*kernel.second, "the program has no longer the code that it loaded");
+        }
+        if (loaded.image.file < 0) continue;
+        agent.ask_for_later(module, *loaded.image.gpu, loaded.image.file, loaded.image.size);
+        close(loaded.image.file);
+    }
+}
+
+void unload_copies(const Gpu &gpu) {
+    std::lock_guard<std::mutex> hold(state->lock);
+    for (auto &executable : state->modules)
+        for (auto &module : executable.second)
+            if (module->gpu == &gpu && module->copies.handle)
+                originals.destroy_executable(std::exchange(module->copies, {}));
+}
+
 Kernel *find_kernel(uint64_t object) {
-    std::shared_lock<std::shared_mutex> hold(state.kernels_lock);
-    const auto found = state.kernels.find(object);
-    return found == state.kernels.end() ? nullptr : found->second;
+    std::shared_lock<std::shared_mutex> hold(state->kernels_lock);
+    const auto found = state->kernels.find(object);
+    return found == state->kernels.end() ? nullptr : found->second;
 }
 
 // --- the program's calls ---
 
 hsa_status on_reader_of_memory(const void *code, size_t size, hsa_handle *reader) {
     const hsa_status status = originals.reader_of_memory(code, size, reader);
-    if (!status && agent.live)
+    if (OwnWork work; work && !status && agent.live)
         quietly([&] {
             auto made = std::make_shared<Code>();
             made->at = code;
             made->size = size;
-            std::lock_guard<std::mutex> hold(state.lock);
-            state.readers[reader->handle] = made;
+            std::lock_guard<std::mutex> hold(state->lock);
+            state->readers[reader->handle] = made;
         });
     return status;
 }
 
 hsa_status on_reader_of_file(int file, hsa_handle *reader) {
     const hsa_status status = originals.reader_of_file(file, reader);
-    if (!status && agent.live)
+    if (OwnWork work; work && !status && agent.live)
         quietly([&] {
             struct stat st;
             if (fstat(file, &st) != 0 || !S_ISREG(st.st_mode) || uint64_t(st.st_size) > kImageLimit) return;
@@ -211,30 +370,31 @@ hsa_status on_reader_of_file(int file, hsa_handle *reader) {
             if (!read_all(file, made->own.data(), made->own.size(), 0)) return;
             made->at = made->own.data();
             made->size = made->own.size();
-            std::lock_guard<std::mutex> hold(state.lock);
-            state.readers[reader->handle] = made;
+            std::lock_guard<std::mutex> hold(state->lock);
+            state->readers[reader->handle] = made;
         });
     return status;
 }
 
 hsa_status on_destroy_reader(hsa_handle reader) {
-    quietly([&] {
-        std::lock_guard<std::mutex> hold(state.lock);
-        state.readers.erase(reader.handle);
-    });
+    if (OwnWork work; work)
+        quietly([&] {
+            std::lock_guard<std::mutex> hold(state->lock);
+            state->readers.erase(reader.handle);
+        });
     return originals.destroy_reader(reader);
 }
 
 hsa_status on_load(hsa_handle executable, hsa_handle on, hsa_handle reader, const char *options,
                    hsa_handle *result) {
     const hsa_status status = originals.load(executable, on, reader, options, result);
-    if (!status && agent.live)
+    if (OwnWork work; work && !status && agent.live)
         quietly([&] {
             std::shared_ptr<Code> code;
             {
-                std::lock_guard<std::mutex> hold(state.lock);
-                const auto found = state.readers.find(reader.handle);
-                if (found != state.readers.end()) code = found->second;
+                std::lock_guard<std::mutex> hold(state->lock);
+                const auto found = state->readers.find(reader.handle);
+                if (found != state->readers.end()) code = found->second;
             }
             Gpu *gpu = agent.gpu(on);
             if (!gpu) return;
@@ -244,36 +404,29 @@ hsa_status on_load(hsa_handle executable, hsa_handle on, hsa_handle reader, cons
                 close(file);
                 file = -1;
             }
-            std::lock_guard<std::mutex> hold(state.lock);
-            state.loaded[executable.handle].push_back({gpu, file, file >= 0 ? code->size : 0});
+            std::lock_guard<std::mutex> hold(state->lock);
+            state->loaded[executable.handle].push_back({gpu, file, file >= 0 ? code->size : 0});
         });
     return status;
 }
 
 hsa_status on_freeze(hsa_handle executable, const char *options) {
     const hsa_status status = originals.freeze(executable, options);
+    OwnWork work;
+    if (!work) return status;
+    SlowPath slow;
     std::vector<LoadedImage> images;
     quietly([&] {
-        std::lock_guard<std::mutex> hold(state.lock);
-        const auto found = state.loaded.find(executable.handle);
-        if (found == state.loaded.end()) return;
+        std::lock_guard<std::mutex> hold(state->lock);
+        const auto found = state->loaded.find(executable.handle);
+        if (found == state->loaded.end()) return;
         images = std::move(found->second);
-        state.loaded.erase(found);
+        state->loaded.erase(found);
     });
-    OwnWork work;
-    SlowPath slow;
     for (const LoadedImage &image : images) {
         if (!status && agent.live)
             quietly([&] {
-                auto made = std::make_unique<Module>();
-                Module &module = *made;
-                module.gpu = image.gpu;
-                module.executable = executable;
-                {
-                    std::lock_guard<std::mutex> hold(state.lock);
-                    state.modules[executable.handle].push_back(std::move(made));
-                }
-                add_kernels(module);
+                Module &module = add_module(executable, image.gpu);
                 if (image.file < 0) return;
                 if (const auto answer = agent.ask(module, *image.gpu, image.file, image.size))
                     install(module, answer);
@@ -285,26 +438,30 @@ hsa_status on_freeze(hsa_handle executable, const char *options) {
 
 // The program has waited for the kernels of an executable that it destroys.
 hsa_status on_destroy_executable(hsa_handle executable) {
-    std::lock_guard<std::mutex> installing(state.installing);
+    OwnWork work;
+    if (!work) return originals.destroy_executable(executable);
+    std::lock_guard<std::mutex> installing(state->installing);
     std::vector<hsa_handle> copies;
     quietly([&] {
-        std::lock_guard<std::mutex> hold(state.lock);
-        std::unique_lock<std::shared_mutex> both(state.kernels_lock);
-        const auto found = state.modules.find(executable.handle);
-        if (found == state.modules.end()) return;
+        std::lock_guard<std::mutex> hold(state->lock);
+        std::unique_lock<std::shared_mutex> both(state->kernels_lock);
+        const auto found = state->modules.find(executable.handle);
+        if (found == state->modules.end()) return;
         for (auto &module : found->second) {
             module->gone = true;
             if (module->copies.handle) copies.push_back(module->copies);
-            for (auto k = state.kernels.begin(); k != state.kernels.end();) {
+            for (auto k = state->kernels.begin(); k != state->kernels.end();) {
                 const auto own = module->kernels.find(k->second->name);
-                k = own != module->kernels.end() && own->second == k->second ? state.kernels.erase(k) : ++k;
+                k = own != module->kernels.end() && own->second == k->second ? state->kernels.erase(k) : ++k;
             }
-            state.gone.push_back(std::move(module));
+            state->gone.push_back(std::move(module));
         }
-        state.modules.erase(found);
+        state->modules.erase(found);
     });
     for (hsa_handle one : copies) originals.destroy_executable(one);
     return originals.destroy_executable(executable);
 }
+
+const Lifetime code_lifetime = lifetime_of_attachment_state<state>();
 
 }  // namespace gpubpf

@@ -1,21 +1,15 @@
-// The program's queues. Packets pass `on_packets` on their way to the GPU: a dispatch of an instrumented kernel gets
-// the copy of the kernel, and arguments of ours: the program's and the launch block behind them.
+// Dispatches. That of an instrumented kernel gets the copy of the kernel, and arguments of ours: the program's and the launch block
+// behind them.
 #include <algorithm>
 #include <cstring>
-#include <new>
-#include <unistd.h>
 
 #include "agent.h"
 #include "log/host_program.h"
-#include "room.h"
 
 namespace gpubpf {
 
 namespace {
 
-// Packets that are changed at once. ROCr passes them singly, and before 6.0 takes one answer for each call only.
-constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
-constexpr useconds_t kRoomPause = 50;
 constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
 constexpr size_t kArgumentAlignment = 64;
 constexpr uint64_t kLds = 64 << 10;   // bytes of a compute unit
@@ -88,10 +82,11 @@ bool has_room(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, co
                std::min(blocks, resident(gpu, layout, packet, threads, layout.original_threads));
 }
 
-// Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason).
+// Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason). `barrier`: null: no packet can follow.
 uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, hsa_packet *barrier) {
     Copy *copy = kernel.copy.load(std::memory_order_acquire);
-    if (!copy) return kernel.refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
+    if (!copy)
+        return kernel.refused ? outcome_of(kRefused) : uint32_t(kernel.waits ? kNotReady : kNotMatched);
     const Config &config = agent.config;
     const uint64_t number = kernel.slot->number.fetch_add(1, std::memory_order_relaxed) + 1;
     if (number < config.first || number > config.last) return outcome_of(kFiltered);
@@ -101,6 +96,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);
     if (layout.tick != kNoField && !gpu.tick) return outcome_of(kLaunchFailed);
     if (!has_room(gpu, layout, packet, shape)) return outcome_of(kOccupancy);
+    if (packet.completion.handle && !barrier) return outcome_of(kLaunchFailed);
 
     std::lock_guard<std::mutex> hold(gpu.lock);
     Instance &instance = copy->instances[shape];
@@ -170,8 +166,9 @@ void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &k
                       uint64_t(packet.grid[0]) * packet.grid[1] * packet.grid[2], gpu.number});
 }
 
-// Returns how many packets follow the dispatch in its place: 1, or 2 with a barrier. `untimed` becomes its id if no probe times it.
-uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed) {
+}  // namespace
+
+uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed, bool alone) {
     Kernel *kernel = find_kernel(packet->kernel);
     if (!kernel) {
         add(agent.control->unnamed);
@@ -183,7 +180,7 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed)
     const hsa_packet before = *packet;
     const uint64_t launch = take_ids(1);
     quietly([&] {
-        outcome = change(*packet, gpu, *kernel, launch, packet + 1);
+        outcome = change(*packet, gpu, *kernel, launch, alone ? nullptr : packet + 1);
         run_host_programs(before, gpu, *kernel, launch);
     });
     if (oplog.on()) quietly([&] { log_launch(before, gpu, queue, *kernel, launch, outcome); });
@@ -194,62 +191,19 @@ uint64_t follow(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed)
     return 1;
 }
 
-// A queue of the program. Never freed: ROCr may call on_packets as long as the queue is there.
-struct Queue {
-    Gpu *gpu;
-    uint32_t number;  // in the log
-    struct room room;
-};
-
-// ROCr calls this in the thread that puts packets into a queue.
-void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
-    const auto *packets = static_cast<const hsa_packet *>(data);
-    Queue &queue = *static_cast<Queue *>(user);
-    hsa_packet changed[2 * kBatch + 1];
-    for (uint64_t at = 0; at < count;) {
-        const uint64_t end = std::min(count, at + kBatch);
-        uint64_t made = 0;
-        while (!room_fits(&queue.room, 2 * (end - at))) usleep(kRoomPause);
-        for (OwnWork work; at < end; ++at) {
-            changed[made] = packets[at];
-            const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
-            hsa_packet &to = changed[made];
-            uint64_t untimed = 0;
-            made += dispatch && agent.live ? follow(&to, *queue.gpu, queue.number, untimed) : 1;
-            if (agent.log_operations && agent.live)
-                quietly([&] { log_packet(packets[at], *queue.gpu, queue.number, untimed, to); });
-        }
-        made += room_take(&queue.room, made, &changed[made]);
-        write(changed, made);
-    }
-}
-
-}  // namespace
-
-hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
-                           uint32_t scratch, uint32_t shared, hsa_queue **made) {
-    Gpu *gpu = agent.live ? agent.gpu(on) : nullptr;
-    auto create = [&](hsa_create_queue how, uint32_t packets) {
-        return how(on, packets, type, error, data, scratch, shared, made);
-    };
-    // Twice the size, if the GPU has such queues: a dispatch may become two packets.
-    if (!gpu || !made ||
-        (create(originals.create_intercepted_queue, 2 * size) &&
-         create(originals.create_intercepted_queue, size)))
-        return create(originals.create_queue, size);
-    auto *queue = new (std::nothrow) Queue{gpu, new_queue(*gpu), {{}, (*made)->size, 0}};
-    if (!queue) return 0;
-    if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
-    originals.intercept(*made, on_packets, queue);
-    if (agent.log_operations) hsa.amd_profiling_set_profiler_enabled(*made, 1);
-    return 0;
-}
-
 bool is_idle(Gpu &gpu) {
     std::lock_guard<std::mutex> hold(gpu.lock);
     for (const auto &part : gpu.arguments)
         if (hsa.signal_load_scacquire(part->running) != 0) return false;
     return true;
+}
+
+void free_arguments(Gpu &gpu) {
+    for (const auto &part : gpu.arguments) {
+        hsa.amd_memory_pool_free(part->base);
+        hsa.signal_destroy(part->running);
+    }
+    gpu.arguments.clear();
 }
 
 }  // namespace gpubpf

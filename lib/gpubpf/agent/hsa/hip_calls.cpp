@@ -23,8 +23,7 @@ struct Streams {
     std::mutex lock;
     std::unordered_map<uint64_t, uint64_t> last;
 };
-NeverDestroyed<Streams> streams_storage;
-Streams &streams = streams_storage.value;
+AttachmentState<Streams> streams;
 constexpr size_t kMostStreams = 4096;
 
 void log_wait(const Call &call, uint64_t returned, What what) {
@@ -39,9 +38,9 @@ void log_wait(const Call &call, uint64_t returned, What what) {
         if (agent.gpus.size() != 1) return;  // HIP does not say which one it waited for
         r.sync.what = static_cast<uint32_t>(SyncTarget::Context);
     } else {
-        std::lock_guard<std::mutex> hold(streams.lock);
-        const auto last = streams.last.find(call.stream);
-        if (last == streams.last.end()) return;
+        std::lock_guard<std::mutex> hold(streams->lock);
+        const auto last = streams->last.find(call.stream);
+        if (last == streams->last.end()) return;
         r.sync.what = static_cast<uint32_t>(SyncTarget::Operation);
         r.sync.record = last->second;
     }
@@ -54,9 +53,9 @@ void log_held(Call &call, uint64_t returned, int result) {
         oplog.put(r);
     }
     if (call.records.empty() || result || call.stream == kUnknownStream) return;
-    std::lock_guard<std::mutex> hold(streams.lock);
-    if (streams.last.size() >= kMostStreams) streams.last.clear();
-    streams.last[call.stream] = call.records.back().id;
+    std::lock_guard<std::mutex> hold(streams->lock);
+    if (streams->last.size() >= kMostStreams) streams->last.clear();
+    streams->last[call.stream] = call.records.back().id;
 }
 
 template <int kStream, class... Arguments>
@@ -84,7 +83,11 @@ template <CallIndex kIndex, What kWhat, int kStream, class... Arguments>
 int replacement(Arguments... arguments) {
     HookCall hook;
     auto *original = reinterpret_cast<int (*)(Arguments...)>(hip_hooks[kIndex].original);
-    if (!hook.keeps_records() || !agent.live) return original(arguments...);
+    if (!hook.keeps_records()) return original(arguments...);
+    if (!agent.live) {
+        InDriver in_hip;
+        return original(arguments...);
+    }
     Call call;
     call.stream = stream_of<kStream>(arguments...);
     call.waits = kWhat == kWaitsForCopy;
@@ -97,6 +100,7 @@ int replacement(Arguments... arguments) {
         result = original(arguments...);
     }
     own_call() = nullptr;
+    if (!hook.keeps_records()) return result;
     const uint64_t returned = now_ns();
     quietly([&] {
         log_held(call, returned, result);
@@ -143,15 +147,25 @@ void *hip_library() {
 
 }  // namespace
 
-std::string hook_hip() {
-    std::string left_out;
+std::string hook_hip(bool (*put_in)(const std::vector<Patch> &patches), std::string &failed) {
+    std::string left_out, lacks;
     void *library = hip_library();
     if (!library) return "";
     for (Hook &hook : hip_hooks) hook.target = dlsym(library, hook.name);
-    if (!install(hip_hooks, kCalls, left_out).empty())
+    if (!agent.running) {
+        lacks = install(hip_hooks, kCalls, left_out);
+    } else {
+        std::vector<Patch> patches;
+        lacks = prepare(hip_hooks, kCalls, left_out, patches);
+        if (lacks.empty() && !patches.empty() && !put_in(patches))
+            failed = "all: the tool did not put them in\n";
+    }
+    if (!lacks.empty())
         left_out += std::string(kLacksCall) + ": hipLaunchKernel: its code cannot be changed\n";
     return left_out;
 }
+
+const Lifetime hip_lifetime = lifetime_of_attachment_state<streams>();
 
 const void *driver_code() {
     void *library = hip_library();

@@ -28,6 +28,11 @@ enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2, HSA_BARRIER_AND = 3, HSA_BARRIER_OR = 5 }; /* hsa_packet_type_t */
 enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
 enum { HSA_MARKER = 0x3 };              /* header: barrier-and that waits for nothing */
+enum { HSA_DEPENDENCY = 8 };            /* offset of the first signal that a barrier waits for; there are five */
+enum { HSA_INVALID = 1 };               /* header of a packet that is not written yet, or done */
+enum { HSA_QUEUE_SINGLE = 1 };          /* hsa_queue_type_t: only one thread puts packets in */
+enum { HSA_DOORBELL = -1 };             /* amd_signal_kind_t */
+enum { HSA_EXECUTABLE_STATE = 2, HSA_FROZEN = 1 };
 enum { HSA_POOL_SEGMENT = 0, HSA_POOL_FLAGS = 1, HSA_POOL_MAY_ALLOCATE = 5, HSA_GLOBAL = 0 };
 enum { HSA_POOL_KERNARG = 1, HSA_POOL_COARSE_GRAINED = 4 };
 enum { HSA_SIGNAL_GPU_ONLY = 1 };       /* such a signal raises no interrupts; the host may read it */
@@ -55,8 +60,24 @@ typedef struct {                        /* amd_signal_t, to which the handle of 
     uint64_t mailbox;
     uint32_t event, reserved;
     uint64_t start, end;                /* in ticks of the GPU */
+    hsa_queue *queue;                   /* of a doorbell */
 } hsa_signal;
-HSA_CHECK(offsetof(hsa_signal, start) == 32, "as published");
+HSA_CHECK(offsetof(hsa_signal, start) == 32 && offsetof(hsa_signal, queue) == 48, "as published");
+
+/*
+ * hsa_ven_amd_loader_1_03_pfn_t, an extension: what is loaded. Its first function that is missing here is null in older versions.
+ */
+enum { HSA_EXTENSION_LOADER = 0x201 };
+typedef hsa_status (*hsa_on_loaded)(hsa_handle executable, hsa_handle loaded, void *data);
+typedef hsa_status (*hsa_on_executable)(hsa_handle executable, void *data);
+typedef struct {
+    void *host_address, *segments, *executable;
+    hsa_status (*iterate_loaded)(hsa_handle executable, hsa_on_loaded, void *data);
+    hsa_status (*loaded_get_info)(hsa_handle loaded, int what, void *value);
+    void *reader_of_part;
+    hsa_status (*iterate_executables)(hsa_on_executable, void *data);
+} hsa_loader;
+enum { HSA_LOADED_AGENT = 3, HSA_LOADED_MEMORY = 5, HSA_LOADED_MEMORY_SIZE = 6, HSA_LOADED_DELTA = 8 };
 
 typedef struct {                        /* hsa_pitched_ptr_t */
     void *base;
@@ -93,7 +114,10 @@ typedef struct {
 
 enum {                                  /* index in `functions` */
     HSA_CORE_CREATE_QUEUE = 7,
+    HSA_CORE_DESTROY_QUEUE = 9,
+    HSA_CORE_ADD_WRITE_INDEX = 21,      /* hsa_queue_add_write_index_scacq_screl; _scacquire, _relaxed and _screlease follow */
     HSA_CORE_DESTROY_SIGNAL = 38,
+    HSA_CORE_STORE_RELAXED = 41,        /* hsa_signal_store_relaxed; _screlease follows */
     HSA_CORE_DESTROY_EXECUTABLE = 84,
     HSA_CORE_FREEZE = 86,
     HSA_CORE_READER_OF_FILE = 115,
@@ -101,6 +125,7 @@ enum {                                  /* index in `functions` */
     HSA_CORE_DESTROY_READER = 117,
     HSA_CORE_LOAD = 120,                /* hsa_executable_load_agent_code_object */
 };
+enum { HSA_TABLE_ENTRY = offsetof(hsa_table, functions) };
 /*
  * The index of hsa_amd_queue_intercept_create, which hsa_amd_queue_intercept_register follows, in the AMD table with so many functions; -1 if
  * unknown. ROCr 5.6 put two functions before them, without another version. ROCr 5.5 has 51 functions, and 5.6 has 55.

@@ -52,6 +52,7 @@ bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
     if (file < 0) return false;
     void *host = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0), *address = nullptr;
     bool made = host != MAP_FAILED && !hsa.amd_memory_lock(host, bytes, &gpu.agent, 1, &address);
+    if (made) gpu.locked.push_back({host, bytes});
     const uint64_t header[] = {shards, capacity, reinterpret_cast<uint64_t>(address)};
     made = made && !hsa.memory_copy(pointer(control), header, sizeof header);
     if (made) {
@@ -68,10 +69,9 @@ bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
 uint64_t lock_shared(Gpu &gpu, uint32_t map) {
     uint64_t bytes = 0;
     void *address = nullptr, *host = map_shared_file(map, bytes);
-    if (!host || !hsa.amd_memory_lock(host, bytes, &gpu.agent, 1, &address))
-        return reinterpret_cast<uint64_t>(address);
-    munmap(host, bytes);
-    return 0;
+    if (host && hsa.amd_memory_lock(host, bytes, &gpu.agent, 1, &address)) munmap(host, bytes);
+    else if (host) gpu.locked.push_back({host, bytes});
+    return reinterpret_cast<uint64_t>(address);
 }
 
 bool make_maps(Gpu &gpu) {
@@ -197,7 +197,7 @@ Contents contents_of(Gpu &gpu, bool only_rings) {
         contents.pools.push_back({p.base, used, contents.size});
         contents.size += aligned(used, kPage);
     }
-    for (const Copy *copy : gpu.copies)
+    for (const auto &copy : gpu.copies)
         if (!only_rings) add_instances(contents, *copy);
     for (uint32_t m = 0; m < gpu.storage.size() && !only_rings; ++m)
         if (gpu.storage[m] && agent.config.maps[m].place == Place::Gpu)
@@ -213,7 +213,8 @@ Contents contents_of(Gpu &gpu, bool only_rings) {
 bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
     for (useconds_t pause = 20; !is_idle(gpu); pause = pause < 1000 ? pause * 2 : 1000) {
-        if (std::chrono::steady_clock::now() >= until) return false;
+        look_after_queues();
+        if (std::chrono::steady_clock::now() >= until || agent.is_over()) return false;
         usleep(pause);
     }
     return true;
@@ -224,7 +225,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     if (!gpu.usable) return;
     if (!only_rings) {  // what is read may lack later launches
         std::lock_guard<std::mutex> hold(gpu.lock);
-        for (Copy *copy : gpu.copies)
+        for (const auto &copy : gpu.copies)
             for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;
     }
     uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
@@ -321,6 +322,21 @@ void enlarge(Gpu &gpu) {
     }
     // Twice the requested size, because the next launch shape is likely to be as large.
     if (wanted && !add_pool(gpu, 2 * wanted)) add_pool(gpu, wanted);
+}
+
+void release(Gpu &gpu) {
+    constexpr uint32_t kPatience = 5000;  // ms
+    std::lock_guard<std::mutex> busy(gpu.busy);
+    if (!wait_until_idle(gpu, kPatience)) return;
+    unload_copies(gpu);
+    free_arguments(gpu);
+    for (const Pool &pool : gpu.pools) hsa.amd_memory_pool_free(pointer(pool.base));
+    for (const LockedMemory &memory : gpu.locked) {
+        hsa.amd_memory_unlock(memory.host);
+        munmap(memory.host, memory.bytes);
+    }
+    gpu.pools.clear();
+    gpu.locked.clear();
 }
 
 void read_maps() {

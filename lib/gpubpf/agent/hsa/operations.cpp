@@ -37,10 +37,9 @@ struct State {
     std::deque<Timer> running;
     std::vector<uint64_t> free;  // signals of timers
     size_t timers = 0;
+    std::atomic<uint32_t> queues{0};
 };
-NeverDestroyed<State> storage;
-State &state = storage.value;
-std::atomic<uint32_t> queues{0};
+AttachmentState<State> state;
 
 const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hsa_signal *>(signal); }
 
@@ -77,31 +76,31 @@ void log_times(uint64_t signal, Timed &work) {
 
 // Gives a dispatch a signal of ours, if there is one to be had.
 void start_timer(hsa_packet &packet, const Timed &work) {
-    std::lock_guard<std::mutex> hold(state.lock);
-    for (; !state.running.empty() && is_over(state.running.front().signal); state.running.pop_front()) {
-        log_times(state.running.front().signal, state.running.front().work);
-        state.free.push_back(state.running.front().signal);
+    std::lock_guard<std::mutex> hold(state->lock);
+    for (; !state->running.empty() && is_over(state->running.front().signal); state->running.pop_front()) {
+        log_times(state->running.front().signal, state->running.front().work);
+        state->free.push_back(state->running.front().signal);
     }
-    if (state.free.empty()) {
+    if (state->free.empty()) {
         hsa_handle made{};
-        if (state.timers >= kMostTimers || hsa.amd_signal_create(1, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &made))
+        if (state->timers >= kMostTimers || hsa.amd_signal_create(1, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &made))
             return;
-        ++state.timers;
-        state.free.push_back(made.handle);
+        ++state->timers;
+        state->free.push_back(made.handle);
     }
-    const uint64_t signal = state.free.back();
-    state.free.pop_back();
+    const uint64_t signal = state->free.back();
+    state->free.pop_back();
     hsa.signal_store_relaxed({signal}, 1);
-    state.running.push_back({signal, work});
+    state->running.push_back({signal, work});
     packet.completion = {signal};
 }
 
 // Forgets what a signal told. Call it with the lock held. `again`: the program uses it again, so what used it is over.
 void settle(uint64_t signal, bool again) {
-    const auto found = state.signals.find(signal);
-    if (found == state.signals.end()) return;
+    const auto found = state->signals.find(signal);
+    if (found == state->signals.end()) return;
     if (again || is_over(signal)) log_times(signal, found->second.work);
-    state.signals.erase(found);
+    state->signals.erase(found);
 }
 
 void record_signal(uint64_t signal, uint32_t queue, const Timed &work) {
@@ -109,10 +108,10 @@ void record_signal(uint64_t signal, uint32_t queue, const Timed &work) {
     Record r = new_record(Kind::Recorded, work.gpu, queue, other_id());
     r.event.event = signal;
     {
-        std::lock_guard<std::mutex> hold(state.lock);
+        std::lock_guard<std::mutex> hold(state->lock);
         settle(signal, true);
-        if (state.signals.size() >= kMostSignals) state.signals.clear();
-        state.signals[signal] = {r.id, work};
+        if (state->signals.size() >= kMostSignals) state->signals.clear();
+        state->signals[signal] = {r.id, work};
     }
     put_operation(r);
 }
@@ -125,21 +124,21 @@ void wait_for_signals(const uint64_t *signals, uint32_t count, uint32_t gpu, uin
         if (is_over(signals[i])) {
             r.event.record = kNoRecord;
         } else if (all) {
-            std::lock_guard<std::mutex> hold(state.lock);
-            const auto found = state.signals.find(signals[i]);
-            if (found != state.signals.end()) r.event.record = found->second.record;
+            std::lock_guard<std::mutex> hold(state->lock);
+            const auto found = state->signals.find(signals[i]);
+            if (found != state->signals.end()) r.event.record = found->second.record;
         }
         put_operation(r);
     }
 }
 
 uint32_t engine(uint32_t gpu, Kind kind) {
-    std::lock_guard<std::mutex> hold(state.lock);
-    uint32_t &number = state.engines[{gpu, kind}];
+    std::lock_guard<std::mutex> hold(state->lock);
+    uint32_t &number = state->engines[{gpu, kind}];
     const QueueKind what = kind == Kind::H2D   ? QueueKind::H2D
                            : kind == Kind::D2H ? QueueKind::D2H
                                                : QueueKind::D2D;
-    if (!number) log_queue(number = ++queues, gpu, what);
+    if (!number) log_queue(number = ++state->queues, gpu, what);
     return number;
 }
 
@@ -162,7 +161,7 @@ class Copy {
         record_.copy.source = source;
         static_assert(sizeof(hsa_handle) == sizeof(uint64_t));
         if (signals) wait_for_signals(&signals->handle, count, gpu->number, queue_, true);
-        std::lock_guard<std::mutex> hold(state.lock);
+        std::lock_guard<std::mutex> hold(state->lock);
         settle(completion_, true);
     }
     void done(hsa_status status) {
@@ -181,15 +180,15 @@ class Copy {
 template <class Describe, class Original>
 hsa_status logged(const Describe &describe, const Original &original) {
     std::optional<Copy> copy;
-    if (agent.live) {
-        OwnWork work;
-        quietly([&] { describe(copy); });
-    }
+    uint64_t of = 0;
+    if (OwnWork work; work && agent.live)
+        quietly([&] {
+            of = attachment;
+            describe(copy);
+        });
     const hsa_status status = original();
-    if (copy) {
-        OwnWork work;
-        quietly([&] { copy->done(status); });
-    }
+    if (!copy) return status;
+    if (OwnWork work; work && attachment == of) quietly([&] { copy->done(status); });
     return status;
 }
 
@@ -198,7 +197,7 @@ uint64_t address(const void *at) { return reinterpret_cast<uint64_t>(at); }
 }  // namespace
 
 uint32_t new_queue(const Gpu &gpu) {
-    const uint32_t number = ++queues;
+    const uint32_t number = ++state->queues;
     if (agent.log_operations) log_queue(number, gpu.number, QueueKind::Hardware);
     return number;
 }
@@ -220,7 +219,7 @@ void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64
     const int type = packet.header & 0xff;
     if (type == HSA_BARRIER_AND || type == HSA_BARRIER_OR) {
         uint64_t signals[5];
-        memcpy(signals, reinterpret_cast<const char *>(&packet) + 8, sizeof signals);
+        memcpy(signals, reinterpret_cast<const char *>(&packet) + HSA_DEPENDENCY, sizeof signals);
         wait_for_signals(signals, 5, gpu.number, queue, type == HSA_BARRIER_AND);
     }
     const Timed work{untimed, gpu.number, true, now_ns()};
@@ -229,10 +228,10 @@ void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64
 }
 
 void log_known_times() {
-    std::lock_guard<std::mutex> hold(state.lock);
-    for (auto &[signal, of] : state.signals)
+    std::lock_guard<std::mutex> hold(state->lock);
+    for (auto &[signal, of] : state->signals)
         if (of.work.operation && is_over(signal)) log_times(signal, of.work);
-    for (Timer &timer : state.running)
+    for (Timer &timer : state->running)
         if (is_over(timer.signal)) log_times(timer.signal, timer.work);
 }
 
@@ -276,12 +275,27 @@ hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_b
 }
 
 hsa_status on_destroy_signal(hsa_handle signal) {
-    if (agent.connected)
+    if (OwnWork work; work)
         quietly([&] {
-            std::lock_guard<std::mutex> hold(state.lock);
+            std::lock_guard<std::mutex> hold(state->lock);
             settle(signal.handle, false);
         });
     return originals.destroy_signal(signal);
 }
+
+// Of signals that a packet may still set, the memory stays.
+void give_back_timers() {
+    if (agent.is_over()) return;
+    for (const uint64_t signal : state->free) hsa.signal_destroy({signal});
+    for (const Timer &timer : state->running)
+        if (is_over(timer.signal)) hsa.signal_destroy({timer.signal});
+}
+
+const Lifetime operations_lifetime{[] { state.begin(); }, nullptr,
+                                   [] {
+                                       give_back_timers();
+                                       state.end();
+                                   },
+                                   nullptr};
 
 }  // namespace gpubpf

@@ -105,7 +105,9 @@ void end_slow_path(Thread &thread) noexcept;
 // is always inlined there.
 class HookCall {
   public:
-    [[gnu::always_inline]] HookCall() noexcept : before_(is_nested() ? depth() : 0) {
+    [[gnu::always_inline]] HookCall() noexcept : HookCall(is_nested()) {}
+    // `nested`: the thread is inside another hook.
+    [[gnu::always_inline]] explicit HookCall(bool nested) noexcept : before_(nested ? depth() : 0) {
         depth() = before_ + 1;
         if (before_ != 0) return;
         const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
@@ -174,6 +176,32 @@ class InDriver {
     InDriver &operator=(const InDriver &) = delete;
 
   private:
+    Thread *thread_ = nullptr;
+};
+
+// For a function that the driver calls while the program is in it (InDriver), and that is hooked, too: marks the thread as inside the
+// agent. False if the thread is not in such a call, or if the attachment has ended meanwhile; then its state must not be touched.
+class BackFromDriver {
+  public:
+    BackFromDriver() noexcept {
+        Thread *t = own_record();
+        if (!t || !t->number || t->state.load(std::memory_order_relaxed) != in(*t, ThreadIn::Driver)) return;
+        t->state.store(in(*t, ThreadIn::Hook), std::memory_order_relaxed);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (attachment.load(std::memory_order_acquire) == t->number) thread_ = t;
+        else t->state.store(in(*t, ThreadIn::Driver), std::memory_order_release);
+    }
+    ~BackFromDriver() {
+        if (thread_) thread_->state.store(in(*thread_, ThreadIn::Driver), std::memory_order_release);
+    }
+    BackFromDriver(const BackFromDriver &) = delete;
+    BackFromDriver &operator=(const BackFromDriver &) = delete;
+    explicit operator bool() const { return thread_; }
+
+  private:
+    static uint64_t in(const Thread &thread, ThreadIn place) {
+        return thread.number << 2 | static_cast<uint64_t>(place);
+    }
     Thread *thread_ = nullptr;
 };
 

@@ -1,0 +1,75 @@
+// The program's queues, from the beginning: ROCr passes their packets to `on_packets` on their way to the GPU.
+#include <algorithm>
+#include <new>
+#include <unistd.h>
+
+#include "agent.h"
+#include "room.h"
+
+namespace gpubpf {
+
+namespace {
+
+// Packets that are changed at once. ROCr passes them singly, and before 6.0 takes one answer for each call only.
+constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
+constexpr useconds_t kRoomPause = 50;
+
+// A queue of the program. Never freed: ROCr may call on_packets as long as the queue is there. The attachment may end before that; the
+// next one finds the process running, and then doorbell.cpp does the work.
+struct Queue {
+    uint64_t attachment;
+    Gpu *gpu;
+    uint32_t number;  // in the log
+    struct room room;
+};
+
+// ROCr calls this in the thread that puts packets into a queue.
+void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
+    const auto *packets = static_cast<const hsa_packet *>(data);
+    Queue &queue = *static_cast<Queue *>(user);
+    hsa_packet changed[2 * kBatch + 1];
+    for (uint64_t at = 0; at < count;) {
+        const uint64_t end = std::min(count, at + kBatch);
+        uint64_t made = 0;
+        while (!room_fits(&queue.room, 2 * (end - at))) usleep(kRoomPause);
+        for (OwnWork work; at < end; ++at) {
+            changed[made] = packets[at];
+            const bool dispatch = (packets[at].header & 0xff) == HSA_KERNEL_DISPATCH;
+            const bool ours = work && agent.live && attachment == queue.attachment;
+            hsa_packet &to = changed[made];
+            uint64_t untimed = 0;
+            made += dispatch && ours ? take_packet(&to, *queue.gpu, queue.number, untimed) : 1;
+            if (agent.log_operations && ours)
+                quietly([&] { log_packet(packets[at], *queue.gpu, queue.number, untimed, to); });
+        }
+        made += room_take(&queue.room, made, &changed[made]);
+        write(changed, made);
+    }
+}
+
+}  // namespace
+
+hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
+                           uint32_t scratch, uint32_t shared, hsa_queue **made) {
+    uint64_t of = 0;  // the attachment that is to see its packets
+    if (OwnWork work; work && agent.live && !agent.running && agent.gpu(on)) of = attachment;
+    auto create = [&](hsa_create_queue how, uint32_t packets) {
+        return how(on, packets, type, error, data, scratch, shared, made);
+    };
+    // Twice the size, if the GPU has such queues: a dispatch may become two packets.
+    if (!of || !made ||
+        (create(originals.create_intercepted_queue, 2 * size) &&
+         create(originals.create_intercepted_queue, size)))
+        return create(originals.create_queue, size);
+    OwnWork work;
+    Gpu *gpu = work && attachment == of ? agent.gpu(on) : nullptr;
+    if (!gpu) return 0;
+    auto *queue = new (std::nothrow) Queue{of, gpu, new_queue(*gpu), {{}, (*made)->size, 0}};
+    if (!queue) return 0;
+    if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
+    originals.intercept(*made, on_packets, queue);
+    if (agent.log_operations) hsa.amd_profiling_set_profiler_enabled(*made, 1);
+    return 0;
+}
+
+}  // namespace gpubpf

@@ -1,0 +1,218 @@
+"""The tools on HIP programs that run already: they attach, count exactly, detach, and come again. The programs do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf.process import traceable
+from hipsim_device import ROOT, environment, program, serving
+
+GPUS = ("gfx906", "gfx90a", "gfx1030")
+WORK = ("rounds 5", "threads 3 4")  # 5 launches of work, and of tiny 5 + 3 * 4
+LAUNCHES = {"work": 5, "tiny": 17}
+Records = list[dict[str, Any]]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def start(tool: str, *words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@contextlib.contextmanager
+def attached(tool: str, pid: int, out: Path, *options: object) -> Iterator[Records]:
+    """A tool on a process, from when all kernels are instrumented. Its records are in the list afterwards."""
+    process, records = start(tool, "--json", "-o", out, "-p", pid, *options), []  # type: subprocess.Popen[str], Records
+    try:
+        assert process.stderr is not None
+        notes = []
+        while not notes or f"attached to {pid}" not in notes[-1] or "not instrumented yet" in notes[-1]:
+            notes.append(process.stderr.readline())
+            assert notes[-1], notes
+        yield records
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+    records += [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def summary(records: Records) -> dict[str, Any]:
+    (found,) = (record for record in records if record["type"] == "summary")
+    return found
+
+
+def launches(records: Records) -> dict[str, int]:
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+    return {record["kernel"]: record["launches"] for record in records if record["type"] == "kernel"}
+
+
+def left(pid: int) -> list[str]:
+    """What a process has of a tool, apart from the agent's code: threads, files, memory."""
+    threads = [traceable.comm(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")]
+    files = [os.readlink(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd")]
+    mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [
+        text for text in (*threads, *files, *mapped) if "gpubpf" in text and "libgpubpf-agent" not in text
+    ]
+
+
+def wait_until_detached(pid: int, files: int) -> None:
+    until = time.monotonic() + 30
+    while left(pid) or len(os.listdir(f"/proc/{pid}/fd")) != files:
+        assert time.monotonic() < until, left(pid)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, hostile: str) -> None:
+    with serving(gpu=gpu, HIPSIM_GPU=gpu, HIPSIM_HOSTILE=hostile) as program_:
+        pid = program_.process.pid
+        program_.does("rounds 2", "threads 3 1")
+        files = len(os.listdir(f"/proc/{pid}/fd"))
+        for _ in range(2):
+            with attached("threadhist", pid, tmp_path / "out") as records:
+                program_.does(*WORK)
+            assert launches(records) == LAUNCHES
+            wait_until_detached(pid, files)
+            program_.does("rounds 2")
+
+
+@pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
+def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
+    """In the middle of its life, a process gives what its kernels give from the beginning."""
+    kept = ("requests", "bytes", "lanes", "threads", "exits", "pattern", "op", "space")
+
+    def answers(records: Records) -> list[list[tuple[str, Any]]]:
+        rows = [record for record in records if record["type"] in ("kernel", "site", "access")]
+        return sorted([(key, row[key]) for key in ("kernel", *kept) if key in row] for row in rows)
+
+    with serving() as program_, attached(tool, program_.process.pid, tmp_path / "a") as running:
+        program_.does(*WORK)
+    out = tmp_path / "b"
+    with serving(sys.executable, ROOT / "tools" / f"{tool}.py", "--json", "-o", out, "--") as program_:
+        program_.does(*WORK)
+    command = [json.loads(line) for line in out.read_text().splitlines()]
+    assert launches(running) == launches(command) == LAUNCHES
+    assert answers(running) == answers(command)
+
+
+def test_launch_latency_is_measured_in_a_running_process(tmp_path: Path) -> None:
+    with serving(HIPSIM_CLOCK="virtual") as program_:
+        program_.does("rounds 2")
+        with attached("launchlate", program_.process.pid, tmp_path / "out", "-v") as records:
+            program_.does("rounds 5", "threads 3 4")
+        program_.does("rounds 2")
+    found = [record for record in records if record["type"] == "launch"]
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+    assert {name: sum(r["kernel"] == name for r in found) for name in LAUNCHES} == LAUNCHES
+    assert all(r["vendor"] == "amd" and r["exec_ns"] > 0 for r in found)
+    found.sort(key=lambda record: record["call_ns"])
+    waited = [
+        (record["waited_for"] or {}).get("name") for record in found[1:10:2]
+    ]  # tiny, behind work in a stream
+    assert waited == ["work"] * 5
+
+
+def test_code_that_is_loaded_while_a_tool_is_there_is_instrumented(tmp_path: Path) -> None:
+    module = program("store", "--genco")
+    with serving() as program_:
+        program_.does(f"module {module} 2")
+        with attached("threadhist", program_.process.pid, tmp_path / "out") as records:
+            program_.does(f"module {module} 3", "rounds 1", f"module {module} 4")
+        program_.does(f"module {module} 2")
+    assert launches(records) == {"store": 7, "work": 1, "tiny": 1}
+
+
+@pytest.mark.parametrize("first", ["threadhist", "hipsnoop"])
+def test_queues_that_another_tool_intercepts(tmp_path: Path, first: str) -> None:
+    """The process was started by a tool, whose measurement is over, or goes on: ROCr intercepts its queues for good."""
+    over = ["-d", "1"] if first == "threadhist" else []
+    command = [sys.executable, ROOT / "tools" / f"{first}.py", *over, "-o", tmp_path / "first", "--"]
+    with serving(*command) as program_:
+        (pid,) = _children(program_.process.pid)
+        program_.does("rounds 2")
+        if over:
+            until = time.monotonic() + 30
+            while "gpubpf-control" in Path(f"/proc/{pid}/maps").read_text():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        with attached("threadhist", pid, tmp_path / "out") as records:
+            program_.does(*WORK)
+        program_.does("rounds 2")
+    assert launches(records) == LAUNCHES
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for thread in os.listdir(f"/proc/{pid}/task")
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+        if traceable.comm(int(child)).startswith("hip-serves")
+    ]
+
+
+def test_a_second_tool_is_refused(tmp_path: Path) -> None:
+    with serving() as program_, attached("threadhist", program_.process.pid, tmp_path / "out"):
+        second = start("launchlate", "-p", program_.process.pid)
+        _, error = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert f"pid {program_.process.pid} (hip-serves" in error
+        assert "is already traced by threadhist, pid " in error and "; stop that tool first" in error
+
+
+def test_a_process_that_does_not_use_rocr_yet_is_refused() -> None:
+    code = "import ctypes, sys; ctypes.CDLL('libhsa-runtime64.so.1'); print('ready', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    tool = start("threadhist", "-p", process.pid)
+    _, error = tool.communicate(timeout=60)
+    assert tool.returncode == 1
+    assert f"pid {process.pid} (" in error and "has not initialized ROCr; wait until it uses the GPU" in error
+    process.communicate()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
+    """Threads launch all the time and check each result. Nothing of the tools stays in the process."""
+    chance = random.Random(gpu)
+    process = subprocess.Popen(
+        [program("steady", gpu=gpu), "3"],
+        env=environment(HIPSIM_GPU=gpu), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    files = len(os.listdir(f"/proc/{process.pid}/fd"))
+    for tool in ("threadhist", "launchlate", "kernelretsnoop", "memtrace", "launchlate", "threadhist"):
+        traced = start(tool, "-p", process.pid)
+        time.sleep(chance.uniform(0.3, 1.5))
+        traced.send_signal(chance.choice([signal.SIGINT, signal.SIGKILL]))
+        _, error = traced.communicate(timeout=60)
+        assert "Traceback" not in error and "still have been running" not in error, error
+        assert process.poll() is None
+        wait_until_detached(process.pid, files)
+    with attached("threadhist", process.pid, tmp_path / "out") as records:
+        time.sleep(0.5)
+    assert summary(records)["lost"] == 0
+    assert sum(record["launches"] for record in records if record["type"] == "kernel") > 10
+    wait_until_detached(process.pid, files)
+    output, _ = process.communicate(timeout=60)
+    assert output.startswith("right ") and process.returncode == 0
