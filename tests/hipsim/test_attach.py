@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpubpf.process import traceable
-from hipsim_device import ROOT, environment, program, serving
+from hipsim_device import ROOT, Serving, environment, program, serving
 
 GPUS = ("gfx906", "gfx90a", "gfx1030")
 WORK = ("rounds 5", "threads 3 4")  # 5 launches of work, and of tiny 5 + 3 * 4
@@ -168,6 +168,23 @@ def _children(pid: int) -> list[int]:
     ]
 
 
+def test_the_kernels_of_a_process_are_listed() -> None:
+    with serving() as program_:
+        tool = [
+            sys.executable,
+            ROOT / "tools" / "threadhist.py",
+            "--list",
+            "--json",
+            "-p",
+            str(program_.process.pid),
+        ]
+        done = subprocess.run(tool, capture_output=True, text=True, timeout=100)
+    listed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["kernel"], row["gpus"], row["pid"]) for row in listed if row["type"] == "listed"] == [
+        (name, ["gfx906"], program_.process.pid) for name in ("tiny", "work")
+    ]
+
+
 def test_a_second_tool_is_refused(tmp_path: Path) -> None:
     with serving() as program_, attached("threadhist", program_.process.pid, tmp_path / "out"):
         second = start("launchlate", "-p", program_.process.pid)
@@ -189,6 +206,52 @@ def test_a_process_that_does_not_use_rocr_yet_is_refused() -> None:
     assert tool.returncode == 1
     assert f"pid {process.pid} (" in error and "has not initialized ROCr; wait until it uses the GPU" in error
     process.communicate()
+
+
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_every_process_of_the_machine(tmp_path: Path) -> None:
+    """One that runs, one that has loaded ROCr and begins to use it later, and one that is over at once: each launch counts."""
+    out, app = tmp_path / "out", program("serves")
+    late = subprocess.Popen(
+        [app, "late"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert late.stdin is not None and late.stdout is not None and late.stdout.readline() == "loaded\n"
+    with serving() as runs:
+        runs.does("rounds 2")
+        tool = start("threadhist", "--json", "-o", out)
+        assert tool.stderr is not None
+        notes = [""]
+        while not any(
+            f"attached to {runs.process.pid} " in note and "not instrumented yet" not in note
+            for note in notes
+        ) or not any("watching every process" in note for note in notes):
+            notes.append(tool.stderr.readline())
+            assert notes[-1], notes
+        runs.does("rounds 1")
+        late.stdin.write("\n")
+        begins = Serving(late)
+        begins.does(*WORK)
+        subprocess.run([program("vectoradd")], env=environment(), check=True, timeout=100)
+        tool.send_signal(signal.SIGINT)
+        assert tool.wait(60) == 0, tool.stderr.read()
+        runs.does("rounds 1")
+    begins.does("rounds 1")
+    late.communicate(timeout=60)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert summary(records)["processes"]["missed"] == {}
+    assert summary(records)["not_instrumented"] == {}
+    found = {
+        (record["comm"], record["kernel"], record["launches"])
+        for record in records
+        if record["type"] == "kernel"
+    }
+    serves, adds = app.name[:15], program("vectoradd").name[:15]
+    assert found == {
+        *((serves, name, 1) for name in LAUNCHES),
+        *((serves, name, n) for name, n in LAUNCHES.items()),
+        (adds, "vectorAdd", 1),
+    }
 
 
 @pytest.mark.parametrize("gpu", GPUS)

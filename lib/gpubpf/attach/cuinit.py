@@ -1,5 +1,8 @@
 """Report every process that begins to use the CUDA driver: eBPF programs at `cuInit` in driver files (`CuInitProbes`).
 
+They are as well at `hsa_queue_create` in files of AMD's ROCr: a process needs a queue before it can launch a kernel. What is said here
+of cuInit holds for both.
+
 A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for
 the first time, the program reports the thread through a ring buffer. Then the thread waits right there, in the program, until the
 hold helper has stopped it (`release_thread`). So it is stopped at the entry of cuInit, where it holds no lock, and has run no

@@ -1,6 +1,7 @@
 """The hold helper: a separate process that holds processes in their first cuInit until the tool has attached (machine.py starts it).
 
-It has a probe at `cuInit` in driver files (cuinit.py). When a process calls cuInit for the first time, the helper stops the thread
+It has a probe at `cuInit` in driver files, and at `hsa_queue_create` in files of AMD's ROCr (cuinit.py). What is said here of cuInit
+holds for both. When a process calls cuInit for the first time, the helper stops the thread
 with ptrace; no shell and no parent process notices. The thread creates a worker thread for the tool, and waits, no longer traced,
 until it is released (borrow.py, `make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. Other
 threads of the process that call cuInit meanwhile stay stopped until then.
@@ -12,7 +13,8 @@ Messages are JSON objects, one per packet. To the helper:
 
     place       path and offset: attach a probe there. Answer: 0, or the error's number (errno)
     release     the process continues
-    done        the process continues, and is not held again. Answer: whether it called cuInit while it was attached to as it ran
+    done        the process continues, and is not held again, unless the message says so (`again`). Answer: whether it called cuInit
+                while it was attached to as it ran
     ask         a running process, and when it was seen (ns). Answer: whether to attach to it
     lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
 
@@ -179,7 +181,7 @@ class _HoldHelper:
                 if traceable.is_exiting(pid):  # its end may have been before the probes tracked it
                     self._ended(pid, time.monotonic_ns())
         elif "done" in message:
-            answer = self._done(message["done"])
+            answer = self._done(message["done"], bool(message.get("again")))
         elif "release" in message:
             self._release(message["release"])
         elif "lost" in message:
@@ -194,14 +196,18 @@ class _HoldHelper:
             return error.errno or errno.EIO
         return 0
 
-    def _done(self, pid: int) -> bool:
-        """Note that the tool is done with a process. Return whether it called cuInit while the tool attached to it as it ran."""
+    def _done(self, pid: int, again: bool) -> bool:
+        """Note that the tool is done with a process, or not yet with `again`. Return whether it called cuInit while the tool attached
+        to it as it ran."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
         self._read_events()
         if pid not in self._pending:
-            self._probes.ignore_process(pid)
-            self._known[pid] = time.monotonic_ns()
+            if again:
+                self._known.pop(pid, None)
+            else:
+                self._probes.ignore_process(pid)
+                self._known[pid] = time.monotonic_ns()
             self._release(pid)
             return overtaken
         after = self._pending.pop(pid)
@@ -331,7 +337,7 @@ class _HoldHelper:
                     self._probes.forget_thread(event.tid)
                     self._report(
                         arrival.pid, held=arrival.pid, tid=event.tid, comm=arrival.comm, late=arrival.late,
-                        since=arrival.since, base=arrival.base, functions=functions,
+                        since=arrival.since, base=arrival.base, functions=functions, entry=event.entry,
                     )  # fmt: skip
                 elif traced.release():
                     thread.traced, thread.again = None, time.monotonic() + AGAIN

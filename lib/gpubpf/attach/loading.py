@@ -100,12 +100,15 @@ class Injection:
 
 class Held:
     """A thread that is held in its first cuInit (holding.py). It has created the worker, whose memory is at `base`, and waits there
-    until it is released. `inject` finds it by its thread ID, once. `since`: when it was stopped, time.monotonic."""
+    until it is released. `inject` finds it by its thread ID, once. `since`: when it was stopped, time.monotonic. `entry`: address of
+    the function; 0: unknown."""
 
     _all: ClassVar[dict[int, Held]] = {}
 
-    def __init__(self, pid: int, tid: int, base: int, functions: dict[str, int], since: float) -> None:
-        self.pid, self.tid, self.since = pid, tid, since
+    def __init__(
+        self, pid: int, tid: int, base: int, functions: dict[str, int], since: float, entry: int = 0
+    ) -> None:
+        self.pid, self.tid, self.since, self.entry = pid, tid, since, entry
         with traceable.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
@@ -122,6 +125,12 @@ class Held:
         if held is None or held.pid != pid:
             raise SessionError(f"thread {tid} of pid {pid} is no longer held; attach to the running process")
         return held
+
+    @classmethod
+    def entry_of(cls, tid: int) -> int:
+        """Return the address of the function that a thread is held in; 0 if that is unknown, or if nobody holds it."""
+        held = cls._all.get(tid)
+        return held.entry if held is not None else 0
 
     @property
     def stood_ns(self) -> int:

@@ -230,13 +230,16 @@ def sources_of_process(pid: int) -> list[ImageFile]:
     if not known:
         raise Error(f"there is no process {pid}; run ps to list the processes")
     files: dict[str, list[FatbinImage]] = {}
+    mapped, comm = MappedImages(pid), known.get("Name", "")
     try:
-        for file, image in MappedImages(pid).images():
+        for file, image in mapped.images():
             files.setdefault(file, []).append(image)
+        for_amd = list(mapped.code_objects())
     except OSError as error:
         raise traceable.refusal(pid, error.errno or 0) from None
     return [
-        ImageFile(file, tuple(images), pid=pid, comm=known.get("Name", "")) for file, images in files.items()
+        *(ImageFile(file, tuple(images), pid=pid, comm=comm) for file, images in files.items()),
+        *(ImageFile(file, (), pid=pid, comm=comm, code_objects=found) for file, found in for_amd),
     ]
 
 

@@ -30,7 +30,7 @@ from gpubpf.agent.definitions import AMBIGUOUS
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
-from gpubpf.images import device_link, fatbin
+from gpubpf.images import device_link, fatbin, offload_bundle
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
@@ -88,6 +88,16 @@ class MappedImages:
                         held = [replace(i, module=number, stored=file.source.held(i)) for i in images]
                         yield from ((file.path, image) for image in held)
             self._files.clear()
+
+    def code_objects(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
+        """Yield the files with code objects for AMD GPUs, by the names that the process has for them. Raises OSError."""
+        with self._lock:
+            self._budget.left = READ_LIMIT
+            for (_, path), mappings in self._mapped().items():
+                source = _MappedFile(self._pid, mappings, self._budget)
+                with contextlib.closing(source), contextlib.suppress(ImageError):
+                    if found := offload_bundle.code_objects_of(source):
+                        yield path, tuple(found)
 
     def with_ptx(self, data: bytes) -> bytes:
         """Return an image that the process loads. For a cubin whose PTX Triton has cached, return that PTX as a fatbin instead.
@@ -224,13 +234,18 @@ class MappedImages:
                             if running is not None and _has_kernels(_names(running), found, names):
                                 yield from _candidate(images, running, found, target)
 
-    def _refresh(self) -> list[_FileImages]:
-        """Return the files with device code that are mapped now. Raises OSError."""
+    def _mapped(self) -> dict[tuple[tuple[str, int], str], list[address_space.Mapping]]:
+        """Return the mappings of files, by device and inode, and path. Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[address_space.Mapping]] = {}
         for mapping in address_space.mappings(self._pid):
             path = mapping.path
             if mapping.file[1] and path.startswith("/") and not path.startswith("/SYSV"):
                 mapped.setdefault((mapping.file, path), []).append(mapping)
+        return mapped
+
+    def _refresh(self) -> list[_FileImages]:
+        """Return the files with device code that are mapped now. Raises OSError."""
+        mapped = self._mapped()
         for key in [key for key in self._files if key not in mapped]:
             self._files.pop(key).source.close()
         for key, mappings in mapped.items():

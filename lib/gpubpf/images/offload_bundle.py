@@ -30,19 +30,23 @@ def code_objects_of_file(path: str | os.PathLike[str]) -> list[bytes]:
     """Return the code objects in a file; none if it is something else. Raises ImageError for a damaged bundle."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            source = elf.OpenFile(file.fileno(), os.fstat(file.fileno()).st_size)
-            begin = source.read(0, min(source.size, len(MAGIC)))
-            if begin.startswith((MAGIC, COMPRESSED)):
-                return list(code_objects(source.read(0, source.size)))
-            if not begin.startswith(b"\x7fELF"):
-                return []
-            program = elf.Elf(source)
-            if program.machine == EM_AMDGPU:
-                return [source.read(0, source.size)]
-            sections = [section for section in program.sections if section.name == _SECTION]
-            return [data for section in sections for data in code_objects(program.contents(section))]
+            return code_objects_of(elf.OpenFile(file.fileno(), os.fstat(file.fileno()).st_size))
     except OSError:
         return []
+
+
+def code_objects_of(source: elf.ByteSource) -> list[bytes]:
+    """Return the code objects in the bytes of a file. Raises OSError, and ImageError as `code_objects_of_file`."""
+    begin = source.read(0, min(source.size, len(MAGIC)))
+    if begin.startswith((MAGIC, COMPRESSED)):
+        return list(code_objects(source.read(0, source.size)))
+    if not begin.startswith(b"\x7fELF"):
+        return []
+    program = elf.Elf(source)
+    if program.machine == EM_AMDGPU:
+        return [source.read(0, source.size)]
+    sections = [section for section in program.sections if section.name == _SECTION]
+    return [data for section in sections for data in code_objects(program.contents(section))]
 
 
 def code_objects(data: bytes) -> Iterator[bytes]:

@@ -44,6 +44,7 @@ ATTACH_WAIT = 30.0  # for the agent to install its hooks
 PREVIOUS_TOOL_WAIT = 5.0  # for the agent to detach from the previous tool
 OTHER_TRACER_WAIT = 1.0  # for another tracer that is just attaching or detaching
 RETRY_INTERVAL = 0.1
+COPIES_WAIT = 2.0  # for copies of kernels that a held process has loaded
 EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readiness of its pidfd
 
 _LIBRARIES = {
@@ -123,7 +124,7 @@ class Joining:
             began = time.monotonic()
             while True:
                 try:
-                    vendors = self._check_device(pid)
+                    vendors = self._check_device(pid, starting)
                     code = self._attach_all(pid, ended, starting, vendors)
                 except traceable.RefusedForNow:
                     if time.monotonic() > began + OTHER_TRACER_WAIT:
@@ -146,9 +147,12 @@ class Joining:
         finally:
             os.close(ended)
 
-    def _check_device(self, pid: int) -> Sequence[Vendor]:
-        """Return whose GPUs the process uses. Raises Missed if these are not the session's device."""
+    def _check_device(self, pid: int, starting: int | None) -> Sequence[Vendor]:
+        """Return whose GPUs the process uses, or begins to use now. Raises Missed if these are not the session's device."""
         found, chosen = devices_of(pid), self._measurement.device
+        if starting is not None and len(found) > 1:
+            begins = _vendor_at(pid, starting)
+            found = {vendor: device for vendor, device in found.items() if vendor == begins}
         for vendor, device in found.items():
             if device.virtual != chosen.virtual or (vendor == Vendor.NVIDIA and device.kind != chosen.kind):
                 raise Missed(
@@ -198,6 +202,8 @@ class Joining:
                 self._server.wait_for_reason(process)
             if code:
                 self._server.remove(process)
+        if starting is not None and not code:
+            self._server.wait_for_copies(process, COPIES_WAIT)
         if code == AttachStatus.FAILED and process.hook_failure:
             raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         return code
@@ -253,6 +259,18 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
 def device_of(pid: int) -> Device:
     """Return the device of `devices_of` that the session measures: that for CUDA, if there is one. Raises SessionError."""
     return next(iter(devices_of(pid).values()))
+
+
+def _vendor_at(pid: int, tid: int) -> Vendor:
+    """Return whose library a held thread of the process is in."""
+    from gpubpf.attach.loading import Held
+
+    at = Held.entry_of(tid)
+    with contextlib.suppress(OSError):
+        for library in _libraries(pid, _LIBRARIES[Vendor.AMD]):
+            if any(start <= at < end for start, end in library.code):
+                return Vendor.AMD
+    return Vendor.NVIDIA
 
 
 def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Library]:

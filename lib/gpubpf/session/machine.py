@@ -1,4 +1,4 @@
-"""Attach to every process of the machine that uses the CUDA driver (docs/attach.md, "Several processes, every process").
+"""Attach to every process of the machine that uses the CUDA driver or AMD's ROCr (docs/attach.md, "Several processes, every process").
 
     watcher = MachineWatcher(session.join, missed, note)
     watcher.start()     # running processes are attached to; new ones will be
@@ -34,14 +34,14 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from gpubpf import elf
+from gpubpf import agent, elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
 from gpubpf.process import target_files, traceable
 from gpubpf.session import device
-from gpubpf.session.reasons import FORBIDDEN, REACHED_LATE, TRACED
+from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
 # All in seconds.
@@ -56,8 +56,11 @@ ANSWER_WAIT = 5.0  # for the hold helper to answer
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one process; it doubles each time
 
 JOINS = 8  # processes that are attached to at the same time
-_DRIVER = libraries.LibraryNames("libcuda.so")
-_MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/libcuda\.so[^/\n]*)$", re.M)
+_DRIVER = libraries.LibraryNames("libcuda.so", "libhsa-runtime64.so")
+_MAPPED = re.compile(
+    rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/lib(?:cuda|hsa-runtime64)\.so[^/\n]*)$", re.M
+)
+FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process calls before it can launch a kernel
 _NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # instead of the time of a probe
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
@@ -87,6 +90,8 @@ class MachineWatcher:
         # Pid → when (time.monotonic), interval in seconds.
         self._next_scan: dict[int, tuple[float, float]] = {}
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
+        # Processes that have loaded ROCr, and do not use it yet: pid → when they started. They are held as they begin.
+        self._unused: dict[int, float] = {}
 
     def start(self) -> None:
         """Return when new processes will be held, and running ones have been attached to. Raises SessionError."""
@@ -100,7 +105,7 @@ class MachineWatcher:
                 self._probe_driver(path)
             wait(self._scan(late=False, everything=True), FIRST_JOINS_WAIT)
             if set(self._probed_files.values()) <= {_NO_DRIVER}:
-                self._note("no CUDA driver found yet; waiting for a process that loads one")
+                self._note("no CUDA driver and no ROCr found yet; waiting for a process that loads one")
         except OSError as error:
             self.close()
             raise SessionError(in_words(error)) from error
@@ -134,6 +139,7 @@ class MachineWatcher:
         """Attach to a process. `late`: it may have launched kernels already, so it is counted as reached late."""
         if self._closing.is_set():
             return
+        reason: str | None = None
         try:
             if held is not None and _started_by_a_tool(pid):
                 self._missed(pid, comm, TRACED)
@@ -144,7 +150,10 @@ class MachineWatcher:
             self._note(f"pid {pid} ({comm}) cannot be traced: {error!r}")
             raise
         finally:
-            overtaken = self._hold_helper.finish(pid)
+            unused = reason == NO_ROCR
+            if unused:
+                self._unused[pid] = _started(pid)
+            overtaken = self._hold_helper.finish(pid, again=unused)
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
 
@@ -190,6 +199,7 @@ class MachineWatcher:
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
         for pid in self._next_scan.keys() - pids:
             self._next_scan.pop(pid, None)
+            self._unused.pop(pid, None)
         joins = []
         for pid in pids:
             due, pause = self._next_scan.get(pid, (0.0, MIN_SCAN_INTERVAL / 2))
@@ -211,6 +221,8 @@ class MachineWatcher:
                 or (everything and (new is None or file in new))
             ]
             started = _started(pid) if probed else 0.0
+            if probed and not lost and self._unused.get(pid) == started:
+                continue
             if any(since != _NO_DRIVER if lost else started <= since for since in probed) and (
                 self._hold_helper.claim(pid, seen)
             ):
@@ -243,7 +255,9 @@ class MachineWatcher:
         try:
             with open(target_files.open_regular(path), "rb") as opened:
                 driver = elf.LoadedFile(opened.fileno())
-                if (found := elf.exports(driver).get("cuInit")) is None:
+                exports = elf.exports(driver)
+                found = next((exports[name] for name in FIRST_USE if name in exports), None)
+                if found is None:
                     placed = _NO_DRIVER
                 else:
                     state = os.fstat(opened.fileno())
@@ -267,7 +281,12 @@ def _started_by_a_tool(pid: int) -> bool:
     """Return whether the process was started under a tool, whose library the driver loads inside cuInit."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return any(variable.startswith(b"CUDA_INJECTION64_PATH=") for variable in variables)
+        library = agent.HSA_LIBRARY.name.encode()
+        return any(
+            variable.startswith(b"CUDA_INJECTION64_PATH=")
+            or (variable.startswith(b"HSA_TOOLS_LIB=") and library in variable)
+            for variable in variables
+        )
     return False
 
 
@@ -376,13 +395,13 @@ class HoldHelper:
         False if that was under way, or done, when it was `seen` (time.monotonic_ns)."""
         return bool(self._request(ask=[pid, seen]))
 
-    def finish(self, pid: int) -> bool:
-        """Release a process after attaching has succeeded or failed; it will not be held again.
+    def finish(self, pid: int, again: bool = False) -> bool:
+        """Release a process after attaching has succeeded or failed; it will not be held again, unless with `again`.
 
         Return whether it reached cuInit unheld, while the tool attached to it as a running process."""
         with self._lock:
             held = self._held.pop(pid, None)
-        overtaken = bool(self._request(done=pid))
+        overtaken = bool(self._request(done=pid, again=again))
         if held is not None:
             held.mark_released()
             held.close()
@@ -440,7 +459,14 @@ class HoldHelper:
             pid = message["held"]
             held: Held | None = None
             with contextlib.suppress(SessionError):  # it has ended, which attaching will find out
-                held = Held(pid, message["tid"], message["base"], message["functions"], message["since"])
+                held = Held(
+                    pid,
+                    message["tid"],
+                    message["base"],
+                    message["functions"],
+                    message["since"],
+                    message["entry"],
+                )
                 with self._lock:
                     self._held[pid] = held
                 # An earlier process with this pid delayed the message.

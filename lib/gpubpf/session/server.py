@@ -228,6 +228,11 @@ class Server:
         with self._measurement.lock:
             self._measurement.lock.wait_for(lambda: process.hook_failure or process.disconnected, 1)
 
+    def wait_for_copies(self, process: TracedProcess, seconds: float) -> None:
+        """Wait until the copies of what a process had loaded are ready, or it has disconnected. From any thread."""
+        with self._measurement.lock:
+            self._measurement.lock.wait_for(lambda: not process.preparing or process.disconnected, seconds)
+
     def remove(self, process: TracedProcess) -> None:
         """Forget an adopted process to which attaching failed. From any thread."""
         self._measurement.remove(process)

@@ -32,6 +32,7 @@ from gpubpf.session import joining, readout, reasons, summary
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
+from gpubpf.session.reasons import NO_ROCR
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 
@@ -196,6 +197,8 @@ class Session:
         time."""
         comm = traceable.comm(pid)
         missed = self._joining.join(pid, starting)
+        if missed and missed.reason == NO_ROCR and self.targets.all_processes:
+            return NO_ROCR  # it comes when it begins to use it
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason)
         return missed.reason if missed else None

@@ -921,6 +921,6 @@ def test_a_program_without_the_driver(built: Path) -> None:
         done = tool(process.pid)
         assert done.returncode == 1
         assert done.stderr == (
-            f"threadhist: pid {process.pid} (kinds) has not loaded the CUDA driver; wait until it uses the GPU,"
+            f"threadhist: pid {process.pid} (kinds) has not loaded the CUDA driver or ROCr; wait until it uses the GPU,"
             " or start it with the tool\n"
         )

@@ -1,4 +1,5 @@
-// serves: prints "ready", then does what the lines of its standard input say, and answers each with "done".
+// serves [late]: prints "ready", then does what the lines of its standard input say, and answers each with "done". With "late", it calls
+// no function of HIP before the first line.
 //   rounds N      N times: two kernels, hipStreamSynchronize, a copy to the host, a pause of a millisecond
 //   threads T N   T threads launch N kernels each, on streams of their own
 //   long N        one kernel of N steps, then hipStreamSynchronize
@@ -16,7 +17,12 @@ __global__ void work(float *x, int steps) {
 
 __global__ void tiny(float *x) { x[threadIdx.x] += 1; }
 
-int main() {
+int main(int count, char **) {
+    if (count > 1) {
+        puts("loaded");
+        fflush(stdout);
+        getchar();
+    }
     OK(hipSetDeviceFlags(hipDeviceScheduleBlockingSync));
     Buffer<float> data(std::vector<float>(4096));
     hipStream_t stream;

@@ -620,10 +620,18 @@ extern "C" __attribute__((visibility("default"))) void OnUnload() {
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     using namespace gpubpf;
     AttachStatus status = AttachStatus::Failed;
-    quietly([&] { status = start(nullptr, name); });
+    // A process that is held begins to use ROCr (kStartingSuffix). HIP's functions may be under way there, as in others.
+    constexpr size_t kLength = sizeof kStartingSuffix - 1;
+    const size_t length = strlen(name);
+    std::string socket;
+    quietly([&] {
+        const bool starts = length > kLength && strcmp(name + length - kLength, kStartingSuffix) == 0;
+        socket.assign(name, starts ? length - kLength : length);
+        status = start(nullptr, socket.c_str());
+    });
     // In these cases the agent owns the socket.
     const bool began = status == AttachStatus::Attached || status == AttachStatus::Failed;
-    const char *number = number_of_file(name);
+    const char *number = number_of_file(socket.c_str());
     if (!began && number) close(atoi(number));
     return static_cast<int>(status);
 }

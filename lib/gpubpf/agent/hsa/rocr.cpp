@@ -6,6 +6,7 @@
 
 #include "agent.h"
 #include "patch.h"
+#include "prologue.h"
 
 namespace gpubpf {
 
@@ -52,20 +53,25 @@ struct Jump {
     size_t index;
 };
 
-// Reads that from its code: [endbr64;] mov rax, [rip + D]; jmp [rax + offset].
-bool jump_of(void *rocr, const char *name, Jump &jump) {
+// Reads that from its code in the file, because there may be a probe in memory: [endbr64;] mov rax, [rip + D]; jmp [rax + offset].
+bool jump_of(FileCode &file, void *rocr, const char *name, Jump &jump) {
+    constexpr size_t kMost = 24;
     constexpr uint8_t kEndbr64[] = {0xF3, 0x0F, 0x1E, 0xFA}, kLoad[] = {0x48, 0x8B, 0x05};
-    const auto *at = static_cast<const uint8_t *>(dlsym(rocr, name));
-    if (!at) return false;
+    const auto *function = static_cast<const uint8_t *>(dlsym(rocr, name));
+    if (!function) return false;
+    const std::vector<uint8_t> code = file.read(function, kMost);
+    if (code.size() != kMost) return false;
+    const uint8_t *at = code.data();
     if (memcmp(at, kEndbr64, sizeof kEndbr64) == 0) at += sizeof kEndbr64;
     if (memcmp(at, kLoad, sizeof kLoad) != 0) return false;
     int32_t distance = 0, offset = 0;
     memcpy(&distance, at + sizeof kLoad, sizeof distance);
     at += sizeof kLoad + sizeof distance;
+    const uint8_t *behind = function + (at - code.data());
     if (at[0] != 0xFF || (at[1] != 0x60 && at[1] != 0xA0)) return false;
     if (at[1] == 0xA0) memcpy(&offset, at + 2, sizeof offset);
     else offset = static_cast<int8_t>(at[2]);
-    memcpy(&jump.table, at + distance, sizeof jump.table);
+    memcpy(&jump.table, behind + distance, sizeof jump.table);
     const int64_t functions = offset - int64_t(HSA_TABLE_ENTRY);
     if (!jump.table || functions < 0 || functions % int64_t(sizeof(void *))) return false;
     jump.index = static_cast<size_t>(functions) / sizeof(void *);
@@ -135,15 +141,17 @@ hsa_tables find_tables() {
     };
     void *rocr = library();
     Jump core{}, amd{}, box{};
-    if (!rocr || !jump_of(rocr, "hsa_queue_create", core) || core.index != HSA_CORE_CREATE_QUEUE) return {};
+    FileCode file;
+    if (!rocr || !jump_of(file, rocr, "hsa_queue_create", core) || core.index != HSA_CORE_CREATE_QUEUE)
+        return {};
     for (const auto &known : kCore) {
         Jump jump{};
-        if (!jump_of(rocr, known.name, jump) || jump.table != core.table || jump.index != known.index)
+        if (!jump_of(file, rocr, known.name, jump) || jump.table != core.table || jump.index != known.index)
             return {};
     }
-    if (!jump_of(rocr, "hsa_amd_memory_async_copy", amd) || amd.index != HSA_AMD_COPY) return {};
+    if (!jump_of(file, rocr, "hsa_amd_memory_async_copy", amd) || amd.index != HSA_AMD_COPY) return {};
     const int at = HSA_AMD_INTERCEPT(hsa_functions_of(amd.table));
-    if (at < 0 || !jump_of(rocr, "hsa_amd_memory_async_copy_rect", box) || box.table != amd.table ||
+    if (at < 0 || !jump_of(file, rocr, "hsa_amd_memory_async_copy_rect", box) || box.table != amd.table ||
         box.index != static_cast<size_t>(HSA_AMD_COPY_BOX(at)))
         return {};
     return {{}, core.table, amd.table};
