@@ -206,10 +206,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def attach(b: BPF, args: argparse.Namespace) -> None:
-    """Attach the programs that add up: one for each memory space, so that none carries code that it does not need.
-
-    In kernels of AMD GPUs they do not mark which bytes are touched.
-    """
+    """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
@@ -218,9 +215,7 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         ("updated", ("atomic",), ("global",)),
         ("copied", ("async",), ("global",)),
     ):
-        b.attach_gpu_access(
-            args.kernel, f"on_{which}{covers}{name}", kinds, spaces, on_amd=f"on_{which}{name}"
-        )
+        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{name}", kinds, spaces)
     if covers:
         b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
     b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",))

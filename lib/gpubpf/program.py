@@ -57,7 +57,6 @@ class Probe:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
-    on_amd: str = ""  # the program for kernels of AMD GPUs, if it is another one
 
 
 class Companion(Protocol):
@@ -200,11 +199,10 @@ class BPF:
         fn_name: str = "",
         kinds: str | Iterable[str] = KINDS,
         spaces: str | Iterable[str] = SPACES,
-        on_amd: str = "",
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
-        kinds, spaces: the accesses to probe, from KINDS and SPACES. on_amd: what runs in its place in kernels of AMD GPUs.
+        kinds, spaces: the accesses to probe, from KINDS and SPACES.
         """
         self._attach(
             Probe(
@@ -213,7 +211,6 @@ class BPF:
                 _patterns(kernel),
                 kinds=_selected(KINDS, kinds, "a kind of memory access"),
                 spaces=_selected(SPACES, spaces, "a memory space"),
-                on_amd=on_amd,
             )
         )
 
@@ -368,9 +365,7 @@ class BPF:
 
         return [
             AmdAttachment(
-                functools.cache(
-                    functools.partial(self._amd_programs.wave_program, probe.on_amd or probe.function)
-                ),
+                functools.cache(functools.partial(self._amd_programs.wave_program, probe.function)),
                 probe.point,
                 probe.kernels,
                 probe.accumulate,
@@ -380,14 +375,12 @@ class BPF:
             for probe in (() if null_probes() else self.probes)
         ]
 
-    def runs_on_amd(self, follow: Follow | None) -> bool:
+    def runs_on_amd(self) -> bool:
         """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs are at points that such
-        kernels have, and nothing follows allocations; or there are other programs for AMD GPUs."""
+        kernels have, and no program is at operations."""
         from gpubpf.gcn import POINTS
 
         if any(program.event == "operation" for program in self.host_programs):
-            return False
-        if follow and follow.allocation_stacks and not any(probe.on_amd for probe in self.probes):
             return False
         return all(probe.point in POINTS for probe in self.probes)
 
@@ -464,9 +457,7 @@ class BPF:
             follow,
             host,
             any(probe.point == "access" for probe in self.probes),
-            tracing.ForAmd(self.amd_attachments, self.amd_definitions())
-            if self.runs_on_amd(follow)
-            else None,
+            tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
         )
         return self.session
 
@@ -483,7 +474,7 @@ class BPF:
         from gpubpf.images import code_objects
 
         attachments = [replace(attachment, kernels=()) for attachment in self.amd_attachments()]
-        if self.runs_on_amd(None):
+        if self.runs_on_amd():
             return code_objects.instrument(data, attachments)
         return code_objects.refused(data, "this tool does not measure AMD GPUs yet")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 import hipsim_device
 import memory_model as model
-from hipsim_device import ROOT, environment, libraries, program
+from hipsim_device import ROOT, environment, program
 
 measured = functools.partial(hipsim_device.measured, "memtrace")
 TOOL = [sys.executable, str(ROOT / "tools" / "memtrace.py")]
@@ -97,14 +98,75 @@ def test_every_access_as_a_record(tmp_path: Path) -> None:
     assert {r["ptx_line"] for r in places} == {None}
 
 
-def test_footprints_are_said_to_be_unknown() -> None:
-    libraries()
-    done = subprocess.run(
-        [*TOOL, "--footprint", "--", str(program("vectoradd"))],
-        capture_output=True, text=True, timeout=300, env=environment(),
-    )  # fmt: skip
+# What kernels touch of allocations.hip: bytes, read, written; the kind of memory; the function that allocates.
+TOUCHED = {
+    "first": (4000, 0, 1000, "device", "hipMalloc"),
+    "sum": (400, 64, 64, "device", "hipMalloc"),
+    "host": (400, 0, 400, "host", "hipHostMalloc"),
+    "pitched": (None, 0, 40, "device", "hipMallocPitch"),
+    "managed": (5000, 64, 0, "managed", "hipMallocManaged"),
+    "mapped": (8000, 0, 12, "host", "hipHostRegister"),
+    "pooled": (2048, 0, 32, "device", "hipMallocAsync"),
+    "again": (4000, 28, 0, "device", "hipMalloc"),
+    "unused": (77, 0, 0, "device", "hipMalloc"),
+}
+
+
+def said(output: str) -> dict[str, str]:
+    return dict(line.split() for line in output.splitlines())
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: str) -> None:
+    app = program("allocations", gpu=gpu)
+    records, done = measured(tmp_path / "out", "--footprint", "--", app, HIPSIM_HOSTILE=hostile)
     assert done.returncode == 0, done.stderr
-    assert "footprint: of kernels on AMD GPUs not known yet" in done.stdout
+    at = said(done.stdout)
+    found = [record for record in records if record["type"] == "allocation"]
+    assert not [record for record in records if record["type"] == "unallocated"]
+    for name, (size, read, written, kind, call) in TOUCHED.items():
+        # An address may have had two allocations, one after the other.
+        freed = name in ("first", "host", "mapped", "pooled")
+        (one,) = (one for one in found if (one["base"], one["call"], one["freed"]) == (at[name], call, freed))
+        assert (one["read_bytes"], one["written_bytes"], one["kind"]) == (read, written, kind), one
+        assert (one["bytes"], one["vendor"], one["copied"]) == (size or one["bytes"], "amd", None)
+        assert "main" in " ".join(one["stack"])
+    (table,) = (one for one in found if one["call"] == "variable table")
+    assert (table["bytes"], table["read_bytes"], table["written_bytes"]) == (1000, 64, 0)
+    assert len(found) == len(TOUCHED) + 1
+    sizes = {one["mangled"]: one["bytes"] for one in records if one["type"] == "footprint"}
+    # An address counts once, whichever allocation it belongs to.
+    assert sizes == {"_Z4fillPii": 1000 + 400 + 40 + 12 + 32, "_Z3addPKiiPi": 64 + 28 + 64 + 64}
+
+
+def test_allocations_from_before_the_tool(tmp_path: Path) -> None:
+    """They are found in the arguments of launches. ROCr may round their sizes up to pages."""
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [program("allocations"), "late"],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as app:
+        assert app.stdin is not None and app.stdout is not None
+        at = said("".join(iter(app.stdout.readline, "waits (nil)\n")))
+        with subprocess.Popen(
+            [*TOOL, "--json", "-o", out, "-p", str(app.pid)], stderr=subprocess.PIPE, text=True
+        ) as tool:
+            assert tool.stderr is not None
+            while "attached" not in (line := tool.stderr.readline()) or "yet" in line:
+                assert line
+            at |= said(app.communicate("go\n", timeout=60)[0])
+            tool.communicate(timeout=60)
+        assert (app.returncode, tool.returncode) == (0, 0)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    found = [one for one in records if one["type"] == "allocation"]
+    for name, (_, read, written, _, call) in TOUCHED.items():
+        call = "before" if name in ("first", "sum", "host") else call
+        (one,) = (one for one in found if (one["base"], one["call"]) == (at[name], call))
+        assert (one["read_bytes"], one["written_bytes"]) == (read, written), one
 
 
 def test_blocks_that_wait_for_each_other(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 15  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 16  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -123,6 +123,11 @@ class Vendor(IntEnum):
 
     NVIDIA = 0
     AMD = 1
+
+    @property
+    def sector(self) -> int:
+        """Bytes of the sectors that memory moves."""
+        return 64 if self is Vendor.AMD else 32
 
     @property
     def word(self) -> str:
@@ -405,7 +410,8 @@ class RecordFlag(IntFlag):
     """GRAPH_NODE: part of a graph replay; the call's times are those of the graph launch. SYNCHRONOUS: the call itself waits.
     CAPTURED: the operation was captured into a graph and did not run by itself. HOST_CLOCK: a span with CUPTI's times, on the log's
     clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen.
-    BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock."""
+    BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock. HOST_MEMORY: an allocation of the host's memory, if
+    the call does not say it."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2
@@ -413,6 +419,7 @@ class RecordFlag(IntFlag):
     HOST_CLOCK = 8
     FROM_BEFORE = 16
     BY_ROCR = 32
+    HOST_MEMORY = 64
 
 
 class SyncTarget(IntEnum):

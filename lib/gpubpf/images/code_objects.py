@@ -97,7 +97,7 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
     """Return what is to be put into a kernel. Raises VerifyError."""
     found = []
     for attachment in attachments:
-        if names.chosen(attachment.kernels, kernel.name):
+        if names.chosen(attachment.kernels, kernel.name) and attachment.kinds != ("async",):
             if attachment.point not in POINTS:
                 raise VerifyError(f"kernels of AMD GPUs have no probes at {attachment.point} yet")
             program = attachment.lowered(kernel.descriptor.wave)

@@ -16,7 +16,7 @@ struct gpu_grain {
     u64 kernels;                    /* ~0 to keep kernels apart; otherwise 0 */
 };
 GPU_ARRAY(pages, u64, GPUBPF_PAGES);             /* the page at each place: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: none */
-GPU_ARRAY(owners, u32, GPUBPF_PAGES);            /* the kernel's number + 1, in programs that keep kernels apart */
+GPU_ARRAY(owners, u64, GPUBPF_PAGES);            /* the kernel's number + 1, in programs that keep kernels apart */
 GPU_ARRAY(touched, u64, 128 * GPUBPF_PAGES);     /* a bit for each granule: for each page 64 words for reads, 64 for writes */
 GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: some page of it found no place */
 GPU_PARAM(grain, struct gpu_grain);
@@ -52,19 +52,17 @@ static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_k
 #pragma nounroll
     for (u32 turn = 0; turn < probes; turn++) {
         u64 *cell = pages.lookup(&place);
-        u32 *owner = by_kernel ? owners.lookup(&place) : 0;
+        u64 *owner = by_kernel ? owners.lookup(&place) : 0;
         if (!cell || (by_kernel && !owner))
             break;
-        u64 seen = *cell;
-        if (seen == wanted && (!by_kernel || *owner == kernel))
+        u64 whose = by_kernel ? *owner : kernel;
+        if (by_kernel && whose != kernel && !whose)
+            whose = __sync_val_compare_and_swap(owner, 0, kernel) ?: kernel;
+        u64 seen = whose == kernel ? *cell : ~0ull;
+        if (!seen)                               /* first the owner, then the page: no lane has to wait for another one's second step */
+            seen = __sync_val_compare_and_swap(cell, 0, wanted) ?: wanted;
+        if (seen == wanted)
             return place;
-        if (!seen) {
-            seen = __sync_val_compare_and_swap(cell, 0, wanted);
-            if (!seen && by_kernel)
-                *owner = kernel;
-            if (!seen || (seen == wanted && (!by_kernel || *owner == kernel)))
-                return place;
-        }
         if (!turn) {                             /* do not search if another page of this area already found no place */
             u64 *area = gpubpf_area_of(address);
             if (!area || *area >> (address >> 21 & 63) & 1)
@@ -126,7 +124,7 @@ static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int b
     u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
     u32 at = place << 7 | (~effect & GPU_READS) << 6 | word, other = at + 64;
     u64 *cell = pages.lookup(&place), *own = touched.lookup(&at), *written = touched.lookup(&other);
-    u32 *kernel = by_kernel ? owners.lookup(&place) : 0;
+    u64 *kernel = by_kernel ? owners.lookup(&place) : 0;
     if (!cell || !own || (by_kernel && !kernel))
         return 0;
     int both = effect == (GPU_READS | GPU_WRITES) && written;

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Any
 
 from gpubpf import elf
 from gpubpf.ebpf.bytecode import SPACES, Program
@@ -179,6 +180,20 @@ class WaveProgram:
 
     together: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"formats": {str(number): text for number, text in self.formats.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WaveProgram:
+        return cls(
+            value["function"],
+            value["wave"],
+            value["text"],
+            tuple(Argument(**argument) for argument in value["arguments"]),
+            {int(number): text for number, text in value["formats"].items()},
+            value["together"],
+        )
+
     @property
     def times(self) -> tuple[str, ...]:
         """Which of `TIMES` a site at the exit needs: those that it is given, or one to know which lanes leave together."""
@@ -263,7 +278,7 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
     features = f"+wavefrontsize{wave}" if gpu.startswith(("gfx10", "gfx11", "gfx12")) else ""
     target = llvm.Target.from_triple(_TRIPLE)
 
-    def made() -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    def made(unroll: bool) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         machine = target.create_target_machine(cpu=gpu, features=features, opt=3)
         module = llvm.parse_assembly(text)
         for number, program in enumerate(programs):
@@ -274,13 +289,16 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
                 function.add_function_attribute("alwaysinline")
         module.data_layout = str(machine.target_data)
         module.verify()
-        nvptx.optimize(module, machine)
+        nvptx.optimize(module, machine, unroll)
         return module, machine
 
-    # LLVM writes one form of a module only, so it is made twice.
-    module, machine = made()
-    said = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
-    module, machine = made()
+    for unroll in (False, True):  # an array on the stack may dissolve into registers if loops are unrolled
+        # LLVM writes one form of a module only, so it is made twice.
+        module, machine = made(unroll)
+        said = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
+        if said.get("private_seg_size") == "0":
+            break
+    module, machine = made(unroll)
     file = elf.of_bytes(machine.emit_object(module))
     name = ", ".join(program.function for program in programs)
     if said.get("private_seg_size") != "0":

@@ -9,7 +9,6 @@ from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
 from gpubpf.verify.values import Chain, Checked, CheckedCall
 
-KEEP_LOOP = "llvm.loop.unroll.disable"
 AXES = ("x", "y", "z")
 
 
@@ -21,7 +20,6 @@ class Emitter:
         self.code = checked.function.instructions
         self.body: list[str] = []
         self.count = 0
-        self.loop_count = 0
         self.arguments: dict[str, Argument] = {}
         self.declared: set[str] = set()
         self.functions: dict[str, str] = {}  # internal functions for maps, by name
@@ -54,20 +52,7 @@ class Emitter:
         return f"b{self.chains[chain]}_{pc}"
 
     def go(self, pc: int) -> None:
-        self.emit(f"br label %{self.block(self.chain, pc)}{self.back(pc)}")
-
-    def back(self, target: int) -> str:
-        """Return the metadata of a jump back, which keeps LLVM from unrolling the loop: a probe should be small, and clang has
-        already unrolled what the C text asks for."""
-        if target > self.pc:
-            return ""
-        self.loop_count += 1
-        return f", !llvm.loop !{2 * self.loop_count}"
-
-    def loops(self) -> list[str]:
-        return [f'!1 = !{{!"{KEEP_LOOP}"}}'] * bool(self.loop_count) + [
-            f"!{n} = distinct !{{!{n}, !1}}" for n in range(2, 2 * self.loop_count + 2, 2)
-        ]
+        self.emit(f"br label %{self.block(self.chain, pc)}")
 
     def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
         if name not in self.arguments:

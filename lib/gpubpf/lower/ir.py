@@ -70,7 +70,6 @@ class _Lowering(HelperCalls):
                 *start,
                 *self.body,
                 "}",
-                *self.loops(),
                 "",
             ]
         )
@@ -370,7 +369,7 @@ class _Lowering(HelperCalls):
             condition = self.value(f"icmp {_CONDITIONS[op]} {kind} {left}, {right}")
         self.emit(
             f"br i1 {condition}, label %{self.block(self.chain, target)},"
-            f" label %{self.block(self.chain, self.pc + 1)}{self.back(target)}"
+            f" label %{self.block(self.chain, self.pc + 1)}"
         )
 
 

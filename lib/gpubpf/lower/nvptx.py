@@ -8,7 +8,7 @@ from typing import Any
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.lower.backend import Backend
-from gpubpf.lower.emitter import AXES, KEEP_LOOP
+from gpubpf.lower.emitter import AXES
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.ir import ENTRY, LoweredModule
 from gpubpf.verify.values import Checked
@@ -75,11 +75,11 @@ def lower(program: Program, checked: Checked) -> Fragment:
     module = ir.lower(program, checked, NVPTX)
     ptx = assembly(module.text)
     if ".local" in ptx:  # an array on the stack; it may dissolve into registers if loops are unrolled
-        ptx = assembly(module.text.replace(KEEP_LOOP, "gpubpf.any"))
+        ptx = assembly(module.text, unroll=True)
     return fragment(checked.function, module, ptx)
 
 
-def assembly(text: str) -> str:
+def assembly(text: str, unroll: bool = False) -> str:
     """Optimize an LLVM module and return its PTX."""
     import llvmlite.binding as llvm
 
@@ -91,16 +91,18 @@ def assembly(text: str) -> str:
     module = llvm.parse_assembly(text)
     module.data_layout = str(machine.target_data)
     module.verify()
-    optimize(module, machine)
+    optimize(module, machine, unroll)
     return str(machine.emit_assembly(module))
 
 
-def optimize(module: Any, machine: Any) -> None:
+def optimize(module: Any, machine: Any, unroll: bool = False) -> None:
+    """Optimize a module of LLVM. unroll: also loops; a probe should be small, and clang has unrolled what the C text asks for."""
     import llvmlite.binding as llvm
 
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
+    options.loop_unrolling = unroll
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getModulePassManager()
     passes.run(module, builder)

@@ -10,7 +10,7 @@ A prebuilt text needs no compiler, no LLVM and no privileges.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from gpubpf.lower.native import Native
 
 if TYPE_CHECKING:
     from gpubpf.lower.amdgcn import WaveProgram
+    from gpubpf.verify.values import Checked
 
 PREBUILT = Path(__file__).parent.parent / "ebpf" / "prebuilt"
 
@@ -83,10 +84,15 @@ class PrebuiltPrograms:
         return Fragment.from_json(self._found["fragments"][name])
 
     def wave_program(self, name: str, wave: int) -> WaveProgram:
-        from gpubpf.lower import amdgcn
+        from gpubpf.ebpf import compile
         from gpubpf.verify import rules
 
-        return amdgcn.lower(self.program, rules.check(self.program, self.program.functions[name]), wave)
+        return _wave_program(
+            compile.program_key(self._text),
+            name,
+            wave,
+            lambda: (self.program, rules.check(self.program, self.program.functions[name])),
+        )
 
     def native(self, name: str) -> Native:
         return Native.from_prebuilt(self._found["natives"][name])
@@ -121,16 +127,39 @@ class CompiledPrograms:
         return fragment
 
     def wave_program(self, name: str, wave: int) -> WaveProgram:
-        from gpubpf.lower import amdgcn
         from gpubpf.verify import verify
 
-        checked, _ = verify(self.program, self.program.functions[name])
-        return amdgcn.lower(self.program, checked, wave)
+        return _wave_program(
+            self._key,
+            name,
+            wave,
+            lambda: (self.program, verify(self.program, self.program.functions[name])[0]),
+        )
 
     def native(self, name: str) -> Native:
         from gpubpf.lower import x86
 
         return x86.lower(self.program, self.program.functions[name])
+
+
+def _wave_program(
+    text: str, name: str, wave: int, checked: Callable[[], tuple[Program, Checked]]
+) -> WaveProgram:
+    """Return a device program for AMD GPUs, from the cache if it was made before. text: the key of the C text.
+
+    Verifying it takes up to a second. Raises VerifyError.
+    """
+    from gpubpf.lower import amdgcn
+
+    key, store = cache.key(text, name, str(wave)), cache.default()
+    if (kept := store.get("wave", key)) is not None:
+        try:
+            return amdgcn.WaveProgram.from_json(json.loads(kept))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass  # damaged: made again
+    made = amdgcn.lower(*checked(), wave)
+    store.put("wave", key, json.dumps(made.to_json()).encode())
+    return made
 
 
 def verified(program: Program, name: str) -> tuple[Fragment, str | None]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.session import operation_log
 
 if TYPE_CHECKING:
@@ -36,6 +37,23 @@ ALLOCATING = {
     "cuMemAllocHost": "host",
     "cuMemHostAlloc": "host",
     "cuMemHostRegister": "host",
+    "hipMalloc": "device",
+    "hipExtMallocWithFlags": "device",
+    "hipMallocPitch": "device",
+    "hipMemAllocPitch": "device",
+    "hipMalloc3D": "device",
+    "hipMallocAsync": "device",
+    "hipMallocFromPoolAsync": "device",
+    "hipMallocManaged": "managed",
+    "hipHostMalloc": "host",
+    "hipHostAlloc": "host",
+    "hipMallocHost": "host",
+    "hipMemAllocHost": "host",
+    "hipHostRegister": "host",
+    "hsa_amd_memory_pool_allocate": "device",  # or the host's, according to a flag
+    "hsa_memory_allocate": "device",
+    "hsa_amd_memory_lock": "host",
+    "hsa_amd_memory_lock_to_pool": "host",
     "variable": "variable",
     "before": "device",  # allocated before the attach, found as a parameter of a launch
 }
@@ -49,6 +67,10 @@ FREEING = (
     "cuIpcCloseMemHandle",
     "cuModuleUnload",
     "cuLibraryUnload",
+    "hipFreeAsync",
+    "hsa_amd_memory_pool_free",
+    "hsa_amd_memory_unlock",
+    "hsa_executable_destroy",
 )
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
@@ -64,13 +86,15 @@ class Allocation:
 
     process       number of the process in the session
     gpu           ordinal of the GPU of the context that allocated it
-    call          the driver function; "variable NAME" for a variable; BEFORE_ATTACH when the call was not seen
+    call          the function of CUDA's driver, HIP or ROCr; "variable NAME" for a variable; BEFORE_ATTACH if the call was not seen
     kind          "device", "managed", "host" or "variable"
     stack         host stack of the call, innermost frame first; empty when unknown
     last_epoch    None: it lasts to the end
     allocated_ns  when the call returned, on the log's clock
     freed_ns      when the freeing call returned, on the log's clock; None when it was not freed, or the call was not seen
-    copied        whether the program copied some of it to the host or elsewhere; None when unknown, because a graph may have done so
+    copied        whether the program copied some of it to the host or elsewhere; None when unknown, because a graph may have done so,
+                  or because the GPU is AMD's
+    vendor        of the GPU
     """
 
     process: int
@@ -87,6 +111,7 @@ class Allocation:
     allocated_ns: int
     freed_ns: int | None
     copied: bool | None = False
+    vendor: Vendor = Vendor.NVIDIA
 
     @property
     def freed(self) -> bool:
@@ -149,7 +174,10 @@ class Allocations:
                 if len(self._logged) >= LIMIT:
                     self.dropped += 1
                     continue
-                row = _LoggedAllocation(process, address, address + size, call, context, stack, epoch, at)
+                of_host = bool(flags & operation_log.HOST_MEMORY)
+                row = _LoggedAllocation(
+                    process, address, address + size, call, context, stack, epoch, at, of_host=of_host
+                )
                 process.begin(row)
                 self._logged.append(row)
 
@@ -181,12 +209,14 @@ class _LoggedAllocation:
     last: int = _LAST_EPOCH
     freed_ns: int | None = None
     copied: bool = False
+    of_host: bool = False
 
     def as_allocation(self) -> Allocation:
         """Return the `Allocation` as known so far, with its stack and the name of a variable."""
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
-        call, kind = self.call, ALLOCATING[self.call]
+        call, kind = self.call, "host" if self.of_host else ALLOCATING[self.call]
+        copies_unknown = self.process.graphs_copy or log.vendor is Vendor.AMD
         if kind == "variable":
             from gpubpf import names
 
@@ -195,7 +225,7 @@ class _LoggedAllocation:
         return Allocation(
             log.process, log.pid, log.comm, log.gpus.get(self.context, 0), self.base, self.end - self.base, call, kind, stack,
             self.first, None if self.last == _LAST_EPOCH else self.last, self.allocated_ns, self.freed_ns,
-            self.copied or (None if self.process.graphs_copy else False),
+            self.copied or (None if copies_unknown else False), log.vendor,
         )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpubpf.memory.granularity import SECTOR, Grain
+from gpubpf.agent.definitions import Vendor
+from gpubpf.memory.granularity import Grain
 
 if TYPE_CHECKING:
     from gpubpf.memory.allocations import Allocation
@@ -101,7 +102,8 @@ class Footprint:
     """The memory that a kernel touched in one process, on one GPU.
 
     mangled         name of the kernel; "" when unknown
-    sectors, bytes  distinct 32-byte sectors and distinct bytes; None when unknown, because the table was full
+    sectors, bytes  distinct sectors and distinct bytes; None when unknown, because the table was full
+    vendor          of the GPU, whose sectors these are
     """
 
     pid: int
@@ -110,6 +112,7 @@ class Footprint:
     mangled: str
     sectors: int | None
     bytes: int | None
+    vendor: Vendor = Vendor.NVIDIA
 
 
 @dataclass(frozen=True)
@@ -143,12 +146,14 @@ class Coverage:
         self._grain, self._some_threads = grain, some_threads
         self._allocations = Allocations()
         self._names: dict[int, Mapping[int, str]] = {}
+        self._vendors: dict[int, Vendor] = {}
 
     def take(self, session: Session) -> None:
         """Take new allocations and kernel names. Call it from the thread that runs `intervals`."""
         for log in session.logs():
             self._allocations.add(log)
             self._names[log.process] = log.names
+            self._vendors[log.process] = log.vendor
 
     def report(self, session: Session) -> CoverageReport:
         """Return the coverage as of the last time the maps were read."""
@@ -161,7 +166,9 @@ class Coverage:
         return CoverageReport(
             rows,
             {who[process]: bytes_ for process, bytes_ in rest.items()},
-            footprints(tables, self._names, self._grain.shift) if self._grain.by_kernel else [],
+            footprints(tables, self._names, self._grain.shift, self._vendors)
+            if self._grain.by_kernel
+            else [],
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some_threads
@@ -445,18 +452,23 @@ def _bit_at(words: Words, bit: Integers) -> Integers:
 
 
 def footprints(
-    tables: Sequence[TouchedPages], names: Mapping[int, Mapping[int, str]], shift: int
+    tables: Sequence[TouchedPages],
+    names: Mapping[int, Mapping[int, str]],
+    shift: int,
+    vendors: Mapping[int, Vendor] | None = None,
 ) -> list[Footprint]:
     """Return the footprint of each kernel on each GPU of each process, the most sectors first.
 
-    names  mangled names by process number and kernel number
-    shift  base-2 logarithm of the granule, which must not be larger than a sector
+    names    mangled names by process number and kernel number
+    shift    base-2 logarithm of the granule, which must not be larger than a sector
+    vendors  of the GPUs, by process number
 
     An address counts once, even if it was touched in several epochs: epochs also end because of unrelated allocations.
     """
     result = []
     for table in tables:
         own = names.get(table.process, {})
+        vendor = (vendors or {}).get(table.process, Vendor.NVIDIA)
         numbers = np.unique(table.kernel).tolist()
         mangled = sorted({own.get(number, "") for number in numbers})
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
@@ -470,17 +482,21 @@ def footprints(
             some = table.bits[order[chunk]]
             first = _group_starts(*(key[chunk] for key in keys))
             either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
-            for column, count in enumerate((_sector_counts(either, shift), _bit_counts(either) << shift)):
+            for column, count in enumerate(
+                (_sector_counts(either, vendor.sector >> shift), _bit_counts(either) << shift)
+            ):
                 added = np.bincount(keys[0][chunk][first], count, len(counts))
                 counts[:, column] += added.astype(np.int64)
         for number in np.unique(group).tolist():
             on, name = divmod(number, len(mangled))
-            known = (None, None) if table.full else counts[number].tolist()
-            result.append(Footprint(table.pid, table.comm, int(gpus[on]), mangled[name], *known))
+            sectors, size = (None, None) if table.full else counts[number].tolist()
+            result.append(
+                Footprint(table.pid, table.comm, int(gpus[on]), mangled[name], sectors, size, vendor)
+            )
     return sorted(result, key=lambda f: -(f.sectors or 0))
 
 
-def _sector_counts(words: Words, shift: int) -> Integers:
-    """Return the number of sectors in each row that have a bit set."""
+def _sector_counts(words: Words, granules: int) -> Integers:
+    """Return the number of sectors, of so many granules, in each row that have a bit set."""
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
-    return bits.reshape(len(words), -1, SECTOR >> shift).any(axis=2).sum(axis=1, dtype=np.int64)
+    return bits.reshape(len(words), -1, granules).any(axis=2).sum(axis=1, dtype=np.int64)

@@ -33,6 +33,7 @@ def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
         "pid": allocation.pid,
         "comm": allocation.comm,
         "gpu": allocation.gpu,
+        "vendor": allocation.vendor.word,
         "base": f"{allocation.base:#x}",
         "bytes": allocation.bytes,
         "read_bytes": row.read,
@@ -55,6 +56,7 @@ def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
         "pid": one.pid,
         "comm": one.comm,
         "gpu": one.gpu,
+        "vendor": one.vendor.word,
         "kernel": name.short,
         "demangled": name.full,
         "mangled": one.mangled,
@@ -234,9 +236,6 @@ def footprint_lines(
     granule: int = 1,
 ) -> Iterator[str]:
     """Yield the table of footprints for people. `granule`: in bytes."""
-    if any(kernel.wave for kernel in kernels):
-        yield "footprint: of kernels on AMD GPUs not known yet"
-        yield ""
     if not report.footprints:
         return
     owners = (owners or OwnerColumns()).see(report.footprints)
@@ -249,7 +248,9 @@ def footprint_lines(
         row = owners.cells(one) | {"KERNEL": labels[one.mangled] or "(unknown)"}
         row |= {"BYTES": _number(one.bytes), "SECTORS": _number(one.sectors), "REQUESTED": _number(asked)}
         rows.append(row | {"REUSE": "?" if times is None else f"{times:.2f}"})
-    yield f"footprint: memory that each kernel touched in all its launches, {SECTOR}-byte sectors"
+    sizes = sorted({one.vendor.sector for one in report.footprints})
+    sectors = " (AMD GPUs: ".join(f"{size}-byte sectors" for size in sizes) + ")" * (len(sizes) - 1)
+    yield f"footprint: memory that each kernel touched in all its launches, {sectors}"
     yield ""
     yield from table.within(rows, left=("COMM", "KERNEL"))
     if report.full:

@@ -6,12 +6,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
 
-SECTOR = 32  # bytes
+SECTOR = Vendor.NVIDIA.sector  # bytes; AMD's is larger
 LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read while it fills
 
 

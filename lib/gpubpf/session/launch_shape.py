@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpubpf.agent.definitions import WARP
+from gpubpf.agent.definitions import WARP, Vendor
 
 By = Literal["thread", "lane", "warp", "block"]
 Index = tuple[int, int, int]
@@ -25,17 +25,17 @@ class Warp:
     """The threads that run together, with the vendor's word for them: how many lanes, and bytes of the sectors that memory moves."""
 
     lanes: int = WARP
-    sector: int = 32
+    sector: int = Vendor.NVIDIA.sector
     word: str = "warp"
 
     @classmethod
     def of(cls, wave: int | None) -> Warp:
         """Return that of AMD GPUs for waves of so many lanes, or that of NVIDIA GPUs."""
-        return NVIDIA if wave is None else cls(wave, 64, "wave")
+        return NVIDIA if wave is None else cls(wave, Vendor.AMD.sector, "wave")
 
     def vendor(self) -> dict[str, object]:
         """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
-        return {"vendor": "nvidia" if self.word == "warp" else "amd", "wave": self.lanes}
+        return {"vendor": (Vendor.NVIDIA if self.word == "warp" else Vendor.AMD).word, "wave": self.lanes}
 
     def sectors(self, width: int) -> int:
         """Return the fewest sectors for so many bytes by each lane."""

@@ -27,7 +27,9 @@ KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API, SPAN, CLOC
 )
 # fmt: on
 COPIES = (H2D, D2H, D2D, H2H)
-GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR = (flag.value for flag in RecordFlag)
+GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR, HOST_MEMORY = (
+    flag.value for flag in RecordFlag
+)
 INSTRUMENTED, NOT_READY, NOT_MATCHED = (outcome.value for outcome in Outcome)
 STREAM, EVENT, CONTEXT, OPERATION = (target.value for target in SyncTarget)
 LEGACY, PER_THREAD, BLOCKING, NON_BLOCKING = (kind.value for kind in list(QueueKind)[:4])

@@ -121,4 +121,6 @@ class OwnerColumns:
 
 
 def _vendor(row: Owned) -> str:
-    return "AMD" if getattr(row, "wave", None) or getattr(row, "vendor", "") == "amd" else "NVIDIA"
+    vendor = getattr(row, "vendor", "")  # a Vendor, or its word
+    is_amd = getattr(row, "wave", None) or getattr(vendor, "word", vendor) == "amd"
+    return "AMD" if is_amd else "NVIDIA"

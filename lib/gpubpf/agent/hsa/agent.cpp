@@ -399,9 +399,11 @@ bool is_initialized() {
 // Makes the agent see what the program gives its GPUs to do. Returns lines about functions that cannot be hooked.
 std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     agent.log_operations = oplog.on() && agent.config.stamps;
-    put_in(tables, agent.running, agent.log_operations);
+    const bool allocations = oplog.on() && agent.config.allocation_stacks;
+    const bool work = agent.log_operations || host_program();
+    put_in(tables, agent.running, agent.log_operations, allocations);
     if (agent.log_operations) hsa.amd_profiling_async_copy_enable(true);
-    return agent.log_operations || host_program() ? hook_hip(put_in_hooks, failed) : "";
+    return work || allocations ? hook_hip(work, allocations, put_in_hooks, failed) : "";
 }
 
 // Returns the tables' functions if they are known, and none else.
@@ -476,7 +478,9 @@ const Lifetime *const kLifetimes[] = {
     &shared_lifetime,
     &host_program_lifetime,
     &stack_lifetime,
+    &allocation_lifetime,
     &operations_lifetime,
+    &allocations_lifetime,
     &hip_lifetime,
 };
 // clang-format on

@@ -9,6 +9,7 @@
 //   doorbell.cpp   the program's queues, from somewhere in the middle
 //   memory.cpp     memory of maps and rings, and reading it back
 //   operations.cpp the log of what queues and copy engines get to do
+//   allocations.cpp the log of memory that the program allocates
 //   hip_calls.cpp  when the program's calls of HIP begin and return
 //   clock.cpp      the clocks of the host and the GPUs
 //
@@ -32,6 +33,7 @@
 
 #include "hsa.h"
 #include "lifetime.h"
+#include "log/allocation.h"
 #include "log/log.h"
 #include "messages.h"
 #include "this_agent.h"
@@ -80,6 +82,8 @@ struct Functions {
     hsa_status (*amd_profiling_get_async_copy_time)(hsa_handle signal, uint64_t times[2]);
     hsa_status (*amd_memory_lock)(void *host, size_t size, hsa_handle *agents, int count, void **address);
     hsa_status (*amd_memory_unlock)(void *host);
+    hsa_status (*amd_pointer_info)(const void *at, hsa_pointer *info, void *(*allocate)(size_t),
+                                   uint32_t *count, hsa_handle **agents);
 
     bool find();  // in the process; returns false if one is missing
 };
@@ -99,6 +103,14 @@ struct Originals {
     hsa_copy copy;
     hsa_copy_by_engine copy_by_engine;
     hsa_copy_box copy_box;
+    hsa_status (*pool_allocate)(hsa_handle pool, size_t size, uint32_t flags, void **made);
+    hsa_status (*pool_free)(void *base);
+    hsa_status (*allocate)(hsa_handle region, size_t size, void **made);
+    hsa_status (*free)(void *base);
+    hsa_status (*lock)(void *host, size_t size, hsa_handle *agents, int count, void **made);
+    hsa_status (*lock_to_pool)(void *host, size_t size, hsa_handle *agents, int count, hsa_handle pool,
+                               uint32_t flags, void **made);
+    hsa_status (*unlock)(void *host);
     hsa_status (*reader_of_file)(int file, hsa_handle *reader);
     hsa_status (*reader_of_memory)(const void *code, size_t size, hsa_handle *reader);
     hsa_status (*destroy_reader)(hsa_handle reader);
@@ -111,8 +123,8 @@ extern Originals originals;
 
 // Returns ROCr's tables of functions, as its exported functions use them; without tables, if this version's are unknown.
 hsa_tables find_tables();
-// Puts the agent's functions in the table of the process. `running`: queues exist.
-void put_in(const hsa_tables &tables, bool running, bool operations);
+// Puts the agent's functions in the tables of the process. `running`: queues exist.
+void put_in(const hsa_tables &tables, bool running, bool operations, bool allocations);
 void take_out_of_tables();
 
 // --- what the agent knows about the process, until the end of the attachment ---
@@ -236,8 +248,9 @@ struct Module {  // a code object that the program has loaded
     Gpu *gpu;
     hsa_handle executable;
     std::map<std::string, Kernel *> kernels;
-    hsa_handle copies{};  // executable with the copies
-    bool gone = false;    // both are guarded by `installing` in code.cpp
+    hsa_handle copies{};              // executable with the copies
+    std::vector<uint64_t> variables;  // those that are logged: their addresses
+    bool gone = false;                // these three are guarded by `installing` in code.cpp
 };
 // Loads the copies of a module's kernels, unless the program has destroyed its executable.
 void install(Module &module, const std::shared_ptr<const Answer> &answer);
@@ -313,6 +326,24 @@ hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_b
                        const uint32_t *from_offset, const uint32_t *extent, hsa_handle by, int direction,
                        uint32_t count, const hsa_handle *signals, hsa_handle completion);
 
+// --- allocations.cpp ---
+
+hsa_status on_pool_allocate(hsa_handle pool, size_t size, uint32_t flags, void **made);
+hsa_status on_pool_free(void *base);
+hsa_status on_allocate(hsa_handle region, size_t size, void **made);
+hsa_status on_free(void *base);
+hsa_status on_lock(void *host, size_t size, hsa_handle *agents, int count, void **made);
+hsa_status on_lock_to_pool(void *host, size_t size, hsa_handle *agents, int count, hsa_handle pool,
+                           uint32_t flags, void **made);
+hsa_status on_unlock(void *host);
+// Before a kernel with these arguments runs: logs the allocations that they are in and that are not logged yet.
+void log_allocations_of(const void *arguments, size_t bytes, const Gpu &gpu);
+// HIP's own pools: memory that a call has given back to one, or got from one without a call of ROCr.
+struct Call;
+void freed_into_pool(const Freeing &what, const char *function);
+void allocated_from_pool(const void *base, size_t bytes, const Call &call);
+extern const Lifetime allocations_lifetime;
+
 // --- hip_calls.cpp ---
 
 constexpr uint64_t kUnknownStream = UINT64_MAX;
@@ -321,6 +352,8 @@ struct Call {                          // of a function of HIP, which the progra
     uint64_t stream = kUnknownStream;  // the handle that the program gave
     uint32_t stack = 0;                // the number of its host stack; 0: none
     bool waits = false;                // the function returns when its copies from or to the host are done
+    const char *allocates = nullptr;   // the name of a function that allocates
+    bool allocated = false;            // it has called ROCr for that
     std::vector<Record> records;       // of operations, held back until the function returns
     uint64_t working = 0;              // ns: when the agent began the work that it does now; 0: it does none
     // When the call began, later by the time that the agent has worked in it.
@@ -368,7 +401,10 @@ class OwnWork {
 };
 // Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does, and in
 // `failed` why nothing is measured. While the process runs, the tool puts the hooks in: `put_in` asks for that.
-std::string hook_hip(bool (*put_in)(const std::vector<Patch> &patches), std::string &failed);
+// `work`, `allocations`: hook functions that give the GPU work, and those that allocate.
+std::string hook_hip(bool work, bool allocations, bool (*put_in)(const std::vector<Patch> &patches),
+                     std::string &failed);
+bool allocates_memory(const char *function);  // of HIP
 extern const Lifetime hip_lifetime;
 
 // --- clock.cpp ---

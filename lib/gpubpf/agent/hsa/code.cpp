@@ -66,25 +66,29 @@ Slot *slot_of(const std::string &name, uint32_t &index) {
 
 struct Symbol {
     std::string name;
-    uint64_t object;
-    uint32_t argument_bytes;
+    uint64_t object;  // the address: of a kernel's descriptor, or of a variable
+    uint32_t bytes;   // of a kernel's arguments, or of a variable
 };
 
-// Returns the kernels of an executable.
+// Returns the kernels of an executable, or its variables.
+template <uint32_t kType>
 std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
     std::vector<Symbol> found;
     auto each = [](hsa_handle, hsa_handle, hsa_handle symbol, void *data) -> hsa_status {
+        constexpr bool kKernel = kType == HSA_KERNEL;
         uint32_t type = 0, length = 0;
         Symbol s{};
-        if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_TYPE, &type) || type != HSA_KERNEL ||
+        if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_TYPE, &type) || type != kType ||
             hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME_LENGTH, &length) ||
-            hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_KERNEL_OBJECT, &s.object) ||
-            hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_KERNARG_SIZE, &s.argument_bytes))
+            hsa.executable_symbol_get_info(symbol, kKernel ? HSA_SYMBOL_KERNEL_OBJECT : HSA_SYMBOL_ADDRESS,
+                                           &s.object) ||
+            hsa.executable_symbol_get_info(symbol, kKernel ? HSA_SYMBOL_KERNARG_SIZE : HSA_SYMBOL_SIZE,
+                                           &s.bytes))
             return 0;
         quietly([&] {
             s.name.resize(length);
             if (hsa.executable_symbol_get_info(symbol, HSA_SYMBOL_NAME, s.name.data())) return;
-            if (length > 3 && s.name.compare(length - 3, 3, ".kd") == 0) s.name.resize(length - 3);
+            if (kKernel && length > 3 && s.name.compare(length - 3, 3, ".kd") == 0) s.name.resize(length - 3);
             static_cast<std::vector<Symbol> *>(data)->push_back(s);
         });
         return 0;
@@ -93,13 +97,22 @@ std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
     return found;
 }
 
+// Logs the variables of a module whose kernels are instrumented. Those of the compiler's own are left out.
+void add_variables(Module &module) {
+    if (!agent.config.allocation_stacks) return;
+    for (const Symbol &s : symbols_of<HSA_VARIABLE>(module.executable, module.gpu->agent))
+        if (s.name.compare(0, 6, "__hip_") != 0 &&
+            variable_found(module.gpu->number, s.name, s.object, s.bytes))
+            module.variables.push_back(s.object);
+}
+
 // Records the kernels of a module.
 void add_kernels(Module &module) {
-    for (const Symbol &s : symbols_of(module.executable, module.gpu->agent)) {
+    for (const Symbol &s : symbols_of<HSA_KERNEL>(module.executable, module.gpu->agent)) {
         auto kernel = std::make_unique<Kernel>();
         kernel->name = s.name;
         kernel->gpu = module.gpu;
-        kernel->argument_bytes = s.argument_bytes;
+        kernel->argument_bytes = s.bytes;
         {
             std::lock_guard<std::mutex> hold(state->lock);
             kernel->slot = slot_of(s.name, kernel->slot_index);
@@ -295,8 +308,10 @@ void install(Module &module, const std::shared_ptr<const Answer> &answer) {
     if (answer->image.empty() || answer->kernels.empty() || module.gone) return;
     const bool ready = prepare(*module.gpu);
     if (ready) module.copies = load_copies(*module.gpu, *answer);
-    const std::vector<Symbol> symbols =
-        module.copies.handle ? symbols_of(module.copies, module.gpu->agent) : std::vector<Symbol>();
+    const std::vector<Symbol> symbols = module.copies.handle
+                                            ? symbols_of<HSA_KERNEL>(module.copies, module.gpu->agent)
+                                            : std::vector<Symbol>();
+    if (module.copies.handle) add_variables(module);
     for (const Layout &layout : answer->kernels) {
         if (ready) publish(module, answer, symbols, layout);
         else if (const auto kernel = module.kernels.find(layout.name); kernel != module.kernels.end())
@@ -450,6 +465,8 @@ hsa_status on_destroy_executable(hsa_handle executable) {
         for (auto &module : found->second) {
             module->gone = true;
             if (module->copies.handle) copies.push_back(module->copies);
+            for (const uint64_t variable : module->variables)
+                variable_gone(module->gpu->number, "hsa_executable_destroy", variable);
             for (auto k = state->kernels.begin(); k != state->kernels.end();) {
                 const auto own = module->kernels.find(k->second->name);
                 k = own != module->kernels.end() && own->second == k->second ? state->kernels.erase(k) : ++k;

@@ -97,6 +97,8 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     if (layout.tick != kNoField && !gpu.tick) return outcome_of(kLaunchFailed);
     if (!has_room(gpu, layout, packet, shape)) return outcome_of(kOccupancy);
     if (packet.completion.handle && !barrier) return outcome_of(kLaunchFailed);
+    if (config.allocation_stacks && packet.arguments)
+        log_allocations_of(reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes, gpu);
 
     std::lock_guard<std::mutex> hold(gpu.lock);
     Instance &instance = copy->instances[shape];
@@ -115,6 +117,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     put(kBlockLaunch, launch);
     put(layout.pid_tgid, static_cast<uint64_t>(process_id()) << 32 | thread_id());
     put(layout.kernel, kernel.slot_index);
+    if (layout.epoch != kNoField) put(layout.epoch, allocation_epoch());
     put(layout.tick, gpu.tick);
     if (layout.shape != kNoField) memcpy(block + layout.shape, shape.data(), sizeof shape);
 

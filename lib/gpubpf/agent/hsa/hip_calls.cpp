@@ -2,8 +2,10 @@
 //
 // The functions are hooked as those of CUDA's driver are (../src/patch.h). While the thread is in one of them, records of what it
 // gives the GPU are held back until the function returns.
+#include <cstring>
 #include <dlfcn.h>
 #include <link.h>
+#include <tuple>
 
 #include "agent.h"
 #include "hooks.h"
@@ -15,7 +17,16 @@ namespace gpubpf {
 
 namespace {
 
-enum What { kLaunches, kWaitsForCopy, kWaitsForStream, kWaitsForGpu, kOther };
+enum What {
+    kLaunches,
+    kWaitsForCopy,
+    kWaitsForStream,
+    kWaitsForGpu,
+    kOther,
+    kAllocates,
+    kAllocatesInPool,
+    kFreesInPool
+};
 constexpr int kNoStream = -1;
 
 // The last operation that was given to each stream of HIP, by its handle.
@@ -79,6 +90,8 @@ enum CallIndex : size_t {
 };
 extern Hook hip_hooks[kCalls];
 
+constexpr bool allocates(What what) { return what == kAllocates || what == kAllocatesInPool; }
+
 template <CallIndex kIndex, What kWhat, int kStream, class... Arguments>
 int replacement(Arguments... arguments) {
     HookCall hook;
@@ -91,8 +104,13 @@ int replacement(Arguments... arguments) {
     Call call;
     call.stream = stream_of<kStream>(arguments...);
     call.waits = kWhat == kWaitsForCopy;
-    if (kWhat == kLaunches && agent.config.stacks) call.stack = host_stack();
+    if (allocates(kWhat)) call.allocates = hip_hooks[kIndex].name;
+    if (allocates(kWhat) || (kWhat == kLaunches && agent.config.stacks)) call.stack = host_stack();
     call.began = now_ns();
+    [[maybe_unused]] const std::tuple<Arguments...> all(arguments...);
+    Freeing given_back;
+    if constexpr (kWhat == kFreesInPool)
+        quietly([&] { given_back = freeing(reinterpret_cast<uint64_t>(std::get<0>(all)), 0); });
     own_call() = &call;
     int result;
     {
@@ -104,6 +122,10 @@ int replacement(Arguments... arguments) {
     const uint64_t returned = now_ns();
     quietly([&] {
         log_held(call, returned, result);
+        if constexpr (kWhat == kAllocatesInPool)
+            if (!result && !call.allocated)
+                allocated_from_pool(*static_cast<void **>(std::get<0>(all)), std::get<1>(all), call);
+        if (kWhat == kFreesInPool && !result) freed_into_pool(given_back, hip_hooks[kIndex].name);
         if (!result && (kWhat == kWaitsForStream || kWhat == kWaitsForGpu)) log_wait(call, returned, kWhat);
     });
     return result;
@@ -111,6 +133,9 @@ int replacement(Arguments... arguments) {
 
 struct D {
     unsigned x, y, z;
+};
+struct E {
+    size_t width, height, depth;
 };
 using P = void *;
 using N = size_t;
@@ -126,6 +151,12 @@ Hook hip_hooks[kCalls] = {
 #define HIP_CALL(symbol, what, stream, ...)                                                                \
     {#symbol, replacement_of<kCall_##symbol, what, stream __VA_OPT__(, ) __VA_ARGS__>(), nullptr, nullptr, \
      kLacksCall},
+#include "hip_calls.def"
+#undef HIP_CALL
+};
+
+constexpr bool kOfMemory[kCalls] = {
+#define HIP_CALL(symbol, what, ...) allocates(what) || what == kFreesInPool,
 #include "hip_calls.def"
 #undef HIP_CALL
 };
@@ -147,11 +178,14 @@ void *hip_library() {
 
 }  // namespace
 
-std::string hook_hip(bool (*put_in)(const std::vector<Patch> &patches), std::string &failed) {
+std::string hook_hip(bool work, bool allocations, bool (*put_in)(const std::vector<Patch> &patches),
+                     std::string &failed) {
     std::string left_out, lacks;
     void *library = hip_library();
     if (!library) return "";
-    for (Hook &hook : hip_hooks) hook.target = dlsym(library, hook.name);
+    for (size_t i = 0; i < kCalls; ++i)
+        hip_hooks[i].target =
+            (kOfMemory[i] ? allocations : work) ? dlsym(library, hip_hooks[i].name) : nullptr;
     if (!agent.running) {
         lacks = install(hip_hooks, kCalls, left_out);
     } else {
@@ -163,6 +197,12 @@ std::string hook_hip(bool (*put_in)(const std::vector<Patch> &patches), std::str
     if (!lacks.empty())
         left_out += std::string(kLacksCall) + ": hipLaunchKernel: its code cannot be changed\n";
     return left_out;
+}
+
+bool allocates_memory(const char *function) {
+    for (size_t i = 0; i < kCalls; ++i)
+        if (kOfMemory[i] && strcmp(hip_hooks[i].name, function) == 0) return true;
+    return false;
 }
 
 const Lifetime hip_lifetime = lifetime_of_attachment_state<streams>();

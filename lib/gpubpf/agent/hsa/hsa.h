@@ -23,7 +23,16 @@ typedef struct { uint64_t handle; } hsa_handle; /* of an agent, an executable, a
 
 enum { HSA_TIMESTAMP_FREQUENCY = 3 };   /* hsa_system_info_t */
 enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
-enum { HSA_SYMBOL_TYPE = 0, HSA_SYMBOL_NAME_LENGTH = 1, HSA_SYMBOL_NAME = 2, HSA_SYMBOL_KERNARG_SIZE = 11, HSA_SYMBOL_KERNEL_OBJECT = 22, HSA_KERNEL = 1 };
+enum {                                  /* hsa_executable_symbol_info_t; the last two are of a variable */
+    HSA_SYMBOL_TYPE = 0,
+    HSA_SYMBOL_NAME_LENGTH = 1,
+    HSA_SYMBOL_NAME = 2,
+    HSA_SYMBOL_KERNARG_SIZE = 11,
+    HSA_SYMBOL_KERNEL_OBJECT = 22,
+    HSA_SYMBOL_SIZE = 9,
+    HSA_SYMBOL_ADDRESS = 21,
+};
+enum { HSA_VARIABLE = 0, HSA_KERNEL = 1 };
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2, HSA_BARRIER_AND = 3, HSA_BARRIER_OR = 5 }; /* hsa_packet_type_t */
 enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
@@ -79,6 +88,16 @@ typedef struct {
 } hsa_loader;
 enum { HSA_LOADED_AGENT = 3, HSA_LOADED_MEMORY = 5, HSA_LOADED_MEMORY_SIZE = 6, HSA_LOADED_DELTA = 8 };
 
+typedef struct {                        /* hsa_amd_pointer_info_t; later versions have more */
+    uint32_t size;
+    int type;
+    void *agent_base, *host_base;
+    size_t bytes;
+    void *data;
+    hsa_handle owner;
+} hsa_pointer;
+enum { HSA_POINTER_UNKNOWN = 0 };
+
 typedef struct {                        /* hsa_pitched_ptr_t */
     void *base;
     size_t pitch, slice;
@@ -116,6 +135,7 @@ enum {                                  /* index in `functions` */
     HSA_CORE_CREATE_QUEUE = 7,
     HSA_CORE_DESTROY_QUEUE = 9,
     HSA_CORE_ADD_WRITE_INDEX = 21,      /* hsa_queue_add_write_index_scacq_screl; _scacquire, _relaxed and _screlease follow */
+    HSA_CORE_ALLOCATE = 33,             /* hsa_memory_allocate; hsa_memory_free follows */
     HSA_CORE_DESTROY_SIGNAL = 38,
     HSA_CORE_STORE_RELAXED = 41,        /* hsa_signal_store_relaxed; _screlease follows */
     HSA_CORE_DESTROY_EXECUTABLE = 84,
@@ -132,6 +152,9 @@ enum { HSA_TABLE_ENTRY = offsetof(hsa_table, functions) };
  */
 #define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
 
+enum { HSA_AMD_ALLOCATE = 13 };         /* hsa_amd_memory_pool_allocate; hsa_amd_memory_pool_free follows */
+#define HSA_AMD_LOCK(intercept) ((intercept) - 15)         /* hsa_amd_memory_lock; hsa_amd_memory_unlock follows */
+#define HSA_AMD_LOCK_TO_POOL(intercept) ((intercept) + 5)
 enum { HSA_AMD_COPY = 15, HSA_AMD_COPY_BY_ENGINE = 16 }; /* index in the AMD table */
 #define HSA_AMD_HAS_ENGINES(intercept) ((intercept) == 37) /* the second one is there: since ROCr 5.6 */
 #define HSA_AMD_COPY_BOX(intercept) ((intercept) + 3) /* hsa_amd_memory_async_copy_rect */

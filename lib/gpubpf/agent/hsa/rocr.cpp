@@ -112,6 +112,7 @@ bool Functions::find() {
     FIND(amd_memory_fill);
     FIND(amd_memory_lock);
     FIND(amd_memory_unlock);
+    FIND(amd_pointer_info);
     FIND(amd_profiling_convert_tick_to_system_domain);
     FIND(amd_profiling_async_copy_enable);
     FIND(amd_profiling_set_profiler_enabled);
@@ -129,6 +130,8 @@ hsa_tables find_tables() {
         {"hsa_queue_destroy", HSA_CORE_DESTROY_QUEUE},
         {"hsa_queue_add_write_index_scacq_screl", HSA_CORE_ADD_WRITE_INDEX},
         {"hsa_queue_add_write_index_screlease", HSA_CORE_ADD_WRITE_INDEX + 3},
+        {"hsa_memory_allocate", HSA_CORE_ALLOCATE},
+        {"hsa_memory_free", HSA_CORE_ALLOCATE + 1},
         {"hsa_signal_destroy", HSA_CORE_DESTROY_SIGNAL},
         {"hsa_signal_store_relaxed", HSA_CORE_STORE_RELAXED},
         {"hsa_signal_store_screlease", HSA_CORE_STORE_RELAXED + 1},
@@ -140,7 +143,7 @@ hsa_tables find_tables() {
         {"hsa_executable_load_agent_code_object", HSA_CORE_LOAD},
     };
     void *rocr = library();
-    Jump core{}, amd{}, box{};
+    Jump core{}, amd{};
     FileCode file;
     if (!rocr || !jump_of(file, rocr, "hsa_queue_create", core) || core.index != HSA_CORE_CREATE_QUEUE)
         return {};
@@ -151,13 +154,27 @@ hsa_tables find_tables() {
     }
     if (!jump_of(file, rocr, "hsa_amd_memory_async_copy", amd) || amd.index != HSA_AMD_COPY) return {};
     const int at = HSA_AMD_INTERCEPT(hsa_functions_of(amd.table));
-    if (at < 0 || !jump_of(file, rocr, "hsa_amd_memory_async_copy_rect", box) || box.table != amd.table ||
-        box.index != static_cast<size_t>(HSA_AMD_COPY_BOX(at)))
-        return {};
+    const struct {
+        const char *name;
+        int index;
+    } amds[] = {
+        {"hsa_amd_memory_pool_allocate", HSA_AMD_ALLOCATE},
+        {"hsa_amd_memory_pool_free", HSA_AMD_ALLOCATE + 1},
+        {"hsa_amd_memory_lock", HSA_AMD_LOCK(at)},
+        {"hsa_amd_memory_unlock", HSA_AMD_LOCK(at) + 1},
+        {"hsa_amd_memory_lock_to_pool", HSA_AMD_LOCK_TO_POOL(at)},
+        {"hsa_amd_memory_async_copy_rect", HSA_AMD_COPY_BOX(at)},
+    };
+    for (const auto &known : amds) {
+        Jump jump{};
+        if (at < 0 || !jump_of(file, rocr, known.name, jump) || jump.table != amd.table ||
+            jump.index != static_cast<size_t>(known.index))
+            return {};
+    }
     return {{}, core.table, amd.table};
 }
 
-void put_in(const hsa_tables &tables, bool running, bool operations) {
+void put_in(const hsa_tables &tables, bool running, bool operations, bool allocations) {
     void **core = tables.core->functions, **amd = tables.amd->functions;
     const int at = HSA_AMD_INTERCEPT(hsa_functions_of(tables.amd));
     if (running) {
@@ -181,6 +198,16 @@ void put_in(const hsa_tables &tables, bool running, bool operations) {
     replace(core[HSA_CORE_READER_OF_MEMORY], originals.reader_of_memory, on_reader_of_memory);
     replace(core[HSA_CORE_DESTROY_READER], originals.destroy_reader, on_destroy_reader);
     replace(core[HSA_CORE_LOAD], originals.load, on_load);
+    if (allocations) {
+        replace(core[HSA_CORE_ALLOCATE], originals.allocate, on_allocate);
+        replace(core[HSA_CORE_ALLOCATE + 1], originals.free, on_free);
+        replace(amd[HSA_AMD_ALLOCATE], originals.pool_allocate, on_pool_allocate);
+        replace(amd[HSA_AMD_ALLOCATE + 1], originals.pool_free, on_pool_free);
+        replace(amd[HSA_AMD_LOCK(at)], originals.lock, on_lock);
+        replace(amd[HSA_AMD_LOCK(at) + 1], originals.unlock, on_unlock);
+        if (const size_t to_pool = HSA_AMD_LOCK_TO_POOL(at); to_pool < hsa_functions_of(tables.amd))
+            replace(amd[to_pool], originals.lock_to_pool, on_lock_to_pool);
+    }
     if (!operations) return;
     replace(core[HSA_CORE_DESTROY_SIGNAL], originals.destroy_signal, on_destroy_signal);
     replace(amd[HSA_AMD_COPY], originals.copy, on_copy);

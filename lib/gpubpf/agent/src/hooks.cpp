@@ -315,7 +315,7 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
     end(c);
     forget_queues(c);
     forget_streams(c);
-    freed_with(c);
+    freed_with(c->serial);
     std::lock_guard<std::mutex> hold(registry().lock);
     for (auto it = registry().modules.begin(); it != registry().modules.end();) {
         Module *m = it->second;

@@ -314,7 +314,10 @@ void has_allocated(Operation &o, uint64_t bytes, uint64_t address) {
     Record &r = o.record;
     r.api.bytes = bytes;
     if (r.result != CUDA_SUCCESS || !address || !bytes) return;
-    quietly([&] { describe_memory(r, address, allocated(address, bytes, o.queue.context)); });
+    quietly([&] {
+        describe_memory(r, address,
+                        allocated(address, bytes, o.queue.context ? o.queue.context->serial : kNoContext));
+    });
 }
 
 #define ALLOCATES(symbol, where, n, to, at, PARAMETERS, ARGUMENTS)     \

@@ -116,7 +116,13 @@ void unloading(Module *module, const char *call) {
         registry().forget(module);
     }
     for (int i = 0; module->installing && i < 10000; ++i) usleep(1000);
-    variables_gone(module, call);
+    std::vector<std::pair<uint64_t, const Context *>> variables;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        variables.swap(module->variables);
+    }
+    for (const auto &[base, context] : variables)
+        variable_gone(context->serial, context->dead ? nullptr : call, base);
 }
 
 CUresult hook_cuModuleUnload(CUmodule module) {

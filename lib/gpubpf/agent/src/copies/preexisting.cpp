@@ -66,7 +66,6 @@ struct State {
     std::mutex lock;  // guards the next members; never held across a driver call
     std::deque<Unreported> unreported;
     std::map<const Module *, Unreported> reported;
-    std::atomic<uint32_t> misses{0};
 };
 
 AttachmentState<State> state;
@@ -284,36 +283,18 @@ const Function *ask_driver(void *handle, Context *context) {
 
 // --- addresses ---
 
-// The range of values that look like GPU addresses.
-constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
-// Values that looked like addresses and were not. After this many, the driver is no longer asked.
-constexpr uint32_t kMostMisses = 100000;
-
 void log_unknown_allocations(const void *bytes, size_t size, const Context &context) {
-    struct Remembered {
-        uint64_t last[64], when;
-    } none{};
-    Remembered &some = thread_cache(CacheSlot::Addresses, none);
-    if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
-        some = {};
-        some.when = now;
-    }
-    for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
-        uint64_t value;
-        memcpy(&value, static_cast<const char *>(bytes) + at, sizeof value);
-        if (value < kLeast || value >= kMost) continue;
-        uint64_t &known = some.last[(value >> 8 ^ value >> 20) % std::size(some.last)];
-        if (known == value) continue;
-        known = value;
-        if (allocation_known(value) || state->misses >= kMostMisses) continue;
-        Untimed scope;
-        CUdeviceptr base = 0;
-        size_t length = 0;
-        if (driver.cuMemGetAddressRange_v2 &&
-            driver.cuMemGetAddressRange_v2(&base, &length, value) == CUDA_SUCCESS && length)
-            allocation_found(base, length, &context);
-        else ++state->misses;
-    }
+    log_allocations_before(
+        bytes, size, context.serial, [](uint64_t address, uint64_t &base, uint64_t &length) {
+            Untimed scope;
+            CUdeviceptr at = 0;
+            size_t n = 0;
+            const bool found = driver.cuMemGetAddressRange_v2 &&
+                               driver.cuMemGetAddressRange_v2(&at, &n, address) == CUDA_SUCCESS;
+            base = at;
+            length = n;
+            return found;
+        });
 }
 
 // How long a launch waits for the tool to say which module its kernel is of.

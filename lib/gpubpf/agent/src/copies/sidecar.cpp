@@ -296,7 +296,11 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         CUdeviceptr address = 0;
         size_t size = 0;
         bool found = variable_address(module, v.name.c_str(), address, size);
-        if (found) variable_found(&module, &context, v.name, address, size);
+        if (found && variable_found(context.serial, v.name, address, size)) {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            module.variables.emplace_back(address,
+                                          &context);  // the thread that unloads the module waits for us
+        }
         found = found || (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) ==
                                           CUDA_SUCCESS);
         if (v.index >= slots.size()) return false;

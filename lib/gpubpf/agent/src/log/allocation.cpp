@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
-#include <vector>
 
-#include "log/clock.h"
-#include "log/operation.h"
+#include "log/log.h"
 #include "log/stack.h"
+#include "this_agent.h"
+#include "thread.h"
 
 namespace gpubpf {
 
@@ -21,7 +23,7 @@ constexpr size_t kMostVariables = 4096;  // variables of loaded modules that are
 
 struct Live {
     uint64_t end, serial;
-    const Context *context;
+    uint32_t context;
 };
 
 struct Allocations {
@@ -32,6 +34,7 @@ struct Allocations {
     bool anywhere = false;  // memory at an unknown address was freed
     uint64_t serials = 0;
     size_t variables = 0;
+    std::atomic<uint32_t> misses{0};
 };
 
 AttachmentState<Allocations> all;
@@ -64,8 +67,35 @@ void remember(Allocations &a, uint64_t base, uint64_t end) {
     a.anywhere = true;
 }
 
-void put_record(const Context *context, const char *call, uint64_t base, uint64_t bytes, uint64_t when,
-                uint32_t name, uint16_t flags = 0) {
+// The range of values that look like GPU addresses.
+constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
+// Values that looked like addresses and were not. After this many, the driver is no longer asked.
+constexpr uint32_t kMostMisses = 100000;
+
+bool is_known(uint64_t address) {
+    std::lock_guard<std::mutex> hold(all->lock);
+    auto it = first_after(all->live, address, kEnd);
+    return it != all->live.end() && it->first <= address;
+}
+
+// Adds an allocation that the driver reports.
+void add_found(uint64_t base, uint64_t bytes, uint32_t context) {
+    const uint64_t end = base + bytes < base ? UINT64_MAX : base + bytes;
+    {
+        Allocations &a = *all;
+        std::lock_guard<std::mutex> hold(a.lock);
+        auto it = first_after(a.live, base, kEnd);
+        if ((it != a.live.end() && it->first < end) || a.live.size() >= kMostLive)
+            return;  // another thread was faster
+        a.live.emplace(base, Live{end, ++a.serials, context});
+    }
+    log_allocation(context, "before", base, bytes, 0, 0, kFromBefore);
+}
+
+}  // namespace
+
+void log_allocation(uint32_t context, const char *call, uint64_t base, uint64_t bytes, uint64_t epoch_then,
+                    uint32_t stack, uint16_t flags) {
     if (!oplog.on()) return;
     Record r;
     r.id = other_id();
@@ -73,14 +103,12 @@ void put_record(const Context *context, const char *call, uint64_t base, uint64_
     r.flags = flags;
     r.thread = thread_id();
     r.call_ns = r.return_ns = now_ns();
-    r.context = context ? context->serial : 0;
-    r.stack = name;
+    r.context = context == kNoContext ? 0 : context;
+    r.stack = stack;
     describe_call(r, kNoFunction, call, bytes);
-    describe_memory(r, base, when);
+    describe_memory(r, base, epoch_then);
     oplog.put(r);
 }
-
-}  // namespace
 
 const Lifetime allocation_lifetime{
     [] {
@@ -94,7 +122,7 @@ const Lifetime allocation_lifetime{
 
 uint64_t allocation_epoch() { return epoch.load(std::memory_order_acquire); }
 
-uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context) {
+uint64_t allocated(uint64_t base, uint64_t bytes, uint32_t context) {
     const uint64_t end = base + bytes < base ? UINT64_MAX : base + bytes;
     Allocations &a = *all;
     std::lock_guard<std::mutex> hold(a.lock);
@@ -111,23 +139,27 @@ uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context) {
     return epoch.load(std::memory_order_relaxed);
 }
 
-bool allocation_known(uint64_t address) {
-    std::lock_guard<std::mutex> hold(all->lock);
-    auto it = first_after(all->live, address, kEnd);
-    return it != all->live.end() && it->first <= address;
-}
-
-void allocation_found(uint64_t base, uint64_t bytes, const Context *context) {
-    const uint64_t end = base + bytes < base ? UINT64_MAX : base + bytes;
-    {
-        Allocations &a = *all;
-        std::lock_guard<std::mutex> hold(a.lock);
-        auto it = first_after(a.live, base, kEnd);
-        if ((it != a.live.end() && it->first < end) || a.live.size() >= kMostLive)
-            return;  // another thread was faster
-        a.live.emplace(base, Live{end, ++a.serials, context});
+void log_allocations_before(const void *parameters, size_t size, uint32_t context, FindAllocation find) {
+    struct Remembered {
+        uint64_t last[64], when;
+    } none{};
+    Remembered &some = thread_cache(CacheSlot::Addresses, none);
+    if (const uint64_t now = attachment.load(std::memory_order_relaxed); some.when != now) {
+        some = {};
+        some.when = now;
     }
-    put_record(context, "before", base, bytes, 0, 0, kFromBefore);
+    for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
+        uint64_t value;
+        memcpy(&value, static_cast<const char *>(parameters) + at, sizeof value);
+        if (value < kLeast || value >= kMost) continue;
+        uint64_t &known = some.last[(value >> 8 ^ value >> 20) % std::size(some.last)];
+        if (known == value) continue;
+        known = value;
+        if (is_known(value) || all->misses >= kMostMisses) continue;
+        uint64_t base = 0, length = 0;
+        if (find(value, base, length) && length) add_found(base, length, context);
+        else ++all->misses;
+    }
 }
 
 Freeing freeing(uint64_t base, uint64_t bytes) {
@@ -159,7 +191,7 @@ void freed(const Freeing &what) {
     remember(a, what.base, end);
 }
 
-void freed_with(const Context *context) {
+void freed_with(uint32_t context) {
     uint64_t when;
     {
         Allocations &a = *all;
@@ -175,40 +207,29 @@ void freed_with(const Context *context) {
             remember(a, base, end);
         }
     }
-    put_record(context, "cuCtxDestroy", 0, 0, when, 0);
+    log_allocation(context, "cuCtxDestroy", 0, 0, when, 0);
 }
 
-void variable_found(Module *module, const Context *context, const std::string &name, uint64_t base,
-                    uint64_t bytes) {
-    if (!oplog.on() || !base || !bytes) return;
+bool variable_found(uint32_t context, const std::string &name, uint64_t base, uint64_t bytes) {
+    if (!oplog.on() || !base || !bytes) return false;
     {
         std::lock_guard<std::mutex> hold(all->lock);
-        if (all->variables >= kMostVariables) return;
+        if (all->variables >= kMostVariables) return false;
         ++all->variables;
     }
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        module->variables.emplace_back(base, context);  // the thread that unloads the module waits for us
-    }
-    put_record(context, "variable", base, bytes, allocated(base, bytes, context), told_name(name));
+    log_allocation(context, "variable", base, bytes, allocated(base, bytes, context), told_name(name));
+    return true;
 }
 
-void variables_gone(Module *module, const char *call) {
-    std::vector<std::pair<uint64_t, const Context *>> gone;
-    {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        gone.swap(module->variables);
-    }
+void variable_gone(uint32_t context, const char *call, uint64_t base) {
     {
         std::lock_guard<std::mutex> hold(all->lock);
-        all->variables -= gone.size();
+        --all->variables;
     }
-    for (const auto &v : gone) {
-        if (v.second->dead) continue;
-        const Freeing what = freeing(v.first, 0);
-        put_record(v.second, call, v.first, 0, what.epoch, 0);
-        freed(what);
-    }
+    if (!call) return;
+    const Freeing what = freeing(base, 0);
+    log_allocation(context, call, base, 0, what.epoch, 0);
+    freed(what);
 }
 
 }  // namespace gpubpf

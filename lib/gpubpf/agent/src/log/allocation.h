@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "state.h"
+#include "lifetime.h"
 
 namespace gpubpf {
 
@@ -14,15 +14,20 @@ extern const Lifetime allocation_lifetime;
 // was freed since the last increase.
 uint64_t allocation_epoch();
 
+// Below, `context` is the serial number of a context; in the agent for AMD, the number of a GPU.
+constexpr uint32_t kNoContext = UINT32_MAX;
+
 // The driver allocated [base, base + bytes). Returns the first epoch in which that holds. May throw, like all
 // functions below.
-uint64_t allocated(uint64_t base, uint64_t bytes, const Context *context);
+uint64_t allocated(uint64_t base, uint64_t bytes, uint32_t context);
+// Logs an allocation, or the end of one.
+void log_allocation(uint32_t context, const char *call, uint64_t base, uint64_t bytes, uint64_t epoch,
+                    uint32_t stack, uint16_t flags = 0);
 
-// Allocations made before the agent was attached are found through the addresses in launches. The first
-// function tells whether `address` is in a known allocation. The second adds the allocation that the driver
-// reports for an address.
-bool allocation_known(uint64_t address);
-void allocation_found(uint64_t base, uint64_t bytes, const Context *context);
+// Allocations made before the agent was attached are found through the addresses in launches. Logs those that the parameters of a
+// launch are in: `find` asks the driver for the allocation at an address, and returns false if there is none.
+using FindAllocation = bool (*)(uint64_t address, uint64_t &base, uint64_t &bytes);
+void log_allocations_before(const void *parameters, size_t size, uint32_t context, FindAllocation find);
 
 // For use around a driver call that frees the allocation at `base`, or, if `bytes` is not 0, all allocations
 // that begin in that range. The record is taken before the call: another thread may get the same address
@@ -36,11 +41,12 @@ Freeing freeing(uint64_t base, uint64_t bytes);
 void freed(const Freeing &what);  // the driver's call succeeded
 
 // A context ends, and all allocations in it.
-void freed_with(const Context *context);
+void freed_with(uint32_t context);
 
-// A variable of `module` is at `base` in the context. It is an allocation that ends with the module.
-void variable_found(Module *module, const Context *context, const std::string &name, uint64_t base,
-                    uint64_t bytes);
-void variables_gone(Module *module, const char *call);  // before the driver unloads the module
+// A variable of a module is at `base`. It is an allocation that ends with the module. Returns false if it is not logged, because
+// there are too many.
+bool variable_found(uint32_t context, const std::string &name, uint64_t base, uint64_t bytes);
+// Before the driver unloads the module of such a variable by `call`; null: its context has ended already.
+void variable_gone(uint32_t context, const char *call, uint64_t base);
 
 }  // namespace gpubpf

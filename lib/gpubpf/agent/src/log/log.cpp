@@ -52,4 +52,17 @@ void Log::put(const Record &record) {
     __atomic_store_n(&to.mark, position + 1, __ATOMIC_RELEASE);
 }
 
+// Uses the name that the program's source has.
+void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
+    r.api.function = index;
+    r.api.bytes = bytes;
+    constexpr size_t kRoom = sizeof r.api.name;
+    size_t length = strnlen(name, kRoom - 1);
+    for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
+        size_t n = strlen(suffix);
+        if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
+    }
+    memcpy(r.api.name, name, length);
+}
+
 }  // namespace gpubpf

@@ -32,6 +32,14 @@ extern Log oplog;
 // Zeroes the last 64 bytes, whose meaning depends on the kind.
 inline void clear_part(Record &record) { memset(record.part, 0, sizeof record.part); }
 
+// Fill in a record of Kind::Api: the name of the call, which is hooks[index] or none (kNoFunction), and the memory that it
+// allocates or frees.
+void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);
+inline void describe_memory(Record &record, uint64_t address, uint64_t epoch) {
+    record.api.address = address;
+    record.api.epoch = static_cast<uint32_t>(epoch);
+}
+
 // Return operation numbers, unique on the machine. take_ids() reserves `n` consecutive numbers for kernel
 // launches, and returns the first. No other operation gets one in between, because device programs keep
 // arrays by launch number. Everything else uses other_id(), which has its own range.

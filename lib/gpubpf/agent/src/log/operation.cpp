@@ -201,26 +201,8 @@ const Lifetime operation_lifetime{
 
 // --- operations ---
 
-// Uses the name that the program's source has.
-void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
-    r.api.function = index;
-    r.api.bytes = bytes;
-    constexpr size_t kRoom = sizeof r.api.name;
-    size_t length = strnlen(name, kRoom - 1);
-    for (const char *suffix : {"_ptsz", "_ptds", "_v2"}) {
-        size_t n = strlen(suffix);
-        if (length > n && memcmp(name + length - n, suffix, n) == 0) length -= n;
-    }
-    memcpy(r.api.name, name, length);
-}
-
 void describe_call(Record &r, size_t index, uint64_t bytes) {
     describe_call(r, static_cast<uint32_t>(index), hooks[index].name, bytes);
-}
-
-void describe_memory(Record &r, uint64_t address, uint64_t epoch) {
-    r.api.address = address;
-    r.api.epoch = static_cast<uint32_t>(epoch);
 }
 
 bool capturing(CUstream stream) {

@@ -51,11 +51,7 @@ void forget_event(CUevent event);
 
 extern const Lifetime operation_lifetime;
 
-// Fills in a record of Kind::Api: the name of the call, which is hooks[index] or none, and the memory that it
-// allocates or frees.
-void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);
-void describe_call(Record &record, size_t index, uint64_t bytes);
-void describe_memory(Record &record, uint64_t address, uint64_t epoch);
+void describe_call(Record &record, size_t index, uint64_t bytes);  // of hooks[index]
 
 bool capturing(CUstream stream);  // whether work in this stream goes into a graph
 

@@ -63,13 +63,19 @@ Extent own_extent() {
 
 Extent drivers;
 
+}  // namespace
+
+bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_extent().has(code); }
+
+namespace {
+
 _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     auto *frames = static_cast<Frames *>(to);
     int before = 0;  // nonzero: the address is the instruction itself, not the one after a call
     uintptr_t at = _Unwind_GetIPInfo(context, &before);
     if (!at) return _URC_END_OF_STACK;
     if (!before) --at;
-    if (!frames->count && own_extent().has(at)) return _URC_NO_REASON;
+    if (!frames->count && is_internal(at)) return _URC_NO_REASON;
     frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
     frames->at[frames->count++] = at;
     return frames->count == kStackLimit ? _URC_END_OF_STACK : _URC_NO_REASON;
@@ -181,7 +187,25 @@ const Lifetime stack_lifetime{
     nullptr,
 };
 
-bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_extent().has(code); }
+const char *called_function() noexcept {
+    uintptr_t outermost = 0;
+    _Unwind_Backtrace(
+        [](_Unwind_Context *context, void *to) {
+            const uintptr_t at = _Unwind_GetIP(context) - 1;
+            if (!is_internal(at)) return _URC_END_OF_STACK;
+            *static_cast<uintptr_t *>(to) = at;
+            return _URC_NO_REASON;
+        },
+        &outermost);
+    Dl_info info{};
+    const ElfW(Sym) *symbol = nullptr;
+    const bool found =
+        drivers.has(outermost) &&
+        dladdr1(reinterpret_cast<void *>(outermost), &info,
+                reinterpret_cast<void **>(const_cast<ElfW(Sym) **>(&symbol)), RTLD_DL_SYMENT) &&
+        symbol && outermost - reinterpret_cast<uintptr_t>(info.dli_saddr) < symbol->st_size;
+    return found ? info.dli_sname : nullptr;
+}
 
 bool stack_lacks(uintptr_t slot) noexcept {
     struct Sought {

@@ -14,6 +14,9 @@ extern const Lifetime stack_lifetime;
 // tool. Returns 0 if the stack is unknown, or there are too many. Never throws.
 uint32_t host_stack() noexcept;
 
+// Returns the function of the driver that the program has called, by its symbol, if the calling thread is in one; null if unknown.
+const char *called_function() noexcept;
+
 // Returns a number for a name that is too long for a record. The tool gets it as a stack of one frame with
 // that symbol. Returns 0 if there are too many.
 uint32_t told_name(const std::string &name);
