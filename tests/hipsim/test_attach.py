@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpubpf.images import offload_bundle
 from gpubpf.process import traceable
 from hipsim_device import ROOT, Serving, environment, program, serving
 
@@ -279,3 +280,28 @@ def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     wait_until_detached(process.pid, files)
     output, _ = process.communicate(timeout=60)
     assert output.startswith("right ") and process.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["add", "store", "cas", "signal"])
+def test_programs_that_write_packets_themselves(tmp_path: Path, how: str) -> None:
+    """Without HIP. Others take no place where the write index is stored. There, the first launch is not seen."""
+    unseen = how in ("store", "cas")
+    code = tmp_path / "store.co"
+    code.write_bytes(offload_bundle.code_objects_of_file(program("store", "--genco"))[0])
+    app = subprocess.Popen(
+        [program("queues", "-lhsa-runtime64"), code, how], env=environment(hostile=True),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        serves = Serving(app)
+        serves.does("go")
+        for number in range(2):
+            with attached("threadhist", app.pid, tmp_path / f"out{number}") as records:
+                serves.does("go", "go", "go")
+            assert launches(records) == {"store": 60 - unseen}
+            serves.does("go")
+        app.communicate(timeout=60)
+        assert app.returncode == 0
+    finally:
+        app.kill()
+        app.wait()

@@ -34,6 +34,9 @@ struct Queue {
     hsa_queue *handle;
     std::mutex lock;  // guards what follows
     bool known = false;
+    // The program takes places by adding to the write index, as several threads may. Otherwise, it may store what it read before, so
+    // nobody else can take a place.
+    bool adds = false;
     Gpu *gpu = nullptr;
     uint32_t number = 0;           // in the log
     uint64_t end = 0;              // the packets before this one were looked at, except for
@@ -100,9 +103,7 @@ void change(Queue &queue, hsa_packet &packet) {
     }
     hsa_packet changed[2] = {packet, {}};
     uint64_t made = 1, untimed = 0;
-    if (dispatch)
-        made =
-            take_packet(changed, *queue.gpu, queue.number, untimed, queue.handle->type == HSA_QUEUE_SINGLE);
+    if (dispatch) made = take_packet(changed, *queue.gpu, queue.number, untimed, !queue.adds);
     if (agent.log_operations)
         quietly([&] { log_packet(packet, *queue.gpu, queue.number, untimed, *changed); });
     if (!dispatch) return;
@@ -184,7 +185,7 @@ uint64_t take_places(Queue &queue, uint64_t count, const Take &take) {
                    read = hsa.queue_load_read_index_scacquire(queue.handle);
     const bool room = write_index - read + count + kFull < queue.handle->size;
     if (!queue.known) queue.end = write_index;
-    queue.known = true;
+    queue.known = queue.adds = true;
     const hsa_handle signal = room && agent.live ? take_signal(queue, read) : hsa_handle{};
     if (!signal.handle) return take(count);
     const uint64_t index = take(count + 1);
@@ -274,16 +275,20 @@ void on_store_relaxed(hsa_handle signal, int64_t value) { ring(signal, value, or
 void on_store_screlease(hsa_handle signal, int64_t value) { ring(signal, value, originals.store_screlease); }
 
 hsa_status on_destroy_queue(hsa_queue *handle) {
+    std::unique_ptr<Queue> gone;
     if (OwnWork work; work)
         quietly([&] {
             std::lock_guard<std::shared_mutex> hold(state->lock);
             const auto found = state->queues.find(handle);
             if (found == state->queues.end()) return;
-            for (hsa_handle signal : found->second->owed) hsa.signal_subtract_screlease(signal, 1);
-            for (const Gate &gate : found->second->gates) hsa.signal_destroy(gate.signal);
+            gone = std::move(found->second);
             state->queues.erase(found);
+            for (hsa_handle signal : gone->owed) hsa.signal_subtract_screlease(signal, 1);
         });
-    return originals.destroy_queue(handle);
+    const hsa_status status = originals.destroy_queue(handle);
+    if (gone)  // the GPU needs them no more
+        for (const Gate &gate : gone->gates) hsa.signal_destroy(gate.signal);
+    return status;
 }
 
 void look_after_queues() {
