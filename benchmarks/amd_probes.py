@@ -25,6 +25,7 @@ from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
 from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
 from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
 from gpubpf.lower.programs import load  # noqa: E402
+from gpubpf.memory.granularity import Grain  # noqa: E402
 from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from hipsim_engine import GPUS, Engine  # noqa: E402
 
@@ -35,24 +36,29 @@ KERNELS = (
     ("scale", ("x", "u32 1000"), 12, "a bound, and a loop"),
 )
 MOVES, ATOMIC = ("load", "store"), ("atomic",)
+
+
+def accesses(which: str) -> tuple[tuple[Any, ...], ...]:
+    """Return memtrace's programs at accesses; which: "" or "covered_"."""
+    return (
+        (f"on_{which}global", "access", None, MOVES, ("global",)),
+        (f"on_{which}updated", "access", None, ATOMIC, ("global",)),
+        ("on_local", "access", None, (), ("local",)),
+        ("on_shared", "access", None, MOVES, ("shared",)),
+        ("on_shared_updated", "access", None, ATOMIC, ("shared",)),
+    )
+
+
 # A label, the tool, and its programs with their points, as in GcnPlacement.
 PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
     ("threadhist runs only", "threadhist", (("on_exit", "exit"),)),
     ("threadhist instructions", "threadhist", (("on_exit", "exit", "instructions"),)),
     ("kernelretsnoop", "kernelretsnoop", (("on_exit", "exit"),)),
     ("launchlate", "launchlate", (("on_entry", "entry"), ("on_exit", "exit"))),
-    (
-        "memtrace",
-        "memtrace",
-        (
-            ("on_global", "access", None, MOVES, ("global",)),
-            ("on_updated", "access", None, ATOMIC, ("global",)),
-            ("on_local", "access", None, (), ("local",)),
-            ("on_shared", "access", None, MOVES, ("shared",)),
-            ("on_shared_updated", "access", None, ATOMIC, ("shared",)),
-        ),
-    ),
+    ("memtrace --no-allocations", "memtrace", accesses("")),
+    ("memtrace", "memtrace", accesses("covered_")),
 )
+GRAIN = Grain().parameter + bytes(40)
 HEAD = """# Probes in kernels of AMD GPUs
 
 Instructions that a wave executes more, prologue included, and registers. Counted on hipsim, never
@@ -119,9 +125,10 @@ def probed(
     made = inject(code, {kernel.name: placements})
     found = made.kernels[kernel.name]
     for name in found.block.bases:
-        engine.put(name, np.zeros(1 << 22, np.uint8))
+        engine.put(name, np.zeros(1 << 24, np.uint8))
     buffers = {name: name for name in found.block.bases}
-    rest = gpubpf_gcn.block_arguments(made, kernel.name, size, SHAPE, buffers, parameters=bytes(64))
+    parameters = GRAIN if "grain" in found.block.params else bytes(64)
+    rest = gpubpf_gcn.block_arguments(made, kernel.name, size, SHAPE, buffers, parameters)
     if (
         "departures" in found.block.bases
     ):  # a ring: its header says that there is no room, so a record is counted as lost
