@@ -41,7 +41,8 @@ from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
 from gpubpf.process.syscalls import NUMBERS
 
-PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
+PATIENCE = 3.0  # seconds for finding a thread that can be borrowed, if that is time for
+ENOUGH = 100  # rounds over all threads; otherwise a few times as long: on a busy machine, a round takes long
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
 STACK_LIMIT = 256 << 10  # bytes of a stack that are searched for return addresses
 
@@ -424,7 +425,9 @@ class _Borrowing:
     def run(self) -> int:
         """Return the address of the worker's memory. Raises SessionError, ThreadEnded, TraceRefused, OSError."""
         until = time.monotonic() + PATIENCE
+        rounds = 0
         while True:
+            rounds += 1
             for tid in self._candidates():
                 began = time.monotonic()
                 try:
@@ -439,11 +442,11 @@ class _Borrowing:
                     self.stopped_s += time.monotonic() - began
                 if base:
                     return base
-                if time.monotonic() > until:
+                if time.monotonic() > until + 4 * PATIENCE:
                     break
             if ptrace.is_dead(self.pid, self.pid):
                 raise ThreadEnded
-            if time.monotonic() > until:
+            if time.monotonic() > until + (0 if rounds >= ENOUGH else 4 * PATIENCE):
                 raise SessionError(
                     f"pid {self.pid} has no thread that can be interrupted safely;"
                     " try again, or start the program with the tool"

@@ -17,7 +17,8 @@ true of it:
 In both cases it must not be in a signal handler, which could have interrupted anything: no return address on its stack leads to
 `rt_sigreturn`. It must run on the stack that the kernel or the C library made for it, with room for a signal frame: a coroutine's
 stack may be too small. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later,
-for at most `borrow.PATIENCE` seconds. All other threads run meanwhile, so a lock that one of them holds is released.
+for `borrow.PATIENCE` seconds (longer where that is too short for `borrow.ENOUGH` tries). All other threads run
+meanwhile, so a lock that one of them holds is released.
 
 The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it
 runs for the tool ends with `rt_sigreturn` of its saved state, so it returns to its code whenever the tool is killed. Otherwise the

@@ -257,6 +257,8 @@ class ExitLog:
             report = ExitReport.of(exits, count, self._rate(kernel), late)
             if report.exits:
                 found.append((kernel, report))
+            else:  # its exits were not read yet: it counts in the report that has them
+                launches[kernel] = self._reported.get(kernel, 0)
         if since_last:
             self._before, self._reported = lateness, launches
             for kernel, old in list(self._exits.items()):
