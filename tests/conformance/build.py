@@ -163,7 +163,8 @@ def _build(program: Program, checkout: Path, place: Path, api: Api) -> str:
     if not (sources := _matches(directory, program.sources)):
         return f"no {program.sources} in {program.directory}"
     flags = [flag.replace("$SUITE", str(checkout)) for flag in shlex.split(program.flags)]
-    steps = [["-o", str(place / program.name), *sources]]
+    used = [flag for flag in flags if flag.startswith("-l")]  # a linker takes from these what came before
+    steps = [["-o", str(place / program.name), *sources, *used]]
     for name, source in program.modules.items():
         steps.append(["-ptx" if name.endswith(".ptx") else "-fatbin", "-o", str(place / name), source])
     # Programs of CUDA's driver API link with -lcuda, whose place has the name libcuda.so.1 only.

@@ -27,6 +27,7 @@ suites:
   samples12     the same for samples of release 12.5 that later releases do not have
   hecbench      the same for HeCBench
   hecbench-hip  HIP programs of HeCBench, built with hipcc, plain and under each tool for HIP
+  rocrand       the same for rocRAND's own tests, which need librocrand-dev and libgtest-dev
   programs      CUDA programs that you built: each executable in DIR, plain and under each tool
 
 examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -398,6 +399,28 @@ def test_injection(injected: Path) -> None:
     assert (done.stdout, done.stderr) == ("0 0\n", "injected 0 0 1\n")
     done = run([sys.executable, "-c", code], CUDA_INJECTION64_PATH="/nonexistent.so")
     assert done.stdout == "0 0\n" and done.stderr.count("\n") == 1 and "/nonexistent.so" in done.stderr
+
+
+def test_two_copies_of_the_driver_in_a_process(tmp_path: Path) -> None:
+    """The dynamic linker takes a library for the one that it has loaded by the same path. Both load from files in memory."""
+    copy = shutil.copy(libraries() / "libcuda.so.1", tmp_path / "libcuda.so.1")
+    printed = run_python(
+        f"""
+        for path, name in (str(libraries() / "libcuda.so.1"), "one"), ({str(copy)!r}, "two"):
+            driver = ctypes.CDLL(path)
+            context, module, function = (ctypes.c_void_p() for _ in range(3))
+            text = f".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry {{name}}() {{{{ ret; }}}}\\n"
+            print(
+                driver.cuInit(0),
+                driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
+                driver.cuModuleLoadData(ctypes.byref(module), text.encode()),
+                driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()),
+            )
+        """,
+        CUDASIM_PYTHON=sys.executable,
+        CUDASIM_PYTHONPATH=str(CUDASIM.parent),
+    )
+    assert printed == "0 0 0 0\n" * 2
 
 
 def test_cuda_bindings() -> None:

@@ -270,7 +270,9 @@ def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
         time.sleep(chance.uniform(0.3, 1.5))
         traced.send_signal(chance.choice([signal.SIGINT, signal.SIGKILL]))
         _, error = traced.communicate(timeout=60)
-        assert "Traceback" not in error and "still have been running" not in error, error
+        assert "Traceback" not in error, error
+        # On a busy machine, the last answer may come too late.
+        assert "still have been running" not in error or "did not answer in time" in error, error
         assert process.poll() is None
         wait_until_detached(process.pid, files)
     with attached("threadhist", process.pid, tmp_path / "out") as records:

@@ -146,8 +146,14 @@ def test_libraries_that_are_opened_later(later: list[Path], tmp_path: Path, load
 
 
 def test_libraries_that_are_opened_once_a_tool_is_there(later: list[Path], tmp_path: Path) -> None:
-    done = jit.attached(later, tmp_path / "out", CUDASIM_HOSTILE="1")
-    assert {**done.rounds[1], "_Z3ownPi": 0} == {**done.launches, "_Z3ownPi": 0}
+    for _ in range(
+        5
+    ):  # the copies have a limited time to become ready, which may be too short on a busy machine
+        done = jit.attached(later, tmp_path / "out", CUDASIM_HOSTILE="1")
+        if done.summary["not_instrumented"].get("before ready", 0) <= 1:
+            break
+    found = {**done.launches, "_Z3ownPi": 0}
+    assert found == {**done.rounds[1], "_Z3ownPi": 0}, (done.summary, done.stderr)
     assert done.summary["launches_seen"] == 6 and done.summary["lost"] == 0
 
 

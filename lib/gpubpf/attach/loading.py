@@ -392,7 +392,8 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     path, opened = str(library), -1
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
-        name = f"{library.name}-{hashlib.sha256(data).hexdigest()[:16]}"
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        name = f"{library.name}-{digest}"
         for present in address_space.libraries(address_space.mappings(worker.pid, _MEMFD)):
             # An earlier attach may have loaded it.
             if present.path == f"/memfd:{name}" and (
@@ -401,7 +402,10 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
                 return symbol.address, -1
         opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
         _fill(worker.pid, opened, data)
-        path = f"/proc/self/fd/{opened}"
+        # dlopen takes an equal path for a library that it has already loaded, so each content gets its own spelling.
+        path = (
+            f"/proc/self/fd/{''.join('./' if bit == '1' else '/' for bit in f'{int(digest, 16):b}')}{opened}"
+        )
     handle = worker.call("dlopen", worker.text(path, 4), os.RTLD_NOW)
     function = worker.call("dlsym", handle, worker.text(entry, 2)) if handle else 0
     if not function:

@@ -468,6 +468,8 @@ class Session:
                 ": its CUDA context failed before its results could be read"
                 if process.failed
                 else " ended before its results could be read"
+                if process.disconnected
+                else ": its results could not be read in time"
             )
             loss = summary.describe_loss(self._measurement, process, launches)
             self._measurement.note(f"{process.label}{why}; {loss}")

@@ -81,9 +81,12 @@ void *load_private_copy(const std::string &path) {
     const int file = memory_file(slash ? slash + 1 : path.c_str(), 0);
     if (file < 0) return nullptr;
     void *library = nullptr;
-    // The loader takes a library that it knows by this path, so each path has more slashes than the last.
-    static std::atomic<size_t> copies{0};
-    const std::string name = "/proc/self/fd/" + std::string(++copies, '/') + std::to_string(file);
+    // The loader takes a library that it knows by this path, so each number gets its own spelling. Another agent in this process has
+    // other numbers.
+    static std::atomic<uint64_t> copies{reinterpret_cast<uint64_t>(&copies) << 16};
+    std::string name = "/proc/self/fd/";
+    for (uint64_t n = ++copies; n != 0; n >>= 1) name += n & 1 ? "./" : "/";
+    name += std::to_string(file);
     if (write_all(file, bytes.data(), bytes.size(), 0)) library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     close(file);
     return library;
