@@ -94,6 +94,7 @@ def test_outputs_are_compared_without_what_was_measured() -> None:
     clocks = [programs.comparable(f"{n} ticks\nsum 1", "ticks$") for n in (1, 2)]
     assert clocks[0] == clocks[1] != programs.comparable("1 ticks\nsum 2", "ticks$")
     assert first != programs.comparable("sum 43\nGPU Time in seconds:\n0.125\nsum 42\nBandwidth = 1e3 GB/s")
+    assert programs.comparable("time 0 ms, rate inf") == programs.comparable("time 2 ms, rate 1.5e-05")
     assert programs.comparable("a\nb") != programs.comparable("b\na")
     assert programs.comparable("a\nb", unordered=True) == programs.comparable("b\na", unordered=True)
 
