@@ -99,7 +99,9 @@ def comparable(printed: str, measured: str = "", unordered: bool = False) -> str
     for line in printed.splitlines():
         reports = _MEASURED.search(line) is not None
         differs = reports or before or (measured != "" and re.search(measured, line) is not None)
-        without = re.sub(r"\s*[-+]?(\d[\d.,]*(e[-+]?\d+)?|\binf\b)", " N", line)  # columns may have other widths
+        without = re.sub(
+            r"\s*[-+]?(\d[\d.,]*(e[-+]?\d+)?|\binf\b)", " N", line
+        )  # columns may have other widths
         lines.append(without if differs else line)
         before = reports
     return "\n".join(sorted(lines) if unordered else lines)
