@@ -42,7 +42,7 @@ from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRef
 from gpubpf.process.syscalls import NUMBERS
 
 PATIENCE = 3.0  # seconds for finding a thread that can be borrowed, if that is time for
-ENOUGH = 100  # rounds over all threads; otherwise a few times as long: on a busy machine, a round takes long
+ENOUGH = 400  # rounds over all threads; otherwise a few times as long: on a busy machine, a round takes long
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
 STACK_LIMIT = 256 << 10  # bytes of a stack that are searched for return addresses
 
