@@ -41,8 +41,8 @@ from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
 from gpubpf.process.syscalls import NUMBERS
 
-PATIENCE = 3.0  # seconds for finding a thread that can be borrowed, if that is time for
-ENOUGH = 400  # rounds over all threads; otherwise a few times as long: on a busy machine, a round takes long
+PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
+ENOUGH = 400  # rounds over all threads; until then, the search goes on, for up to five times PATIENCE: a busy machine is slow
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
 STACK_LIMIT = 256 << 10  # bytes of a stack that are searched for return addresses
 
@@ -424,7 +424,7 @@ class _Borrowing:
 
     def run(self) -> int:
         """Return the address of the worker's memory. Raises SessionError, ThreadEnded, TraceRefused, OSError."""
-        until = time.monotonic() + PATIENCE
+        start = time.monotonic()
         rounds = 0
         while True:
             rounds += 1
@@ -442,11 +442,11 @@ class _Borrowing:
                     self.stopped_s += time.monotonic() - began
                 if base:
                     return base
-                if time.monotonic() > until + 4 * PATIENCE:
+                if time.monotonic() > start + 5 * PATIENCE:
                     break
             if ptrace.is_dead(self.pid, self.pid):
                 raise ThreadEnded
-            if time.monotonic() > until + (0 if rounds >= ENOUGH else 4 * PATIENCE):
+            if time.monotonic() > start + PATIENCE * (1 if rounds >= ENOUGH else 5):
                 raise SessionError(
                     f"pid {self.pid} has no thread that can be interrupted safely;"
                     " try again, or start the program with the tool"

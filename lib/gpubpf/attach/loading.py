@@ -17,7 +17,7 @@ true of it:
 In both cases it must not be in a signal handler, which could have interrupted anything: no return address on its stack leads to
 `rt_sigreturn`. It must run on the stack that the kernel or the C library made for it, with room for a signal frame: a coroutine's
 stack may be too small. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later,
-for `borrow.PATIENCE` seconds (longer where that is too short for `borrow.ENOUGH` tries). All other threads run
+for `borrow.PATIENCE` seconds, or up to five times as long where that is too short for `borrow.ENOUGH` tries. All other threads run
 meanwhile, so a lock that one of them holds is released.
 
 The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it
@@ -402,10 +402,9 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
                 return symbol.address, -1
         opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
         _fill(worker.pid, opened, data)
-        # dlopen takes an equal path for a library that it has already loaded, so each content gets its own spelling.
-        path = (
-            f"/proc/self/fd/{''.join('./' if bit == '1' else '/' for bit in f'{int(digest, 16):b}')}{opened}"
-        )
+        # dlopen returns the library that it has loaded by the same path. So a library's path is spelled by the bits of its digest.
+        bits = f"{int(digest, 16):b}".replace("1", "./").replace("0", "/")
+        path = f"/proc/self/fd/{bits}{opened}"
     handle = worker.call("dlopen", worker.text(path, 4), os.RTLD_NOW)
     function = worker.call("dlsym", handle, worker.text(entry, 2)) if handle else 0
     if not function:

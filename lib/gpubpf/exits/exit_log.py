@@ -141,11 +141,9 @@ class ExitLog:
                 here = LaneLateness.of_maps(late.array, blocks.array)
                 found[kernel] = found[kernel].plus(here) if kernel in found else here
                 launches[kernel] = launches.get(kernel, 0) + late.launches
-        for (
-            kernel,
-            lateness,
-        ) in found.items():  # launches that began while the maps were being read have exits, too
-            begun = -(-int(lateness.exits.sum()) // kernel.shape.threads)
+        for kernel, sums in found.items():
+            # Launches that began while the maps were being read have exits, too.
+            begun = -(-int(sums.exits.sum()) // kernel.shape.threads)
             launches[kernel] = max(launches[kernel], begun)
         return found, launches
 

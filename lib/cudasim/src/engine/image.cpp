@@ -35,8 +35,8 @@ static int sealed_file(std::string_view content) {
 static void *load_object(std::string_view object, const std::string &name) {
     void *handle = nullptr;
     if (const int file = sealed_file(object); file >= 0) {
-        // dlopen takes an equal path for a library that it has already loaded, so each number gets its own spelling. Another
-        // copy of the embedded device in this process has other numbers.
+        // dlopen returns the library that it has loaded by the same path. So each path is spelled by the bits of another
+        // number. A second copy of the embedded device in this process begins at another one.
         static std::atomic<uint64_t> loaded{reinterpret_cast<uint64_t>(&loaded) << 16};
         std::string path = "/proc/self/fd/";
         for (uint64_t n = ++loaded; n; n >>= 1) path += n & 1 ? "./" : "/";

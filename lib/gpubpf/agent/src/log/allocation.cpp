@@ -69,7 +69,7 @@ void remember(Allocations &a, uint64_t base, uint64_t end) {
 
 // The range of values that look like GPU addresses.
 constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
-// Values that looked like addresses and were not. After this many, the driver is no longer asked.
+// The driver is asked about values that look like addresses, until so many of them were none.
 constexpr uint32_t kMostMisses = 100000;
 
 bool is_known(uint64_t address) {

@@ -24,8 +24,8 @@ uint64_t allocated(uint64_t base, uint64_t bytes, uint32_t context);
 void log_allocation(uint32_t context, const char *call, uint64_t base, uint64_t bytes, uint64_t epoch,
                     uint32_t stack, uint16_t flags = 0);
 
-// Allocations made before the agent was attached are found through the addresses in launches. Logs those that the parameters of a
-// launch are in: `find` asks the driver for the allocation at an address, and returns false if there is none.
+// Logs the allocations that were made before the agent was attached, when a launch has an address in them among its parameters.
+// `find` asks the driver for the allocation at an address, and returns false if there is none.
 using FindAllocation = bool (*)(uint64_t address, uint64_t &base, uint64_t &bytes);
 void log_allocations_before(const void *parameters, size_t size, uint32_t context, FindAllocation find);
 
