@@ -28,6 +28,7 @@ suites:
   hecbench      the same for HeCBench
   hecbench-hip  HIP programs of HeCBench, built with hipcc, plain and under each tool for HIP
   rocrand       the same for rocRAND's own tests, which need librocrand-dev and libgtest-dev
+  rocprim       the same for rocPRIM's own tests, which need librocprim-dev and libgtest-dev
   programs      CUDA programs that you built: each executable in DIR, plain and under each tool
 
 examples:

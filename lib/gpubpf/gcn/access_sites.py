@@ -227,8 +227,7 @@ class AccessSites:
         b64, own = "s_mov_b64", at.sgpr + at.sgprs - _OWN
         vcc, exec_, scc = f"s[{own}:{own + 1}]", f"s[{own + 2}:{own + 3}]", f"s{own + 4}"
         kept = [(n, *at.lanes[n]) for n in at.lanes if n not in at.numbers(_SET)]
-        used = [one.name for one in comgr.disassemble(probe.code, 0)]
-        loads = any(_LOADS.match(name) for name in used)
+        loads = any(_LOADS.match(one.name) for one in comgr.probe(probe.code))
         head = [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in kept]
         head += [f"s_cselect_b32 {scc}, 1, 0", f"{b64} {vcc}, vcc", f"{b64} {exec_}, exec"]
         if at.save.vgpr is not None:

@@ -64,6 +64,7 @@ class Comgr:
         self._isa = isa.encode()
         self._code, self._base, self._printed = b"", 0, b""
         self._assembled: dict[str, bytes] = {}  # by text: assembling takes 11 ms
+        self._probes: dict[bytes, tuple[GcnInstruction, ...]] = {}
         # These must live as long as comgr may call them.
         self._callbacks = _READ(self._read), _PRINT(self._print), _ANNOTATE(lambda address, user: None)
         self._info = _Handle()
@@ -93,6 +94,12 @@ class Comgr:
             name, _, operands = self._printed.decode("ascii", "replace").strip().partition(" ")
             yield GcnInstruction(at, size.value, name, operands.strip())
             at += size.value
+
+    def probe(self, code: bytes) -> tuple[GcnInstruction, ...]:
+        """Return the instructions of a probe, as if it lay at 0. Many kernels have the same one."""
+        if code not in self._probes:
+            self._probes[code] = tuple(self.disassemble(code, 0))
+        return self._probes[code]
 
     def assemble(self, text: str) -> bytes:
         """Return the machine code of a text without directives. Raises ImageError if it is wrong."""

@@ -21,7 +21,7 @@ def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
         by = sgpr if kind == "s" else vgpr
         return f"{kind}{int(one) + by}" if one else f"{kind}[{int(first) + by}:{int(last) + by}]"
 
-    instructions = list(comgr.disassemble(code, 0))
+    instructions = comgr.probe(code)
     text = "\n".join(f"{one.name} {_REGISTERS.sub(moved, one.operands)}" for one in instructions)
     made = bytearray(comgr.assemble(text))
     if len(made) != len(code):
