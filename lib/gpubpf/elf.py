@@ -42,6 +42,7 @@ _HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+SYMBOL_SIZE = _SYMBOL.size
 _DYNAMIC = struct.Struct("<QQ")
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 Record = Mapping[str, Any]
+_KEPT = tuple(f'{{"type":"{kind}"' for kind in ("api", "kernel", "summary"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ TOOLS = APIS["cuda"].tools
 
 @dataclass(frozen=True)
 class Watched:
-    """What a command printed under a tool, how it ended, and the tool's records.
+    """What a command printed under a tool, how it ended, and the tool's records of calls and kernels and its summary.
 
     said: the standard error of both. status: None after a timeout. seconds: how long it took.
     """
@@ -109,8 +110,16 @@ def under(tool: str, command: Sequence[str], limit: float, place: Path | None = 
         began = time.monotonic()
         printed, said, status = finished(whole, limit, place)
         seconds = time.monotonic() - began
-        lines = output.read_text().splitlines() if output.exists() else []
-    return Watched(printed, said, status, [json.loads(line) for line in lines], seconds)
+        records = list(_kept(output)) if output.exists() else []
+    return Watched(printed, said, status, records, seconds)
+
+
+def _kept(output: Path) -> Iterator[Record]:
+    """Yield the records of the types that the runners look at. A tool may have written gigabytes of others."""
+    with output.open() as lines:
+        for line in lines:
+            if line.startswith(_KEPT):
+                yield json.loads(line)
 
 
 def finished(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
+from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject
 from gpubpf.gcn.comgr import Comgr
@@ -15,6 +16,7 @@ PAGE = 4096
 NOP = 0xBF800000  # s_nop
 _NEAR = 1 << 17  # bytes that s_branch reaches
 _PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
+_INFO = 4  # where the type and the binding of a symbol are in its entry
 _LOW, _HIGH = 8, 16  # where the literals are in the code that computes an address
 
 
@@ -67,6 +69,16 @@ def _far(comgr: Comgr, at: int, to: int, go: str) -> bytes:
     struct.pack_into("<I", code, _LOW, distance & 0xFFFFFFFF)
     struct.pack_into("<I", code, _HIGH, distance >> 32)
     return bytes(code)
+
+
+def hide_variables(code: CodeObject, image: bytearray) -> None:
+    """Make the code object's variables local, so that ROCr does not list those of the copy: the probed code uses the original's."""
+    for section in code.elf.sections:
+        if section.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
+            names = code.elf.name_table(section)
+            for number, one in enumerate(code.elf.symbols(section)):
+                if one.type == elf.STT_OBJECT and not names.at(one.name).endswith(".kd"):
+                    image[section.offset + elf.SYMBOL_SIZE * number + _INFO] = elf.STT_OBJECT  # STB_LOCAL
 
 
 def append(code: CodeObject, image: bytearray, added: Added) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn.access_sites import AccessProbes
-from gpubpf.gcn.added import PAGE, Added, append
+from gpubpf.gcn.added import PAGE, Added, append, hide_variables
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.kernel_code import read
@@ -103,6 +103,7 @@ def inject(
             refusals[kernel.name] = str(reason)
             del added.content[mark:]
     if made:
+        hide_variables(code, image)
         append(code, image, added)
     return GcnInjected(bytes(image), made, refusals)
 

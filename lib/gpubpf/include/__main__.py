@@ -1,0 +1,5 @@
+"""Print the directory of the header for maps in a HIP program of one's own: hipcc -I"$(python3 -m gpubpf.include)" …"""
+
+from pathlib import Path
+
+print(Path(__file__).with_name("hip"))
