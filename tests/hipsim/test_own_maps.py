@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,16 @@ import pytest
 from hipsim_device import PROGRAMS, ROOT, environment, hipcc, program, run
 
 HEADER = ROOT / "lib" / "gpubpf" / "include" / "hip"
+# Programs are built again when the header changes.
+OPTIONS = (
+    f"-I{HEADER}",
+    f"-DHEADER={zlib.crc32((HEADER / 'gpubpf_maps.h').read_bytes())}",
+)
 N = 1000
 
 
 def _program(*options: str, gpu: str = "gfx906") -> Path:
-    return program("own_maps", f"-I{HEADER}", *options, gpu=gpu)
+    return program("own_maps", *OPTIONS, *options, gpu=gpu)
 
 
 def _maps(folder: Path) -> list[dict[str, Any]]:
@@ -169,6 +176,28 @@ def test_with_a_tool(tmp_path: Path) -> None:
     lines = _maps(tmp_path)
     assert all(line.pop("gpu") == 0 for line in lines)
     _check(lines)
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """The program of docs/own-maps.md writes the lines that the page has."""
+    page = (ROOT / "docs" / "own-maps.md").read_text()
+    code = re.split(r"^```(?:c\+\+)?\n", page, flags=re.MULTILINE)[1]
+    (tmp_path / "spmv.hip").write_text(
+        code
+        + """
+        int main() {
+            int *begins, *ends;
+            if (hipMallocManaged(&begins, 4000) || hipMallocManaged(&ends, 4000)) return 1;
+            for (int i = 0; i < 1000; ++i) begins[i] = 5, ends[i] = i < 210 ? 6 : 7 + i % 2;
+            spmv<<<4, 256>>>(begins, ends, 1000);
+        }
+        """
+    )
+    done = run([program("spmv", *OPTIONS, folder=tmp_path)], GPUBPF_MAPS=f"{tmp_path}/maps.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = [line.strip() for line in page.splitlines() if line.startswith('    {"type"')]
+    found = (tmp_path / "maps.json").read_text().splitlines()
+    assert [re.sub(r'"pid":\d+', '"pid":4711', line) for line in found] == shown
 
 
 def test_the_header_is_found() -> None:

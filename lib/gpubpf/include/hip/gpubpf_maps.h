@@ -381,21 +381,21 @@ class Maps {
         static const char *const kKinds[] = {"", "array", "hash", "histogram"};
         const Description &is = map.is;
         const char *content = map.content.data();
-        std::string text = "{\"type\": \"map\", \"map\": \"" + map.name + "\", \"kind\": \"" +
+        std::string text = "{\"type\":\"map\",\"map\":\"" + map.name + "\",\"kind\":\"" +
                            kKinds[unsigned(is.kind)] +
-                           "\", \"vendor\": \"amd\", \"gpu\": " + std::to_string(map.gpu) +
-                           ", \"pid\": " + std::to_string(getpid());
+                           "\",\"vendor\":\"amd\",\"gpu\":" + std::to_string(map.gpu) +
+                           ",\"pid\":" + std::to_string(getpid());
         std::string entries;
-        const auto add = [&](const std::string &entry) { entries += (entries.empty() ? "" : ", ") + entry; };
+        const auto add = [&](const std::string &entry) { entries += (entries.empty() ? "" : ",") + entry; };
         if (is.kind == Kind::Histogram) {
             for (unsigned bits = 0; bits < is.entries; ++bits) {
                 const Number count = number_at(content + bits * sizeof(Number));
                 const Number low = bits ? Number(1) << (bits - 1) : 0;
                 if (count)
-                    add("[" + std::to_string(low) + ", " + std::to_string(bits ? low + (low - 1) : 0) + ", " +
+                    add("[" + std::to_string(low) + "," + std::to_string(bits ? low + (low - 1) : 0) + "," +
                         std::to_string(count) + "]");
             }
-            return text + ", \"buckets\": [" + entries + "]}\n";
+            return text + ",\"buckets\":[" + entries + "]}\n";
         }
         const bool hash = is.kind == Kind::Hash;
         const char *marks = content + sizeof(Number);
@@ -407,11 +407,11 @@ class Maps {
                 if (!mark) continue;
                 key = i == is.entries ? ~Number(0) : mark - 1;
             }
-            add("{\"key\": " + integer(key, is.keys == Format::Signed) +
-                ", \"value\": " + value(is, values + i * is.value_bytes) + "}");
+            add("{\"key\":" + integer(key, is.keys == Format::Signed) +
+                ",\"value\":" + value(is, values + i * is.value_bytes) + "}");
         }
-        text += ", \"entries\": [" + entries + "]";
-        if (hash) text += ", \"lost\": " + std::to_string(number_at(content));
+        text += ",\"entries\":[" + entries + "]";
+        if (hash) text += ",\"lost\":" + std::to_string(number_at(content));
         return text + "}\n";
     }
 
