@@ -32,7 +32,7 @@ from hipsim_engine import GPUS, Engine  # noqa: E402
 SHAPE = ((1280, 1, 1), (256, 1, 1))
 KERNELS = (
     ("none", (), 0, "empty"),
-    ("reversed", ("x",), 8, "all lanes end together; 4 accesses"),
+    ("reversed", ("x",), 8, "all lanes end together; 4 accesses, a barrier"),
     ("scale", ("x", "u32 1000"), 12, "a bound, and a loop"),
 )
 MOVES, ATOMIC = ("load", "store"), ("atomic",)
@@ -57,6 +57,8 @@ PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
     ("launchlate", "launchlate", (("on_entry", "entry"), ("on_exit", "exit"))),
     ("memtrace --no-allocations", "memtrace", accesses("")),
     ("memtrace", "memtrace", accesses("covered_")),
+    ("a count per block", "points", (("on_begin", "block_begin"), ("on_end", "block_end"))),
+    ("the longest wait at barriers", "points", (("on_leave", "barrier_leave"),)),
 )
 GRAIN = Grain().parameter + bytes(40)
 HEAD = """# Probes in kernels of AMD GPUs
@@ -66,11 +68,29 @@ on an AMD GPU; no times. The kernels have one-dimensional grids of 1,280 work-it
 
     python3 benchmarks/amd_probes.py benchmarks/results/amd_probes.md
 """
+POINTS = """
+#include <gpubpf.h>
+GPU_ARRAY(counts, u64, 3);
+static inline int count(int key) {
+    u64 *mine = counts.lookup(&key);
+    if (mine) __sync_fetch_and_add(mine, 1);
+    return 0;
+}
+int on_begin(struct gpu_block_begin *ctx) { return count(0); }
+int on_end(struct gpu_block_end *ctx) { return count(1); }
+int on_leave(struct gpu_barrier_leave *ctx) {
+    int key = 2;
+    u64 waited = ctx->waited, *mine = counts.lookup(&key);
+    if (mine) gpu_max(mine, waited);
+    return 0;
+}
+"""
 TEXTS = {
     "threadhist": threadhist.PROGRAM,
     "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM,
     "launchlate": WIDE + launchlate.PROGRAM,
     "memtrace": WIDE + memtrace.PROGRAM,
+    "points": POINTS,
 }
 
 

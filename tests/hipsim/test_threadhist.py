@@ -17,20 +17,20 @@ from hipsim_device import ROOT, environment, libraries, program
 measured = functools.partial(hipsim_device.measured, "threadhist")
 TOOL = [sys.executable, str(ROOT / "tools" / "threadhist.py")]
 GPUS = ("gfx906", "gfx90a", "gfx1030")
-BLOCKS = """
+FUNCTIONS = """
 import sys
 from gpubpf.show import cli
 from gpubpf.program import BPF
 
-@cli.command("blocks")
+@cli.command("functions")
 def main(argv=None):
-    parser = cli.parser("blocks", "Do nothing.", "examples:\\n    blocks -- ./app\\n")
+    parser = cli.parser("functions", "Do nothing.", "examples:\\n    functions -- ./app\\n")
     for add in (cli.add_targets, cli.add_kernels, cli.add_device, cli.add_looks, cli.add_output):
         add(parser)
     args = cli.parse(parser, argv)
     out = cli.open_results(args)
-    b = BPF(text="#include <gpubpf.h>\\nint on_begin(struct gpu_block_begin *ctx) { return 0; }\\n")
-    b.attach_gpu_block_begin(fn_name="on_begin")
+    b = BPF(text="#include <gpubpf.h>\\nint on_begin(struct gpu_function_entry *ctx) { return 0; }\\n")
+    b.attach_gpu_function_entry(fn_name="on_begin")
     if args.list:
         from gpubpf.images import listing
 
@@ -186,9 +186,9 @@ def test_list(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
-    """Kernels of AMD GPUs have no probes at the begin of a block yet."""
-    tool = tmp_path / "blocks"
-    tool.write_text(BLOCKS)
+    """Kernels of AMD GPUs have no probes at device functions yet."""
+    tool = tmp_path / "functions"
+    tool.write_text(FUNCTIONS)
     words = [sys.executable, str(tool)]
     variables = environment() | {"PYTHONPATH": str(ROOT / "lib")}
     done = subprocess.run(
@@ -199,4 +199,4 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
         [*words, "--", program("kernels")], capture_output=True, text=True, timeout=300, env=variables
     )
     assert done.returncode == 0, done.stderr  # the program has its device
-    assert "has code for AMD GPUs, whose kernels blocks does not measure yet" in done.stderr
+    assert "has code for AMD GPUs, whose kernels functions does not measure yet" in done.stderr

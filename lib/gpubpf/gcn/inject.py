@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
-from gpubpf.gcn.access_sites import AccessProbes
 from gpubpf.gcn.added import PAGE, Added, append, hide_variables
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.inner_sites import InnerProbes
 from gpubpf.gcn.kernel_code import read
 from gpubpf.gcn.kernel_writer import InjectedGcnKernel, KernelWriter, PlacedProbe
 from gpubpf.gcn.start import KEPT
@@ -72,7 +72,7 @@ def inject(
     refusals: dict[str, str] = {}
     known: dict[
         tuple[tuple[object, ...], ...],
-        tuple[Mapping[str, PlacedProbe], LaunchBlock, AccessProbes],
+        tuple[Mapping[tuple[str, ...], PlacedProbe], LaunchBlock, InnerProbes],
     ] = {}
     for kernel in code.kernels:
         placements = kernels.get(kernel.name)
@@ -92,8 +92,8 @@ def inject(
             )
             if key not in known:
                 block = launch_block([placement.program for placement in placements])
-                at_accesses = AccessProbes([p for p in placements if p.point == "access"], block, code.gpu)
-                known[key] = _placed(code, comgr, placements, kinds, block, added), block, at_accesses
+                inside = InnerProbes(placements, block, code.gpu)
+                known[key] = _placed(code, comgr, placements, kinds, block, added), block, inside
             mark = len(added.content)
             writer = KernelWriter(code, comgr, kernel, body, kinds, added, virtual, *known[key])
             made[kernel.name], changes = writer.write()
@@ -115,19 +115,23 @@ def _placed(
     kinds: Sequence[str],
     block: LaunchBlock,
     added: Added,
-) -> dict[str, PlacedProbe]:
-    """Add the probe of each point. Raises VerifyError."""
-    found = {}
-    for point in dict.fromkeys(p.point for p in placements if p.point != "access"):
-        chosen = [placement for placement in placements if placement.point == point]
+) -> dict[tuple[str, ...], PlacedProbe]:
+    """Add the probes where waves begin and where they end, by their points. Raises VerifyError."""
+    found: dict[tuple[str, ...], PlacedProbe] = {}
+    for points in (amdgcn.AT_ENTRY, amdgcn.AT_EXIT):
+        chosen = [placement for point in points for placement in placements if placement.point == point]
+        if not chosen:
+            continue
+        at_exit, used = points == amdgcn.AT_EXIT, tuple(dict.fromkeys(one.point for one in chosen))
         counters = [kinds.index(p.accumulate) if p.accumulate else None for p in chosen]
-        asked = {time for p in chosen for time in p.program.times} if point == "exit" else set()
+        asked = {time for p in chosen for time in p.program.times} if at_exit else set()
         given = tuple(time for time in amdgcn.TIMES if time in asked)
-        returns = point != "exit" or bool(given)
+        returns = not at_exit or bool(given)
+        sites = [used.index(p.point) for p in chosen]
         probe = amdgcn.compile_probe(
-            [p.program for p in chosen], block, code.gpu, counters, returns, bool(given)
+            [p.program for p in chosen], block, code.gpu, counters, returns, bool(given), sites
         )
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
         vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 are the work-item
-        found[point] = PlacedProbe(added.add(probe.code + back), probe.sgprs, vgprs, given)
+        found[points] = PlacedProbe(added.add(probe.code + back), probe.sgprs, vgprs, given, used)
     return found

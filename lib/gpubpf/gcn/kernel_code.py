@@ -164,20 +164,21 @@ class KernelCode:
         if block:
             yield block
 
-    def moved(self, to: int, before: Mapping[int, bytes]) -> MovedCode:
-        """Return a copy that lies at `to`, with code put before the instructions at some addresses. Raises Refusal.
+    def moved(
+        self, to: int, before: Mapping[int, bytes], behind: Mapping[int, bytes] | None = None
+    ) -> MovedCode:
+        """Return a copy that lies at `to`, with code put before and behind the instructions at some addresses. Raises Refusal.
 
-        Who branches to such an instruction goes to the code before it.
+        A branch to such an instruction leads to the code before it.
         """
-        starts, places, at = {}, {}, to
+        behind = behind or {}
+        starts, places, content = {}, {}, bytearray()
         for instruction in self.instructions:
-            starts[instruction.address] = at
-            places[instruction.address] = at = at + len(before.get(instruction.address, b""))
-            at += instruction.size
-        content = bytearray()
-        for instruction in self.instructions:
-            content += before.get(instruction.address, b"")
-            content += self.code[instruction.address]
+            address = instruction.address
+            starts[address] = to + len(content)
+            content += before.get(address, b"")
+            places[address] = to + len(content)
+            content += self.code[address] + behind.get(address, b"")
         for address, target in self.branches.items():
             at = places[address]
             struct.pack_into("<h", content, at - to, words(at, starts[target]))

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn import registers, times, work
 from gpubpf.gcn.access import GcnAccess
-from gpubpf.gcn.access_sites import (
-    ALIGNED_SGPR,
-    SGPRS,
-    AccessProbes,
-    AccessRegisters,
-    AccessSite,
-    AccessSites,
-    Call,
-)
 from gpubpf.gcn.added import NOP, Added, branch, call, jump
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.inner_sites import (
+    ALIGNED_SGPR,
+    SGPRS,
+    InnerProbes,
+    InnerRegisters,
+    InnerSite,
+    InnerSites,
+    Insertion,
+    joined,
+)
 from gpubpf.gcn.kernel_code import KernelCode, MovedCode, words
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
@@ -43,11 +44,12 @@ class GcnSite:
     without a symbol), and the bytes from that function's beginning. opcode: the instruction's name, of accesses."""
 
     number: int
+    point: str
     address: int
     function: str
     offset: int
     opcode: str = ""
-    access: GcnAccess | None = None  # None: lanes leave here
+    access: GcnAccess | None = None
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class InjectedGcnKernel:
 
 @dataclass(frozen=True)
 class PlacedProbe:
-    """The probe of a point: where its code is, how many registers it needs, and which of `amdgcn.TIMES` it is given."""
+    """A probe where waves begin or end: where its code is, how many registers it needs, which of `amdgcn.TIMES` it is given, and the
+    points of its programs. Each point has a site at each place."""
 
     at: int
     sgprs: int
     vgprs: int
     times: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
 
 
 NONE = PlacedProbe(0, 0, 0)
@@ -92,29 +96,32 @@ class KernelWriter:
 
     def __init__(
         self, code: CodeObject, comgr: Comgr, kernel: GcnKernel, body: KernelCode, kinds: Sequence[str], added: Added,
-        virtual: bool, probes: Mapping[str, PlacedProbe], block: LaunchBlock, at_accesses: AccessProbes,
+        virtual: bool, probes: Mapping[tuple[str, ...], PlacedProbe], block: LaunchBlock, inside: InnerProbes,
     ) -> None:  # fmt: skip
         self._code, self._comgr, self._kernel, self._body = code, comgr, kernel, body
         self._kinds, self._added, self._virtual, self._block = kinds, added, virtual, block
         self._start, self._wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
-        self._entry, self._exit = probes.get("entry", NONE), probes.get("exit", NONE)
+        self._entry = probes.get(amdgcn.AT_ENTRY, NONE)
+        self._exit = probes.get(amdgcn.AT_EXIT, NONE)
         self._block_offset = align(kernel.descriptor.kernarg_bytes, 8)
-        self._exits = self._places()
-        self._accesses = AccessSites(kernel, body, code.gpu, at_accesses, len(self._exits))
+        self._begins = self._places([kernel.begin], self._entry, 0)
+        self._exits = self._places(self._ways_out(), self._exit, len(self._begins))
+        first = len(self._begins) + len(self._exits)
+        self._inner = InnerSites(kernel, body, code.gpu, inside, first)
         self._choose_registers()
 
     def _choose_registers(self) -> None:
         """Choose where the prologue saves values, where work is counted, and where times are kept; and count all registers."""
-        body, start, entry, exit_, accesses = self._body, self._start, self._entry, self._exit, self._accesses
+        body, start, entry, exit_, inner = self._body, self._start, self._entry, self._exit, self._inner
         returning = max(entry.sgprs, exit_.sgprs if exit_.times else 0)
         first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), returning)
         if exit_.times:
             first = max(first, _AT_SITE)
-        first = align(first, ALIGNED_SGPR) if accesses.sgprs else first
+        first = align(first, ALIGNED_SGPR) if inner.sgprs else first
         save = Save(first, None)
         needed = max(_AT_SITE, entry.sgprs, exit_.sgprs)
         more = times.site_sgprs(save, needed) if exit_.times else first + SAVED
-        more = max(more, first + accesses.sgprs)
+        more = max(more, first + inner.sgprs)
         sgprs = max(more, needed)
         vgprs = (
             max(body.vgprs, registers.own_vgprs(self._code, self._kernel)) if body.is_indexed else body.vgprs
@@ -125,15 +132,15 @@ class KernelWriter:
             vgprs = max(vgprs, entry.vgprs + KEPT if entry is not NONE else 0)
             save = Save(0, vgprs)
             more = times.site_sgprs(save, needed) if exit_.times else 0
-            more = max(more, SGPRS if accesses.sgprs else 0)
+            more = max(more, SGPRS if inner.sgprs else 0)
             sgprs, vgprs = max(body.sgprs, start.sgprs + 2, needed, more), vgprs + 1
         self._counters = range(vgprs, vgprs + len(self._kinds))  # VGPRs in which the kernel's work is counted
         vgprs = align(self._counters.stop, 2) if exit_.times else self._counters.stop
         kept = {name: vgprs + 2 * n for n, name in enumerate(exit_.times)}
         place, vgprs = vgprs + 2 * len(kept), vgprs + (2 * len(kept) + 1 if kept else 0)
-        self._access_registers: AccessRegisters | None = None
-        if accesses.sgprs:
-            self._access_registers, vgprs = accesses.registers(save, body.sgprs, vgprs)
+        self._inner_registers: InnerRegisters | None = None
+        if inner.sgprs:
+            self._inner_registers, vgprs = inner.registers(save, body.sgprs, vgprs)
         if vgprs > _MOST_VGPRS:
             raise Refusal("it leaves no register free")
         self._times = Times(kept, place, save, align(first + SAVED, 2) if save.vgpr is None else None)
@@ -144,15 +151,14 @@ class KernelWriter:
 
     def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
         """Return what was added, and how the kernel's descriptor changes."""
-        sites = self._exits
-        additions, calls = self._additions(sites)
+        insertions = self._insertions()
         entry = self._add_prologue()
         try:
-            copy, content = self._copy(additions, calls, away=False)
+            copy, content = self._copy(insertions, away=False)
         except Refusal:
-            if not calls:
+            if not self._inner.sites:
                 raise
-            copy, content = self._copy(additions, calls, away=True)
+            copy, content = self._copy(insertions, away=True)
         self._added.add(content)
         code, kernel, wave = self._code, self._kernel, self._wave
         changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
@@ -161,88 +167,91 @@ class KernelWriter:
             kernel.descriptor.kernarg_bytes,
             self._block_offset,
             self._block,
-            (*sites, *(self._at_access(site) for site in self._accesses.sites)),
+            (*self._begins, *self._exits, *map(self._inside, self._inner.sites)),
             tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
             (before.vgprs, after.vgprs),
             self._body.waits,
             after.waves * units * wave,
             before.waves * units * wave,
             wave,
-            self._accesses.unprobed,
+            self._inner.unprobed,
         )
         return made, changes
 
     def _assemble(self, lines: Sequence[str]) -> bytes:
         return self._comgr.assemble("\n".join(lines))
 
-    def _places(self) -> list[GcnSite]:
-        """Return the kernel's exits, and if the time is asked for the other places at which lanes leave."""
-        if self._exit is NONE:
-            return []
-        places = [exit_.address for exit_ in self._body.exits]
-        places += leaving(self._body) if self._exit.times else []
-        return [self._at(number, address) for number, address in enumerate(places)]
+    def _ways_out(self) -> list[int]:
+        """Return where lanes leave: the kernel's ends, and if the time is asked for other places."""
+        return [one.address for one in self._body.exits] + (leaving(self._body) if self._exit.times else [])
 
-    def _at(self, number: int, address: int, opcode: str = "", access: GcnAccess | None = None) -> GcnSite:
+    def _places(self, addresses: Sequence[int], probe: PlacedProbe, first: int) -> list[GcnSite]:
+        """Return the sites of a probe at these places, with numbers from `first` on."""
+        each = [(address, point) for address in addresses for point in probe.points]
+        return [self._at(first + n, point, address) for n, (address, point) in enumerate(each)]
+
+    def _at(
+        self, number: int, point: str, address: int, opcode: str = "", access: GcnAccess | None = None
+    ) -> GcnSite:
         at = next(region for region in self._body.regions if region.begin <= address < region.end)
         function = self._kernel.name if at is self._body.regions[0] else at.name
-        return GcnSite(number, address, function, address - at.begin, opcode, access)
+        return GcnSite(number, point, address, function, address - at.begin, opcode, access)
 
-    def _at_access(self, site: AccessSite) -> GcnSite:
-        return self._at(site.number, site.instruction.address, site.instruction.name, site.access)
+    def _inside(self, site: InnerSite) -> GcnSite:
+        return self._at(site.number, site.point, site.instruction.address, site.instruction.name, site.access)
 
-    def _additions(self, sites: Sequence[GcnSite]) -> tuple[dict[int, bytes], list[Call]]:
-        """Return what is put before the kernel's instructions: counting, keeping the time, and calls of probes; and these calls."""
-        added: dict[int, bytes] = {}
+    def _insertions(self) -> list[Insertion]:
+        """Return what is put before and behind the kernel's instructions: counting, keeping the time, and calls of probes.
+
+        There is one before each instruction and one behind it at most.
+        """
+        every: list[Insertion] = []
         for kind, counter in zip(self._kinds, self._counters, strict=True):
             add = work.adder(self._comgr, self._code.gpu, counter)
-            for address, number in work.counted(self._body, kind).items():
-                added[address] = added.get(address, b"") + add(number)
+            counted = work.counted(self._body, kind).items()
+            every += [Insertion(address, False, add(number)) for address, number in counted]
         if self._exit.times:
-            for place in sites[len(self._body.exits) :]:
-                added[place.address] = added.get(place.address, b"") + self._keep(place.number)
-        calls: list[Call] = []
-        if self._access_registers is not None:
-            at_accesses, calls = self._accesses.before(self._comgr, self._access_registers)
-            calls = [replace(one, offset=one.offset + len(added.get(one.address, b""))) for one in calls]
-            for address, content in at_accesses.items():
-                added[address] = added.get(address, b"") + content
-        if self._body.inside_indexing & added.keys():
+            for place in self._exits[:: len(self._exit.points)][len(self._body.exits) :]:
+                every.append(Insertion(place.address, False, self._keep(place.number)))
+        if self._inner_registers is not None:
+            every += self._inner.insertions(self._comgr, self._inner_registers)
+        if self._body.inside_indexing & {one.address for one in every}:
             raise Refusal("it changes EXEC or accesses memory while it computes the numbers of VGPRs")
-        return added, calls
+        return joined(every)
 
-    def _copy(
-        self, additions: Mapping[int, bytes], calls: Sequence[Call], away: bool
-    ) -> tuple[MovedCode, bytes]:
+    def _copy(self, insertions: Sequence[Insertion], away: bool) -> tuple[MovedCode, bytes]:
         """Return the copy of the kernel, and its content with all that lies behind it: sites and probes. It will lie at the end of
-        what is added. away: what is put before instructions lies behind the copy, too, so that its branches reach further."""
+        what is added. away: insertions lie behind the copy, too, so that its branches reach further."""
         at, leaves = self._added.here, {place.address for place in self._exits}
-        marks = {
-            address: self._mark(UNTIMED_BEFORE if address in leaves else UNTIMED_BEGIN)
-            for address in additions
-        }
-        inside = {
-            address: marks[address] + (bytes(_BRANCH) if away else added) + self._mark(UNTIMED_END)
-            for address, added in additions.items()
-        }
-        copy = self._body.moved(at, inside)
-        texts = self._sites(copy, at)
-        content = copy.content + texts
+        before: dict[int, bytes] = {}
+        behind: dict[int, bytes] = {}
+        marks = {}
+        for one in insertions:
+            leaving_here = one.address in leaves and not one.behind
+            mark = marks[one] = self._mark(UNTIMED_BEFORE if leaving_here else UNTIMED_BEGIN)
+            code = mark + (bytes(_BRANCH) if away else one.code) + self._mark(UNTIMED_END)
+            (behind if one.behind else before)[one.address] = code
+        copy = self._body.moved(at, before, behind)
+        content = copy.content + self._sites(copy, at)
         probes_at: dict[Probe, int] = {}
-        for probe in self._accesses.probes:
-            assert self._access_registers is not None
+        for probe in self._inner.probes:
+            assert self._inner_registers is not None
             probes_at[probe] = at + len(content)
-            content += self._accesses.code(self._comgr, probe, self._access_registers)
-        starts = {address: copy.starts[address] + len(mark) for address, mark in marks.items()}
-        for address, added in additions.items() if away else ():
-            place, starts[address] = starts[address], at + len(content)
-            content[place - at : place - at + _BRANCH] = branch(place, starts[address])
-            content += added
-            content += branch(at + len(content), place + _BRANCH)
-        for one in calls:
-            place = starts[one.address] + one.offset
-            struct.pack_into("<h", content, place - at, words(place, probes_at[one.probe]))
-        for instruction in self._body.instructions if calls else ():
+            content += self._inner.code(self._comgr, probe, self._inner_registers)
+        for one in insertions:
+            begin = copy.starts[one.address]
+            if one.behind:
+                begin = copy.places[one.address] + len(self._body.code[one.address])
+            begin += len(marks[one])
+            if away:
+                place, begin = begin, at + len(content)
+                content[place - at : place - at + _BRANCH] = branch(place, begin)
+                content += one.code
+                content += branch(at + len(content), place + _BRANCH)
+            for offset, probe in one.calls:
+                called = begin + offset
+                struct.pack_into("<h", content, called - at, words(called, probes_at[probe]))
+        for instruction in self._body.instructions if self._inner.sites else ():
             if instruction.name == "s_clause":  # it says that memory accesses follow, one behind the other
                 struct.pack_into("<I", content, copy.places[instruction.address] - at, NOP)
         return copy, bytes(content)
@@ -279,7 +288,8 @@ class KernelWriter:
     def _sites(self, copy: MovedCode, at: int) -> bytes:
         """Return the code of the sites behind a copy that lies at `at`. Changes the copy's exits into branches to them."""
         sites_at, texts = at + len(copy.content), bytearray()
-        for number, exit_ in enumerate(self._body.exits if self._exit is not NONE else ()):
+        for exit_, first in zip(self._body.exits, self._exits[:: len(self._exit.points) or 1], strict=False):
+            number = first.number
             here, place = sites_at + len(texts), copy.places[exit_.address]
             copy.content[place - at : place - at + 4] = branch(place, here)
             texts += self._mark(UNTIMED_EXIT)

@@ -181,10 +181,12 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
 
 
 def _site(site: GcnSite, lines: SourceLines) -> Site:
-    made = Site(site.number, site.function, 0, *lines.at(site.address), offset=site.offset)
+    made = Site(
+        site.number, site.function, 0, *lines.at(site.address), site.point, site.opcode, offset=site.offset
+    )
     if (access := site.access) is None:
         return made
-    made = replace(made, point="access", opcode=site.opcode, kind=access.kind, space=access.space)
+    made = replace(made, kind=access.kind, space=access.space)
     return replace(made, width=access.width, effect=access.effect)
 
 

@@ -3,6 +3,7 @@
     program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
     probe = compile_probe([program], block, "gfx90a")
     probe = compile_access_probe({"global": [program]}, block, "gfx90a")
+    probe = compile_barrier_probe([program], block, "gfx90a", leaves=True)
 
 A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
 s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
@@ -10,9 +11,10 @@ place sets first (`REGISTERS`); the rest it loads from the launch block.
 
 Programs at the exit are given the time at which their lanes left the kernel (`TIMES`): a wave ends when all of its lanes have.
 
-A probe at memory accesses is given the address in VGPRs, and what is known of the instruction in `facts`. It keeps the registers of
-`KEPT`, and the address to return to is in `BACK` also when it returns. Its registers can be given other numbers: it uses only those
-that it is given and those above, and the numbers of its first SGPR must be a multiple of 4, of its first VGPR of 2.
+A probe in the middle of a kernel (`INSIDE`) preserves the registers of `KEPT`, and the address to return to is in `BACK` also when it
+returns. Its registers can be given other numbers: it uses only those that it is given and those above. The number of its first SGPR
+must be a multiple of 4, of its first VGPR of 2. At a memory access, it is given the address in VGPRs, and in `facts` what is known of
+the instruction. Where threads leave a barrier, it is given the time at which they arrived (`TIME`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubpf import elf
 from gpubpf.ebpf.bytecode import SPACES, Program
@@ -44,10 +46,16 @@ KEPT = SITE  # so many registers have the same values for all places of a wave
 BACK = BLOCK_REGISTERS + len(REGISTERS)  # the first of the two SGPRs that have the address to return to
 # What a place puts into the registers from `TIME` on, where the time is given: s_memtime and s_memrealtime, two registers each.
 TIME, TIMES = BACK + 2, ("clock", "globaltimer")
+# The points whose programs run together where a wave begins and where it ends, in their order.
+AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
+# The points in the middle of a kernel.
+AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
+INSIDE = ("access", *AT_BARRIER)
 # The fields of `facts`, with the first bit and the bits of each. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
+_OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
 _OF_ACCESS = ("address", "width", "space", "kind", "active", "effect")
 # Where a generic address can lead. It is compared with the windows of the first two spaces, as LLVM calls them.
 GENERIC_SPACES = ("shared", "local", "global")
@@ -220,7 +228,7 @@ def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
             f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only, and this GPU's waves have 64;"
             " use gpu_mask and GPU_LANES in the C text"
         )
-    module = ir.lower(program, checked, _backend(wave, checked.function.point == "exit"))
+    module = ir.lower(program, checked, _backend(wave, checked.function.point in AT_EXIT))
     # What has no address space of its own is private memory, which is dissolved into registers.
     text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)
     text = re.sub(r"(= alloca [^\n]+)", r"\1, addrspace(5)", text)
@@ -238,14 +246,17 @@ def compile_probe(
     counters: Sequence[int | None] = (),
     returns: bool = False,
     timed: bool = False,
+    sites: Sequence[int] = (),
 ) -> Probe:
     """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
     counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
-    with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns.
+    with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns. sites: for each
+    program, what is added to the number of the site that the place sets.
     """
     given = counters or [None] * len(programs)
-    return _compile(_entry(programs, block, gpu, given, returns, timed), programs, gpu)
+    each = [_Called(*one) for one in zip(programs, given, sites or [0] * len(programs), strict=True)]
+    return _compile(_entry(each, block, gpu, returns, timed), programs, gpu)
 
 
 def compile_access_probe(
@@ -258,6 +269,16 @@ def compile_access_probe(
     ordered = {space: programs[space] for space in GENERIC_SPACES if space in programs}
     every = [program for one in ordered.values() for program in one]
     return _compile(_access_entry(ordered, block, gpu), every, gpu)
+
+
+def compile_barrier_probe(
+    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, leaves: bool
+) -> Probe:
+    """Compile the programs of a barrier for a GPU. Raises VerifyError.
+
+    leaves: for threads that leave it, otherwise for those that arrive.
+    """
+    return _compile(_barrier_entry(programs, block, gpu, leaves), programs, gpu)
 
 
 def facts(offset: int, width: int, kind: int, effect: int) -> int:
@@ -317,14 +338,17 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
     return Probe(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
 
 
-def _entry(
-    programs: Sequence[WaveProgram],
-    block: LaunchBlock,
-    gpu: str,
-    counters: Sequence[int | None],
-    returns: bool,
-    timed: bool,
-) -> str:
+class _Called(NamedTuple):
+    """A program that a probe calls: the VGPR with the work of its thread, what is added to the number of the site, and the space of
+    the access."""
+
+    program: WaveProgram
+    counter: int | None = None
+    site: int = 0
+    space: str | None = None
+
+
+def _entry(programs: Sequence[_Called], block: LaunchBlock, gpu: str, returns: bool, timed: bool) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
     result, end = "void", ["  ret void"]
@@ -340,25 +364,22 @@ def _entry(
             f"  %both = insertvalue {result} %one, i32 %high, 1",
             f"  ret {result} %both",
         ]
-    given += [f"i32 %work{n}" for n in range(1 + max((n for n in counters if n is not None), default=-1))]
+    counters = [one.counter for one in programs if one.counter is not None]
+    given += [f"i32 %work{n}" for n in range(1 + max(counters, default=-1))]
     lines, declared = [], []
-    for number, (program, counter) in enumerate(zip(programs, counters, strict=True)):
-        more, declaration = _call(number, program, block, gpu, timed, counter)
+    for number, one in enumerate(programs):
+        more, declaration = _call(number, one, block, gpu, timed)
         lines += more
         declared.append(declaration)
     return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", lines + end)
 
 
 def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str) -> str:
-    """Return the function of a place at a memory access: all SGPRs up to `BACK` are results too, so that it keeps them.
+    """Return the function of a place at a memory access.
 
     programs: by space, in the order of GENERIC_SPACES.
     """
-    names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS), "back_low", "back_high"]
-    given = [*(f"i32 inreg %{name}" for name in names), "i32 %address_low", "i32 %address_high"]
-    result = f"{{ {', '.join(['i32'] * len(names))} }}"
     lines = [
-        *_joined("block", "low", "high"),
         *_joined("written", "address_low", "address_high"),
         *(line for name, (first, bits) in _FACTS.items() for line in _fact(name, first, bits)),
         "  %signed = sext i32 %offset to i64",
@@ -378,18 +399,48 @@ def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBl
                 f"in.{space}:",
             ]
         for program in programs[space]:
-            more, declaration = _call(next(numbers), program, block, gpu, False, None, space)
+            called = _Called(program, space=space)
+            more, declaration = _call(next(numbers), called, block, gpu, False)
             lines += more
             declared.append(declaration)
         lines.append("  br label %done")
         if space != last:
             lines.append(f"not.{space}:")
     lines.append("done:")
-    value = "poison"
+    return _inner(["i32 %address_low", "i32 %address_high"], declared, lines)
+
+
+def _barrier_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, leaves: bool) -> str:
+    """Return the function of a place at a barrier."""
+    given, lines, declared = [], [], []
+    if leaves:
+        declared.append("declare i64 @llvm.amdgcn.s.memtime()")
+        given = ["i32 inreg %arrived_low", "i32 inreg %arrived_high"]
+        lines = [
+            "  %left = call i64 @llvm.amdgcn.s.memtime()",
+            *_joined("arrived", "arrived_low", "arrived_high"),
+        ]
+        lines.append("  %waited = sub i64 %left, %arrived")
+    for number, program in enumerate(programs):
+        more, declaration = _call(number, _Called(program), block, gpu, False)
+        lines += more
+        declared.append(declaration)
+    return _inner(given, declared, lines)
+
+
+def _inner(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
+    """Return the module of a place in the middle of a kernel: all SGPRs up to `BACK` are results too, so that it keeps them.
+
+    given: parameters behind these.
+    """
+    names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS), "back_low", "back_high"]
+    result, value = f"{{ {', '.join(['i32'] * len(names))} }}", "poison"
+    text = [*_joined("block", "low", "high"), *lines]
     for number, name in enumerate(names):
-        lines.append(f"  %result.{number} = insertvalue {result} {value}, i32 %{name}, {number}")
+        text.append(f"  %result.{number} = insertvalue {result} {value}, i32 %{name}, {number}")
         value = f"%result.{number}"
-    return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", [*lines, f"  ret {result} {value}"])
+    parameters = ", ".join([*(f"i32 inreg %{name}" for name in names), *given])
+    return _module(declared, f"{result} @{_ENTRY}({parameters})", [*text, f"  ret {result} {value}"])
 
 
 def _joined(name: str, low: str, high: str) -> list[str]:
@@ -411,16 +462,9 @@ def _fact(name: str, first: int, bits: int) -> list[str]:
     ]
 
 
-def _call(
-    number: int,
-    program: WaveProgram,
-    block: LaunchBlock,
-    gpu: str,
-    timed: bool,
-    counter: int | None,
-    space: str | None = None,
-) -> tuple[list[str], str]:
-    """Return the LLVM IR that calls the program with this number, and its declaration. space: of the access."""
+def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: bool) -> tuple[list[str], str]:
+    """Return the LLVM IR that calls the program with this number, and its declaration."""
+    program, counter = called.program, called.counter
     unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
     lines, passed = [], []
     for argument in program.arguments:
@@ -435,9 +479,19 @@ def _call(
         elif argument.kind == "context" and argument.field == "work" and counter is not None:
             lines.append(f"  %{name} = zext i32 %work{counter} to i64")
             value = f"%{name}"
+        elif argument.kind == "context" and argument.field in _OF_BARRIER:
+            value = _OF_BARRIER[argument.field]
+        elif argument.kind == "context" and argument.field == "waited":
+            value = f"%{name}" if kind == "i32" else "%waited"
+            lines += [f"  {value} = trunc i64 %waited to i32"] if kind == "i32" else []
         elif argument.kind == "context" and argument.field in _OF_ACCESS:
-            more, value = _of_access(argument, space, name, program.wave)
+            more, value = _of_access(argument, called.space, name, program.wave)
             lines += more
+        elif argument.kind == "context" and argument.field == "site" and called.site:
+            bits = 64 if argument.type == "b64" else 32
+            number_at = _value(argument, block, f"{name}.first")
+            lines += [*number_at[0], f"  %{name} = add i{bits} {number_at[1]}, {called.site}"]
+            value = f"%{name}"
         else:
             more, value = _value(argument, block, name)
             lines += more

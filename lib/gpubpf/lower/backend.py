@@ -22,7 +22,8 @@ class Backend:
     `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
     number of a thread in its block is that plus its lane.
 
-    `join`: where lanes must go on together, the statement that keeps LLVM from separating them; for targets without `warps`.
+    `join`: for targets without `warps` whose lanes run together as well (waves): where lanes must continue together, the statement
+    that keeps LLVM from separating them. "" for targets that run one thread at a time.
 
     `functions`: definitions in LLVM IR of functions that `calls` names. `warp`: lanes of a warp, a power of two.
     """

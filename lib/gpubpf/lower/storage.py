@@ -114,7 +114,9 @@ def _parts(size: int) -> list[dict[str, Any]]:
 
 
 def _filled(template: str, backend: Backend, **values: Any) -> str:
-    fixed = {"pointer": backend.pointer, "scope": backend.scope, "warps": backend.warps, "join": backend.join}
+    waves = bool(backend.join)
+    fixed: dict[str, Any] = {"pointer": backend.pointer, "scope": backend.scope, "join": backend.join}
+    fixed |= {"warps": backend.warps, "waves": waves, "together": backend.warps or waves}
     return "\n".join(_expanded(_lines(template), {**fixed, **values}))
 
 

@@ -37,6 +37,7 @@ print(name.value.decode(errors="replace"))
 """
 NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
 EMBEDDED = "libcuda.so.1 is the embedded device"  # an answer of `ask_driver`
+_CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # one run has one clock, whichever devices its programs use
 REAL_CLOCK = "embedded device, real clock: times mean nothing"
 
 
@@ -105,7 +106,7 @@ def choose(
 ) -> Device:
     """Return the device for "auto", "gpu" or "sim".
 
-    `clock`: of the embedded device, "real" or "virtual"; None: what CUDASIM_CLOCK says, else `default_clock`.
+    `clock`: of the embedded device, "real" or "virtual"; None: what one of _CLOCKS says, else `default_clock`.
     Raises SessionError if the device cannot be used, UsageError for an unknown clock, or for a clock of a GPU."""
     missing = ""
     if wanted != "sim":
@@ -120,9 +121,10 @@ def choose(
         why = f"no GPU can be used ({missing}), and " if missing else ""
         raise SessionError(f"{why}the embedded device is not built; run script/setup")
     path = ":".join(filter(None, (str(LIBRARIES), environment.get("LD_LIBRARY_PATH"))))
-    clock = clock or environment.get("CUDASIM_CLOCK") or default_clock
+    variable = next((name for name in _CLOCKS if environment.get(name)), _CLOCKS[0])
+    clock = clock or environment.get(variable) or default_clock
     if clock not in ("real", "virtual"):
-        raise UsageError(f"CUDASIM_CLOCK is {clock!r}; unset it, or set it to real or virtual")
+        raise UsageError(f"{variable} is {clock!r}; unset it, or set it to real or virtual")
     virtual = clock == "virtual"
     notice = NOTICE + ("those of its virtual clock" if virtual else "mean nothing")
     changes = {"LD_LIBRARY_PATH": path, "CUDASIM_CLOCK": clock}

@@ -7,14 +7,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import KINDS, SPACES, Program
-from gpubpf.gcn import access_sites, kernel_writer
 from gpubpf.gcn.access import accesses, is_memory
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
@@ -28,7 +26,6 @@ pytestmark = pytest.mark.skipif(
     reason="needs hipcc and LLVM's tools for AMD GPUs, which script/setup installs where the distribution has them",
 )
 MOST = 400  # accesses of a thread that are kept
-TAKEN = 36  # SGPRs: hardly more than the probes here need
 TEXT = rf"""
 #include <gpubpf.h>
 struct entry {{ u64 address, active; u32 site; u8 width, space, kind, effect; }};
@@ -110,24 +107,6 @@ def device(gpu: str, built: Path, program: Program, tmp_path: Path) -> Iterator[
     made = Device(tmp_path, gpu, CodeObject(built.read_bytes()), program)
     yield made
     made.engine.close()
-
-
-@pytest.fixture(params=["free", "taken"])
-def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whether there are SGPRs that the kernel does not use."""
-    if request.param == "taken":
-        monkeypatch.setattr(access_sites, "SGPRS", TAKEN)
-        monkeypatch.setattr(kernel_writer, "SGPRS", TAKEN)
-    chosen, kept = access_sites.AccessSites.registers, []
-
-    def registers(*given: Any) -> Any:
-        found = chosen(*given)
-        kept.append(bool(found[0].lanes))
-        return found
-
-    monkeypatch.setattr(access_sites.AccessSites, "registers", registers)
-    yield
-    assert kept == [request.param == "taken"]
 
 
 @pytest.mark.parametrize("name", [one[0] for one in RUNS if one[0] != "none"])

@@ -7,11 +7,11 @@ import pytest
 
 from gpubpf.ebpf import compile
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.lower import nvptx, storage
+from gpubpf.lower import amdgcn, nvptx, storage
 from gpubpf.lower.nvptx import NVPTX
 from gpubpf.lower.x86 import X86
 
-BACKENDS = {"nvptx": NVPTX, "x86": X86}
+BACKENDS = {"nvptx": NVPTX, "x86": X86, "wave32": amdgcn.backend(32), "wave64": amdgcn.backend(64)}
 SIZES = [(1, 1), (3, 7), (4, 8), (12, 16), (64, 200)]
 
 
@@ -33,7 +33,7 @@ def test_llvm_takes_them(backend):
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(backend.triple).create_target_machine(opt=2)
     for name, text in made(backend).items():
-        module = llvm.parse_assembly(f'target triple = "{backend.triple}"\n{text}')
+        module = llvm.parse_assembly(f'target triple = "{backend.triple}"\n{backend.functions}\n{text}')
         module.verify()
         function = module.get_function("f")
         assert not function.is_declaration, name

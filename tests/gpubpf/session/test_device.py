@@ -48,10 +48,12 @@ def test_the_clock_of_the_embedded_device(
         return tracing.device_of(args).virtual
 
     monkeypatch.delenv("CUDASIM_CLOCK", raising=False)
+    monkeypatch.delenv("HIPSIM_CLOCK", raising=False)
     assert clock_of("--", "app") and not clock_of("--clock", "real", "--", "app") and not clock_of()
     monkeypatch.setenv("CUDASIM_CLOCK", "real")
     assert not clock_of("--", "app") and clock_of("--clock", "virtual", "--", "app")
     assert device.choose("sim", {}, default_clock="virtual").virtual
+    assert device.choose("sim", {"HIPSIM_CLOCK": "virtual"}).virtual
     with pytest.raises(UsageError, match="--clock chooses the clock of a COMMAND"):
         clock_of("--clock", "virtual", "-p", str(os.getpid()))
     monkeypatch.setattr(device, "ask_driver", lambda: (9, 0))
@@ -62,6 +64,8 @@ def test_the_clock_of_the_embedded_device(
 def test_an_unknown_clock_is_an_error(no_gpu: None, built: Path) -> None:
     with pytest.raises(UsageError, match="CUDASIM_CLOCK is 'bogus'; unset it, or set it to real or virtual"):
         device.choose("auto", {"CUDASIM_CLOCK": "bogus"})
+    with pytest.raises(UsageError, match="HIPSIM_CLOCK is 'bogus'"):
+        device.choose("auto", {"HIPSIM_CLOCK": "bogus"})
     library = Path(cudasim.__file__).parent / "lib" / "libcuda.so.1"
     if library.exists():
         words = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).cuInit(0)"]

@@ -12,16 +12,28 @@ declare i32 @llvm.nvvm.activemask()
 declare i32 @llvm.nvvm.read.ptx.sreg.lanemask.lt()
 declare i32 @llvm.ctpop.i32(i32)
 ; end
+; if waves
+declare i64 @llvm.ctpop.i64(i64)
+; end
 
 define internal i1 @$name(i64 %base, i64 %launch, i64 %block, i32 %threads) alwaysinline nounwind convergent {
 entry:
-; if warps
+; if together
 ; The lowest of the lanes that come together speaks for all of them.
+; if warps
   %mask = call i32 @llvm.nvvm.activemask()
   %lower = call i32 @llvm.nvvm.read.ptx.sreg.lanemask.lt()
   %below = and i32 %mask, %lower
   %many = call i32 @llvm.ctpop.i32(i32 %mask)
   %speaks = icmp eq i32 %below, 0
+; else
+  %mask = call i64 @gpubpf.active()
+  %lower = call i64 @gpubpf.lanes_below()
+  %below = and i64 %mask, %lower
+  %lanes = call i64 @llvm.ctpop.i64(i64 %mask)
+  %many = trunc i64 %lanes to i32
+  %speaks = icmp eq i64 %below, 0
+; end
   br i1 %speaks, label %mix, label %silent
 silent:
   ret i1 false

@@ -1,0 +1,359 @@
+"""Probes in the middle of a kernel, at memory accesses and barriers: the code at each site, and the probes that it calls.
+
+    probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
+    sites = InnerSites(kernel, body, gpu, probes, first=3)
+    insertions = sites.insertions(comgr, registers)     # what is put before and behind instructions
+
+In the middle of a kernel, all its registers may be in use. So a probe uses registers above them (renumber.py). The code at a site
+sets the probe's registers and calls it: before an access, the lanes that make it put its address into the probe's VGPRs. All sites of
+the kernel share the probe's code, which preserves VCC, EXEC and SCC. If there are too few SGPRs, the probe uses the highest ones, and
+those that belong to the kernel are saved in lanes of VGPRs.
+
+Around a barrier, code lies on both sides: before it, the probe for threads that arrive, and the time; behind it, the probe for threads
+that leave.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from gpubpf.ebpf.bytecode import KINDS
+from gpubpf.errors import Refusal
+from gpubpf.gcn import calls
+from gpubpf.gcn.access import GcnAccess, accesses, is_memory
+from gpubpf.gcn.code_object import GcnKernel
+from gpubpf.gcn.comgr import Comgr, GcnInstruction
+from gpubpf.gcn.kernel_code import KernelCode
+from gpubpf.gcn.renumber import renumbered
+from gpubpf.gcn.start import SAVED, Save
+from gpubpf.lower import amdgcn
+from gpubpf.lower.amdgcn import Probe, WaveProgram
+from gpubpf.lower.launch_block import LaunchBlock, align
+
+SGPRS = 102  # that every GPU has
+_OWN = 5  # SGPRs behind the probe's: for VCC (2), EXEC (2), SCC
+ALIGNED_SGPR, _ALIGNED_VGPR = (
+    8,
+    4,
+)  # of the first register of each kind: so kernels that differ little have the same probe
+_MOST_SITES = 1 << 15
+_LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may have a result
+_BARRIER = "s_barrier"
+_SKIP = 0xBF880000  # s_cbranch_execz
+
+
+class Placed(Protocol):
+    """A program at one of `amdgcn.INSIDE`. At `access`, kinds and spaces restrict the accesses; () means all."""
+
+    @property
+    def program(self) -> WaveProgram: ...
+    @property
+    def point(self) -> str: ...
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+    @property
+    def spaces(self) -> tuple[str, ...]: ...
+
+
+class InnerProbes:
+    """The probes for accesses, one for each set of programs, and those for barriers."""
+
+    def __init__(self, placements: Sequence[Placed], block: LaunchBlock, gpu: str) -> None:
+        self._at = {point: [p for p in placements if p.point == point] for point in amdgcn.INSIDE}
+        self._block, self._gpu = block, gpu
+        self._made: dict[tuple[tuple[str, tuple[int, ...]], ...], Probe] = {}
+
+    @property
+    def of_accesses(self) -> bool:
+        """Whether a program is attached to memory accesses."""
+        return bool(self._at["access"])
+
+    def of_access(self, access: GcnAccess) -> Probe | None:
+        """Return the probe for an access; None if no program is for it. Raises VerifyError."""
+        spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
+        placements = self._at["access"]
+        chosen = {
+            space: tuple(
+                number
+                for number, one in enumerate(placements)
+                if (not one.kinds or access.kind in one.kinds) and (not one.spaces or space in one.spaces)
+            )
+            for space in spaces
+        }
+        if not any(chosen.values()):
+            return None
+        key = tuple(chosen.items())
+        if key not in self._made:
+            programs = {space: [placements[n].program for n in numbers] for space, numbers in chosen.items()}
+            self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu)
+        return self._made[key]
+
+    def of_barrier(self, point: str) -> Probe | None:
+        """Return the probe for one of `amdgcn.AT_BARRIER`; None if no program is attached to it. Raises VerifyError."""
+        programs = [placement.program for placement in self._at[point]]
+        if not programs:
+            return None
+        key = ((point, ()),)
+        if key not in self._made:
+            leaves = point == amdgcn.LEAVE
+            self._made[key] = amdgcn.compile_barrier_probe(programs, self._block, self._gpu, leaves)
+        return self._made[key]
+
+
+@dataclass(frozen=True)
+class InnerRegisters:
+    """Where probes in the middle of a kernel have their registers. sgprs: how many they use, from `sgpr` on. given: those that a site
+    sets, counted from `sgpr`. lanes: the kernel's SGPRs among all of these, with the VGPR and the lane that save each."""
+
+    sgpr: int
+    sgprs: int
+    given: range
+    vgpr: int
+    save: Save
+    lanes: Mapping[int, tuple[int, int]]
+
+    @property
+    def call(self) -> str:
+        """The text that calls a probe."""
+        back = self.sgpr + amdgcn.BACK
+        return f"s_call_b64 s[{back}:{back + 1}], 0"
+
+    @property
+    def arrived(self) -> str:
+        """The pair of SGPRs with the time at which the wave arrived at a barrier."""
+        return f"s[{self.sgpr + amdgcn.TIME}:{self.sgpr + amdgcn.TIME + 1}]"
+
+    @property
+    def saved(self) -> list[tuple[int, int, int]]:
+        """The kernel's SGPRs that a site sets, each with the VGPR and the lane that save it."""
+        numbers = range(self.sgpr + self.given.start, self.sgpr + self.given.stop)
+        return [(n, *self.lanes[n]) for n in numbers if n in self.lanes]
+
+    @property
+    def saved_by_probe(self) -> list[tuple[int, int, int]]:
+        """The kernel's SGPRs that only the probe changes."""
+        return [(n, *where) for n, where in self.lanes.items() if n - self.sgpr not in self.given]
+
+
+@dataclass(frozen=True)
+class InnerSite:
+    """A place that is probed: its number, its point, and the access if it is one."""
+
+    number: int
+    point: str
+    instruction: GcnInstruction
+    probe: Probe
+    access: GcnAccess | None = None
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """Code that is put before the instruction at an address, or behind it. calls: where in it probes are called, in bytes from its
+    beginning, by s_call_b64 without its target."""
+
+    address: int
+    behind: bool
+    code: bytes
+    calls: tuple[tuple[int, Probe], ...] = ()
+
+
+def joined(insertions: Iterable[Insertion]) -> list[Insertion]:
+    """Return the same code with one insertion for each place: what comes first runs first."""
+    found: dict[tuple[int, bool], Insertion] = {}
+    for one in insertions:
+        if (first := found.get((one.address, one.behind))) is not None:
+            calls = tuple((len(first.code) + offset, probe) for offset, probe in one.calls)
+            one = replace(first, code=first.code + one.code, calls=first.calls + calls)
+        found[one.address, one.behind] = one
+    return list(found.values())
+
+
+class _Run(NamedTuple):
+    """Text at a site, a line for each instruction. probe: the text calls it; then it is skipped if EXEC is 0."""
+
+    lines: tuple[str, ...]
+    probe: Probe | None = None
+
+
+class _Text(NamedTuple):
+    """What is put before the instruction at an address, or behind it."""
+
+    address: int
+    behind: bool
+    runs: tuple[_Run, ...]
+
+    def insertion(self, parts: Sequence[bytes], call: str) -> Insertion:
+        """Return it as code. parts: the code of each line. call: the line that calls a probe."""
+        code, called, rest = bytearray(), [], iter(parts)
+        for run in self.runs:
+            made = [next(rest) for _ in run.lines]
+            if run.probe is not None:
+                size = sum(map(len, made))
+                code += struct.pack("<I", _SKIP | size // 4)
+                called.append((len(code) + sum(map(len, made[: run.lines.index(call)])), run.probe))
+            code += b"".join(made)
+        return Insertion(self.address, self.behind, bytes(code), tuple(called))
+
+
+class InnerSites:
+    """The sites in the middle of a kernel, with numbers from `first` on."""
+
+    def __init__(
+        self, kernel: GcnKernel, body: KernelCode, gpu: str, probes: InnerProbes, first: int
+    ) -> None:
+        self._gpu, self._wave = gpu, kernel.descriptor.wave
+        scratch = kernel.descriptor.has("private_buffer") and not any(
+            {2, 3} & calls.use(instruction)[0] for instruction in body.instructions
+        )
+        self.sites: list[InnerSite] = []
+        self.unprobed: dict[str, int] = {}
+
+        def add(
+            point: str, instruction: GcnInstruction, probe: Probe | None, access: GcnAccess | None = None
+        ) -> None:
+            if probe is not None:
+                self.sites.append(InnerSite(first + len(self.sites), point, instruction, probe, access))
+
+        for instruction in body.instructions:
+            if instruction.name == _BARRIER:
+                for point in amdgcn.AT_BARRIER:
+                    add(point, instruction, probes.of_barrier(point))
+            if not probes.of_accesses:
+                continue
+            found = accesses(instruction, scratch)
+            if not found and is_memory(instruction):
+                self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
+            for access in found:
+                add("access", instruction, probes.of_access(access), access)
+        if len(self.sites) > _MOST_SITES:
+            raise Refusal(f"it has {len(self.sites)} memory accesses and barriers")
+        self.probes = list(dict.fromkeys(site.probe for site in self.sites))
+        self._leaves = any(site.point == amdgcn.LEAVE for site in self.sites)
+
+    @property
+    def sgprs(self) -> int:
+        """How many SGPRs the probes use."""
+        if not self.probes:
+            return 0
+        given = amdgcn.TIME + 2 if self._leaves else 0
+        return align(max(given, *(probe.sgprs for probe in self.probes)), 2) + _OWN
+
+    def registers(self, save: Save, own_sgprs: int, vgprs: int) -> tuple[InnerRegisters, int]:
+        """Return where the probes have their registers, and how many VGPRs there are with them. own_sgprs: the kernel's."""
+        lanes: dict[int, tuple[int, int]] = {}
+        sgpr = save.sgpr
+        if save.vgpr is not None:
+            sgpr = (SGPRS - self.sgprs) // ALIGNED_SGPR * ALIGNED_SGPR
+            if sgpr < 0:
+                raise Refusal("it leaves too few SGPRs")
+            places = [save.vgpr, *range(vgprs, vgprs + (SAVED + SGPRS) // self._wave)]
+            for number, one in enumerate(range(sgpr, min(own_sgprs, SGPRS)), SAVED):
+                lanes[one] = (places[number // self._wave], number % self._wave)
+            vgprs += (SAVED + len(lanes) - 1) // self._wave
+        vgpr = align(vgprs, _ALIGNED_VGPR)
+        given = range(amdgcn.SITE, amdgcn.TIME + 2 if self._leaves else amdgcn.BACK + 2)
+        made = InnerRegisters(sgpr, self.sgprs, given, vgpr, save, lanes)
+        return made, vgpr + max(probe.vgprs for probe in self.probes)
+
+    def insertions(self, comgr: Comgr, at: InnerRegisters) -> list[Insertion]:
+        """Return what is put before and behind instructions, in the order in which it runs."""
+        texts: list[_Text] = []
+        barriers: dict[int, dict[str, InnerSite]] = {}
+        for site in self.sites:
+            if site.access is not None:
+                lines = [*_saved(at), *self._set(site, at), *_restored(at)]
+                texts.append(_Text(site.instruction.address, False, (_Run(tuple(lines), site.probe),)))
+            else:
+                barriers.setdefault(site.instruction.address, {})[site.point] = site
+        for address, sites in barriers.items():
+            texts += self._around(address, sites, at)
+        groups = [[line for run in text.runs for line in run.lines] for text in texts]
+        made = comgr.assemble_each(groups)
+        return [text.insertion(parts, at.call) for text, parts in zip(texts, made, strict=True)]
+
+    def _around(self, address: int, sites: Mapping[str, InnerSite], at: InnerRegisters) -> Iterator[_Text]:
+        """Yield what is put before and behind a barrier. The SGPRs with the time of arrival are in use between the two."""
+        called = {point: _Run(tuple(self._set(site, at)), site.probe) for point, site in sites.items()}
+        arrive = [called[amdgcn.ARRIVE]] if amdgcn.ARRIVE in called else []
+        save, restore = _Run(tuple(_saved(at))), _Run(tuple(_restored(at)))
+        if amdgcn.LEAVE not in called:
+            yield _Text(address, False, (save, *arrive, restore))
+            return
+        time = _Run((f"s_memtime {at.arrived}", "s_waitcnt lgkmcnt(0)"))
+        yield _Text(address, False, (save, *arrive, time))
+        yield _Text(address, True, (called[amdgcn.LEAVE], restore))
+
+    def _set(self, site: InnerSite, at: InnerRegisters) -> list[str]:
+        """Return the text that sets the registers of a site's probe, and calls it."""
+        address, facts = [], []
+        if (access := site.access) is not None:
+            known = amdgcn.facts(access.offset, access.width, KINDS.index(access.kind), access.effect)
+            address, facts = self._address(access, at), [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {known:#x}"]
+        number = f"s_movk_i32 s{at.sgpr + amdgcn.SITE}, {site.number:#x}"
+        return [*address, number, *facts, at.call]
+
+    def _address(self, access: GcnAccess, at: InnerRegisters) -> list[str]:
+        """Return the text that puts the address, or an offset of 32 bits, into the probe's first VGPRs. It changes no flag."""
+        low, high, vgpr, sgpr = at.vgpr, at.vgpr + 1, access.vgpr, access.sgpr
+        gfx9 = self._gpu.startswith("gfx9")
+        add = "v_add_u32_e32" if gfx9 else "v_add_nc_u32_e32"
+        if access.space in ("global", "generic"):
+            assert vgpr is not None
+            if sgpr is None:
+                return [f"v_mov_b32 v{low}, v{vgpr}", f"v_mov_b32 v{high}, v{vgpr + 1}"]
+            first = at.sgpr + amdgcn.SITE  # the carry: comgr assembles for waves of 32 lanes on GFX10
+            carry = f"s[{first}:{first + 1}]" if gfx9 else f"s{first}"
+            one, two = (
+                ("v_add_co_u32_e64", "v_addc_co_u32_e64") if gfx9 else ("v_add_co_u32", "v_add_co_ci_u32_e64")
+            )
+            return [
+                f"v_mov_b32 v{high}, {_sgpr(sgpr + 1)}",  # first: the carry may be where the address is
+                f"{one} v{low}, {carry}, {_sgpr(sgpr)}, v{vgpr}",
+                f"{two} v{high}, {carry}, 0, v{high}, {carry}",
+            ]
+        if sgpr is None:
+            return [f"v_mov_b32 v{low}, {0 if vgpr is None else f'v{vgpr}'}"]
+        shift = self._wave.bit_length() - 1 if access.scaled else 0
+        text = [f"v_lshrrev_b32_e64 v{low}, {shift}, {_sgpr(sgpr)}"]
+        return text if vgpr is None else [*text, f"{add} v{low}, v{vgpr}, v{low}"]
+
+    def code(self, comgr: Comgr, probe: Probe, at: InnerRegisters) -> bytes:
+        """Return the code of a probe, which all of its places call."""
+        b64, own = "s_mov_b64", at.sgpr + at.sgprs - _OWN
+        vcc, exec_, scc = f"s[{own}:{own + 1}]", f"s[{own + 2}:{own + 3}]", f"s{own + 4}"
+        loads = any(_LOADS.match(one.name) for one in comgr.probe(probe.code))
+        head = [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in at.saved_by_probe]
+        head += [f"s_cselect_b32 {scc}, 1, 0", f"{b64} {vcc}, vcc", f"{b64} {exec_}, exec"]
+        if at.save.vgpr is not None:
+            head += [at.save.get(n, at.sgpr + n) for n in range(SAVED)] + ["s_nop 4"]
+        tail = [
+            f"s_waitcnt {'vmcnt(0) ' if loads else ''}lgkmcnt(0)",
+            f"{b64} exec, {exec_}",
+            f"{b64} vcc, {vcc}",
+            f"s_cmp_lg_u32 {scc}, 0",
+            *(f"v_readlane_b32 s{n}, v{vgpr}, {lane}" for n, vgpr, lane in at.saved_by_probe),
+            *(["s_nop 4"] if at.saved_by_probe else []),
+            f"s_setpc_b64 s[{at.sgpr + amdgcn.BACK}:{at.sgpr + amdgcn.BACK + 1}]",
+        ]
+        middle = renumbered(comgr, probe.code, at.sgpr, at.vgpr)
+        return comgr.assemble("\n".join(head)) + middle + comgr.assemble("\n".join(tail))
+
+
+def _saved(at: InnerRegisters) -> list[str]:
+    """Return the text that saves the kernel's SGPRs which a site sets. Loads in flight may still write to them."""
+    waits = ["s_waitcnt lgkmcnt(0)"] if at.lanes else []
+    return waits + [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in at.saved]
+
+
+def _restored(at: InnerRegisters) -> list[str]:
+    """Return the text that restores what `_saved` saved."""
+    lines = [f"v_readlane_b32 s{n}, v{vgpr}, {lane}" for n, vgpr, lane in at.saved]
+    return [*lines, "s_nop 4"] if lines else []
+
+
+def _sgpr(number: int) -> str:
+    return {calls.VCC: "vcc_lo", calls.VCC + 1: "vcc_hi"}.get(number, f"s{number}")
