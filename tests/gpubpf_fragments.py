@@ -47,6 +47,7 @@ st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
 ROOM = 4096  # records of a log
 FIELDS = {
     "access": ("site", "address", "width", "space", "kind", "active", "effect"),
+    "basic_block": ("site", "active"),
     "barrier_arrive": ("site", "barrier", "threads"),
     "barrier_leave": ("site", "barrier", "threads", "waited"),
 }

@@ -214,6 +214,10 @@ class BPF:
             )
         )
 
+    def attach_gpu_basic_block(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block."""
+        self._attach(Probe(fn_name, "basic_block", _patterns(kernel)))
+
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
         operation, synchronization and allocation. It runs where `attach_launch` says."""

@@ -88,6 +88,7 @@ COUNT = Placement(tally("tallies"), "exit", "instructions")
 SHORT = [Placement(long_stamp("began"), "entry"), Placement(stamp("left"), "exit"), COUNT]
 POINTS = (
     "access",
+    "basic_block",
     "barrier_arrive",
     "barrier_leave",
     "function_entry",

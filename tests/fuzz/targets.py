@@ -28,7 +28,7 @@ from gpubpf.attach import patching
 from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import bytecode, maps
-from gpubpf.ebpf.bytecode import BpfFunction, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, BpfFunction, Program
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
 from gpubpf.gcn import access, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
@@ -156,17 +156,29 @@ def hard_ptx() -> Iterable[bytes]:
     yield head + b".global .u32 x[99999999][99999999];" + body % b"mov.u64 %rd1, x;"
     yield head + body % b".reg .b32 %r<4294967295>; .local .b8 x[4294967295]; mov.u32 %r4294967294, 0;"
     yield head + body % (b".reg .b32 %r<4>; mov.u32 %r" + b"1" * 5000 + b", 0;")
+    few = b"ld.u32 %r1; ld.u32; ld.v2.u32 [%rd1], {%r1}; st.u32 [%rd1]; st.v4.u32 [%rd1], %r1; st.bulk [%rd1]; st.bulk; "
+    few += b"atom.cas.b32 %r1, [%rd1], 1; atom.add.u32 [%rd1]; red.add.u32 [%rd1]; st.u32 [%rd1], [%rd1]; @%p1 bra; @%p1 ret %r1; "
+    few += b"brx.idx; @%p1 brx.idx %r1; wmma.load.a.m16n16k16.f16 [%rd1]; cp.async.shared.global [%rd1], [%rd1]; bar.red [%rd1];"
+    yield from (
+        head + body % (b".reg .b32 %r<4>; .reg .b64 %rd<4>; " + one + b";") for one in few.split(b";")
+    )
     yield head + body % (b".loc " + b"1" * 5000 + b" 1 1\n")
     yield head + b".file " + b"1" * 5000 + b' "a.cu"\n'
     yield head + b".entry k() .maxntid " + b"9" * 5000 + b" { ret; }"
     yield from (head + 300_000 * piece for piece in (b"/*", b'"\\', b"\n", b"{", b".pragma ", b"$"))
 
 
-def fragment() -> Placement:
-    text = "{ .reg .b64 %rd<2>; ld.u64 %rd1, [%gpubpf_m]; add.u64 %rd1, %rd1, 1; st.u64 [%gpubpf_m], %rd1; }"
-    return Placement(
-        Fragment("count", text, (Argument("m", "b64", "map_base", "m"),)), "exit", "instructions"
-    )
+def placements() -> list[Placement]:
+    """A program at each point, which reads all fields of its context."""
+    count = "{ .reg .b64 %rd<2>; ld.u64 %rd1, [%gpubpf_m]; add.u64 %rd1, %rd1, 1; st.u64 [%gpubpf_m], %rd1; }"
+    found = []
+    for point in DEVICE_POINTS:
+        fields = [field for field in CONTEXTS[point] if field != "launch"]
+        text = "{" + "".join(f"st.u64 [%gpubpf_m], %gpubpf_{field};" for field in fields) + count + "}"
+        arguments = [Argument(field, "b64", "context", field=field) for field in fields]
+        made = Fragment(point, text, (Argument("m", "b64", "map_base", "m"), *arguments))
+        found.append(Placement(made, point, "instructions" if point == "exit" else None))
+    return found
 
 
 @target(PtxError, seeds=ptx_seeds, hard=hard_ptx)
@@ -190,9 +202,9 @@ def translation(data: bytes) -> None:
 
 @target(PtxError, seeds=ptx_seeds, hard=hard_ptx)
 def injection(data: bytes) -> None:
-    """Inject a program into every kernel: what is written can be parsed."""
+    """Inject programs at every point of every kernel: what is written can be parsed."""
     parsed = parser.parse(data)
-    made = inject(parsed, {name: [fragment()] for name in parsed.entries})
+    made = inject(parsed, dict.fromkeys(parsed.entries, placements()))
     parser.parse(made.text)
 
 

@@ -35,6 +35,16 @@ __device__ __noinline__ int third(int lane) {
     return lane + 1;
 }
 __global__ void calls(int *out) { out[blockIdx.x * 64 + threadIdx.x] = climb(threadIdx.x % 4) + third(threadIdx.x % 32); }
+__global__ void paths(int *out) {
+    int t = threadIdx.x + 64 * blockIdx.x;
+    if (t % 4 == 0)                   // "a quarter"
+        atomicAdd(out + 200, 1);      // "in a quarter"
+#pragma unroll 1
+    for (int i = 0; i < t % 8; i++)   // "a loop"
+        atomicAdd(out + 201, i);      // "in a loop"
+    if (t == 5) return;               // "one"
+    out[t] = climb(t % 4);            // "the others"
+}
 __global__ void early(int *out) {
     if (threadIdx.x < 10 || (blockIdx.x == 2 && threadIdx.x >= 32)) return;
     for (int i = 0; i < 20; i++) {
@@ -90,6 +100,7 @@ int main(int argc, char **argv) {
     for (int n = 1; n < argc; n++) {
         const char *what = argv[n];
         if (!strcmp(what, "calls")) calls<<<2, 64>>>(out);
+        if (!strcmp(what, "paths")) paths<<<2, 64>>>(out);
         if (!strcmp(what, "barriers")) barriers<<<2, 64>>>(out);
         if (!strcmp(what, "waits")) waits<<<1, 128>>>(out);
         if (!strcmp(what, "accesses")) accesses<<<2, 64>>>(in, out);
@@ -158,6 +169,10 @@ found["sites"] = {
     kernel.mangled: {n: [s.point, s.function, s.opcode, s.kind, s.space, s.width] for n, s in session.sites(kernel.mangled).items()}
     for kernel in session.kernels()
 }
+found["places"] = {
+    kernel.mangled: {n: [s.point, s.function, s.source_line, s.block, s.line] for n, s in session.sites(kernel.mangled).items()}
+    for kernel in session.kernels()
+}
 found["summary"] = session.summary()
 json.dump(found, open("found.json", "w"), default=str)
 sys.exit(session.status)
@@ -168,7 +183,7 @@ sys.exit(session.status)
 def where(tmp_path_factory):
     compiled(COUNTS + "int on_entry(struct gpu_entry *ctx) { count(0); return 0; }")
     where = tmp_path_factory.mktemp("points")
-    gpubpf_cuda.build(CUDA, where / "app", "-std=c++17", "-O2", "-arch=sm_90")
+    gpubpf_cuda.build(CUDA, where / "app", "-std=c++17", "-O2", "-arch=sm_90", "-lineinfo")
     (where / "probe.py").write_text(SCRIPT)
     return where
 
@@ -409,6 +424,76 @@ def test_several_programs_at_one_point(run):
     ]
     found = run(text, attach, "accesses")
     assert found["order"] == [[12] * THREADS]
+
+
+def source_line(mark):
+    """The line of CUDA with this mark, in the file that is compiled."""
+    return next(n for n, line in enumerate(CUDA.splitlines(), 1) if f'// "{mark}"' in line)
+
+
+VISITS = """
+struct visits { u64 warps, threads; };
+GPU_SITE_ARRAY(visits, struct visits);
+static inline void visit(u64 site, u32 lanes) {
+    struct visits *here = visits.lookup(&site);
+    if (here && gpu_first(lanes)) {
+        __sync_fetch_and_add(&here->warps, 1);
+        __sync_fetch_and_add(&here->threads, gpu_popcount(lanes));
+    }
+}
+"""
+
+
+def visits(found):
+    """Of the only kernel: (function, source line, block) of each site, with warps and threads that came there."""
+    (places,) = found["places"].values()
+    total: dict = {}
+    for number, (_, function, line, block, _) in places.items():
+        counts = [shard[int(number)] for shard in found["visits"]]
+        total[function, line, block] = tuple(sum(column) for column in zip(*counts, strict=True))
+    return total
+
+
+def test_basic_blocks(run):
+    """Blocks by number and source line; together as many as the accumulator counts."""
+    text = (
+        VISITS
+        + """
+    int on_block(struct gpu_basic_block *ctx) {
+        if (!(ctx->active >> gpu_lane() & 1)) count(1);
+        visit(ctx->site, ctx->active);
+        return 0;
+    }
+    int on_exit(struct gpu_exit *ctx) {
+        int key = 0;
+        u64 *sum = counts.lookup(&key);
+        if (sum) __sync_fetch_and_add(sum, ctx->work);
+        return 0;
+    }
+    """
+    )
+    attach = [
+        ["attach_gpu_basic_block", {"fn_name": "on_block", "kernel": "pa*"}],
+        ["attach_gpu_exit", {"fn_name": "on_exit", "accumulate": "blocks", "kernel": "pa*"}],
+    ]
+    found = run(text, attach, "paths", "calls", "paths")
+    found["places"] = {name: of for name, of in found["places"].items() if "paths" in name}
+    for of in found["places"].values():
+        for number in [n for n, (point, *_) in of.items() if point != "basic_block"]:
+            del of[number]
+    total = visits(found)
+    (kernel,) = found["places"]
+    numbers = sorted(block for function, _, block in total if function == kernel)
+    assert numbers == list(range(len(numbers)))
+    by_line = {line: counts for (function, line, _), counts in total.items() if function == kernel}
+    assert by_line[source_line("in a quarter")][1] == 2 * THREADS // 4
+    assert by_line[source_line("in a loop")][1] == 2 * THREADS // 8 * sum(range(8))
+    assert by_line[source_line("the others")][1] == 2 * (THREADS - 1)
+    first = {function: threads for (function, _, block), (_, threads) in total.items() if block == 0}
+    climbs = sum(t % 4 + 1 for t in range(THREADS) if t != 5)
+    assert first == {kernel: 2 * THREADS, "_Z5climbi": 2 * climbs}
+    assert all(threads / 32 <= warps <= threads for warps, threads in total.values())
+    assert found["counts"][0] == sum(threads for _, threads in total.values()) and found["counts"][1] == 0
 
 
 def test_launches_and_operations_on_the_host(run):

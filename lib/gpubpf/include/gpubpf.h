@@ -71,6 +71,13 @@ struct gpu_access {
     u64 effect;  /* GPU_READS | GPU_WRITES; a copy reads its source and writes its destination */
 };
 
+/* In each thread that enters a basic block. */
+struct gpu_basic_block {
+    u64 launch;
+    u64 site;   /* identifies the block */
+    u64 active; /* mask of the lanes that enter it together */
+};
+
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
 enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2 };

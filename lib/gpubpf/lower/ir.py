@@ -374,7 +374,10 @@ class _Lowering(HelperCalls):
 
 
 # Context fields that fit into 32 bits, by point.
-_NARROW = {"access": ("site", "width", "space", "kind", "active", "effect")}
+_NARROW = {
+    "access": ("site", "width", "space", "kind", "active", "effect"),
+    "basic_block": ("site", "active"),
+}
 
 _CONDITIONS = {
     b.JEQ: "eq",

@@ -159,6 +159,8 @@ def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> t
     kind = "atomic" if reads and writes else "load" if reads else "store"
     width, size = _width(modifiers), None
     if opcode == "st" and modifiers[:1] == ("bulk",):
+        if len(instruction.operands) < 2:
+            return None
         width, size = _amount(instruction.operands[1])
     elif not width:
         return None

@@ -78,12 +78,14 @@ class Body:
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access = at("access")
+        self.at_block = at("basic_block")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
         # Statements are named by their index in the body.
-        self.before: dict[int, list[Statement]] = {}  # what is added before an instruction: counting
+        # What is added before an instruction: programs at its basic block, counting.
+        self.before: dict[int, list[Statement]] = {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.sources = source_lines(self.flow.body, sites.files)
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
@@ -102,6 +104,7 @@ class Body:
         """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
         self._plan_counts()
+        self._plan_blocks()
         start = next(
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
@@ -149,6 +152,17 @@ class Body:
             adds = [text(add(kind, total[kind])) for kind in self.plan.work if total[kind]]
             first = block.instructions[0]
             self.before[first] = adds + self.before.get(first, [])
+
+    def _plan_blocks(self) -> None:
+        """Plan the programs at each basic block, before its first instruction."""
+        entered = (block.instructions[0] for block in self.flow.blocks if block.entered)
+        for number, first in enumerate(entered if self.at_block else ()):
+            line, source = self.flow.body[first].line, self.sources[first]
+            site = self.site_table.add(
+                self.name, self.function.name, "basic_block", line, source, block=number
+            )
+            probes = [text(self.filler.together(p, {"site": str(site)})) for p in self.at_block]
+            self.before[first] = probes + self.before.get(first, [])
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []

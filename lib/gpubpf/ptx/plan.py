@@ -16,7 +16,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
-from .flow import CallGraph
+from .flow import ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
@@ -24,10 +24,11 @@ from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
 
-# Lines of PTX that the programs at memory accesses may take in a module: ptxas takes a second for that many. In a larger
-# module, programs of at least MIN_FUNCTION lines become functions that every access calls.
+# Lines of PTX that the programs at FREQUENT points may take in a module: ptxas takes a second for that many. In a larger module,
+# programs of at least MIN_FUNCTION lines become functions that every place calls.
 MAX_INLINE = 4000
 MIN_FUNCTION = 40
+FREQUENT = ("access", "basic_block")
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 _ANY = Address(None)
 
@@ -48,8 +49,8 @@ class Role:
 class Contents:
     """The places in a function's body where programs can be put."""
 
-    exits: bool = False
-    barriers: frozenset[str] = frozenset()  # points
+    # Points → places: `exit` (of the kernel, by an `exit`), barriers, `basic_block` (at most so many).
+    places: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # How many places have an access, by the access without its operands.
     accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
@@ -110,7 +111,7 @@ class InjectionPlan:
         return self.variants.index(inner)
 
     def _programs(self, reached: Iterable[str]) -> dict[str, Fragment]:
-        """Return the fragments at memory accesses that become functions, because inlining all of them would be too much text.
+        """Return the fragments at FREQUENT points that become functions, because inlining all of them would be too much text.
 
         There are none in a module with `setmaxnreg`: ptxas ignores it in a kernel with calls (advisory C7507), which changes how many
         blocks fit.
@@ -124,14 +125,13 @@ class InjectionPlan:
             for placement in placements:
                 fragment = placement.fragment
                 length = fragment.ptx.count("\n")
-                if placement.point != "access" or length < MIN_FUNCTION:
+                if placement.point not in FREQUENT or length < MIN_FUNCTION:
                     continue
                 for name in self.graph.reach(kernel):
                     if (name, id(placement)) not in seen:
                         seen.add((name, id(placement)))
-                        places = self.contents(name).accesses
-                        number = sum(n for access, n in places.items() if wants(placement, access))
-                        lines[id(fragment)] = lines.get(id(fragment), 0) + length * number
+                        added = length * self._places(name, placement)
+                        lines[id(fragment)] = lines.get(id(fragment), 0) + added
                         fragments[id(fragment)] = fragment
         if sum(lines.values()) <= MAX_INLINE:
             return {}
@@ -166,24 +166,22 @@ class InjectionPlan:
         """Return the functions that hold a probe of this variant, or call a function that does."""
         if variant not in self._holding:
             placements = self.variants[variant]
-            found = {f for f in self.functions if placements and any(self._holds(f, p) for p in placements)}
+            found = {f for f in self.functions if placements and any(self._places(f, p) for p in placements)}
             self._holding[variant] = self.graph.callers(self.functions, found)
         return self._holding[variant]
 
-    def _holds(self, name: str, placement: Placement) -> bool:
-        """Return whether a function's own body has a place for a program."""
+    def _places(self, name: str, placement: Placement) -> int:
+        """Return how many places for a program a function's own body has, at most; 0 if it has none."""
         point = placement.point
         function = self.module.functions[name]
         if not function.defined:
-            return False
+            return 0
         if point in ("function_entry", "function_exit"):
-            return bool(self.called((placement,), function))
+            return len(self.called((placement,), function))
         contents = self.contents(name)
-        if point in WAYS_OUT:
-            return contents.exits
         if point == "access":
-            return any(wants(placement, access) for access in contents.accesses)
-        return point in contents.barriers
+            return sum(n for access, n in contents.accesses.items() if wants(placement, access))
+        return contents.places.get("exit" if point in WAYS_OUT else point, 0)
 
     def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
         """Select the placements at `function_entry` or `function_exit` whose patterns match this function."""
@@ -192,8 +190,8 @@ class InjectionPlan:
     def contents(self, name: str) -> Contents:
         """Return the places in a function where programs can be put, whichever programs there are."""
         if name not in self._contents:
-            exits = False
-            barriers: set[str] = set()
+            places: Counter[str] = Counter()
+            targets: set[str] = set()
             found: Counter[Access] = Counter()
             missed: Counter[str] = Counter()
             declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
@@ -206,15 +204,18 @@ class InjectionPlan:
                     declared[statement.name] = statement.space
                 if not isinstance(statement, PtxInstruction):
                     continue
-                exits = exits or statement.opcode == "exit"
+                places["exit"] += statement.opcode == "exit"
+                places["basic_block"] += statement.opcode in ENDING or not places["basic_block"]
+                targets.update(find_names(statement.operands) if statement.opcode in ("bra", "brx") else ())
                 if (known := barrier(statement)) is not None:
-                    barriers |= {"barrier_arrive"} if known.arrives else set()
-                    barriers |= {"barrier_leave"} if known.leaves else set()
+                    places["barrier_arrive"] += known.arrives
+                    places["barrier_leave"] += known.leaves
                 for access in accesses(statement, declared_in=declared.get):
                     found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
                 if (opcode := unprobed(statement)) is not None:
                     missed[opcode] += 1
-            self._contents[name] = Contents(exits, frozenset(barriers), found, missed)
+            places["basic_block"] += len(targets)
+            self._contents[name] = Contents(places, found, missed)
         return self._contents[name]
 
     def may_leave(self, name: str) -> bool:

@@ -28,6 +28,7 @@ _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
 AT = "%gpubpf_0at"
 BYTES = "%gpubpf_0bytes"
+_ACTIVE = {"active": "%gpubpf_0active"}
 _OVER = "$gpubpf_over"
 _ELSEWHERE = "$gpubpf_elsewhere"
 
@@ -70,6 +71,21 @@ class Filler:
         name = self.functions.get(id(placement.fragment))
         lines.append(placement.fragment.ptx.strip() if name is None else _call(name, placement.fragment))
         return "\n".join([*lines, "}"])
+
+    def together(self, placement: Placement, context: Mapping[str, str]) -> str:
+        """Return a fragment in a scope that sets `active` of its context, the lanes that run it together."""
+        return "\n".join(["{", *self._active(placement), self.text(placement, {**context, **_ACTIVE}), "}"])
+
+    def _active(self, placement: Placement) -> list[str]:
+        """Return what sets the register of `active`, if the fragment reads it."""
+        if not self.reads(placement, "active"):
+            return []
+        return [
+            ".reg .b32 %gpubpf_0mask;",
+            ".reg .b64 %gpubpf_0active;",
+            "activemask.b32 %gpubpf_0mask;",
+            "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;",
+        ]
 
     def reads(self, placement: Placement, *fields: str) -> bool:
         """Return whether the fragment reads one of these fields of its context."""
@@ -154,7 +170,7 @@ class Filler:
             "width": BYTES if size else str(access.width),
             "effect": str(effect(access)),
             "address": AT,
-            "active": "%gpubpf_0active",
+            **_ACTIVE,
         }
         generic = access.space == "generic"
         located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in placements)
@@ -170,10 +186,7 @@ class Filler:
             context["space"] = str(SPACES.index(access.space))
         for placement in placements:
             elsewhere = _elsewhere(placement) if generic else ()
-            lines += ["{", *elsewhere]
-            if self.reads(placement, "active"):
-                lines += [".reg .b32 %gpubpf_0mask;", ".reg .b64 %gpubpf_0active;"]
-                lines += ["activemask.b32 %gpubpf_0mask;", "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;"]
+            lines += ["{", *elsewhere, *self._active(placement)]
             lines += [self.text(placement, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
         if guards or size or access.lanes < 32 or (generic and self.parameters):
             lines.append(f"{_OVER}:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from .access import Access
@@ -30,12 +31,16 @@ class SiteTable:
         source: tuple[int, int],
         opcode: str = "",
         access: Access | None = None,
+        block: int | None = None,
     ) -> int:
-        """Add a site and return its number. `source`: file number and line, 0 if unknown."""
+        """Add a site and return its number. `source`: file number and line, 0 if unknown. `block`: of a basic block, its number."""
         file = self.files.get(source[0], "")
-        details = (access.kind, access.space, access.width, effect(access)) if access is not None else ()
         number, self.count = self.count, self.count + 1
-        site = Site(number, function, line, file, source[1] if file else 0, point, opcode, *details)
+        site = Site(number, function, line, file, source[1] if file else 0, point, opcode, block=block)
+        if access is not None:
+            site = dataclasses.replace(
+                site, kind=access.kind, space=access.space, width=access.width, effect=effect(access)
+            )
         self._by_function.setdefault(new_name, []).append(site)
         return number
 

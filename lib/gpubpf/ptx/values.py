@@ -62,6 +62,7 @@ class Site:
     space: str = ""
     width: int = 0
     effect: int = 0  # of accesses: 1 it reads, 2 it writes, 3 both
+    block: int | None = None  # of basic blocks: its number in the function, from 0
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
 
 import pytest
 
 import hipsim_engine
+from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.gcn import POINTS
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import code_objects
 from gpubpf.images.code_objects import AmdAttachment, instrument
@@ -44,6 +47,15 @@ def test_a_sidecar_and_the_cache(
     assert CodeObject(made.image).gpu == "gfx906" and len(made.image) > len(data)
     monkeypatch.setattr(code_objects, "_in_child", lambda *arguments: pytest.fail("made twice"))
     assert instrument(data, [attachment]) == made
+
+
+@pytest.mark.parametrize("point", [point for point in DEVICE_POINTS if point not in POINTS])
+def test_points_that_these_kernels_lack_are_refused_by_name(
+    tmp_path: Path, attachment: AmdAttachment, point: str
+) -> None:
+    made = instrument(built(tmp_path, "s_nop 3"), [attachment, dataclasses.replace(attachment, point=point)])
+    assert not made.kernels
+    assert made.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}
 
 
 def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAttachment) -> None:

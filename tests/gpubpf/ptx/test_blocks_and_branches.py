@@ -1,0 +1,234 @@
+"""Programs at basic blocks: which threads run them, how often, with which lanes. On the embedded device's engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_device import Array
+from gpubpf.ptx import plan
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.values import Placement, Site
+from gpubpf_fragments import log, tally
+from gpubpf_points import HEAD, Run
+from gpubpf_sass import assembled
+
+THREADS = 48
+
+# `#` marks the first instruction of a basic block, in the order of their numbers.
+PATHS = f"""{HEAD}
+.func (.param .b32 r) _Z4halfj(.param .b32 n) {{
+    .reg .pred %p<4>; .reg .b32 %r<9>;
+    ld.param.b32 %r1, [n];                      //# half 0
+    setp.gt.u32 %p1, %r1, 40;
+    @%p1 exit;
+    mov.u32 %r2, 0;                             //# half 1
+again:
+    shr.u32 %r1, %r1, 1;                        //# half 2
+    add.u32 %r2, %r2, 1;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra again;
+    st.param.b32 [r], %r2;                      //# half 3
+    ret;
+}}
+.visible .entry k(.param .u64 p) {{
+    .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>;
+    ld.param.u64 %rd1, [p];                     //# k 0
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.u64 %rd1, %rd1, %rd2;
+    setp.lt.u32 %p1, %r1, 5;
+    @%p1 ret;
+    and.b32 %r2, %r1, 3;                        //# k 1
+    mov.u32 %r3, 0;
+turn:
+debug:
+    .pragma "nounroll";
+    setp.eq.u32 %p2, %r3, %r2;                  //# k 2
+    add.u32 %r3, %r3, 1;
+also_debug:
+    @!%p2 bra turn;
+    {{ .param .b32 a; .param .b32 b;            //  a call does not end a block
+      st.param.b32 [a], %r1;                    //# k 3
+      call (b), _Z4halfj, (a);
+      ld.param.b32 %r4, [b]; }}
+    rem.u32 %r5, %r1, 3;
+    jumps: .branchtargets one, two, both;
+    brx.idx %r5, jumps;
+one:
+    add.u32 %r4, %r4, 100;                      //# k 4
+    bra both;
+two:
+    add.u32 %r4, %r4, 200;                      //# k 5
+both:
+    st.global.u32 [%rd1], %r4;                  //# k 6
+    setp.eq.u32 %p3, %r1, 20;
+    @%p3 bra out;
+    setp.eq.u32 %p4, %r1, 21;                   //# k 7
+    @%p4 exit;
+    {{ .reg .pred %p4; setp.eq.u32 %p4, %r1, 22; //# k 8
+      @%p4 bra inner;
+      st.global.u32 [%rd1+256], %r3;            //# k 9
+      inner: }}
+out:
+    ret;                                        //# k 10
+}}"""
+
+
+def _visits() -> dict[str, Callable[[int], int]]:
+    """How often thread t enters each block of PATHS."""
+
+    def inside(t: int) -> bool:  # it calls half
+        return t >= 5
+
+    def after(t: int) -> bool:  # it returns from half
+        return 5 <= t <= 40
+
+    return {
+        "half 0": lambda t: inside(t),
+        "half 1": lambda t: after(t),
+        "half 2": lambda t: after(t) * t.bit_length(),
+        "half 3": lambda t: after(t),
+        "k 0": lambda t: 1,
+        "k 1": lambda t: inside(t),
+        "k 2": lambda t: inside(t) * (t % 4 + 1),
+        "k 3": lambda t: inside(t),
+        "k 4": lambda t: after(t) and t % 3 == 0,
+        "k 5": lambda t: after(t) and t % 3 == 1,
+        "k 6": lambda t: after(t),
+        "k 7": lambda t: after(t) and t != 20,
+        "k 8": lambda t: after(t) and t not in (20, 21),
+        "k 9": lambda t: after(t) and t not in (20, 21, 22),
+        "k 10": lambda t: after(t) and t != 21,
+    }
+
+
+def _results() -> list[int]:
+    """What PATHS stores, by thread."""
+    return [t.bit_length() + (100, 200, 0)[t % 3] if 5 <= t <= 40 else 0 for t in range(THREADS)]
+
+
+def _marked(text: str, mark: str) -> dict[int, str]:
+    """What stands behind a mark, by the line of the text."""
+    return {n: line.split(mark)[1].strip() for n, line in enumerate(text.splitlines(), 1) if mark in line}
+
+
+def _check_lanes(records: list[tuple[int, ...]], mask: int = 2) -> None:
+    """Lanes that run a program together are told the same lanes, which include them."""
+    by_mask = Counter((thread // 32, site, row[mask - 2]) for thread, site, *row in records)
+    for (_, _, lanes), number in by_mask.items():
+        assert number % lanes.bit_count() == 0
+    assert all(row[mask - 2] >> thread % 32 & 1 for thread, _, *row in records)
+
+
+def _is_unchanged(run: Run, data: Array) -> None:
+    assert data.host[:THREADS].tolist() == _results()
+    assert (data.host[64 : 64 + THREADS] != 0).sum() == sum(_visits()["k 9"](t) for t in range(THREADS))
+
+
+@pytest.fixture(params=["inline", "functions"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "functions":
+        monkeypatch.setattr(plan, "MAX_INLINE", 0)
+        monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
+    return str(request.param)
+
+
+# --- basic blocks -------------------------------------------------------------------------------------
+
+
+def blocks_of(sites: dict[int, Site]) -> dict[int, str]:
+    """`k 3` by site."""
+    return {
+        n: f"{'k' if s.function == 'k' else 'half'} {s.block}"
+        for n, s in sites.items()
+        if s.point == "basic_block"
+    }
+
+
+def test_threads_run_a_program_at_each_block_that_they_enter(form: str) -> None:
+    run = Run(
+        PATHS, [Placement(log("basic_block"), "basic_block"), Placement(tally("blocks"), "exit", "blocks")]
+    )
+    data = Array(np.zeros(256, np.uint32))
+    run("k", THREADS, data)
+    _is_unchanged(run, data)
+    sites = run.sites("k")
+    blocks = blocks_of(sites)
+    marked = _marked(PATHS, "//# ")
+    assert {n: marked[sites[n].line] for n in blocks} == blocks and len(blocks) == len(marked)
+    records = run.records(2)
+    found = Counter((blocks[site], thread) for thread, site, _ in records)
+    expected = {(b, t): int(n(t)) for b, n in _visits().items() for t in range(THREADS) if n(t)}
+    assert found == expected
+    _check_lanes(records)
+    counted = run.maps["blocks"].host[: 2 * THREADS].reshape(-1, 2)[:, 1].tolist()
+    assert counted == [sum(1 for r in records if r[0] == t) for t in range(THREADS)]
+
+
+def test_blocks_whose_instructions_are_copied_have_one_site(form: str) -> None:
+    """A program at exits copies the way out for each branch to it, and with a clock moves it into the loop."""
+    text = f"""{HEAD}.visible .entry k() {{
+    .reg .pred %p<9>; .reg .b32 %r<9>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, 0; setp.gt.u32 %p1, %r1, 20; @%p1 bra out;
+    turn: add.u32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, %r1; @%p2 bra out;
+    setp.lt.u32 %p3, %r2, 10; @%p3 bra turn;
+    setp.eq.u32 %p4, %r1, 0; @%p4 bra out;
+    mov.u32 %r3, 1;
+    out: mov.u32 %r4, 2;
+    ret; }}"""
+    clock = log("exit", "left")
+    clock = type(clock)(
+        clock.function,
+        clock.ptx.replace("mov.u32 %r1", ".reg .b64 %now; mov.u64 %now, %globaltimer; mov.u32 %r1"),
+        clock.arguments,
+    )
+    run = Run(text, [Placement(log("basic_block"), "basic_block"), Placement(clock, "exit")])
+    assert run.injected.text.count("mov.u32 %r4, 2;") > 1
+    run("k", 32)
+    blocks = {n: s.block for n, s in run.sites("k").items() if s.point == "basic_block"}
+    found = Counter((blocks[site], t) for t, site, _ in run.records(2))
+
+    def turns(t: int) -> int:
+        return 0 if t > 20 else t if 1 <= t < 10 else 10
+
+    expected = Counter({(0, t): 1 for t in range(32)} | {(5, t): 1 for t in range(32)})
+    for t in range(32):
+        leaves = 1 <= t <= 10 and t == turns(t)
+        expected += Counter({(1, t): turns(t), (2, t): turns(t) - leaves})
+        if t <= 20 and not leaves:
+            expected += Counter({(3, t): 1, (4, t): int(t != 0)})
+    assert found == expected
+
+
+def test_blocks_of_chosen_kernels_and_of_nothing() -> None:
+    text = f"""{HEAD}.func nothing() {{ }} .func one() {{ ret; }}
+.visible .entry a() {{ call nothing; call one; ret; }}
+.visible .entry b() {{ call one; }}"""
+    placed = {"a": [Placement(log("basic_block"), "basic_block")], "b": [Placement(log("entry"), "entry")]}
+    injected = inject(parse(text), placed)
+    assert [(s.function, s.point, s.block) for s in injected.kernels["a"].sites] == [
+        ("one", "basic_block", 0),
+        ("a", "basic_block", 0),
+    ]
+    assert [s.point for s in injected.kernels["b"].sites] == ["entry"]
+
+
+POINTS = ("basic_block",)
+
+
+@pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_90"])
+def test_ptxas_takes_them_at_every_place(sm: str, form: str, tmp_path: Path) -> None:
+    edges = (Path(__file__).parent / "edges.ptx").read_text()
+    for text in (edges, PATHS.replace("sm_80", sm)):
+        module = parse(text)
+        placements = [Placement(log(point, point), point) for point in POINTS]
+        injected = inject(module, dict.fromkeys(module.entries, placements))
+        assert not injected.refusals
+        _, report = assembled(injected.text, sm, tmp_path)
+        assert "spill stores" in report
