@@ -48,6 +48,7 @@ ROOM = 4096  # records of a log
 FIELDS = {
     "access": ("site", "address", "width", "space", "kind", "active", "effect"),
     "basic_block": ("site", "active"),
+    "branch": ("site", "active", "taken"),
     "barrier_arrive": ("site", "barrier", "threads"),
     "barrier_leave": ("site", "barrier", "threads", "waited"),
 }

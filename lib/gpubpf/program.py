@@ -218,6 +218,11 @@ class BPF:
         """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block."""
         self._attach(Probe(fn_name, "basic_block", _patterns(kernel)))
 
+    def attach_gpu_branch(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
+        """Run `fn_name`, whose context is `struct gpu_branch`, in each thread before a conditional branch: a `bra`, `ret` or
+        `exit` with a predicate."""
+        self._attach(Probe(fn_name, "branch", _patterns(kernel)))
+
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
         operation, synchronization and allocation. It runs where `attach_launch` says."""
@@ -460,7 +465,7 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
-            any(probe.point == "access" for probe in self.probes),
+            any(probe.point in ("access", "branch") for probe in self.probes),
             tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
         )
         return self.session

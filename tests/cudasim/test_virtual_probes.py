@@ -89,6 +89,7 @@ SHORT = [Placement(long_stamp("began"), "entry"), Placement(stamp("left"), "exit
 POINTS = (
     "access",
     "basic_block",
+    "branch",
     "barrier_arrive",
     "barrier_leave",
     "function_entry",

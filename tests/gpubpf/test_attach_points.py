@@ -431,37 +431,19 @@ def source_line(mark):
     return next(n for n, line in enumerate(CUDA.splitlines(), 1) if f'// "{mark}"' in line)
 
 
-VISITS = """
-struct visits { u64 warps, threads; };
-GPU_SITE_ARRAY(visits, struct visits);
-static inline void visit(u64 site, u32 lanes) {
-    struct visits *here = visits.lookup(&site);
-    if (here && gpu_first(lanes)) {
-        __sync_fetch_and_add(&here->warps, 1);
-        __sync_fetch_and_add(&here->threads, gpu_popcount(lanes));
-    }
-}
-"""
-
-
-def visits(found):
-    """Of the only kernel: (function, source line, block) of each site, with warps and threads that came there."""
-    (places,) = found["places"].values()
-    total: dict = {}
-    for number, (_, function, line, block, _) in places.items():
-        counts = [shard[int(number)] for shard in found["visits"]]
-        total[function, line, block] = tuple(sum(column) for column in zip(*counts, strict=True))
-    return total
-
-
 def test_basic_blocks(run):
     """Blocks by number and source line; together as many as the accumulator counts."""
-    text = (
-        VISITS
-        + """
+    text = """
+    struct visits { u64 warps, threads; };
+    GPU_SITE_ARRAY(visits, struct visits);
     int on_block(struct gpu_basic_block *ctx) {
+        u64 site = ctx->site;
+        struct visits *here = visits.lookup(&site);
         if (!(ctx->active >> gpu_lane() & 1)) count(1);
-        visit(ctx->site, ctx->active);
+        if (here && gpu_first(ctx->active)) {
+            __sync_fetch_and_add(&here->warps, 1);
+            __sync_fetch_and_add(&here->threads, gpu_popcount(ctx->active));
+        }
         return 0;
     }
     int on_exit(struct gpu_exit *ctx) {
@@ -471,18 +453,17 @@ def test_basic_blocks(run):
         return 0;
     }
     """
-    )
     attach = [
         ["attach_gpu_basic_block", {"fn_name": "on_block", "kernel": "pa*"}],
         ["attach_gpu_exit", {"fn_name": "on_exit", "accumulate": "blocks", "kernel": "pa*"}],
     ]
     found = run(text, attach, "paths", "calls", "paths")
-    found["places"] = {name: of for name, of in found["places"].items() if "paths" in name}
-    for of in found["places"].values():
-        for number in [n for n, (point, *_) in of.items() if point != "basic_block"]:
-            del of[number]
-    total = visits(found)
-    (kernel,) = found["places"]
+    ((kernel, places),) = ((name, of) for name, of in found["places"].items() if "paths" in name)
+    total = {}
+    for number, (point, function, line, block, _) in places.items():
+        if point == "basic_block":
+            counts = [shard[int(number)] for shard in found["visits"]]
+            total[function, line, block] = tuple(sum(column) for column in zip(*counts, strict=True))
     numbers = sorted(block for function, _, block in total if function == kernel)
     assert numbers == list(range(len(numbers)))
     by_line = {line: counts for (function, line, _), counts in total.items() if function == kernel}
@@ -494,6 +475,46 @@ def test_basic_blocks(run):
     assert first == {kernel: 2 * THREADS, "_Z5climbi": 2 * climbs}
     assert all(threads / 32 <= warps <= threads for warps, threads in total.values())
     assert found["counts"][0] == sum(threads for _, threads in total.values()) and found["counts"][1] == 0
+
+
+def test_branches(run):
+    """By source line: how many threads come to a branch, and how many take it. The compiler decides which way is taken."""
+    text = """
+    struct branches { u64 executed, diverged, lanes, taken; };
+    GPU_SITE_ARRAY(branches, struct branches);
+    int on_branch(struct gpu_branch *ctx) {
+        u64 site = ctx->site;
+        struct branches *here = branches.lookup(&site);
+        if (!(ctx->active >> gpu_lane() & 1) || ctx->taken & ~ctx->active) count(0);
+        if (here && gpu_first(ctx->active)) {
+            __sync_fetch_and_add(&here->executed, 1);
+            if (ctx->taken != 0 && ctx->taken != ctx->active)
+                __sync_fetch_and_add(&here->diverged, 1);
+            __sync_fetch_and_add(&here->lanes, gpu_popcount(ctx->active));
+            __sync_fetch_and_add(&here->taken, gpu_popcount(ctx->taken));
+        }
+        return 0;
+    }
+    """
+    found = run(text, [["attach_gpu_branch", {"fn_name": "on_branch"}]], "paths", clock="virtual")
+    (places,) = (places for kernel, places in found["places"].items() if "paths" in kernel)
+    by_line = defaultdict(list)
+    for number, (_, function, line, *_) in places.items():
+        counts = [sum(column) for column in zip(*(s[int(number)] for s in found["branches"]), strict=True)]
+        if "climb" not in function:
+            by_line[line].append(counts)
+    ((executed, diverged, lanes, taken),) = by_line[source_line("a quarter")]
+    assert lanes == THREADS and {taken, lanes - taken} == {THREADS // 4, THREADS * 3 // 4}
+    assert executed >= THREADS // 32 and diverged <= executed
+    ((_, diverged, lanes, taken),) = by_line[source_line("one")]
+    assert lanes == THREADS and {taken, lanes - taken} == {1, THREADS - 1} and diverged <= 1
+    turns = THREADS // 8 * sum(range(8))
+    ends = THREADS * 7 // 8  # threads that are in the loop at all
+    before, after = sorted(by_line[source_line("a loop")], key=lambda counts: counts[2])
+    assert before[2] == THREADS and {before[3], THREADS - before[3]} == {ends, THREADS - ends}
+    assert after[2] == turns and {after[3], turns - after[3]} == {ends, turns - ends}
+    assert found["counts"][0] == 0
+    assert found["summary"]["not_probed"] == {}
 
 
 def test_launches_and_operations_on_the_host(run):

@@ -53,6 +53,7 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
     "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
     "basic_block": _fields("launch", "site", "active"),
+    "branch": _fields("launch", "site", "active", "taken"),
     "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }

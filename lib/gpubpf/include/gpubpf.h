@@ -78,6 +78,14 @@ struct gpu_basic_block {
     u64 active; /* mask of the lanes that enter it together */
 };
 
+/* In each thread that comes to a conditional branch, before it. */
+struct gpu_branch {
+    u64 launch;
+    u64 site;
+    u64 active; /* mask of the lanes that execute the branch together */
+    u64 taken;  /* those of them that take it; the others continue with the next instruction */
+};
+
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
 enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2 };

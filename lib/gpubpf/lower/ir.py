@@ -260,7 +260,7 @@ class _Lowering(HelperCalls):
 
     def context(self, field: str) -> str:
         narrow = _NARROW.get(self.checked.function.point, ())  # so that comparisons have 32 bits
-        if field in narrow and (field != "active" or self.backend.warp <= 32):
+        if field in narrow and (field not in _LANES or self.backend.warp <= 32):
             return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
             return self.argument("context", field, field=field)
@@ -377,7 +377,9 @@ class _Lowering(HelperCalls):
 _NARROW = {
     "access": ("site", "width", "space", "kind", "active", "effect"),
     "basic_block": ("site", "active"),
+    "branch": ("site", "active", "taken"),
 }
+_LANES = ("active", "taken")  # masks of lanes, of which a wave of an AMD GPU may have 64
 
 _CONDITIONS = {
     b.JEQ: "eq",

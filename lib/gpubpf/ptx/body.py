@@ -12,7 +12,7 @@ from .access import Access, accesses
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
-from .flow import LEAVING, Flow, callee, counted
+from .flow import BRANCHES, LEAVING, Flow, callee, counted
 from .module import (
     Address,
     Close,
@@ -78,13 +78,13 @@ class Body:
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access = at("access")
-        self.at_block = at("basic_block")
+        self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
         # Statements are named by their index in the body.
-        # What is added before an instruction: programs at its basic block, counting.
+        # What is added before an instruction: programs at its basic block, counting, programs at the branch that it is.
         self.before: dict[int, list[Statement]] = {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.sources = source_lines(self.flow.body, sites.files)
@@ -105,6 +105,7 @@ class Body:
         body = self.flow.body
         self._plan_counts()
         self._plan_blocks()
+        self._plan_branches()
         start = next(
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
@@ -161,8 +162,18 @@ class Body:
             site = self.site_table.add(
                 self.name, self.function.name, "basic_block", line, source, block=number
             )
-            probes = [text(self.filler.together(p, {"site": str(site)})) for p in self.at_block]
+            probes = [text(self.filler.basic_block(p, site)) for p in self.at_block]
             self.before[first] = probes + self.before.get(first, [])
+
+    def _plan_branches(self) -> None:
+        """Plan the programs before each conditional branch."""
+        for index, branch in self.flow.instructions() if self.at_branch else ():
+            if branch.opcode in BRANCHES and branch.predicate is not None:
+                site = self._site("branch", branch.line, self.sources[index], opcode_of(branch))
+                condition = f"{'!' if branch.negated else ''}{branch.predicate}"
+                self.before.setdefault(index, []).extend(
+                    text(self.filler.branch(p, site, condition)) for p in self.at_branch
+                )
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []

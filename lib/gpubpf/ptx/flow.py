@@ -57,6 +57,8 @@ KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDe
 
 LEAVING = frozenset({"ret", "exit"})
 ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})
+# With a predicate, these are conditional branches: the lanes go to one place, or to the next instruction.
+BRANCHES = LEAVING | {"bra"}
 
 # Opcodes of PTX ISA 9.0. Others count as instructions and are reported, because it is unknown what else they do.
 OPCODES = frozenset(

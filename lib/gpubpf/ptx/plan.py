@@ -16,7 +16,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .emit import array, widened
-from .flow import ENDING, CallGraph, find_names
+from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # programs of at least MIN_FUNCTION lines become functions that every place calls.
 MAX_INLINE = 4000
 MIN_FUNCTION = 40
-FREQUENT = ("access", "basic_block")
+FREQUENT = ("access", "basic_block", "branch")
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 _ANY = Address(None)
 
@@ -49,11 +49,12 @@ class Role:
 class Contents:
     """The places in a function's body where programs can be put."""
 
-    # Points → places: `exit` (of the kernel, by an `exit`), barriers, `basic_block` (at most so many).
+    # Points → places: `exit` (of the kernel, by an `exit`), barriers, `branch`, `basic_block` (at most so many).
     places: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # How many places have an access, by the access without its operands.
     accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
-    unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # opcodes → places
+    # Points → opcodes → places where no program can be.
+    unprobed: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
 
 class InjectionPlan:
@@ -193,7 +194,7 @@ class InjectionPlan:
             places: Counter[str] = Counter()
             targets: set[str] = set()
             found: Counter[Access] = Counter()
-            missed: Counter[str] = Counter()
+            missed: dict[str, Counter[str]] = {"access": Counter(), "branch": Counter()}
             declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
             for statement in self.module.functions[name].body or ():
                 if isinstance(statement, Open):
@@ -207,13 +208,15 @@ class InjectionPlan:
                 places["exit"] += statement.opcode == "exit"
                 places["basic_block"] += statement.opcode in ENDING or not places["basic_block"]
                 targets.update(find_names(statement.operands) if statement.opcode in ("bra", "brx") else ())
+                places["branch"] += statement.opcode in BRANCHES and statement.predicate is not None
+                missed["branch"].update(["brx.idx"] if statement.opcode == "brx" else [])
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
                 for access in accesses(statement, declared_in=declared.get):
                     found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
                 if (opcode := unprobed(statement)) is not None:
-                    missed[opcode] += 1
+                    missed["access"][opcode] += 1
             places["basic_block"] += len(targets)
             self._contents[name] = Contents(places, found, missed)
         return self._contents[name]

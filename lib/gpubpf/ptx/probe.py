@@ -72,13 +72,28 @@ class Filler:
         lines.append(placement.fragment.ptx.strip() if name is None else _call(name, placement.fragment))
         return "\n".join([*lines, "}"])
 
-    def together(self, placement: Placement, context: Mapping[str, str]) -> str:
-        """Return a fragment in a scope that sets `active` of its context, the lanes that run it together."""
-        return "\n".join(["{", *self._active(placement), self.text(placement, {**context, **_ACTIVE}), "}"])
+    def basic_block(self, placement: Placement, site: int) -> str:
+        """Return a fragment at the beginning of a basic block."""
+        return "\n".join(
+            ["{", *self._active(placement), self.text(placement, {"site": str(site), **_ACTIVE}), "}"]
+        )
 
-    def _active(self, placement: Placement) -> list[str]:
-        """Return what sets the register of `active`, if the fragment reads it."""
-        if not self.reads(placement, "active"):
+    def branch(self, placement: Placement, site: int, condition: str) -> str:
+        """Return a fragment before a branch. `condition`: the predicate of lanes that take it, as an operand: `!%p1`."""
+        lines = ["{", *self._active(placement, "taken")]
+        if self.reads(placement, "taken"):
+            lines += [
+                ".reg .b32 %gpubpf_0going;",
+                ".reg .b64 %gpubpf_0taken;",
+                f"vote.sync.ballot.b32 %gpubpf_0going, {condition}, %gpubpf_0mask;",
+                "cvt.u64.u32 %gpubpf_0taken, %gpubpf_0going;",
+            ]
+        context = {"site": str(site), "taken": "%gpubpf_0taken", **_ACTIVE}
+        return "\n".join([*lines, self.text(placement, context), "}"])
+
+    def _active(self, placement: Placement, *fields: str) -> list[str]:
+        """Return what sets the register of `active`, if the fragment reads it or one of `fields`."""
+        if not self.reads(placement, "active", *fields):
             return []
         return [
             ".reg .b32 %gpubpf_0mask;",

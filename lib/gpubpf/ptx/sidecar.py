@@ -75,9 +75,11 @@ class SidecarModule:
         layout, end = parameter_layout(function)
         run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
         unprobed: Counter[str] = Counter()
-        if any(p.point == "access" for p in plan.placements[name]):
+        for point in {p.point for p in plan.placements[name]}:
+            of_point: Counter[str] = Counter()
             for other in reached:
-                unprobed.update(plan.contents(other).unprobed)
+                of_point.update(plan.contents(other).unprobed.get(point, {}))
+            unprobed |= of_point  # points may miss the same places
         return InjectedKernel(
             layout,
             align(end, 8),

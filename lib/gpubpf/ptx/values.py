@@ -46,7 +46,7 @@ class Site:
     the `ret` or `exit`. All programs of one point at one place share a site.
 
     source, source_line  the place in the source (`-lineinfo`), in an inlined function if it is in one; "" and 0 if unknown
-    opcode               of accesses and barriers, with modifiers: `ld.global.f32`; else ""
+    opcode               of accesses, branches and barriers, with modifiers: `ld.global.f32`; else ""
     kind, space          of accesses, as in ptx/access.py (so also `generic`); else ""
     width                of accesses: bytes, 0 if only the execution determines it
     """
@@ -75,7 +75,7 @@ class InjectedKernel:
     shared_exits  the number of branches that share a probe with others
     unknown       opcodes that count as instructions only, because it is unknown what else they do
     waits         whether its blocks may wait for each other (flow.may_wait)
-    unprobed      if a program is attached to memory accesses: places by opcode whose accesses no program sees
+    unprobed      places by opcode that no program sees: accesses and branches, if a program is attached to such
     """
 
     parameters: tuple[tuple[int, int], ...]

@@ -92,7 +92,7 @@ class Plan:
     map_memory: bytes for each context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
-    accesses: programs run at memory accesses, so the summary counts the accesses that cannot be probed.
+    accesses: programs run at memory accesses or branches, so the summary counts those that cannot be probed.
     amd: kernels of AMD GPUs are measured, too; amd_definitions: the maps as programs for them have them.
     owns_process: this Python process runs nothing but the session, so the session may drop privileges that it no longer needs.
     """

@@ -1,7 +1,8 @@
-"""Programs at basic blocks: which threads run them, how often, with which lanes. On the embedded device's engine."""
+"""Programs at basic blocks and branches: which threads run them, how often, with which lanes. On the embedded device's engine."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,19 +21,19 @@ from gpubpf_sass import assembled
 
 THREADS = 48
 
-# `#` marks the first instruction of a basic block, in the order of their numbers.
+# `#` marks the first instruction of a basic block, with its number; `?` a conditional branch.
 PATHS = f"""{HEAD}
 .func (.param .b32 r) _Z4halfj(.param .b32 n) {{
     .reg .pred %p<4>; .reg .b32 %r<9>;
     ld.param.b32 %r1, [n];                      //# half 0
     setp.gt.u32 %p1, %r1, 40;
-    @%p1 exit;
+    @%p1 exit;                                  //? half leaves
     mov.u32 %r2, 0;                             //# half 1
 again:
     shr.u32 %r1, %r1, 1;                        //# half 2
     add.u32 %r2, %r2, 1;
     setp.ne.u32 %p2, %r1, 0;
-    @%p2 bra again;
+    @%p2 bra again;                             //? half again
     st.param.b32 [r], %r2;                      //# half 3
     ret;
 }}
@@ -43,7 +44,7 @@ again:
     mul.wide.u32 %rd2, %r1, 4;
     add.u64 %rd1, %rd1, %rd2;
     setp.lt.u32 %p1, %r1, 5;
-    @%p1 ret;
+    @%p1 ret;                                   //? few
     and.b32 %r2, %r1, 3;                        //# k 1
     mov.u32 %r3, 0;
 turn:
@@ -52,7 +53,7 @@ debug:
     setp.eq.u32 %p2, %r3, %r2;                  //# k 2
     add.u32 %r3, %r3, 1;
 also_debug:
-    @!%p2 bra turn;
+    @!%p2 bra turn;                             //? turn
     {{ .param .b32 a; .param .b32 b;            //  a call does not end a block
       st.param.b32 [a], %r1;                    //# k 3
       call (b), _Z4halfj, (a);
@@ -68,11 +69,11 @@ two:
 both:
     st.global.u32 [%rd1], %r4;                  //# k 6
     setp.eq.u32 %p3, %r1, 20;
-    @%p3 bra out;
+    @%p3 bra out;                               //? 20
     setp.eq.u32 %p4, %r1, 21;                   //# k 7
-    @%p4 exit;
+    @%p4 exit;                                  //? 21
     {{ .reg .pred %p4; setp.eq.u32 %p4, %r1, 22; //# k 8
-      @%p4 bra inner;
+      @%p4 bra inner;                           //? 22
       st.global.u32 [%rd1+256], %r3;            //# k 9
       inner: }}
 out:
@@ -108,6 +109,20 @@ def _visits() -> dict[str, Callable[[int], int]]:
     }
 
 
+def _taken() -> dict[str, tuple[Callable[[int], int], Callable[[int], int]]]:
+    """How often thread t executes each branch of PATHS, and how often it takes it."""
+    visits = _visits()
+    return {
+        "half leaves": (visits["half 0"], lambda t: t > 40),
+        "half again": (visits["half 2"], lambda t: 5 <= t <= 40 and t.bit_length() - 1),
+        "few": (visits["k 0"], lambda t: t < 5),
+        "turn": (visits["k 2"], lambda t: t >= 5 and t % 4),
+        "20": (visits["k 6"], lambda t: t == 20),
+        "21": (visits["k 7"], lambda t: t == 21),
+        "22": (visits["k 8"], lambda t: t == 22),
+    }
+
+
 def _results() -> list[int]:
     """What PATHS stores, by thread."""
     return [t.bit_length() + (100, 200, 0)[t % 3] if 5 <= t <= 40 else 0 for t in range(THREADS)]
@@ -118,12 +133,12 @@ def _marked(text: str, mark: str) -> dict[int, str]:
     return {n: line.split(mark)[1].strip() for n, line in enumerate(text.splitlines(), 1) if mark in line}
 
 
-def _check_lanes(records: list[tuple[int, ...]], mask: int = 2) -> None:
-    """Lanes that run a program together are told the same lanes, which include them."""
-    by_mask = Counter((thread // 32, site, row[mask - 2]) for thread, site, *row in records)
-    for (_, _, lanes), number in by_mask.items():
-        assert number % lanes.bit_count() == 0
-    assert all(row[mask - 2] >> thread % 32 & 1 for thread, _, *row in records)
+def _check_lanes(records: list[tuple[int, ...]]) -> None:
+    """Lanes that run a program together are told the same, and are among the active ones."""
+    together = Counter((thread // 32, *told) for thread, *told in records)
+    for (_, _, active, *_), number in together.items():
+        assert number % active.bit_count() == 0
+    assert all(active >> thread % 32 & 1 for thread, _, active, *_ in records)
 
 
 def _is_unchanged(run: Run, data: Array) -> None:
@@ -171,39 +186,53 @@ def test_threads_run_a_program_at_each_block_that_they_enter(form: str) -> None:
     assert counted == [sum(1 for r in records if r[0] == t) for t in range(THREADS)]
 
 
-def test_blocks_whose_instructions_are_copied_have_one_site(form: str) -> None:
-    """A program at exits copies the way out for each branch to it, and with a clock moves it into the loop."""
-    text = f"""{HEAD}.visible .entry k() {{
+# Branches to a common exit, out of a loop and behind it.
+WAYS_OUT = f"""{HEAD}.visible .entry k() {{
     .reg .pred %p<9>; .reg .b32 %r<9>;
-    mov.u32 %r1, %tid.x; mov.u32 %r2, 0; setp.gt.u32 %p1, %r1, 20; @%p1 bra out;
-    turn: add.u32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, %r1; @%p2 bra out;
-    setp.lt.u32 %p3, %r2, 10; @%p3 bra turn;
-    setp.eq.u32 %p4, %r1, 0; @%p4 bra out;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, 0; setp.gt.u32 %p1, %r1, 20;
+    @%p1 bra out;
+    turn: add.u32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, %r1;
+    @%p2 bra out;
+    setp.lt.u32 %p3, %r2, 10;
+    @%p3 bra turn;
+    setp.eq.u32 %p4, %r1, 0;
+    @%p4 bra out;
     mov.u32 %r3, 1;
     out: mov.u32 %r4, 2;
     ret; }}"""
-    clock = log("exit", "left")
-    clock = type(clock)(
-        clock.function,
-        clock.ptx.replace("mov.u32 %r1", ".reg .b64 %now; mov.u64 %now, %globaltimer; mov.u32 %r1"),
-        clock.arguments,
+
+
+def test_ways_out_that_are_copied() -> None:
+    """A program at exits copies the way out for each branch to it, and with a clock moves it into the loop. Sites stay the same."""
+    left = log("exit", "left")
+    timed = left.ptx.replace("mov.u32 %r1", ".reg .b64 %now; mov.u64 %now, %globaltimer; mov.u32 %r1")
+    points = ("basic_block", "branch")
+    run = Run(
+        WAYS_OUT,
+        [
+            *(Placement(log(point, point), point) for point in points),
+            Placement(dataclasses.replace(left, ptx=timed), "exit"),
+        ],
     )
-    run = Run(text, [Placement(log("basic_block"), "basic_block"), Placement(clock, "exit")])
-    assert run.injected.text.count("mov.u32 %r4, 2;") > 1
+    assert run.injected.text.count("mov.u32 %r4, 2;") == 4
     run("k", 32)
-    blocks = {n: s.block for n, s in run.sites("k").items() if s.point == "basic_block"}
-    found = Counter((blocks[site], t) for t, site, _ in run.records(2))
-
-    def turns(t: int) -> int:
-        return 0 if t > 20 else t if 1 <= t < 10 else 10
-
-    expected = Counter({(0, t): 1 for t in range(32)} | {(5, t): 1 for t in range(32)})
+    sites = run.sites("k")
+    blocks: Counter[tuple[int | None, int]] = Counter()
+    branches: Counter[tuple[int, int]] = Counter()
     for t in range(32):
-        leaves = 1 <= t <= 10 and t == turns(t)
-        expected += Counter({(1, t): turns(t), (2, t): turns(t) - leaves})
-        if t <= 20 and not leaves:
-            expected += Counter({(3, t): 1, (4, t): int(t != 0)})
-    assert found == expected
+        early, leaves = t > 20, 1 <= t <= 10  # before the loop, or out of it at its turn t
+        turns = 0 if early else t if leaves else 10
+        ends = not early and not leaves  # it comes to the end of the loop
+        entered = (1, turns, turns - leaves, ends, ends and t != 0, 1)
+        blocks.update({(number, t): n for number, n in enumerate(entered)})
+        taken = (early, leaves, max(0, turns - 1), ends and t == 0)
+        branches.update({(4 + 2 * n, t): times for n, times in enumerate(taken)})
+    assert Counter((sites[s].block, t) for t, s, _ in run.records(2, "basic_block")) == +blocks
+    records = run.records(3, "branch")
+    _check_lanes(records)
+    first = HEAD.count("\n")
+    took = Counter((sites[s].line - first, t) for t, s, _, lanes in records if lanes >> t & 1)
+    assert took == +branches
 
 
 def test_blocks_of_chosen_kernels_and_of_nothing() -> None:
@@ -219,7 +248,55 @@ def test_blocks_of_chosen_kernels_and_of_nothing() -> None:
     assert [s.point for s in injected.kernels["b"].sites] == ["entry"]
 
 
-POINTS = ("basic_block",)
+# --- branches -----------------------------------------------------------------------------------------
+
+
+def test_threads_run_a_program_before_each_conditional_branch(form: str) -> None:
+    run = Run(
+        PATHS, [Placement(log("branch"), "branch"), Placement(log("branch", "only", "taken"), "branch")]
+    )
+    data = Array(np.zeros(256, np.uint32))
+    run("k", THREADS, data)
+    _is_unchanged(run, data)
+    sites, marked = run.sites("k"), _marked(PATHS, "//? ")
+    assert sorted(site.line for site in sites.values()) == sorted(marked)
+    assert Counter(site.opcode for site in sites.values()) == {"bra": 4, "exit": 2, "ret": 1}
+    records = run.records(3)
+    _check_lanes(records)
+    assert all(taken & ~active == 0 for _, _, active, taken in records)
+    executed = Counter((marked[sites[site].line], t) for t, site, *_ in records)
+    took = Counter((marked[sites[s].line], t) for t, s, _, taken in records if taken >> t % 32 & 1)
+    for name, (often, taken) in _taken().items():
+        assert [executed[name, t] for t in range(THREADS)] == [often(t) for t in range(THREADS)], name
+        assert [took[name, t] for t in range(THREADS)] == [taken(t) for t in range(THREADS)], name
+    # alone, it is told the same
+    own = Counter(t for t, taken in run.records(1, "only") if taken >> t % 32 & 1)
+    assert own == Counter(t for (_, t), n in took.items() for _ in range(n))
+    assert run.injected.kernels["k"].unprobed == {"brx.idx": 1}
+
+
+def test_what_is_a_conditional_branch() -> None:
+    text = f"""{HEAD}.func f() {{ ret; }}
+.visible .entry k() {{
+    .reg .pred %p<4>; .reg .b32 %r<4>;
+    @%p1 bra one;
+    @!%p1 bra.uni one;
+    bra one;
+    one: selp.b32 %r1, %r2, %r3, %p1;
+    @%p1 mov.u32 %r1, 1;
+    @%p1 call f;
+    @%p1 trap;
+    table: .branchtargets one, two;
+    @%p1 brx.idx %r1, table;
+    two: @%p1 ret;
+    @%p1 exit;
+    ret; }}"""
+    kernel = inject(parse(text), {"k": [Placement(log("branch"), "branch")]}).kernels["k"]
+    assert [site.opcode for site in kernel.sites] == ["bra", "bra.uni", "ret", "exit"]
+    assert kernel.unprobed == {"brx.idx": 1}
+
+
+POINTS = ("basic_block", "branch")
 
 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_90"])
