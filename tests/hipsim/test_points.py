@@ -1,4 +1,4 @@
-"""Points of AMD kernels that no tool uses: begin and end of blocks, barriers. A program of known counts sees exact ones."""
+"""Points of AMD kernels that few tools use: thread blocks, barriers, basic blocks. A program of known counts sees exact ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ TEXT = """
 #include <gpubpf.h>
 GPU_ARRAY(counts, u64, 8);
 GPU_ARRAY(left, u64, 4096);      /* threads that have left, by launch and block */
+GPU_SITE_ARRAY(entered, u64);    /* threads that enter a basic block */
 GPU_WARP_ARRAY(longest, u64, 1); /* how long a wave waited */
 static inline void count(int key) {
     u64 *mine = counts.lookup(&key);
@@ -40,6 +41,11 @@ int on_end(struct gpu_block_end *ctx) {
     bpf_get_block_dim(&x, &y, &z);
     count(1);
     if (mine && *mine == x * y * z) count(2);
+    return 0;
+}
+int on_block(struct gpu_basic_block *ctx) {
+    u64 site = ctx->site, *here = entered.lookup(&site);
+    if (here) __sync_fetch_and_add(here, 1);
     return 0;
 }
 int on_arrive(struct gpu_barrier_arrive *ctx) {
@@ -70,7 +76,7 @@ with b.trace(args) as session:
     for _ in session.intervals(None, None):
         pass
 summary = session.summary()
-sites = {k.mangled: [s.point for _, s in sorted(session.sites(k.mangled).items())] for k in session.kernels()}
+sites = {k.mangled: [[s.point, s.block] for _, s in sorted(session.sites(k.mangled).items())] for k in session.kernels()}
 used = {d.name for d in b.definitions()}
 found = {name: [i.array.tolist() for i in b[name].instances()] for name in b.maps if name in used}
 json.dump({"summary": summary, "sites": sites, **found}, open("found.json", "w"))
@@ -105,7 +111,7 @@ def test_blocks_begin_and_end_once(tmp_path: Path, gpu: str) -> None:
     assert found["counts"][0][:3] == [80, 80, 80]
     assert sorted(found["left"][0], reverse=True)[:81] == [128] * 80 + [0]
     assert found["summary"]["launches_instrumented"] == 20 and found["summary"]["lost"] == 0
-    points = found["sites"]["_Z5earlyPi"]
+    points = [point for point, _ in found["sites"]["_Z5earlyPi"]]
     assert points[0] == "block_begin" and points.count("exit") == points.count("block_end") >= 1
     without_exits = measured(tmp_path, program("points", gpu=gpu), "early", points=("block_end",))
     assert without_exits["counts"][0][1:3] == [80, 0]
@@ -118,7 +124,7 @@ def test_barriers(tmp_path: Path, gpu: str) -> None:
     threads = 3 * 2 * 4 * 256 + (256 - (32 if gpu == "gfx1030" else 64)) + (256 - 32)
     assert found["counts"][0][3:6] == [threads] * 3
     assert found["summary"]["launches_instrumented"] == 2 and found["summary"]["lost"] == 0
-    sites = [point for point in found["sites"]["_Z4tilePii"] if point.startswith("barrier")]
+    sites = [point for point, _ in found["sites"]["_Z4tilePii"] if point.startswith("barrier")]
     assert sites == ["barrier_arrive", "barrier_leave"] * (len(sites) // 2) and sites
     alone = measured(tmp_path, program("points", gpu=gpu), "tile", points=("barrier_leave",))
     assert alone["counts"][0][3:6] == [0, 0, 3 * 2 * 4 * 256]
@@ -132,3 +138,13 @@ def test_how_long_waves_wait_at_a_barrier(tmp_path: Path, gpu: str) -> None:
     step = waited[0] - waited[1]
     assert len(waited) == (8 if gpu == "gfx1030" else 4) and step > 100
     assert waited[::-1] == [waited[-1] + step * n for n in range(len(waited))] and waited[-1] <= 1
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_basic_blocks(tmp_path: Path, gpu: str) -> None:
+    """Each thread enters the first block and the last one, and the loop three times."""
+    found = measured(tmp_path, program("points", gpu=gpu), "tile", points=("basic_block",))
+    sites = found["sites"]["_Z4tilePii"]
+    assert sites == [["basic_block", number] for number in range(len(sites))]
+    counts = [sum(column) for column in zip(*found["entered"][0], strict=True)]
+    assert counts[0] == 4 * 256 and max(counts) == 3 * 4 * 256

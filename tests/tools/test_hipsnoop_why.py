@@ -152,6 +152,6 @@ def test_a_call_next_to_tcp_retransmits(built: Path, tmp_path: Path, where: str)
     assert reasons(rows) - {("tcp_retransmits", None)} == {
         ("blocked", "recvfrom"),
         ("tcp_retransmits", "recvfrom"),
-    }
+    }, watched.out.read_text()
     for call in watched.slow:
         assert {"blocked in recvfrom", "TCP retransmits"} <= {cause["what"] for cause in call["why"]}

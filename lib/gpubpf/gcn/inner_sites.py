@@ -1,4 +1,4 @@
-"""Probes in the middle of a kernel, at memory accesses and barriers: the code at each site, and the probes that it calls.
+"""Probes in the middle of a kernel, at memory accesses, basic blocks and barriers: the code at each site, and the probes it calls.
 
     probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
     sites = InnerSites(kernel, body, gpu, probes, first=3)
@@ -27,7 +27,7 @@ from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
-from gpubpf.gcn.kernel_code import KernelCode
+from gpubpf.gcn.kernel_code import KernelCode, Region, entered
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
@@ -60,7 +60,7 @@ class Placed(Protocol):
 
 
 class InnerProbes:
-    """The probes for accesses, one for each set of programs, and those for barriers."""
+    """The probes for accesses, one for each set of programs, and one for each other point."""
 
     def __init__(self, placements: Sequence[Placed], block: LaunchBlock, gpu: str) -> None:
         self._at = {point: [p for p in placements if p.point == point] for point in amdgcn.INSIDE}
@@ -92,15 +92,14 @@ class InnerProbes:
             self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu)
         return self._made[key]
 
-    def of_barrier(self, point: str) -> Probe | None:
-        """Return the probe for one of `amdgcn.AT_BARRIER`; None if no program is attached to it. Raises VerifyError."""
+    def of_point(self, point: str) -> Probe | None:
+        """Return the probe for one of `amdgcn.INSIDE`, except accesses; None if no program is attached to it. Raises VerifyError."""
         programs = [placement.program for placement in self._at[point]]
         if not programs:
             return None
         key = ((point, ()),)
         if key not in self._made:
-            leaves = point == amdgcn.LEAVE
-            self._made[key] = amdgcn.compile_barrier_probe(programs, self._block, self._gpu, leaves)
+            self._made[key] = amdgcn.compile_inner_probe(programs, self._block, self._gpu, point)
         return self._made[key]
 
 
@@ -141,13 +140,14 @@ class InnerRegisters:
 
 @dataclass(frozen=True)
 class InnerSite:
-    """A place that is probed: its number, its point, and the access if it is one."""
+    """A place that is probed: its number, its point, the access if it is one, and the number of the basic block if it begins there."""
 
     number: int
     point: str
     instruction: GcnInstruction
     probe: Probe
     access: GcnAccess | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,24 @@ class InnerSites:
         self.unprobed: dict[str, int] = {}
 
         def add(
-            point: str, instruction: GcnInstruction, probe: Probe | None, access: GcnAccess | None = None
+            point: str,
+            instruction: GcnInstruction,
+            probe: Probe | None,
+            access: GcnAccess | None = None,
+            block: int | None = None,
         ) -> None:
             if probe is not None:
-                self.sites.append(InnerSite(first + len(self.sites), point, instruction, probe, access))
+                self.sites.append(
+                    InnerSite(first + len(self.sites), point, instruction, probe, access, block)
+                )
 
+        blocks = _numbers_of_blocks(body)
         for instruction in body.instructions:
+            if (block := blocks.get(instruction.address)) is not None:
+                add("basic_block", instruction, probes.of_point("basic_block"), block=block)
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
-                    add(point, instruction, probes.of_barrier(point))
+                    add(point, instruction, probes.of_point(point))
             if not probes.of_accesses:
                 continue
             found = accesses(instruction, scratch)
@@ -230,7 +239,7 @@ class InnerSites:
             for access in found:
                 add("access", instruction, probes.of_access(access), access)
         if len(self.sites) > _MOST_SITES:
-            raise Refusal(f"it has {len(self.sites)} memory accesses and barriers")
+            raise Refusal(f"it has {len(self.sites)} places to probe")
         self.probes = list(dict.fromkeys(site.probe for site in self.sites))
         self._leaves = any(site.point == amdgcn.LEAVE for site in self.sites)
 
@@ -264,7 +273,7 @@ class InnerSites:
         texts: list[_Text] = []
         barriers: dict[int, dict[str, InnerSite]] = {}
         for site in self.sites:
-            if site.access is not None:
+            if site.point not in amdgcn.AT_BARRIER:
                 lines = [*_saved(at), *self._set(site, at), *_restored(at)]
                 texts.append(_Text(site.instruction.address, False, (_Run(tuple(lines), site.probe),)))
             else:
@@ -341,6 +350,17 @@ class InnerSites:
         ]
         middle = renumbered(comgr, probe.code, at.sgpr, at.vgpr)
         return comgr.assemble("\n".join(head)) + middle + comgr.assemble("\n".join(tail))
+
+
+def _numbers_of_blocks(body: KernelCode) -> dict[int, int]:
+    """Return where each basic block is entered, and its number in the kernel or function."""
+    found: dict[int, int] = {}
+    counts: dict[Region, int] = {}
+    for block in body.blocks():
+        region = next(one for one in body.regions if one.begin <= block[0].address < one.end)
+        counts[region] = counts.get(region, -1) + 1
+        found[entered(block).address] = counts[region]
+    return found
 
 
 def _saved(at: InnerRegisters) -> list[str]:

@@ -209,6 +209,11 @@ def words(at: int, to: int) -> int:
     return distance // 4
 
 
+def entered(block: Sequence[GcnInstruction]) -> GcnInstruction:
+    """Return the instruction at which all lanes that enter a basic block are on: where paths join, their lanes come back first."""
+    return next((one for one in block if not one.operands.startswith("exec")), block[-1])
+
+
 def writes_exec(instruction: GcnInstruction) -> bool:
     """Return whether an instruction may change EXEC."""
     return instruction.operands.startswith("exec") or bool(_WRITES_EXEC.match(instruction.name))

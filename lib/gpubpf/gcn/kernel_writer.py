@@ -41,7 +41,8 @@ _ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the orig
 @dataclass(frozen=True)
 class GcnSite:
     """A probed place: its number, and where its instruction is: its address in the original code object, its function (mangled; ""
-    without a symbol), and the bytes from that function's beginning. opcode: the instruction's name, of accesses."""
+    without a symbol), and the bytes from that function's beginning. opcode: the instruction's name, of accesses and barriers. block:
+    the number of a basic block in its function."""
 
     number: int
     point: str
@@ -50,6 +51,7 @@ class GcnSite:
     offset: int
     opcode: str = ""
     access: GcnAccess | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,21 @@ class KernelWriter:
         return [self._at(first + n, point, address) for n, (address, point) in enumerate(each)]
 
     def _at(
-        self, number: int, point: str, address: int, opcode: str = "", access: GcnAccess | None = None
+        self,
+        number: int,
+        point: str,
+        address: int,
+        opcode: str = "",
+        access: GcnAccess | None = None,
+        block: int | None = None,
     ) -> GcnSite:
         at = next(region for region in self._body.regions if region.begin <= address < region.end)
         function = self._kernel.name if at is self._body.regions[0] else at.name
-        return GcnSite(number, point, address, function, address - at.begin, opcode, access)
+        return GcnSite(number, point, address, function, address - at.begin, opcode, access, block)
 
     def _inside(self, site: InnerSite) -> GcnSite:
-        return self._at(site.number, site.point, site.instruction.address, site.instruction.name, site.access)
+        one, opcode = site.instruction, site.instruction.name if site.block is None else ""
+        return self._at(site.number, site.point, one.address, opcode, site.access, site.block)
 
     def _insertions(self) -> list[Insertion]:
         """Return what is put before and behind the kernel's instructions: counting, keeping the time, and calls of probes.

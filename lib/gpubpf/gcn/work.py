@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping
 
 from gpubpf.gcn.comgr import Comgr
-from gpubpf.gcn.kernel_code import KernelCode, writes_exec
+from gpubpf.gcn.kernel_code import KernelCode, entered, writes_exec
 
 _MEMORY = r"(?:global|flat|scratch|buffer|tbuffer|image)"
 _DS_ATOMIC = (
@@ -33,9 +33,7 @@ def counted(code: KernelCode, kind: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for block in code.blocks():
         if kind == "blocks":
-            # Where paths join, the lanes of all of them come back first.
-            entered = next((one for one in block if not one.operands.startswith("exec")), block[-1])
-            found[entered.address] = 1
+            found[entered(block).address] = 1
             continue
         begin = block[0].address
         for instruction in block:

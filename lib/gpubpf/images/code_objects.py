@@ -181,9 +181,8 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
 
 
 def _site(site: GcnSite, lines: SourceLines) -> Site:
-    made = Site(
-        site.number, site.function, 0, *lines.at(site.address), site.point, site.opcode, offset=site.offset
-    )
+    where = (site.number, site.function, 0, *lines.at(site.address))
+    made = Site(*where, site.point, site.opcode, block=site.block, offset=site.offset)
     if (access := site.access) is None:
         return made
     made = replace(made, kind=access.kind, space=access.space)

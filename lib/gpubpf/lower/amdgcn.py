@@ -3,7 +3,7 @@
     program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
     probe = compile_probe([program], block, "gfx90a")
     probe = compile_access_probe({"global": [program]}, block, "gfx90a")
-    probe = compile_barrier_probe([program], block, "gfx90a", leaves=True)
+    probe = compile_inner_probe([program], block, "gfx90a", "barrier_leave")
 
 A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
 s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
@@ -50,13 +50,13 @@ TIME, TIMES = BACK + 2, ("clock", "globaltimer")
 AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
-INSIDE = ("access", *AT_BARRIER)
+INSIDE = ("access", "basic_block", *AT_BARRIER)
 # The fields of `facts`, with the first bit and the bits of each. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
 _TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
-_OF_ACCESS = ("address", "width", "space", "kind", "active", "effect")
+_OF_ACCESS = ("address", "width", "space", "kind", "effect")
 # Where a generic address can lead. It is compared with the windows of the first two spaces, as LLVM calls them.
 GENERIC_SPACES = ("shared", "local", "global")
 _WINDOWS = {"shared": "shared", "local": "private"}
@@ -271,14 +271,9 @@ def compile_access_probe(
     return _compile(_access_entry(ordered, block, gpu), every, gpu)
 
 
-def compile_barrier_probe(
-    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, leaves: bool
-) -> Probe:
-    """Compile the programs of a barrier for a GPU. Raises VerifyError.
-
-    leaves: for threads that leave it, otherwise for those that arrive.
-    """
-    return _compile(_barrier_entry(programs, block, gpu, leaves), programs, gpu)
+def compile_inner_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> Probe:
+    """Compile the programs of a point in the middle of a kernel, other than accesses, for a GPU. Raises VerifyError."""
+    return _compile(_inner_entry(programs, block, gpu, point), programs, gpu)
 
 
 def facts(offset: int, width: int, kind: int, effect: int) -> int:
@@ -407,13 +402,13 @@ def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBl
         if space != last:
             lines.append(f"not.{space}:")
     lines.append("done:")
-    return _inner(["i32 %address_low", "i32 %address_high"], declared, lines)
+    return _keeping(["i32 %address_low", "i32 %address_high"], declared, lines)
 
 
-def _barrier_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, leaves: bool) -> str:
-    """Return the function of a place at a barrier."""
+def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> str:
+    """Return the function of a place in the middle of a kernel, other than an access."""
     given, lines, declared = [], [], []
-    if leaves:
+    if point == LEAVE:
         declared.append("declare i64 @llvm.amdgcn.s.memtime()")
         given = ["i32 inreg %arrived_low", "i32 inreg %arrived_high"]
         lines = [
@@ -425,10 +420,10 @@ def _barrier_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str
         more, declaration = _call(number, _Called(program), block, gpu, False)
         lines += more
         declared.append(declaration)
-    return _inner(given, declared, lines)
+    return _keeping(given, declared, lines)
 
 
-def _inner(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
+def _keeping(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
     """Return the module of a place in the middle of a kernel: all SGPRs up to `BACK` are results too, so that it keeps them.
 
     given: parameters behind these.
@@ -484,9 +479,11 @@ def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: boo
         elif argument.kind == "context" and argument.field == "waited":
             value = f"%{name}" if kind == "i32" else "%waited"
             lines += [f"  {value} = trunc i64 %waited to i32"] if kind == "i32" else []
-        elif argument.kind == "context" and argument.field in _OF_ACCESS:
-            more, value = _of_access(argument, called.space, name, program.wave)
+        elif argument.kind == "context" and argument.field == "active":
+            more, value = _active(argument, name, program.wave)
             lines += more
+        elif argument.kind == "context" and argument.field in _OF_ACCESS:
+            value = _of_access(argument, called.space)
         elif argument.kind == "context" and argument.field == "site" and called.site:
             bits = 64 if argument.type == "b64" else 32
             number_at = _value(argument, block, f"{name}.first")
@@ -501,15 +498,16 @@ def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: boo
     return lines, f"declare void @{ir.ENTRY}{number}({kinds}) convergent nounwind"
 
 
-def _of_access(argument: Argument, space: str | None, name: str, wave: int) -> tuple[list[str], str]:
-    """Return the LLVM IR that computes a field of the context of an access, and its value."""
+def _of_access(argument: Argument, space: str | None) -> str:
+    """Return the value of a field of the context of an access."""
     assert space is not None
     if argument.field == "address":
-        return [], "%address" if space == "global" else "%address.short"
-    if argument.field == "space":
-        return [], str(SPACES.index(space))
-    if argument.field != "active":
-        return [], f"%{argument.field}"
+        return "%address" if space == "global" else "%address.short"
+    return str(SPACES.index(space)) if argument.field == "space" else f"%{argument.field}"
+
+
+def _active(argument: Argument, name: str, wave: int) -> tuple[list[str], str]:
+    """Return the LLVM IR that computes the mask of the lanes that run a program, and its value."""
     lines = [f"  %{name} = call i{wave} @llvm.amdgcn.ballot.i{wave}(i1 true)"]
     if argument.type == "b32" or wave == 64:
         return lines, f"%{name}"
