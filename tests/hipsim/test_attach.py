@@ -95,6 +95,18 @@ def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, h
             program_.does("rounds 2")
 
 
+def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Path) -> None:
+    with serving() as program_:
+        program_.does("rounds 2")
+        with attached("threadhist", program_.process.pid, tmp_path / "out") as records:
+            program_.does(*WORK)
+            assert program_.process.stdin is not None
+            program_.process.stdin.write("leave\n")
+            program_.process.stdin.flush()
+            assert program_.process.wait(60) == 0
+        assert launches(records) == LAUNCHES
+
+
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
 def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     """In the middle of its life, a process gives what its kernels give from the beginning."""

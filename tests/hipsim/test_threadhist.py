@@ -200,3 +200,13 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr  # the program has its device
     assert "has code for AMD GPUs, whose kernels functions does not measure yet" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child", "term"])
+def test_results_come_however_the_program_ends(tmp_path: Path, way: str) -> None:
+    records, done = measured(tmp_path / "out", "--", program("ends"), way)
+    assert (done.returncode, done.stdout) == (143 if way == "term" else 4, "launched\n"), done.stderr
+    found = kernels(records)["increment"]
+    assert (found["launches"], found["runs"]) == (6, 6 * 512)
+    assert records[-1]["lost"] == 0 and "note: attached" in done.stderr
+    assert done.stderr.count("note:") == 2, done.stderr  # the embedded device; attached

@@ -37,7 +37,7 @@ namespace {
 
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to put hooks in
-constexpr uint32_t kAtExit = 2000, kAtSignal = 1000;  // ms that running kernels get to finish
+constexpr uint32_t kAtSignal = 1000;                  // ms that running kernels get to finish
 constexpr useconds_t kStep = 1000;                    // µs
 constexpr int kLookAfter = 100;                       // ms
 
@@ -396,6 +396,22 @@ bool is_initialized() {
     return hsa.iterate_agents([](hsa_handle, void *) { return 0; }, nullptr) == 0;
 }
 
+// Hooks functions of HIP and libc. While the process runs, the tool writes the jumps. Returns lines about functions that cannot be
+// hooked, and in `failed` why nothing is measured.
+std::string hook_functions(bool work, bool allocations, std::string &failed) {
+    std::string left_out;
+    std::vector<Patch> patches;
+    for (const HookTable &table : {ends_to_hook(), calls_to_hook(work, allocations)}) {
+        const std::string lacks = agent.running ? prepare(table.hooks, table.count, left_out, patches)
+                                                : install(table.hooks, table.count, left_out);
+        const Hook &first = *table.hooks;
+        if (!lacks.empty())
+            left_out += std::string(first.lack) + ": " + first.name + ": its code cannot be changed\n";
+    }
+    if (!patches.empty() && !put_in_hooks(patches)) failed = "all: the tool did not put them in\n";
+    return left_out;
+}
+
 // Makes the agent see what the program gives its GPUs to do. Returns lines about functions that cannot be hooked.
 std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     agent.log_operations = oplog.on() && agent.config.stamps;
@@ -403,7 +419,7 @@ std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     const bool work = agent.log_operations || host_program();
     put_in(tables, agent.running, agent.log_operations, allocations);
     if (agent.log_operations) hsa.amd_profiling_async_copy_enable(true);
-    return work || allocations ? hook_hip(work, allocations, put_in_hooks, failed) : "";
+    return hook_functions(work, allocations, failed);
 }
 
 // Returns the tables' functions if they are known, and none else.

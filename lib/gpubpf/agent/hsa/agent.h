@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "hooks.h"
 #include "hsa.h"
 #include "lifetime.h"
 #include "log/allocation.h"
@@ -399,13 +400,21 @@ class OwnWork {
     Thread *thread_ = nullptr;  // null: the overhead of this HIP function is not measured; only every 64th is
     Call *call_ = nullptr;
 };
-// Hooks the functions of HIP that give the GPU work. Returns lines about those that cannot be hooked, as install() does, and in
-// `failed` why nothing is measured. While the process runs, the tool puts the hooks in: `put_in` asks for that.
-// `work`, `allocations`: hook functions that give the GPU work, and those that allocate.
-std::string hook_hip(bool work, bool allocations, bool (*put_in)(const std::vector<Patch> &patches),
-                     std::string &failed);
+constexpr uint32_t kAtExit = 2000;  // ms that running kernels get to finish when the process ends
+
+// Functions to hook; those without a target are left as they are.
+struct HookTable {
+    Hook *hooks;
+    size_t count;
+};
+// The functions of HIP to hook. `work`: those that give the GPU work. `allocations`: those that allocate memory.
+HookTable calls_to_hook(bool work, bool allocations);
 bool allocates_memory(const char *function);  // of HIP
 extern const Lifetime hip_lifetime;
+
+// --- ends.cpp ---
+
+HookTable ends_to_hook();  // the functions of libc that end the process without running exit handlers
 
 // --- clock.cpp ---
 

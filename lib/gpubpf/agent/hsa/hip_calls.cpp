@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "agent.h"
-#include "hooks.h"
 #include "log/stack.h"
 #include "patch.h"
 #include "thread.h"
@@ -178,25 +177,13 @@ void *hip_library() {
 
 }  // namespace
 
-std::string hook_hip(bool work, bool allocations, bool (*put_in)(const std::vector<Patch> &patches),
-                     std::string &failed) {
-    std::string left_out, lacks;
-    void *library = hip_library();
-    if (!library) return "";
+HookTable calls_to_hook(bool work, bool allocations) {
+    void *library = work || allocations ? hip_library() : nullptr;
+    if (!library) return {hip_hooks, 0};
     for (size_t i = 0; i < kCalls; ++i)
         hip_hooks[i].target =
             (kOfMemory[i] ? allocations : work) ? dlsym(library, hip_hooks[i].name) : nullptr;
-    if (!agent.running) {
-        lacks = install(hip_hooks, kCalls, left_out);
-    } else {
-        std::vector<Patch> patches;
-        lacks = prepare(hip_hooks, kCalls, left_out, patches);
-        if (lacks.empty() && !patches.empty() && !put_in(patches))
-            failed = "all: the tool did not put them in\n";
-    }
-    if (!lacks.empty())
-        left_out += std::string(kLacksCall) + ": hipLaunchKernel: its code cannot be changed\n";
-    return left_out;
+    return {hip_hooks, kCalls};
 }
 
 bool allocates_memory(const char *function) {
