@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent / "gpubpf" / "calls" / "scenes"
 # Calls that wait while the kernel looks at how a program uses its memory, as some machines have it do (DAMON, huge pages).
 LAYOUT = {"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "madvise": 28}
+
+
+class UntoldError(Exception):
+    """The kernel did not report some switches of the thread, and the tool says so."""
+
+
+def told(test: Callable[..., None]) -> Callable[..., None]:
+    """Repeat a test until the kernel reports every switch. Some kernels sometimes skip a switch from the idle task."""
+
+    @functools.wraps(test)
+    def again(*arguments: Any, **named: Any) -> None:
+        for _ in range(20):
+            with contextlib.suppress(UntoldError):
+                return test(*arguments, **named)
+        pytest.fail("the kernel never tells of all switches")
+
+    return again
 
 
 def build(place: Path) -> None:

@@ -72,6 +72,8 @@ class Watched:
         held_up = self.where == "call"
         self.slow, self.others = copies[:held_up], copies[held_up:]
         assert records[-1]["lost"] == 0
+        if records[-1]["lost_why"]:
+            raise scenes.UntoldError
         return [r for r in records if r["type"] == "why" and r["api"] == api]
 
 
@@ -81,6 +83,7 @@ def reasons(rows: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
 
 
 @WHERES
+@scenes.told
 def test_a_call_that_sleeps(built: Path, tmp_path: Path, where: str) -> None:
     watched = Watched(built, tmp_path, where, "sleep", "60")
     rows = watched.end()
@@ -94,6 +97,7 @@ def test_a_call_that_sleeps(built: Path, tmp_path: Path, where: str) -> None:
 
 
 @WHERES
+@scenes.told
 def test_a_call_that_waits_for_a_disk(built: Path, tmp_path: Path, where: str) -> None:
     file = scenes.uncached(built / "file")
     scenes.needs_disk(file)
@@ -108,6 +112,7 @@ def test_a_call_that_waits_for_a_disk(built: Path, tmp_path: Path, where: str) -
 
 
 @WHERES
+@scenes.told
 def test_a_call_that_is_preempted(built: Path, tmp_path: Path, where: str) -> None:
     cpu = max(os.sched_getaffinity(0))
     with scenes.hogs(cpu):
@@ -120,6 +125,7 @@ def test_a_call_that_is_preempted(built: Path, tmp_path: Path, where: str) -> No
 
 
 @WHERES
+@scenes.told
 def test_a_call_under_memory_pressure(built: Path, tmp_path: Path, where: str) -> None:
     with scenes.small_group() as group:
         watched = Watched(built, tmp_path, where, "memory", "6", scenes.filled(group, tmp_path))
@@ -131,6 +137,7 @@ def test_a_call_under_memory_pressure(built: Path, tmp_path: Path, where: str) -
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
 @WHERES
+@scenes.told
 def test_a_call_next_to_tcp_retransmits(built: Path, tmp_path: Path, where: str) -> None:
     with contextlib.ExitStack() as stack:
         try:

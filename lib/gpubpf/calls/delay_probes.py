@@ -281,7 +281,7 @@ class DelayProbes:
     def lost(self) -> int:
         """Delays that did not fit into a map or the ring, or whose end the kernel did not report."""
         found = self._calls.host.items("delay_counts")["value"]
-        return int(found[_LOST_SUMS] + found[_LOST_SPANS])
+        return int(found[_LOST_SUMS] + found[_LOST_SPANS]) + self._calls.counts.unseen
 
 
 def _threads(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:

@@ -39,7 +39,7 @@ RING = 1 << 26  # bytes; room for 200,000 records
 _INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _GLOBAL = 1
 # In the order of CALL_LOST_RECORDS …
-_COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned")
+_COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned", "unseen")
 _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 
 
@@ -87,7 +87,8 @@ class CallCounts:
     targets is full.
 
     Not lost: `nested`, calls inside a call of the same thread, so part of a call that the program made;
-    `abandoned`, calls that never returned (longjmp, end of the thread).
+    `abandoned`, calls that never returned (longjmp, end of the thread); `unseen`, times off the CPU whose end
+    the kernel did not report.
     """
 
     records: int = 0
@@ -96,6 +97,7 @@ class CallCounts:
     processes: int = 0
     nested: int = 0
     abandoned: int = 0
+    unseen: int = 0
 
 
 class CallProbes:

@@ -115,7 +115,7 @@ struct call_process {
 };
 
 /* Counters: see CallCounts in calls/probes.py. */
-enum { CALL_LOST_RECORDS, CALL_LOST_SUMS, CALL_LOST_CALLS, CALL_LOST_PROCESSES, CALL_NESTED, CALL_ABANDONED, CALL_COUNTS };
+enum { CALL_LOST_RECORDS, CALL_LOST_SUMS, CALL_LOST_CALLS, CALL_LOST_PROCESSES, CALL_NESTED, CALL_ABANDONED, CALL_UNSEEN, CALL_COUNTS };
 
 GPU_PARAM(call_settings, struct call_settings);
 GPU_PARAM(call_filter, struct gpu_host_filter);
@@ -151,6 +151,16 @@ static __always_inline int call_over(void)
     struct call_settings *s = call_settings.lookup(&zero);
 
     return !s || s->over;
+}
+
+/* Count a missed switch: the current thread has come back to the CPU, and the kernel did not report it. Nobody knows how long it was
+   away. */
+static __always_inline void call_seen(struct call_thread *t)
+{
+    if (!t->left_ns)
+        return;
+    t->left_ns = 0;
+    call_count(CALL_UNSEEN);
 }
 
 /* Return whether the current process is traced. */
@@ -272,6 +282,7 @@ int call_entry(struct pt_regs *ctx)
         }
         call_count(CALL_ABANDONED);
     }
+    call_seen(t);
     t->kernel = l->kernel < CALL_MEMORY ? call_argument(ctx, l->kernel) : 0;
     if (s->events) {
         t->before = t->spent;
@@ -387,6 +398,7 @@ int call_return(struct pt_regs *ctx)
     }
     if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* -8: the return address has been popped */
         return 0;
+    call_seen(t);
     t->function = CALL_GAP;
     ns = end_ns - t->entry_ns;
     off_ns = call_off_ns(&t->spent) - t->entry_off_ns;

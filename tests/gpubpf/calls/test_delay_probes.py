@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,23 +90,6 @@ class Seen:
     @property
     def texts(self) -> set[str]:
         return {cause.text for cause in delays.causes(self.rows)}
-
-
-class UntoldError(Exception):
-    """The kernel did not report some switches of the thread, and the tool says so."""
-
-
-def told(test: Callable[..., None]) -> Callable[..., None]:
-    """Repeat a test until the kernel reports every switch. Some kernels sometimes skip a switch from the idle task."""
-
-    @functools.wraps(test)
-    def again(*arguments: Any, **named: Any) -> None:
-        for _ in range(20):
-            with contextlib.suppress(UntoldError):
-                return test(*arguments, **named)
-        pytest.fail("the kernel never tells of all switches")
-
-    return again
 
 
 class Watched:
@@ -200,7 +182,7 @@ class Watched:
         assert self.process.wait() == 0
         assert self.calls.lost == 0
         if lost := self.delay_probes.lost:
-            raise UntoldError(lost)
+            raise scenes.UntoldError(lost)
         pid = self.process.pid
         assert set(rows["tgid"].tolist()) <= {pid} and set(events["tgid"].tolist()) == {pid}
         last = events[-1]
@@ -269,7 +251,7 @@ WHERES = pytest.mark.parametrize("where", ["call", "gap"])
 
 @WHERES
 @pytest.mark.parametrize("what,call", [("sleep", "clock_nanosleep"), ("futex", "futex")])
-@told
+@scenes.told
 def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what: str, call: str) -> None:
     seen = watch(built, where, what, "40")
     assert seen.reasons - ALWAYS == {delays.BLOCKED}
@@ -282,7 +264,7 @@ def test_what_sleeps_is_blocked_in_its_system_call(built: Path, where: str, what
 
 
 @WHERES
-@told
+@scenes.told
 def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
     seen = read(built, where, "disk", file, 8)
@@ -295,7 +277,7 @@ def test_what_reads_a_disk_waits_for_it(built: Path, where: str, file: str) -> N
 
 
 @WHERES
-@told
+@scenes.told
 def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str) -> None:
     scenes.needs_disk(file)
     seen = read(built, where, "mapped", file, 128)
@@ -306,7 +288,7 @@ def test_a_mapped_file_is_read_in_page_faults(built: Path, where: str, file: str
 
 
 @WHERES
-@told
+@scenes.told
 def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> None:
     seen = watch(built, where, "memory", "16")
     assert seen.reasons <= ALWAYS
@@ -316,7 +298,7 @@ def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> No
 
 @WHERES
 @pytest.mark.parametrize("busy", [True, False])
-@told
+@scenes.told
 def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, busy: bool) -> None:
     cpu = max(os.sched_getaffinity(0))
     with (
@@ -329,7 +311,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
     taken = sum(cause.ns for cause in seen.explained)
     outside = abs(seen.took - seen.whole)
     if taken < seen.delay * 0.8 - MS - outside:
-        raise UntoldError  # the kernel skipped both switches, from the thread and back to it
+        raise scenes.UntoldError  # the kernel skipped both switches, from the thread and back to it
     assert taken <= seen.whole - seen.cpu + MS + outside
     assert taken <= seen.ns(delays.PREEMPTED) and {cause.text for cause in seen.explained} <= {"preempted"}
     if busy:
@@ -338,7 +320,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
 
 @WHERES
 @pytest.mark.parametrize("short", [True, False])
-@told
+@scenes.told
 def test_memory_that_has_to_be_made_free_first_is_memory_pressure(
     built: Path, where: str, short: bool, small_group: Path
 ) -> None:
@@ -369,7 +351,7 @@ def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
 @WHERES
 @pytest.mark.parametrize("what", ["ask", "sleep"])
-@told
+@scenes.told
 def test_what_waits_for_what_was_lost_is_next_to_retransmits(built: Path, where: str, what: str) -> None:
     with contextlib.ExitStack() as stack:
         try:
@@ -414,7 +396,7 @@ def test_without_reasons_only_the_time_off_the_cpu_is_known(built: Path) -> None
     assert not {name for name in programs if name.startswith("delay")} - {"delay_switch_time"}
 
 
-@told
+@scenes.told
 def test_what_happens_while_the_programs_are_detached_is_in_no_call(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,7 +442,7 @@ def test_rows_of_threads_that_ended_make_room(built: Path) -> None:
             assert not len(watched.calls.host.items("call_why"))
 
 
-@told
+@scenes.told
 def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
     built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -485,7 +467,7 @@ def test_what_a_kernel_does_not_have_is_said_and_the_rest_goes_on(
 
 
 @WHERES
-@told
+@scenes.told
 def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, where: str) -> None:
     # At ordinary tracepoints a preemptible kernel would miss it; kernels for servers are not preemptible.
     cpu = min(os.sched_getaffinity(0))
@@ -498,7 +480,7 @@ def test_a_switch_in_the_middle_of_somebodys_look_at_a_map_is_seen(built: Path, 
     assert seen.ns(delays.BLOCKED) >= 40 * MS and "blocked in clock_nanosleep" in seen.texts
 
 
-@told
+@scenes.told
 def test_where_raw_tracepoints_do_not_tell_enough_records_do(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,7 +493,7 @@ def test_where_raw_tracepoints_do_not_tell_enough_records_do(
     assert "blocked in clock_nanosleep" in seen.texts and seen.ns(delays.BLOCKED) >= 20 * MS
 
 
-@told
+@scenes.told
 def test_what_an_old_kernel_cannot_tell_is_said(
     built: Path, monkeypatch: pytest.MonkeyPatch, small_group: Path
 ) -> None:
