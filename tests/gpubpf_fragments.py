@@ -49,6 +49,7 @@ FIELDS = {
     "access": ("site", "address", "width", "space", "kind", "active", "effect"),
     "basic_block": ("site", "active"),
     "branch": ("site", "active", "taken"),
+    "value": ("site", "type", "effect", "active", "low", "high", "old_low", "old_high"),
     "barrier_arrive": ("site", "barrier", "threads"),
     "barrier_leave": ("site", "barrier", "threads", "waited"),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf.ebpf import filters, maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, WIDE, WORK, Program
+from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, VALUE_KINDS, WIDE, WORK, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
@@ -222,6 +222,27 @@ class BPF:
         """Run `fn_name`, whose context is `struct gpu_branch`, in each thread before a conditional branch: a `bra`, `ret` or
         `exit` with a predicate."""
         self._attach(Probe(fn_name, "branch", _patterns(kernel)))
+
+    def attach_gpu_value(
+        self,
+        kernel: str | Iterable[str] = (),
+        fn_name: str = "",
+        kinds: str | Iterable[str] = VALUE_KINDS,
+        spaces: str | Iterable[str] = SPACES,
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_value`, in each thread before a store, after a load, and after an atomic.
+
+        kinds, spaces: the accesses to probe, from VALUE_KINDS and SPACES.
+        """
+        self._attach(
+            Probe(
+                fn_name,
+                "value",
+                _patterns(kernel),
+                kinds=_selected(VALUE_KINDS, kinds, "a kind of memory access with a value"),
+                spaces=_selected(SPACES, spaces, "a memory space"),
+            )
+        )
 
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
@@ -465,7 +486,7 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
-            any(probe.point in ("access", "branch") for probe in self.probes),
+            any(probe.point in ("access", "branch", "value") for probe in self.probes),
             tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
         )
         return self.session

@@ -90,6 +90,7 @@ POINTS = (
     "access",
     "basic_block",
     "branch",
+    "value",
     "barrier_arrive",
     "barrier_leave",
     "function_entry",

@@ -140,6 +140,34 @@ def ptx_seeds() -> Iterable[bytes]:
     ]
 
 
+# Instructions with too few operands, or with others than they take.
+ODD = b"""\
+ld.u32 %r1;
+ld.u32;
+ld.v2.u32 [%rd1], {%r1};
+ld.u32 %rd, [%rd1];
+st.u32 [%rd1];
+st.v4.u32 [%rd1], %r1;
+st.u32 [%rd1], %p1;
+st.u32 [%rd1], [%rd1];
+st.bulk [%rd1];
+st.bulk;
+atom.cas.b32 %r1, [%rd1], 1;
+atom.add.u32 [%rd1];
+red.add.u32 [%rd1];
+@%p1 bra;
+@%p1 ret %r1;
+brx.idx;
+@%p1 brx.idx %r1;
+wmma.load.a.m16n16k16.f16 [%rd1];
+cp.async.shared.global [%rd1], [%rd1];
+bar.red [%rd1];
+.pragma "used_bytes_mask 1"; ret;
+.pragma "used_bytes_mask 1"; bar.sync 0;
+.pragma "used_bytes_mask 1";
+"""
+
+
 def hard_ptx() -> Iterable[bytes]:
     head = b".version 8.0\n.target sm_80\n.address_size 64\n"
     body = b".visible .entry k() { %s ret; }\n"
@@ -156,12 +184,8 @@ def hard_ptx() -> Iterable[bytes]:
     yield head + b".global .u32 x[99999999][99999999];" + body % b"mov.u64 %rd1, x;"
     yield head + body % b".reg .b32 %r<4294967295>; .local .b8 x[4294967295]; mov.u32 %r4294967294, 0;"
     yield head + body % (b".reg .b32 %r<4>; mov.u32 %r" + b"1" * 5000 + b", 0;")
-    few = b"ld.u32 %r1; ld.u32; ld.v2.u32 [%rd1], {%r1}; st.u32 [%rd1]; st.v4.u32 [%rd1], %r1; st.bulk [%rd1]; st.bulk; "
-    few += b"atom.cas.b32 %r1, [%rd1], 1; atom.add.u32 [%rd1]; red.add.u32 [%rd1]; st.u32 [%rd1], [%rd1]; @%p1 bra; @%p1 ret %r1; "
-    few += b"brx.idx; @%p1 brx.idx %r1; wmma.load.a.m16n16k16.f16 [%rd1]; cp.async.shared.global [%rd1], [%rd1]; bar.red [%rd1];"
-    yield from (
-        head + body % (b".reg .b32 %r<4>; .reg .b64 %rd<4>; " + one + b";") for one in few.split(b";")
-    )
+    registers = b".reg .pred %p<4>; .reg .b32 %r<4>; .reg .b64 %rd<4>; "
+    yield from (head + body % (registers + odd) for odd in ODD.splitlines())
     yield head + body % (b".loc " + b"1" * 5000 + b" 1 1\n")
     yield head + b".file " + b"1" * 5000 + b' "a.cu"\n'
     yield head + b".entry k() .maxntid " + b"9" * 5000 + b" { ret; }"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ import pytest
 
 import gpubpf_cuda
 import memory_model as model
-from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.ebpf.bytecode import KINDS, RETURNS, SPACES, TYPES
 from gpubpf_bcc import compiled
 from memory_answers import ANSWERS
 
@@ -44,6 +45,16 @@ __global__ void paths(int *out) {
         atomicAdd(out + 201, i);      // "in a loop"
     if (t == 5) return;               // "one"
     out[t] = climb(t % 4);            // "the others"
+}
+__global__ void values(int *in, int *out) {
+    int t = threadIdx.x + 64 * blockIdx.x;
+    out[t] = 3 * t - 1;                                                         // "words"
+    reinterpret_cast<double *>(in)[t] = t / 4.0;                                // "doubles"
+    reinterpret_cast<float4 *>(in)[128 + t] = make_float4(t, 0.5f, -t, 1e38f);  // "vectors"
+    double loaded = reinterpret_cast<volatile double *>(in)[t];                 // "loaded"
+    int before = atomicAdd(in + 300, 2);                                        // "used"
+    atomicMax(in + 301, t);                                                     // "unused"
+    if (t < 40) reinterpret_cast<short *>(out)[400 + t] = before - loaded;      // "some"
 }
 __global__ void early(int *out) {
     if (threadIdx.x < 10 || (blockIdx.x == 2 && threadIdx.x >= 32)) return;
@@ -101,6 +112,7 @@ int main(int argc, char **argv) {
         const char *what = argv[n];
         if (!strcmp(what, "calls")) calls<<<2, 64>>>(out);
         if (!strcmp(what, "paths")) paths<<<2, 64>>>(out);
+        if (!strcmp(what, "values")) values<<<2, 64>>>(in, out);
         if (!strcmp(what, "barriers")) barriers<<<2, 64>>>(out);
         if (!strcmp(what, "waits")) waits<<<1, 128>>>(out);
         if (!strcmp(what, "accesses")) accesses<<<2, 64>>>(in, out);
@@ -514,6 +526,58 @@ def test_branches(run):
     assert before[2] == THREADS and {before[3], THREADS - before[3]} == {ends, THREADS - ends}
     assert after[2] == turns and {after[3], turns - after[3]} == {ends, turns - ends}
     assert found["counts"][0] == 0
+    assert found["summary"]["not_probed"] == {}
+
+
+def test_values(run):
+    """What each line stores and loads, and what its atomics add and return, by thread."""
+    text = """
+    struct told { u64 low, high, old; u32 site, thread, type, effect; };
+    GPU_RINGBUF(events, struct told, 256);
+    int on_value(struct gpu_value *ctx) {
+        struct told t = {};
+        t.low = ctx->low;
+        t.high = ctx->high;
+        t.old = ctx->old_low;
+        t.site = ctx->site;
+        t.thread = gpu_global_thread();
+        t.type = ctx->type;
+        t.effect = ctx->effect;
+        if (ctx->space != GPU_GLOBAL || !(ctx->active >> gpu_lane() & 1)) count(0);
+        if (ctx->old_high || (ctx->high && ctx->width <= 8)) count(0);
+        events.ringbuf_output(&t, sizeof(t), 0);
+        return 0;
+    }
+    """
+    found = run(text, [["attach_gpu_value", {"fn_name": "on_value", "kernel": "values"}]], "values", "paths")
+    (places,) = (places for kernel, places in found["places"].items() if "values" in kernel)
+    told = defaultdict(dict)
+    for low, high, old, site, thread, type_, effect in found["events"]:
+        line = told[places[str(site)][2]]
+        assert thread not in line
+        line[thread] = (TYPES[type_], effect, low, high, old)
+    threads = range(THREADS)
+
+    def words(form, *values):
+        return struct.unpack("<2Q", struct.pack(form, *values).ljust(16, b"\0"))
+
+    reads, writes = 1, 2
+    exact = {
+        "words": {t: ("u32", writes, *words("<i", 3 * t - 1), 0) for t in threads},
+        "doubles": {t: ("f64", writes, *words("<d", t / 4), 0) for t in threads},
+        "vectors": {t: ("f32", writes, *words("<4f", t, 0.5, -t, 1e38), 0) for t in threads},
+        "loaded": {t: ("f64", reads, *words("<d", t / 4), 0) for t in threads},
+        "unused": {t: ("s32", reads | writes, t, 0, 0) for t in threads},
+    }
+    for mark, right in exact.items():
+        assert told.pop(source_line(mark)) == right, mark
+    used = told.pop(source_line("used"))
+    assert {row[:4] for row in used.values()} == {("u32", reads | writes | RETURNS, 2, 0)}
+    assert sorted(row[4] for row in used.values()) == [2 * t for t in threads]  # in the order of the atomics
+    assert told.pop(source_line("some")) == {
+        t: ("u16", writes, int(used[t][4] - t / 4) & 0xFFFF, 0, 0) for t in range(40)
+    }
+    assert not told and found["counts"][0] == 0
     assert found["summary"]["not_probed"] == {}
 
 

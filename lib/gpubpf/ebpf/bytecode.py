@@ -54,6 +54,10 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
     "basic_block": _fields("launch", "site", "active"),
     "branch": _fields("launch", "site", "active", "taken"),
+    "value": _fields(
+        *("launch", "site", "address", "width", "space", "kind", "active", "effect"),
+        *("type", "low", "high", "old_low", "old_high"),
+    ),
     "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
@@ -65,7 +69,10 @@ DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  
 # Memory accesses: in the order of enum gpu_kind and gpu_space in gpubpf.h, and the bits of enum gpu_effect.
 KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
-READS, WRITES = 1, 2
+READS, WRITES, RETURNS = 1, 2, 4
+# The types of values, in the order of enum gpu_type, and the kinds of accesses that have a value.
+TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64".split())
+VALUE_KINDS = ("load", "store", "atomic")
 # What `work` of an exit program can count (ptx/flow.py has the exact definitions).
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 

@@ -86,9 +86,32 @@ struct gpu_branch {
     u64 taken;  /* those of them that take it; the others continue with the next instruction */
 };
 
+/* In each thread that stores a value to memory, before it; loads one, after it; or changes one by an atomic, after it. */
+struct gpu_value {
+    u64 launch;
+    u64 site;
+    u64 address; /* as in struct gpu_access */
+    u64 width;
+    u64 space;
+    u64 kind;     /* GPU_LOAD, GPU_STORE or GPU_ATOMIC */
+    u64 active;   /* mask of the lanes that run this together */
+    u64 effect;   /* with GPU_RETURNS, old_low and old_high are there */
+    u64 type;     /* GPU_F32 …; of each element of a vector */
+    u64 low;      /* the first 8 bytes of the value, as in memory: what is loaded or stored, or the operand of an atomic */
+    u64 high;     /* the next 8 bytes */
+    u64 old_low;  /* of an atomic: the first 8 bytes of what was there before */
+    u64 old_high;
+};
+
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
-enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2 };
+enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2, GPU_RETURNS = 4 }; /* an atomic gives back the old value, which is used */
+enum gpu_type {
+    GPU_B8, GPU_B16, GPU_B32, GPU_B64, GPU_B128,
+    GPU_U8, GPU_U16, GPU_U32, GPU_U64,
+    GPU_S8, GPU_S16, GPU_S32, GPU_S64,
+    GPU_F16, GPU_BF16, GPU_F32, GPU_F64
+};
 
 /* Once for each launch of a matching kernel; once for a whole graph, with kernel ~0 and the lowest number of its launches. */
 struct gpu_launch {

@@ -378,6 +378,7 @@ _NARROW = {
     "access": ("site", "width", "space", "kind", "active", "effect"),
     "basic_block": ("site", "active"),
     "branch": ("site", "active", "taken"),
+    "value": ("site", "width", "space", "kind", "active", "effect", "type"),
 }
 _LANES = ("active", "taken")  # masks of lanes, of which a wave of an AMD GPU may have 64
 

@@ -60,7 +60,8 @@ class Access:
     writes: bool = False
 
 
-_TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
+# A type among the modifiers.
+TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
 _WMMA_SHAPES = {  # M, N, K
     f"m{m}n{n}k{k}": (m, n, k)
     for m, n, k in ((16, 16, 16), (32, 8, 16), (8, 32, 16), (16, 16, 8), (8, 8, 4), (8, 8, 32), (8, 8, 128))
@@ -125,14 +126,15 @@ def unprobed(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose accesses cannot be probed, because their form or address is unknown; else None."""
     full = ".".join((instruction.opcode, *instruction.modifiers))
     for name in _UNPROBED:
-        if _named(full, name):
+        if is_named(full, name):
             return name
     bracketed = any(isinstance(o, Address) for o in instruction.operands)
-    known = any(_named(full, name) for name in _NO_DATA)
+    known = any(is_named(full, name) for name in _NO_DATA)
     return full if bracketed and not known and _read(instruction, _is_predicate) is None else None
 
 
-def _named(full: str, name: str) -> bool:
+def is_named(full: str, name: str) -> bool:
+    """Return whether an opcode with modifiers begins with `name`, an opcode and perhaps modifiers."""
     return full == name or full.startswith(name + ".")
 
 
@@ -252,7 +254,7 @@ def _space(modifiers: tuple[str, ...]) -> str:
 
 def _width(modifiers: tuple[str, ...]) -> int:
     """Return the bytes of the last type in the modifiers times the vector's elements; 0 without a type. ptxas allows `.v4.f32.add`."""
-    types = [m for m in modifiers if _TYPE.fullmatch(m)]
+    types = [m for m in modifiers if TYPE.fullmatch(m)]
     vectors = [int(m[1:]) for m in modifiers if m in ("v2", "v4", "v8")]
     return type_size(types[-1]) * (vectors[-1] if vectors else 1) if types else 0
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from gpubpf.ebpf.bytecode import WORK
+from gpubpf.ebpf.bytecode import RETURNS, TYPES, WORK
 from gpubpf.errors import Refusal
 
 from .access import Access, accesses
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
-from .flow import BRANCHES, LEAVING, Flow, callee, counted
+from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
 from .module import (
     Address,
     Close,
@@ -32,15 +35,21 @@ from .module import (
     Vector,
     type_size,
 )
+from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe import AT, BYTES, in_rows, wants
+from .probe import AT, BYTES, effect, in_rows, wants
 from .source import source_lines
 from .tables import SiteTable, VariableTable
-from .values import LAUNCH, TABLE, WAYS_OUT, Placement
+from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
+from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
 _HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
+_KEPT = "%gpubpf_0kept"  # of an instruction with a value: its address
+# Fields of a value's context, and the registers that hold them: of the value, and of what was there before an atomic.
+_VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
+_OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
 
 
 class Body:
@@ -77,7 +86,8 @@ class Body:
         self.at_return = () if self.entry else plan.called(at("function_exit"), function)
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
-        self.at_access = at("access")
+        self.at_access, self.at_value = at("access"), at("value")
+        self.whole_loads: set[int] = set()  # loads of which programs read every byte
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
@@ -118,7 +128,10 @@ class Body:
             if index not in self.exits.unreachable:
                 added = self.before.get(index, []) + self._emit(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
-                    added.insert(len(added) - 1, out.pop())
+                    pragma = out.pop()
+                    own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
+                    if index not in self.whole_loads:
+                        added.insert(own[0] if own else 0, pragma)
                 out += added
             for label, path, source in self.exits.copies.get(index, ()):
                 out += self._copy(label, path, source)
@@ -159,9 +172,7 @@ class Body:
         entered = (block.instructions[0] for block in self.flow.blocks if block.entered)
         for number, first in enumerate(entered if self.at_block else ()):
             line, source = self.flow.body[first].line, self.sources[first]
-            site = self.site_table.add(
-                self.name, self.function.name, "basic_block", line, source, block=number
-            )
+            site = self._site("basic_block", line, source, block=number)
             probes = [text(self.filler.basic_block(p, site)) for p in self.at_block]
             self.before[first] = probes + self.before.get(first, [])
 
@@ -169,7 +180,7 @@ class Body:
         """Plan the programs before each conditional branch."""
         for index, branch in self.flow.instructions() if self.at_branch else ():
             if branch.opcode in BRANCHES and branch.predicate is not None:
-                site = self._site("branch", branch.line, self.sources[index], opcode_of(branch))
+                site = self._site("branch", branch.line, self.sources[index], opcode=opcode_of(branch))
                 condition = f"{'!' if branch.negated else ''}{branch.predicate}"
                 self.before.setdefault(index, []).extend(
                     text(self.filler.branch(p, site, condition)) for p in self.at_branch
@@ -237,11 +248,10 @@ class Body:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
 
-    def _site(
-        self, point: str, line: int, source: tuple[int, int], opcode: str = "", access: Access | None = None
-    ) -> int:
-        """Return the number of a new site."""
-        return self.site_table.add(self.name, self.function.name, point, line, source, opcode, access)
+    def _site(self, point: str, line: int, source: tuple[int, int], **details: Any) -> int:
+        """Return the number of a new site. `details`: further fields of `Site`."""
+        site = Site(0, self.function.name, line, point=point, **details)
+        return self.site_table.add(self.name, site, source)
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
         """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
@@ -302,29 +312,110 @@ class Body:
     def _accesses(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return the probes before an instruction that accesses memory, a scope for each access."""
         found: list[Statement] = []
-        for access in accesses(
-            instruction,
-            lambda name: self._type(index, name) == "pred",
-            lambda name: self._space(index, name),
-        ):
+        for access in self._accessed(index) if self.at_access else ():
             placements = [p for p in self.at_access if wants(p, access)]
             if not placements:
                 continue
-            guards = (
-                [f"@{'' if instruction.negated else '!'}{instruction.predicate} "]
-                if instruction.predicate
-                else []
-            )
+            guards = _guards(instruction)
             if access.unless is not None:
                 negated = isinstance(access.unless, Not)
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
-            site = self._site("access", instruction.line, self.sources[index], opcode_of(instruction), access)
+            site = self._access_site("access", index, access)
             size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
             where = self._to_64_bits(index, access.address, AT)
             if access.rows is not None:
                 where += in_rows(access.rows, access.width)
             found.append(text(self.filler.access(placements, access, site, guards, where, size)))
+        return found
+
+    def _accessed(self, index: int) -> tuple[Access, ...]:
+        """Return the accesses of an instruction."""
+        return accesses(
+            self.flow.instruction(index),
+            lambda name: self._type(index, name) == "pred",
+            lambda name: self._space(index, name),
+        )
+
+    def _access_site(self, point: str, index: int, access: Access, more: int = 0, type_: str = "") -> int:
+        """Return the number of a new site of an access. `more`: added to its effect."""
+        instruction = self.flow.instruction(index)
+        return self._site(
+            point,
+            instruction.line,
+            self.sources[index],
+            opcode=opcode_of(instruction),
+            kind=access.kind,
+            space=access.space,
+            width=access.width,
+            effect=effect(access) | more,
+            type=type_,
+        )
+
+    def _values(self, index: int, instruction: PtxInstruction) -> tuple[list[Statement], list[Statement]]:
+        """Return what is added before and after an instruction for programs that are told its value.
+
+        A store's programs are before it, those of loads and atomics after it. Since such an instruction may overwrite the registers
+        that it reads, copies of these are made before it. ptxas keeps only the copies of what is overwritten.
+        """
+        found = operands(instruction) if self.at_value else None
+        if found is None:
+            return [], []
+        (access,) = self._accessed(index)
+        placements = [p for p in self.at_value if wants(p, access)]
+        if not placements:
+            return [], []
+        # If the kernel does not use the result of an atomic, ptxas makes a reduction of it, which reading the result would prevent.
+        old = [o for o in found.read if access.kind == "atomic" and isinstance(o, Name) and o.name != "_"]
+        returns = RETURNS if any(self.mentions[o.name] > 1 for o in old) else 0
+        site = self._access_site("value", index, access, returns, found.type)
+        context = {"type": str(TYPES.index(found.type)), "effect": str(effect(access) | returns)}
+        before: list[str] = []
+        inside: list[str] = []  # in the scope of the programs
+        for registers, elements, lines in (
+            (_VALUE, found.given or found.read, before if access.kind == "atomic" else inside),
+            (_OLD, found.read if returns else (), inside),
+        ):
+            for half, (field, register) in enumerate(registers.items()):
+                context[field] = "0"
+                if len(elements) * found.size > 8 * half and self.filler.reads_any(placements, field):
+                    context[field] = self._added(register)
+                    lines += self._word(index, found, elements, half, register)
+        where = self._to_64_bits(index, access.address, AT)
+        if access.kind != "store" and (
+            access.space == "generic" or self.filler.reads_any(placements, "address")
+        ):
+            before += ["{", *self._to_64_bits(index, access.address, self._added(_KEPT)), "}"]
+            where = [f"mov.b64 {AT}, {_KEPT};"]
+        if access.kind == "load" and self.filler.reads_any(placements, *_VALUE):
+            self.whole_loads.add(index)
+        guards = _guards(instruction)
+        probe = text(self.filler.access(placements, access, site, guards, where, (), context, inside))
+        copies = [text("\n".join(before))] if before else []
+        return ([*copies, probe], []) if access.kind == "store" else ([*copies], [probe])
+
+    def _word(
+        self, index: int, of: Operands, elements: tuple[Name | Immediate, ...], half: int, into: str
+    ) -> list[str]:
+        """Return instructions that put 8 bytes of a value into a 64-bit register. Raises Refusal."""
+
+        def address(name: Name, into: str) -> list[str]:
+            return self._to_64_bits(index, name, into)
+
+        return word(of, elements, half, into, lambda name: self._type(index, name), address)
+
+    def _added(self, register: str, kind: str = "b64") -> str:
+        """Declare an added register for the whole function and return it."""
+        self.added_registers[register] = kind
+        return register
+
+    @functools.cached_property
+    def mentions(self) -> Counter[str]:
+        """How often instructions name each register."""
+        found: Counter[str] = Counter()
+        for _, instruction in self.flow.instructions():
+            found.update(find_names(instruction.operands))
+            found.update([instruction.predicate] if instruction.predicate else [])
         return found
 
     def _to_64_bits(self, index: int, operand: Operand, into: str) -> list[str]:
@@ -426,7 +517,7 @@ class Body:
     ) -> Directive:
         """Return the programs of one point of a barrier."""
         point = placements[0].point
-        site = self._site(point, instruction.line, self.sources[index], opcode_of(instruction))
+        site = self._site(point, instruction.line, self.sources[index], opcode=opcode_of(instruction))
         context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
         lines = ["{"]
         if point == "barrier_leave" and any(self.filler.reads(p, "waited") for p in placements):
@@ -471,9 +562,8 @@ class Body:
             return self._call(index, statement)
         if statement.opcode in ("bar", "barrier"):
             return self._barrier(index, statement)
-        if self.at_access:
-            return [*self._accesses(index, statement), *self._plain(index)]
-        return self._plain(index)
+        before, after = self._values(index, statement)
+        return [*self._accesses(index, statement), *before, *self._plain(index), *after]
 
     def _plain(self, index: int) -> list[Statement]:
         """Return an instruction that accesses module variables through the table."""
@@ -602,6 +692,13 @@ class Body:
                 raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
+
+
+def _guards(instruction: PtxInstruction) -> list[str]:
+    """Return the condition of lanes whose predicate is false."""
+    if instruction.predicate is None:
+        return []
+    return [f"@{'' if instruction.negated else '!'}{instruction.predicate} "]
 
 
 def _for_the_next(statement: Statement) -> bool:

@@ -7,8 +7,8 @@ Injection adds to a kernel:
 
 * a hidden last parameter, the launch block. Like every parameter it lies in the constant bank;
 * the programs' fragments, each in its own `{ }`: at the kernel's entry, before every `ret` or `exit` of the kernel, at entry and
-  returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches. A `trap` is
-  no exit: it makes the launch fail;
+  returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches, before
+  stores and after loads and atomics for their values. A `trap` is no exit: it makes the launch fail;
 * accumulators: one 64-bit register for each kind of work that is counted, and one `add` of a constant per basic block.
 
 Added statements stand between the comments `//gpubpf{` and `//gpubpf}`. `//gpubpf+N` stands for N instructions that the original

@@ -18,6 +18,7 @@ from .barriers import barrier
 from .emit import array, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
+from .operands import operands, without_value
 from .probe import Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # programs of at least MIN_FUNCTION lines become functions that every place calls.
 MAX_INLINE = 4000
 MIN_FUNCTION = 40
-FREQUENT = ("access", "basic_block", "branch")
+FREQUENT = ("access", "basic_block", "branch", "value")
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 _ANY = Address(None)
 
@@ -51,8 +52,9 @@ class Contents:
 
     # Points → places: `exit` (of the kernel, by an `exit`), barriers, `branch`, `basic_block` (at most so many).
     places: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # How many places have an access, by the access without its operands.
+    # How many places have an access, by the access without its operands; and those whose value programs can be told.
     accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
+    values: Mapping[Access, int] = dataclasses.field(default_factory=dict)
     # Points → opcodes → places where no program can be.
     unprobed: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
@@ -180,8 +182,9 @@ class InjectionPlan:
         if point in ("function_entry", "function_exit"):
             return len(self.called((placement,), function))
         contents = self.contents(name)
-        if point == "access":
-            return sum(n for access, n in contents.accesses.items() if wants(placement, access))
+        if point in ("access", "value"):
+            of = contents.accesses if point == "access" else contents.values
+            return sum(n for access, n in of.items() if wants(placement, access))
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
 
     def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
@@ -194,7 +197,8 @@ class InjectionPlan:
             places: Counter[str] = Counter()
             targets: set[str] = set()
             found: Counter[Access] = Counter()
-            missed: dict[str, Counter[str]] = {"access": Counter(), "branch": Counter()}
+            values: Counter[Access] = Counter()
+            missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value")}
             declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
             for statement in self.module.functions[name].body or ():
                 if isinstance(statement, Open):
@@ -214,11 +218,13 @@ class InjectionPlan:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
                 for access in accesses(statement, declared_in=declared.get):
-                    found[dataclasses.replace(access, address=_ANY, size=None, unless=None)] += 1
-                if (opcode := unprobed(statement)) is not None:
-                    missed["access"][opcode] += 1
+                    of = dataclasses.replace(access, address=_ANY, size=None, unless=None)
+                    found[of] += 1
+                    values[of] += operands(statement) is not None
+                missed["access"].update([opcode] if (opcode := unprobed(statement)) is not None else [])
+                missed["value"].update([opcode] if (opcode := without_value(statement)) is not None else [])
             places["basic_block"] += len(targets)
-            self._contents[name] = Contents(places, found, missed)
+            self._contents[name] = Contents(places, found, values, missed)
         return self._contents[name]
 
     def may_leave(self, name: str) -> bool:

@@ -7,7 +7,8 @@ filler.access(placements, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, WRITES
@@ -106,6 +107,10 @@ class Filler:
         """Return whether the fragment reads one of these fields of its context."""
         return any(field in fields for _, field, _ in self._parts(placement)[2])
 
+    def reads_any(self, placements: Iterable[Placement], *fields: str) -> bool:
+        """Return whether one of the fragments reads one of these fields of its context."""
+        return any(self.reads(placement, *fields) for placement in placements)
+
     def _parts(self, placement: Placement) -> tuple[Placement, str, tuple[tuple[str, str, int], ...]]:
         """Return the text that is the same at every place, and the arguments from the context as (register, field, bits)."""
         found = self._known.get(id(placement))
@@ -158,12 +163,15 @@ class Filler:
         guards: Sequence[str],
         address: Sequence[str],
         size: Sequence[str] = (),
+        more: Mapping[str, str] = MappingProxyType({}),
+        setup: Sequence[str] = (),
     ) -> str:
-        """Return the probes before one access, in a scope that lanes without the access skip.
+        """Return the probes at one access, in a scope that lanes without the access skip.
 
         guards   conditions (`@%p1 `) of lanes that do not access
         address  instructions that put the address into the 64-bit register AT
         size     instructions that put the number of bytes into BYTES, if the access has no fixed width
+        more     further fields of the context, which the instructions in `setup` set
         """
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
         if access.lanes < 32:
@@ -186,6 +194,7 @@ class Filler:
             "effect": str(effect(access)),
             "address": AT,
             **_ACTIVE,
+            **more,
         }
         generic = access.space == "generic"
         located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in placements)
@@ -199,6 +208,7 @@ class Filler:
             context |= {"address": "%gpubpf_0offset", "space": "%gpubpf_0space"}
         elif not generic:
             context["space"] = str(SPACES.index(access.space))
+        lines += setup
         for placement in placements:
             elsewhere = _elsewhere(placement) if generic else ()
             lines += ["{", *elsewhere, *self._active(placement)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .access import Access
-from .probe import effect
 from .values import Site
 
 
@@ -22,26 +20,12 @@ class SiteTable:
         self.count = 0  # the next number; a kernel sets it back to the number of sites in called functions
         self._by_function: dict[str, list[Site]] = {}
 
-    def add(
-        self,
-        new_name: str,
-        function: str,
-        point: str,
-        line: int,
-        source: tuple[int, int],
-        opcode: str = "",
-        access: Access | None = None,
-        block: int | None = None,
-    ) -> int:
-        """Add a site and return its number. `source`: file number and line, 0 if unknown. `block`: of a basic block, its number."""
+    def add(self, new_name: str, site: Site, source: tuple[int, int]) -> int:
+        """Add a site and return its number. `source`: file number and line, 0 if unknown; both fill in what `site` lacks."""
         file = self.files.get(source[0], "")
         number, self.count = self.count, self.count + 1
-        site = Site(number, function, line, file, source[1] if file else 0, point, opcode, block=block)
-        if access is not None:
-            site = dataclasses.replace(
-                site, kind=access.kind, space=access.space, width=access.width, effect=effect(access)
-            )
-        self._by_function.setdefault(new_name, []).append(site)
+        made = dataclasses.replace(site, number=number, source=file, source_line=source[1] if file else 0)
+        self._by_function.setdefault(new_name, []).append(made)
         return number
 
     def of(self, new_names: set[str]) -> tuple[Site, ...]:

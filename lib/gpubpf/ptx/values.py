@@ -25,7 +25,8 @@ WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 class Placement:
     """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work that is counted for it (one of `bytecode.WORK`).
 
-    At `access`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses; () means all.
+    At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
+    () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
     """
 
@@ -47,8 +48,8 @@ class Site:
 
     source, source_line  the place in the source (`-lineinfo`), in an inlined function if it is in one; "" and 0 if unknown
     opcode               of accesses, branches and barriers, with modifiers: `ld.global.f32`; else ""
-    kind, space          of accesses, as in ptx/access.py (so also `generic`); else ""
-    width                of accesses: bytes, 0 if only the execution determines it
+    kind, space          of accesses and values, as in ptx/access.py (so also `generic`); else ""
+    width                of accesses and values: bytes, 0 if only the execution determines it
     """
 
     number: int
@@ -61,8 +62,11 @@ class Site:
     kind: str = ""
     space: str = ""
     width: int = 0
-    effect: int = 0  # of accesses: 1 it reads, 2 it writes, 3 both
+    effect: int = (
+        0  # of accesses: 1 it reads, 2 it writes, 3 both; of values: 4 more if an atomic's old value is used
+    )
     block: int | None = None  # of basic blocks: its number in the function, from 0
+    type: str = ""  # of values: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 

@@ -620,11 +620,13 @@ def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[
         render(dataclasses.replace(application, items=kept)),
         [
             Placement(counter("access", "seen", "kind"), "access"),
+            Placement(counter("value", "valued", "kind"), "value"),
+            Placement(counter("basic_block", "entered"), "basic_block"),
             Placement(counter("barrier_arrive", "arrived"), "barrier_arrive"),
             Placement(counter("barrier_leave", "released"), "barrier_leave"),
             Placement(counter("function_entry", "called"), "function_entry"),
             Placement(counter("function_exit", "returned"), "function_exit"),
-            *(Placement(tally(kind), "exit", kind) for kind in (*KINDS, "barriers")),
+            *(Placement(tally(kind), "exit", kind) for kind in (*KINDS, "barriers", "blocks")),
         ],
     )
     total: Counter[str] = Counter()
@@ -645,11 +647,16 @@ def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[
             results.append([a.host.copy() for a in arrays if isinstance(a, Array)])
         assert all((a == b).all() for a, b in zip(*results, strict=True)), kernel
         work = {
-            kind: int(run.maps[kind].host[1 : 2 * grid * block : 2].sum()) for kind in (*KINDS, "barriers")
+            kind: int(run.maps[kind].host[1 : 2 * grid * block : 2].sum())
+            for kind in (*KINDS, "barriers", "blocks")
         }
-        seen = dict(zip(KINDS, map(int, run.maps["seen"].host[:3]), strict=True))
+        seen, valued = (
+            dict(zip(KINDS, map(int, run.maps[name].host[:3]), strict=True)) for name in ("seen", "valued")
+        )
+        entered = int(run.maps["entered"].host[0])
         words = {name: int(run.maps[name].host[0]) for name in ("arrived", "released", "called", "returned")}
-        assert seen == {kind: work[kind] for kind in KINDS}, kernel
+        assert seen == valued == {kind: work[kind] for kind in KINDS}, kernel
+        assert entered == work["blocks"] > 0, kernel
         assert words["arrived"] == words["released"] == work["barriers"], kernel
         assert words["called"] == words["returned"] or "leaves" in kernel or "exits" in kernel, kernel
         total.update(seen | words)

@@ -1,0 +1,85 @@
+"""Read from a PTX instruction the value that it loads, stores or combines with memory.
+
+    operands(instruction)      # st.global.v2.f32 [%rd1], {%f1, %f2} → Operands("f32", 4, given=(Name("%f1"), Name("%f2")))
+    without_value(instruction) # ldmatrix… → "ldmatrix"
+
+Values are those of `ld`, `ldu`, `st`, `atom`, `red` and their multicast and asynchronous forms. Instructions whose lanes share what
+they load or store (ldmatrix, stmatrix, wmma) have none, nor has st.bulk, which stores zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpubpf.ebpf.bytecode import TYPES
+
+from .access import TYPE, accesses, is_named, unprobed
+from .module import Address, Immediate, Name, Operand, PtxInstruction, Vector, type_size
+
+_WITHOUT_VALUE = ("ldmatrix", "stmatrix", "wmma.load", "wmma.store", "st.bulk")
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What an instruction moves between registers and memory. The elements of a vector are in order.
+
+    type   of an element, one of bytecode.TYPES; that of f16x2 is f16, that of 8-bit floats b8
+    size   bytes of each operand in memory, 16 at most; a packed pair (f16x2) is one operand
+    given  what is stored, or what an atomic combines with memory: registers and numbers
+    read   registers that receive what was in memory; `_` receives nothing
+    """
+
+    type: str
+    size: int
+    given: tuple[Name | Immediate, ...] = ()
+    read: tuple[Name | Immediate, ...] = ()
+
+
+def operands(instruction: PtxInstruction) -> Operands | None:
+    """Return the operands of an instruction with one access; None for other instructions and unknown forms."""
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    types = [m for m in modifiers if TYPE.fullmatch(m)]
+    full = ".".join((opcode, *modifiers))
+    if not types or any(is_named(full, name) for name in _WITHOUT_VALUE):
+        return None
+    found = accesses(instruction)
+    if len(found) != 1 or found[0].kind == "async":
+        return None
+    at = next(i for i, o in enumerate(instruction.operands) if isinstance(o, Address))
+    before, after = instruction.operands[:at], instruction.operands[at + 1 :]
+    kind = found[0].kind
+    if kind != "load":
+        # Behind the value there may be a cache policy or an mbarrier. A cas compares with its first operand and stores the second.
+        after = after[1:2] if "cas" in modifiers else after[:1]
+    read = _elements(before)
+    given = _elements(after) if kind != "load" else ()
+    if read is None or given is None or len(before) > 1 or not (given if kind != "load" else read):
+        return None
+    size = type_size(types[-1])
+    if size == 16 and any(isinstance(o, Immediate) for o in given):
+        return None
+    element = types[-1].partition("x")[0]
+    return Operands(element if element in TYPES else f"b{_bits(types[-1])}", size, given, read)
+
+
+def without_value(instruction: PtxInstruction) -> str | None:
+    """Return the name of an instruction that accesses memory by itself and whose value no program can be told; else None."""
+    found = accesses(instruction)
+    if not found:
+        return unprobed(instruction)
+    if all(access.kind == "async" for access in found) or operands(instruction) is not None:
+        return None
+    full = ".".join((instruction.opcode, *instruction.modifiers))
+    return next((name for name in _WITHOUT_VALUE if is_named(full, name)), full)
+
+
+def _bits(type_name: str) -> int:
+    """Return the bits of an element of a type that has no number of its own: 8 for e4m3x4, and the bits of an unknown one."""
+    return 8 if type_name.startswith("e") else 8 * type_size(type_name)
+
+
+def _elements(found: tuple[Operand, ...]) -> tuple[Name | Immediate, ...] | None:
+    """Return an operand's elements, () without an operand; None if it is neither a register nor a number nor a vector of such."""
+    items = found[0].items if found and isinstance(found[0], Vector) else found[:1]
+    kept = tuple(item for item in items if isinstance(item, Name | Immediate))
+    return kept if len(kept) == len(items) else None
