@@ -14,7 +14,7 @@
 //
 //     GPUBPF_MAPS=maps.%p.json ./program        %p is the process id; without the variable nothing is written
 //
-// Each line is a map of one GPU, with the fields of gpurun's `map` records. docs/own-maps.md describes them.
+// Each line is a map of one GPU, as a JSON record. docs/own-maps.md describes its fields.
 #pragma once
 
 #include <hip/hip_runtime.h>
