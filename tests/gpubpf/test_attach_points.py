@@ -471,11 +471,12 @@ def test_basic_blocks(run):
     ]
     found = run(text, attach, "paths", "calls", "paths")
     ((kernel, places),) = ((name, of) for name, of in found["places"].items() if "paths" in name)
-    total = {}
+    total = defaultdict(lambda: (0, 0))
     for number, (point, function, line, block, _) in places.items():
-        if point == "basic_block":
-            counts = [shard[int(number)] for shard in found["visits"]]
-            total[function, line, block] = tuple(sum(column) for column in zip(*counts, strict=True))
+        for shard in found["visits"] if point == "basic_block" else ():
+            warps, threads = shard[int(number)]  # of the multiprocessor
+            before = total[function, line, block]
+            total[function, line, block] = before[0] + warps, before[1] + threads
     numbers = sorted(block for function, _, block in total if function == kernel)
     assert numbers == list(range(len(numbers)))
     by_line = {line: counts for (function, line, _), counts in total.items() if function == kernel}

@@ -94,8 +94,10 @@ class Body:
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
         # Statements are named by their index in the body.
-        # What is added before an instruction: programs at its basic block, counting, programs at the branch that it is.
-        self.before: dict[int, list[Statement]] = {}
+        self.before: dict[int, list[Statement]] = {}  # what `_before` adds that is the same in each copy
+        # Basic blocks with programs: their first instructions, and their numbers.
+        entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
+        self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.sources = source_lines(self.flow.body, sites.files)
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
@@ -103,8 +105,12 @@ class Body:
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
         has_launch_block = self.entry or (self.role is not None and self.role.block)
         timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
+        # A program at a block that only leads to an exit is at the exit, too.
+        copied = self.probed_opcodes | (LEAVING if self.at_block else set())
+        if self.at_block:
+            leaving = LEAVING if self.entry else frozenset({"exit"})
         self.exits = plan_exits(
-            self.flow, self.probed_opcodes, leaving, has_launch_block and bool(plan.block.bases), timed
+            self.flow, copied, leaving, has_launch_block and bool(plan.block.bases), timed
         )
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
@@ -114,7 +120,6 @@ class Body:
         """Return the statements of the new body. Raises Refusal, PtxError."""
         body = self.flow.body
         self._plan_counts()
-        self._plan_blocks()
         self._plan_branches()
         start = next(
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
@@ -126,7 +131,7 @@ class Body:
             if index == len(body):
                 break
             if index not in self.exits.unreachable:
-                added = self.before.get(index, []) + self._emit(index)
+                added = self._before(index) + self._emit(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
                     pragma = out.pop()
                     own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
@@ -167,14 +172,17 @@ class Body:
             first = block.instructions[0]
             self.before[first] = adds + self.before.get(first, [])
 
-    def _plan_blocks(self) -> None:
-        """Plan the programs at each basic block, before its first instruction."""
-        entered = (block.instructions[0] for block in self.flow.blocks if block.entered)
-        for number, first in enumerate(entered if self.at_block else ()):
-            line, source = self.flow.body[first].line, self.sources[first]
-            site = self._site("basic_block", line, source, block=number)
-            probes = [text(self.filler.basic_block(p, site)) for p in self.at_block]
-            self.before[first] = probes + self.before.get(first, [])
+    def _before(self, index: int) -> list[Statement]:
+        """Return what is added before an instruction: programs at the basic block that it begins, counting, programs at branches.
+
+        Each copy of a block has a site of its own, so that ptxas does not merge them.
+        """
+        blocks: list[Statement] = []
+        if index in self.blocks:
+            line, number = self.flow.body[index].line, self.blocks[index]
+            site = self._site("basic_block", line, self.sources[index], block=number)
+            blocks += (text(self.filler.basic_block(p, site)) for p in self.at_block)
+        return blocks + self.before.get(index, [])
 
     def _plan_branches(self) -> None:
         """Plan the programs before each conditional branch."""
@@ -204,7 +212,7 @@ class Body:
         """Return a copy of the instructions up to an exit, which only the branch `source` takes."""
         copy: list[Statement] = [Label(label)]
         for index in path:
-            copy += self.before.get(index, [])
+            copy += self._before(index)
             if index == path[-1]:
                 copy += self._leave(index, source)
             elif self.flow.instruction(index).opcode == "bra":
@@ -235,7 +243,7 @@ class Body:
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
         for step in path:
             if step != index:
-                out += self.before.get(step, [])
+                out += self._before(step)
             if step != path[-1] and self.flow.instruction(step).opcode == "bra":
                 out += counts(1) if step != index else []
             elif step != path[-1]:

@@ -65,7 +65,7 @@ class Site:
     effect: int = (
         0  # of accesses: 1 it reads, 2 it writes, 3 both; of values: 4 more if an atomic's old value is used
     )
-    block: int | None = None  # of basic blocks: its number in the function, from 0
+    block: int | None = None  # of basic blocks: its number in the function, from 0; copies have the same
     type: str = ""  # of values: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 

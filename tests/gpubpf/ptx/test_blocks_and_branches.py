@@ -176,7 +176,9 @@ def test_threads_run_a_program_at_each_block_that_they_enter(form: str) -> None:
     sites = run.sites("k")
     blocks = blocks_of(sites)
     marked = _marked(PATHS, "//# ")
-    assert {n: marked[sites[n].line] for n in blocks} == blocks and len(blocks) == len(marked)
+    assert {n: marked[sites[n].line] for n in blocks} == blocks
+    # the last block of each is only a way out, which two branches take, or one branch and the block before
+    assert Counter(blocks.values()) == Counter([*marked.values(), "k 10"])
     records = run.records(2)
     found = Counter((blocks[site], thread) for thread, site, _ in records)
     expected = {(b, t): int(n(t)) for b, n in _visits().items() for t in range(THREADS) if n(t)}
@@ -203,7 +205,7 @@ WAYS_OUT = f"""{HEAD}.visible .entry k() {{
 
 
 def test_ways_out_that_are_copied() -> None:
-    """A program at exits copies the way out for each branch to it, and with a clock moves it into the loop. Sites stay the same."""
+    """Each branch to the way out gets a copy of it; where a program at exits reads a clock, the copy is in the loop."""
     left = log("exit", "left")
     timed = left.ptx.replace("mov.u32 %r1", ".reg .b64 %now; mov.u64 %now, %globaltimer; mov.u32 %r1")
     points = ("basic_block", "branch")

@@ -14,6 +14,7 @@ import pytest
 from gpubpf.ebpf.bytecode import ADD
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import nvptx
+from gpubpf.lower.fragment import Argument
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
@@ -144,6 +145,27 @@ def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) ->
         guilty = waits_before(code, _CLOCK)
         text = "\n".join(f"{'>' if n in guilty else ' '} {line}" for n, line in enumerate(code))
         assert not guilty, f"{name}:\n{text}"
+
+
+COUNT = Fragment(
+    "count", "{ red.global.add.u64 [%gpubpf_counts], 1; }", (Argument("counts", "b64", "map_base", "counts"),)
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("point", ["basic_block", "branch"])
+def test_lanes_still_leave_each_for_itself(point: str, arch: str, tmp_path: Path) -> None:
+    """Programs at blocks and branches merge no ways out: lanes that leave would wait for others that wait at a barrier for them."""
+    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (Placement(COUNT, point),)))
+    exits = [
+        {
+            name: sum("EXIT" in line for line in code)
+            for name, code in sass(assembled(text, arch, tmp_path)[0]).items()
+        }
+        for text in (MODULE, injected.text)
+    ]
+    original, probed = exits
+    assert all(probed[name] >= original[name] for name in BODIES) and max(original.values()) > 3
 
 
 def test_loops_are_spared_where_no_clock_is_read() -> None:
