@@ -47,6 +47,8 @@ st.u64 [%rd2], %rd1; st.u32 [%rd2+8], %gpubpf_site;
 ROOM = 4096  # records of a log
 FIELDS = {
     "access": ("site", "address", "width", "space", "kind", "active", "effect"),
+    "function_entry": ("site", "args", "arg0", "arg1"),
+    "function_exit": ("site", "low", "high"),
     "basic_block": ("site", "active"),
     "branch": ("site", "active", "taken"),
     "value": ("site", "type", "effect", "active", "low", "high", "old_low", "old_high"),

@@ -56,6 +56,7 @@ __global__ void values(int *in, int *out) {
     atomicMax(in + 301, t);                                                     // "unused"
     if (t < 40) reinterpret_cast<short *>(out)[400 + t] = before - loaded;      // "some"
 }
+__global__ void typed(int *out, float x, char c, short3 s, double d) { *out = x + c + s.y + d; }
 __global__ void early(int *out) {
     if (threadIdx.x < 10 || (blockIdx.x == 2 && threadIdx.x >= 32)) return;
     for (int i = 0; i < 20; i++) {
@@ -113,6 +114,7 @@ int main(int argc, char **argv) {
         if (!strcmp(what, "calls")) calls<<<2, 64>>>(out);
         if (!strcmp(what, "paths")) paths<<<2, 64>>>(out);
         if (!strcmp(what, "values")) values<<<2, 64>>>(in, out);
+        if (!strcmp(what, "typed")) typed<<<2, 64>>>(out, 1.5f, 'z', make_short3(1, -2, 3), 0.1);
         if (!strcmp(what, "barriers")) barriers<<<2, 64>>>(out);
         if (!strcmp(what, "waits")) waits<<<1, 128>>>(out);
         if (!strcmp(what, "accesses")) accesses<<<2, 64>>>(in, out);
@@ -261,6 +263,32 @@ def test_device_functions(run):
     (sites,) = (sites for name, sites in found["sites"].items() if "calls" in name)
     assert [int(number) for number in sites] == list(range(len(sites)))
     assert {point for point, *_ in sites.values()} >= {"function_entry", "function_exit", "exit"}
+
+
+def test_arguments_and_results(run):
+    """A kernel's arguments of several types; those of a function that calls itself, and what it returns."""
+    text = """
+    static inline void add(int which, u64 number) {
+        u64 *cell = counts.lookup(&which);
+        if (cell) __sync_fetch_and_add(cell, number);
+    }
+    int on_entry(struct gpu_entry *ctx) {
+        if (ctx->args == 5 && ctx->arg0 && ctx->arg1 == 0x3FC00000 && ctx->arg2 == 'z' && ctx->arg3 == 0x3FFFE0001 &&
+            ctx->arg4 == 0x3FB999999999999A && ctx->arg5 == 0)
+            count(0);
+        return 0;
+    }
+    int on_climb(struct gpu_function_entry *ctx) { add(1, ctx->arg0); if (ctx->args == 1) count(2); return 0; }
+    int off_climb(struct gpu_function_exit *ctx) { add(3, ctx->low); add(4, ctx->high); return 0; }
+    """
+    attach = [
+        ["attach_gpu_entry", {"fn_name": "on_entry", "kernel": "typed"}],
+        ["attach_gpu_function_entry", {"fn_name": "on_climb", "function": "climb"}],
+        ["attach_gpu_function_exit", {"fn_name": "off_climb", "function": "climb"}],
+    ]
+    found = run(text, attach, "typed", "calls")
+    each = [n for t in range(THREADS) for n in range(t % 4 + 1)]  # the argument of each call
+    assert found["counts"][:5] == [THREADS, sum(each), len(each), sum(n + 1 for n in each), 0]
 
 
 def test_blocks_begin_and_end_once(run):

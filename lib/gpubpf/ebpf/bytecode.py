@@ -40,13 +40,16 @@ def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
     return {name: (8 * number, 8) for number, name in enumerate(names)}
 
 
+# The fields with the arguments of a kernel or function, by position.
+ARGUMENTS = tuple(f"arg{number}" for number in range(16))
+
 # The points that a program can be attached to, by the type of its context: fields as (offset, size) in bytes
 # (docs/attach-points.md).
 CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "entry": _fields("launch", "site"),
+    "entry": _fields("launch", "site", "args", *ARGUMENTS),
     "exit": _fields("launch", "site", "work"),
-    "function_entry": _fields("launch", "site"),
-    "function_exit": _fields("launch", "site"),
+    "function_entry": _fields("launch", "site", "args", *ARGUMENTS),
+    "function_exit": _fields("launch", "site", "low", "high"),
     "block_begin": _fields("launch", "site"),
     "block_end": _fields("launch", "site"),
     "barrier_arrive": _fields("launch", "site", "barrier", "threads"),

@@ -16,6 +16,9 @@
 struct gpu_entry {
     u64 launch; /* number of the launch, unique on the machine while the process lives */
     u64 site;   /* number of the probed place in the kernel */
+    u64 args; /* how many arguments there are */
+    u64 arg0, arg1, arg2, arg3, arg4, arg5, arg6, arg7; /* the first 8 bytes of each */
+    u64 arg8, arg9, arg10, arg11, arg12, arg13, arg14, arg15;
 };
 
 struct gpu_exit {
@@ -27,11 +30,16 @@ struct gpu_exit {
 struct gpu_function_entry {
     u64 launch;
     u64 site; /* identifies the function */
+    u64 args; /* how many arguments there are */
+    u64 arg0, arg1, arg2, arg3, arg4, arg5, arg6, arg7; /* the first 8 bytes of each */
+    u64 arg8, arg9, arg10, arg11, arg12, arg13, arg14, arg15;
 };
 
 struct gpu_function_exit {
     u64 launch;
     u64 site;
+    u64 low;  /* the first 8 bytes of the result; 0 if there is none */
+    u64 high; /* the next 8 bytes */
 };
 
 /* These two run in one thread of each block. */

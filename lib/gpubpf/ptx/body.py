@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gpubpf.ebpf.bytecode import RETURNS, TYPES, WORK
+from gpubpf.ebpf.bytecode import ARGUMENTS, RETURNS, TYPES, WORK
 from gpubpf.errors import Refusal
 
 from .access import Access, accesses
+from .arguments import argument, returned
 from .barriers import Barrier, barrier
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
@@ -50,6 +51,8 @@ _KEPT = "%gpubpf_0kept"  # of an instruction with a value: its address
 # Fields of a value's context, and the registers that hold them: of the value, and of what was there before an atomic.
 _VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
 _OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
+# Of the context at a function's exit, likewise: of the result.
+_RESULT = {"low": "%gpubpf_0result0", "high": "%gpubpf_0result1"}
 
 
 class Body:
@@ -84,6 +87,8 @@ class Body:
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
         self.at_return = () if self.entry else plan.called(at("function_exit"), function)
+        # Fields of the result that programs read.
+        self.results = [f for f in _RESULT if function.returns and self.filler.reads_any(self.at_return, f)]
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access, self.at_value = at("access"), at("value")
@@ -203,6 +208,7 @@ class Body:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
+        out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.at_entry, self.function.line, here)
 
@@ -312,10 +318,41 @@ class Body:
                 sites[placement.point] = self._site(placement.point, line, source)
             counted_work = placement.accumulate if placement.point == "exit" else None
             work = accumulator(counted_work) if counted_work else "0"
-            found.append(
-                text(self.filler.text(placement, {"site": str(sites[placement.point]), "work": work}))
-            )
+            context = {"site": str(sites[placement.point]), "work": work}
+            context |= {field: _RESULT[field] if field in self.results else "0" for field in _RESULT}
+            arguments = self._arguments(placement, context)
+            program = self.filler.text(placement, context)
+            found.append(text("\n".join(["{", *arguments, program, "}"]) if arguments else program))
         return found
+
+    def _arguments(self, placement: Placement, context: dict[str, str]) -> list[str]:
+        """Return instructions that read the arguments that a program reads, and add them to its context."""
+        parameters = self.function.parameters
+        context |= {"args": str(len(parameters)), **dict.fromkeys(ARGUMENTS, "0")}
+        lines: list[str] = []
+        for field, parameter in zip(ARGUMENTS, parameters, strict=False):
+            if self.filler.reads(placement, field):
+                context[field] = f"%gpubpf_0{field}"
+                lines += [f".reg .b64 {context[field]};", *argument(parameter, context[field])]
+        return lines
+
+    def _keep_result(self, index: int, instruction: PtxInstruction) -> list[Statement]:
+        """Return instructions that copy what an instruction writes to the result for programs at the function's exit."""
+        name = self.function.returns[0].name if self.results else ""
+        lines: list[str] = []
+        part = "%gpubpf_0part"
+        for offset, of in returned(instruction, name) if self._declaration(index, name) is None else ():
+            for half, field in enumerate(_RESULT):
+                at = offset - 8 * half  # of the element in this word
+                if field not in self.results or not (0 <= at < 8 or (of.size == 16 and at == -8)):
+                    continue
+                lines += self._word(index, of, of.given, -at // 8 if at < 0 else 0, part)
+                hole = ~(((1 << min(8 * of.size, 64)) - 1) << 8 * max(at, 0)) & (2**64 - 1)
+                lines += [f"shl.b64 {part}, {part}, {8 * at};"] if at > 0 else []
+                condition = guard(instruction)
+                lines.append(f"{condition}and.b64 {_RESULT[field]}, {_RESULT[field]}, {hole};")
+                lines.append(f"{condition}or.b64 {_RESULT[field]}, {_RESULT[field]}, {part};")
+        return [text("\n".join(["{", f".reg .b64 {part};", *lines, "}"]))] if lines else []
 
     def _accesses(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return the probes before an instruction that accesses memory, a scope for each access."""
@@ -571,6 +608,7 @@ class Body:
         if statement.opcode in ("bar", "barrier"):
             return self._barrier(index, statement)
         before, after = self._values(index, statement)
+        before += self._keep_result(index, statement) if self.results else []
         return [*self._accesses(index, statement), *before, *self._plain(index), *after]
 
     def _plain(self, index: int) -> list[Statement]:

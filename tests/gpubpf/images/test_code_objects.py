@@ -58,6 +58,17 @@ def test_points_that_these_kernels_lack_are_refused_by_name(
     assert made.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}
 
 
+def test_arguments_that_these_kernels_lack_are_refused_by_name(tmp_path: Path) -> None:
+    program = compiled(
+        '#include <gpubpf.h>\nint on_entry(struct gpu_entry *ctx) { bpf_trace_printk("%d", ctx->arg1); return 0; }'
+    )
+    checked = check(program, program.functions["on_entry"])
+    attached = AmdAttachment(lambda wave: amdgcn.lower(program, checked, wave), "entry", ("one",))
+    made = instrument(built(tmp_path, "s_nop 3"), [attached])
+    assert not made.kernels
+    assert made.refusals == {"one": "a device program reads arg1, which AMD GPUs do not have here yet"}
+
+
 def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAttachment) -> None:
     made = instrument(built(tmp_path, RESERVED), [attachment])
     assert not made.kernels and not made.image
