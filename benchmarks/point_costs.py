@@ -35,6 +35,7 @@ BRANCH = f"setp.gt.u32 %p1, %r0, {{at}}; @%p1 bra over{{at}}; {STORE} over{{at}}
 # What is there: the point, what is counted, and one place in PTX; {at} is another number for each.
 PLACES = {
     "kernel entry": ("entry", "lanes", ""),
+    "kernel entry, an argument": ("entry", "ctx->arg0", ""),
     "kernel exit": ("exit", "lanes", ""),
     "block begin": ("block_begin", "lanes", ""),
     "block end": ("block_end", "lanes", ""),
