@@ -1,0 +1,134 @@
+"""FORMAT of gputrace: the text and conversions of printf, checked against the arguments before anything runs.
+
+Every number has 64 bits, so length modifiers are accepted and mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpubpf.errors import UsageError
+from gpubpf.expressions.evaluate import signed
+from gpubpf.show.table import printable
+
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
+_CONVERSION = re.compile(
+    r'%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?P<precision>\.\d*)?(?:hh|h|ll|l|j|z|t)?(?P<letter>[^"]?)'
+)
+LETTERS = "diuxXopsc"
+MOST_DIGITS = 3  # of a width or precision
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One conversion: `flags`, `width` and `precision` as C has them, `letter` is one of LETTERS."""
+
+    flags: str
+    width: str
+    precision: str
+    letter: str
+
+    @property
+    def text(self) -> str:
+        """What the user wrote, without length modifier."""
+        return f"%{self.flags}{self.width}{self.precision}{self.letter}"
+
+    def show(self, value: int | str) -> str:
+        """Return a value as the conversion shows it."""
+        start = f"%{self.flags}{self.width}{self.precision}"
+        if isinstance(value, str):
+            return (start + "s") % printable(value)
+        if self.letter == "c":
+            return (start + "s") % printable(chr(value & 0xFF))
+        if self.letter == "p":
+            return (start + "s") % f"{value:#x}"
+        number = signed(value) if self.letter in "di" else value
+        return (start + ("d" if self.letter in "diu" else self.letter)) % number
+
+    def json(self, value: int | str) -> int | str:
+        """Return a value for JSON: a number, signed where the text is; %p an address as a string."""
+        if isinstance(value, str):
+            return value
+        return f"{value:#x}" if self.letter == "p" else signed(value) if self.letter in "di" else value
+
+
+@dataclass(frozen=True)
+class Format:
+    """parts: texts and conversions, in order."""
+
+    parts: tuple[str | Conversion, ...]
+
+    @classmethod
+    def read(cls, text: str) -> tuple[Format, str]:
+        """Return the format in the quotes at the beginning of a text, and what stands behind them. Raises UsageError."""
+        parts: list[str | Conversion] = []
+        at, plain = 1, ""
+        while at < len(text) and text[at] != '"':
+            if text[at] == "\\":
+                escaped = text[at + 1 : at + 2]
+                if escaped not in _ESCAPES or not escaped:
+                    raise UsageError(f'FORMAT has no escape \\{escaped}; use one of: \\n \\t \\\\ \\"')
+                plain, at = plain + _ESCAPES[escaped], at + 2
+            elif text.startswith("%%", at):
+                plain, at = plain + "%", at + 2
+            elif text[at] == "%":
+                match = _CONVERSION.match(text, at)
+                assert match is not None
+                parts += [*([plain] if plain else []), _conversion(match)]
+                plain, at = "", match.end()
+            else:
+                plain, at = plain + text[at], at + 1
+        if at >= len(text):
+            raise UsageError("FORMAT has no closing double quote; add one")
+        return cls((*parts, *([plain] if plain else []))), text[at + 1 :]
+
+    @property
+    def conversions(self) -> tuple[Conversion, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Conversion))
+
+    def check(self, arguments: Sequence[object]) -> None:
+        """Raise UsageError if these arguments, texts by their names and expressions, do not fit the conversions."""
+        wanted = self.conversions
+        if len(wanted) != len(arguments):
+            raise UsageError(
+                f"FORMAT has {len(wanted)} conversions, and {len(arguments)} EXPRs follow; make them as many"
+            )
+        for number, (conversion, argument) in enumerate(zip(wanted, arguments, strict=True), 1):
+            if (conversion.letter == "s") != isinstance(argument, str):
+                what = f"is the text {argument}" if isinstance(argument, str) else "is a number"
+                advice = "%s" if isinstance(argument, str) else "%u, %d or %x"
+                raise UsageError(f"{conversion.text} does not fit EXPR {number}, which {what}; use {advice}")
+
+    def show(self, values: Sequence[int | str]) -> str:
+        """Return the text for these values."""
+        left = iter(values)
+        return "".join(part if isinstance(part, str) else part.show(next(left)) for part in self.parts)
+
+    def json(self, values: Sequence[int | str]) -> list[int | str]:
+        """Return the values for JSON."""
+        return [conversion.json(value) for conversion, value in zip(self.conversions, values, strict=True)]
+
+
+def _conversion(match: re.Match[str]) -> Conversion:
+    flags, width, precision, letter = (
+        match["flags"],
+        match["width"],
+        match["precision"] or "",
+        match["letter"],
+    )
+    text = match[0]
+    if letter and letter in "aAeEfFgG":
+        raise UsageError(f"{text} shows a floating-point number; there are only integers: use %u, %d or %x")
+    if not letter or letter not in LETTERS:
+        raise UsageError(f"FORMAT has no conversion {text!r}; use one of: %d %i %u %x %X %o %p %c %s %%")
+    if len(width) > MOST_DIGITS or len(precision) > MOST_DIGITS + 1:
+        raise UsageError(f"{text[:24]} is too wide; a width or precision has at most {MOST_DIGITS} digits")
+    signs = "di" if set(flags) & set("+ ") else LETTERS
+    alternate = "xX" if "#" in flags else LETTERS
+    if letter not in signs or letter not in alternate:
+        raise UsageError(f"{text}: the flags + and space belong to %d, and # to %x; correct it")
+    if letter in "psc":
+        flags = flags.replace("0", "")
+    return Conversion(flags, width, precision, letter)

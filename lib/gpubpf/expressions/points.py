@@ -1,0 +1,205 @@
+"""The points that gpucount, gpudist and gputrace take: what is attached where, and what an expression may name there.
+
+A new attach point of the library needs a row in POINTS, and its context in `bytecode.CONTEXTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gpubpf.agent.definitions import NUMBER_MASK
+from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, READS, SPACES, WORK, WRITES
+from gpubpf.errors import UsageError
+from gpubpf.expressions.syntax import S64, U64, Names, Type
+
+ALL = ""  # the key of what is attached without a DETAIL
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """How a program is attached: with `BPF.attach_gpu_METHOD`, and these arguments beside the kernel and the function's name.
+
+    Its argument is a `struct gpu_CONTEXT *`. `lacks` are fields of the context that have no value, because nothing was asked for.
+    """
+
+    method: str
+    context: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        """The fields of its context that expressions may name."""
+        return {name: FIELD_TYPES.get(name, U64) for name in CONTEXTS[self.context] if name not in self.lacks}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point as the command line names it.
+
+    details: what is attached for each DETAIL; ALL: without one. glob: the argument of `attach` that any other DETAIL is, a glob.
+    by_warp: one event for each warp, of its lowest lane; otherwise one for each active lane.
+    of_launch: its values are of a launch, and known on the host. The attached program does nothing: the launch counts as measured.
+    """
+
+    name: str
+    details: Mapping[str, Attachment]
+    glob: str = ""
+    by_warp: bool = False
+    of_launch: bool = False
+
+    def attachment(self, detail: str) -> Attachment:
+        """Return what is attached for a DETAIL. Raises UsageError."""
+        if detail in self.details:
+            return self.details[detail]
+        if not self.glob:
+            known = ", ".join(name for name in self.details if name)
+            advice = f"use one of: {known}" if known else "leave it out"
+            raise UsageError(f"{self.name} has no detail {detail!r}; {advice}")
+        plain = self.details[ALL]
+        return Attachment(plain.method, plain.context, {**plain.arguments, self.glob: detail}, plain.lacks)
+
+    def names(self, attachment: Attachment) -> Names:
+        """Return what expressions may name."""
+        if self.of_launch:
+            return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), TEXTS[:1])
+        return Names(
+            self.name,
+            attachment.fields,
+            {**dict.fromkeys(BUILTINS, U64), **dict.fromkeys(CONSTANTS, S64)},
+            TEXTS,
+        )
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A name that every device program has. c: its C text. after: the statement of SETUP that must run before."""
+
+    c: str
+    after: tuple[str, ...] = ()
+
+
+def _index(name: str, setup: str, *others: str) -> dict[str, Builtin]:
+    """Return the parts of an index or dimension: NAME.x, NAME.y and NAME.z."""
+    return {f"{name}.{axis}": Builtin(f"{name}_{axis}", (setup, *others)) for axis in "xyz"}
+
+
+# Statements that read what several builtins need, in the order in which they run. Clocks are read first.
+SETUP: Mapping[str, str] = {
+    "globaltimer": "u64 globaltimer = bpf_get_globaltimer();",
+    "clock": "u64 clock = gpu_clock();",
+    "active": "u64 active = gpu_active();",
+    "grid": "u64 grid_x, grid_y, grid_z;\n    gpu_grid_dim(&grid_x, &grid_y, &grid_z);",
+    "block_dim": "u64 block_dim_x, block_dim_y, block_dim_z;\n"
+    "    bpf_get_block_dim(&block_dim_x, &block_dim_y, &block_dim_z);",
+    "block": "u64 block_x, block_y, block_z;\n    bpf_get_block_idx(&block_x, &block_y, &block_z);",
+    "thread": "u64 thread_x, thread_y, thread_z;\n    bpf_get_thread_idx(&thread_x, &thread_y, &thread_z);",
+}
+BUILTINS: Mapping[str, Builtin] = {
+    "globaltimer": Builtin("globaltimer", ("globaltimer",)),
+    "clock": Builtin("clock", ("clock",)),
+    "smid": Builtin("(u64)gpu_sm()"),
+    "warp": Builtin("(u64)gpu_warp()"),
+    "lane": Builtin("(u64)gpu_lane()"),
+    "active": Builtin("active", ("active",)),
+    "grid": Builtin("(grid_x * grid_y * grid_z)", ("grid",)),
+    **_index("grid", "grid"),
+    "block_dim": Builtin("(block_dim_x * block_dim_y * block_dim_z)", ("block_dim",)),
+    **_index("block_dim", "block_dim"),
+    "block": Builtin("((block_z * grid_y + block_y) * grid_x + block_x)", ("grid", "block")),
+    **_index("block", "block"),
+    "thread": Builtin(
+        "((thread_z * block_dim_y + thread_y) * block_dim_x + thread_x)", ("block_dim", "thread")
+    ),
+    **_index("thread", "thread"),
+    "gthread": Builtin("gpu_global_thread()"),
+    "launch": Builtin(f"(ctx->launch & {NUMBER_MASK:#x}ull)"),
+    "pid": Builtin("(bpf_get_current_pid_tgid() >> 32)"),
+}
+CONSTANTS: Mapping[str, int] = {
+    **{f"GPU_{name.upper()}": number for names in (SPACES, KINDS) for number, name in enumerate(names)},
+    "GPU_READS": READS,
+    "GPU_WRITES": WRITES,
+}
+TEXTS = ("kernel", "source")
+# What is known of a launch on the host, in the order of `launches.values`.
+LAUNCH_NAMES = (
+    "launch", "pid", "tid", "gpu", "stream", "call_ns", "threads", "shared", "grid", "grid.x", "grid.y", "grid.z",
+    "block_dim", "block_dim.x", "block_dim.y", "block_dim.z",
+)  # fmt: skip
+# The types of fields that are not u64, by their names.
+FIELD_TYPES: Mapping[str, Type] = {}
+
+
+def _accesses(kinds: Mapping[str, tuple[str, ...]], named: bool) -> Mapping[str, Attachment]:
+    """Return the attachments for memory accesses of these kinds, by DETAIL: a space; where they are `named`, also a kind, and
+    KIND.SPACE."""
+    every = tuple(dict.fromkeys(kind for some in kinds.values() for kind in some))
+
+    def attached(some: tuple[str, ...], spaces: tuple[str, ...]) -> Attachment:
+        return Attachment("access", "access", {"kinds": some, "spaces": spaces})
+
+    found = {ALL: attached(every, SPACES)} | {space: attached(every, (space,)) for space in SPACES}
+    for word, some in kinds.items() if named else ():
+        found[word] = attached(some, SPACES)
+        found |= {f"{word}.{space}": attached(some, (space,)) for space in SPACES}
+    return MappingProxyType(found)
+
+
+def _plain(context: str) -> Mapping[str, Attachment]:
+    return {ALL: Attachment(context, context)}
+
+
+_OPCODES = {"ld": ("load",), "st": ("store",), "atom": ("atomic",), "cp": ("async",)}
+POINTS: Mapping[str, Point] = {
+    point.name: point
+    for point in (
+        Point("kernel", _plain("entry"), of_launch=True),
+        Point("entry", _plain("entry")),
+        Point(
+            "exit",
+            {ALL: Attachment("exit", "exit", lacks=("work",))}
+            | {work: Attachment("exit", "exit", {"accumulate": work}) for work in WORK},
+        ),
+        Point("block_begin", _plain("block_begin")),
+        Point("block_end", _plain("block_end")),
+        Point(
+            "barrier",
+            {
+                ALL: Attachment("barrier_arrive", "barrier_arrive"),
+                "arrive": Attachment("barrier_arrive", "barrier_arrive"),
+                "leave": Attachment("barrier_leave", "barrier_leave"),
+            },
+            by_warp=True,
+        ),
+        Point("load", _accesses({"load": ("load",)}, named=False)),
+        Point("store", _accesses({"store": ("store",)}, named=False)),
+        Point("atomic", _accesses({"atomic": ("atomic",)}, named=False)),
+        Point("access", _accesses({kind: (kind,) for kind in KINDS} | _OPCODES, named=True)),
+        Point("func", _plain("function_entry"), glob="function"),
+        Point("funcret", _plain("function_exit"), glob="function"),
+    )
+}
+
+
+def point(name: str) -> Point:
+    """Return a point by its name. Raises UsageError, which lists those there are."""
+    if name not in POINTS:
+        raise UsageError(f"there is no point {name!r}; use one of: {', '.join(POINTS)}")
+    return POINTS[name]
+
+
+def setup(used: set[str]) -> Iterator[str]:
+    """Yield the C statements that these builtins need."""
+    needed = {name for builtin in used & BUILTINS.keys() for name in BUILTINS[builtin].after}
+    yield from (statement for name, statement in SETUP.items() if name in needed)
+
+
+def c_names(attachment: Attachment) -> dict[str, str]:
+    """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`."""
+    found = {name: builtin.c for name, builtin in BUILTINS.items()}
+    found |= {name: f"{value}ull" for name, value in CONSTANTS.items()}
+    return found | {name: f"ctx->{name}" for name in attachment.fields if name != "launch"}

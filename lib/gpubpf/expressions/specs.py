@@ -1,0 +1,215 @@
+"""Read what a user asks for: SPEC, FILTER, TYPE, keys and FORMAT.
+
+    POINT:KERNEL[:DETAIL] [(FILTER)]                             gpucount
+    POINT:KERNEL[:DETAIL] [(FILTER)] ["FORMAT"[, EXPR...]]       gputrace
+    POINT:KERNEL[:DETAIL] [(FILTER)]:TYPE:EXPR[, KEY][#LABEL]    gpudist
+
+A colon that stands beside another one belongs to a name, such as that of the kernel ns::scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpubpf.errors import UsageError
+from gpubpf.expressions import points
+from gpubpf.expressions.formats import Format
+from gpubpf.expressions.points import Attachment, Point
+from gpubpf.expressions.syntax import Names, Node, parse, parse_list
+
+MOST = 32  # specifications of a command line
+TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
+EVERY = "*"
+LISTED = "entry:*"  # what --list tries without a specification
+
+_COLON = re.compile(r"(?<!:):(?!:)")
+_HEAD_END = re.compile(r'\s+\(|\s*"')
+_TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """POINT:KERNEL[:DETAIL] [(FILTER)]. text: all of it, as the user typed it."""
+
+    text: str
+    point: Point
+    kernel: str
+    attachment: Attachment
+    filter: Node | None = None
+
+    @property
+    def names(self) -> Names:
+        """What its expressions may name."""
+        return self.point.names(self.attachment)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What gpudist adds up: the value of an expression, as a type of TYPES. key: a name of `points.TEXTS`, or ""."""
+
+    spec: Spec
+    type: str
+    value: Node
+    key: str
+    label: str
+
+    @property
+    def signed(self) -> bool:
+        return self.type.startswith("s")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none."""
+
+    spec: Spec
+    format: Format = field(default_factory=lambda: Format(()))
+    arguments: tuple[Node | str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[Node, ...]:
+        """The arguments that are expressions."""
+        return tuple(argument for argument in self.arguments if not isinstance(argument, str))
+
+
+def count(text: str) -> Spec:
+    """Return what gpucount is to count. Raises UsageError."""
+    found, rest = _head(text, text)
+    if rest:
+        raise UsageError(
+            f"unexpected {rest[:24]!r} behind the filter; a SPEC is POINT:KERNEL[:DETAIL] [(FILTER)]"
+        )
+    return found
+
+
+def distribution(text: str) -> Distribution:
+    """Return what gpudist is to add up. Raises UsageError."""
+    body, _, label = text.partition("#")
+    kind, start = _TYPE.search(body), _HEAD_END.search(body)
+    if kind is None:
+        raise UsageError(f"there is no TYPE; write SPEC:TYPE:EXPR, with TYPE one of: {', '.join(TYPES)}")
+    if start is not None and start.start() < kind.start():
+        spec, rest = _head(body, body)
+        kind = _TYPE.match(rest)
+        if kind is None:
+            raise UsageError(
+                f"unexpected {rest[:24]!r} behind the filter; write :TYPE:EXPR, with TYPE one of: {', '.join(TYPES)}"
+            )
+    else:
+        spec, rest = _spec(body[: kind.start()].strip(), None), body[kind.start() :]
+        kind = _TYPE.match(rest)
+        assert kind is not None
+    value, *keys = parse_list(rest[kind.end() :], spec.names, spec.names.texts)
+    if isinstance(value, str):
+        raise UsageError(f"{value} is a text, not a number; use it as a key: EXPR, {value}")
+    if len(keys) > 1 or not all(isinstance(key, str) for key in keys):
+        raise UsageError(f"EXPR may have one key behind a comma: {' or '.join(spec.names.texts)}")
+    key = str(keys[0]) if keys else ""
+    return Distribution(spec, kind[1], value, key, label.strip() or " ".join(body.split()))
+
+
+def trace(text: str) -> Trace:
+    """Return what gputrace is to print. Raises UsageError."""
+    spec, rest = _head(text, text)
+    if not rest:
+        return Trace(spec)
+    if not rest.startswith('"'):
+        raise UsageError(f"unexpected {rest[:24]!r} behind the filter; a FORMAT begins with a double quote")
+    form, rest = Format.read(rest)
+    rest = rest.strip()
+    if rest and not rest.startswith(","):
+        raise UsageError(f"unexpected {rest[:24]!r} behind the FORMAT; put a comma before each EXPR")
+    arguments = tuple(parse_list(rest[1:], spec.names, spec.names.texts)) if rest else ()
+    form.check(arguments)
+    return Trace(spec, form, arguments)
+
+
+def _head(text: str, whole: str) -> tuple[Spec, str]:
+    """Return the SPEC and FILTER at the beginning of a text, and what stands behind them."""
+    end = _HEAD_END.search(text)
+    head, rest = (text, "") if end is None else (text[: end.start()], text[end.start() :].lstrip())
+    chosen = None
+    if rest.startswith("("):
+        chosen, rest = _bracketed(rest)
+    return _spec(head.strip(), chosen), rest.strip()
+
+
+def _bracketed(text: str) -> tuple[str, str]:
+    """Return what is in the brackets at the beginning of a text, and what stands behind them. Expressions have no quotes."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return text[1:at], text[at + 1 :]
+    raise UsageError("the filter has no closing bracket; write (FILTER)")
+
+
+def _spec(head: str, chosen: str | None) -> Spec:
+    parts = [part.strip() for part in _COLON.split(head)]
+    point = points.point(parts[0])
+    if not 2 <= len(parts) <= 3 or not all(parts):
+        raise UsageError(f"{head[:60]!r} is not POINT:KERNEL[:DETAIL]; use * as KERNEL for every kernel")
+    attachment = point.attachment(parts[2] if len(parts) == 3 else points.ALL)
+    if chosen is None:
+        return Spec(head, point, parts[1], attachment)
+    condition = parse(chosen, point.names(attachment))
+    return Spec(f"{head} ({' '.join(chosen.split())})", point, parts[1], attachment, condition)
+
+
+# --- the command line ---
+
+Read = TypeVar("Read")
+
+
+def read(args: argparse.Namespace, one: Callable[[str], Read]) -> list[Read]:
+    """Return the specifications of a command line. Raises UsageError, which begins with the one that is wrong.
+
+    There may be none with --ebpf, which then prints the tool's own part, and with --list."""
+    if not args.specs and args.list:
+        args.specs = [LISTED]
+    if not args.specs and args.ebpf:
+        return []
+    if not args.specs:
+        raise UsageError(
+            f"no SPEC is given; write POINT:KERNEL, with POINT one of: {', '.join(points.POINTS)}"
+        )
+    if len(args.specs) > MOST:
+        raise UsageError(f"{len(args.specs)} SPECs are given; a run takes at most {MOST}")
+    found = []
+    for text in args.specs:
+        try:
+            found.append(one(text))
+        except UsageError as error:
+            raise UsageError(f"{_quoted(text)}: {error}") from None
+    return found
+
+
+def _quoted(text: str) -> str:
+    """Return the beginning of a text for a message, in one line."""
+    text = " ".join(text.split())
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def choose_kernels(args: argparse.Namespace, specs: Iterable[Spec]) -> list[tuple[str, ...]]:
+    """Return the kernel globs of each specification, and set `args.kernel` to those that any of them asks for.
+
+    --kernel says which kernels `*` stands for. Raises UsageError for --kernel beside a specification that names its kernels."""
+    chosen = []
+    for spec in specs:
+        if args.kernel and spec.kernel != EVERY:
+            raise UsageError(
+                f"--kernel and the KERNEL of {_quoted(spec.text)} exclude each other; write * there"
+            )
+        chosen.append(tuple(args.kernel) if spec.kernel == EVERY else (spec.kernel,))
+    every = any(not globs for globs in chosen)
+    args.kernel = [] if every else list(dict.fromkeys(glob for globs in chosen for glob in globs))
+    return chosen
+
+
+def any_launches(specs: Iterable[Spec]) -> bool:
+    """Return whether a specification is of launches, which the operation log has."""
+    return any(spec.point.of_launch for spec in specs)

@@ -1,0 +1,395 @@
+"""The expressions of gpucount, gpudist and gputrace: C over the names of a point, as a typed tree.
+
+    names = Names("load", {"width": U64, "lane": U64})
+    parse("width > 4 && lane % 2", names)       # a Node
+
+A number has 64 bits and is unsigned or signed. As in C, an operation on an unsigned and a signed number is unsigned. What C leaves
+undefined is defined as eBPF does it: a division by 0 gives 0, a remainder by 0 the dividend, and a shift counts modulo 64.
+
+Only the tree leaves this module. c_text.py and evaluate.py read it; nothing that a user typed reaches the C compiler as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpubpf.errors import UsageError
+
+LONGEST = 4000  # characters of an expression
+DEEPEST = 64  # levels of a tree; the C compiler allows 256 nested brackets
+MASK = (1 << 64) - 1
+
+
+class Type(Enum):
+    """The type of a value. A floating-point type would be one more; so far no point has such a field."""
+
+    U64 = "unsigned"
+    S64 = "signed"
+
+
+U64, S64 = Type.U64, Type.S64
+
+
+# --- the tree ---
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal. `value` is below 2**64."""
+
+    value: int
+    type: Type
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Name:
+    """A field or builtin of the point."""
+
+    name: str
+    type: Type
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one of FUNCTIONS."""
+
+    function: str
+    argument: Node
+    type: Type
+    depth: int
+
+
+@dataclass(frozen=True)
+class Unary:
+    """One of - ~ ! before an operand."""
+
+    operator: str
+    operand: Node
+    type: Type
+    depth: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """An operator of PRECEDENCE between two operands."""
+
+    operator: str
+    left: Node
+    right: Node
+    type: Type
+    depth: int
+
+    @property
+    def signed(self) -> bool:
+        """Whether it works on signed numbers. A shift to the right looks at its left operand alone."""
+        operands = (self.left,) if self.operator in SHIFTS else (self.left, self.right)
+        return all(one.type is S64 for one in operands)
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """CONDITION ? YES : NO."""
+
+    condition: Node
+    yes: Node
+    no: Node
+    type: Type
+    depth: int
+
+
+Node = Number | Name | Call | Unary | Binary | Conditional
+
+# How tightly an operator binds (C11 6.5.5 to 6.5.14).
+PRECEDENCE: Mapping[str, int] = {
+    operator: level
+    for level, operators in enumerate(
+        ("||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %"), 1
+    )
+    for operator in operators.split()
+}
+TRUTH = ("||", "&&", "==", "!=", "<", "<=", ">", ">=")  # these give 0 or 1
+SHIFTS = ("<<", ">>")
+FUNCTIONS = ("popcount", "log2")
+# They take a floating-point value, which no point has so far.
+FLOAT_FUNCTIONS = ("isnan", "isinf")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What an expression may name at a point.
+
+    point: for messages. fields: those of the point's context. builtins: those that every point of its kind has.
+    texts: names that are no numbers, which are keys and format arguments only.
+    """
+
+    point: str
+    fields: Mapping[str, Type]
+    builtins: Mapping[str, Type] = field(default_factory=dict)
+    texts: Sequence[str] = ()
+
+    def type_of(self, name: str) -> Type:
+        """Return the type of a name. Raises UsageError, which lists the names that there are."""
+        if name in self.texts:
+            raise UsageError(f"{name} is a text, not a number; use it only as a key or as an argument of %s")
+        found = self.builtins.get(name) or self.fields.get(name)
+        if found is None:
+            raise UsageError(f"{self.point} has no {name!r}; {self.listed()}")
+        return found
+
+    def listed(self) -> str:
+        """Return what there is, for an error message."""
+        fields = ", ".join(name for name in self.fields if name not in self.builtins) or "none"
+        return f"fields: {fields}; builtins: {', '.join(self.builtins)}; functions: {', '.join(FUNCTIONS)}"
+
+
+# --- tokens ---
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<float>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFlL]? | [0-9]+[eE][+-]?[0-9]+[fFlL]?)
+      | (?P<number>0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)(?P<suffix>\w*)
+      | (?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)
+      | (?P<operator>\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%&|^~!<>?:(),])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+_SUFFIX = re.compile(r"(?i:u|l|ll|ul|ull|lu|llu)?")
+END = "end"
+
+
+@dataclass(frozen=True)
+class Token:
+    """kind: float, number, name, operator or END. text: as typed. at: where it begins."""
+
+    kind: str
+    text: str
+    at: int
+    unsigned: bool = False
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yield the tokens of an expression, and END. Raises UsageError."""
+    if len(text) > LONGEST:
+        raise UsageError(f"the expression has {len(text):,} characters; it may have {LONGEST:,}")
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            at += len(text[at:]) - len(text[at:].lstrip())
+            raise UsageError(f"unexpected {text[at]!r} {_place(text, at)}; an expression is C over numbers")
+        kind = str(match.lastgroup)
+        if kind == "suffix":
+            kind = "number"
+            suffix = match["suffix"]
+            if not _SUFFIX.fullmatch(suffix):
+                raise UsageError(f"{match['number'] + suffix!r} is not a number; correct it")
+            yield Token(kind, match["number"], match.start("number"), "u" in suffix.lower())
+        else:
+            yield Token(kind, match[kind], match.start(kind))
+        at = match.end()
+    yield Token(END, "", end)
+
+
+def _place(text: str, at: int) -> str:
+    """Return where something is in an expression, for a message: at most 24 characters before it."""
+    before = text[max(0, at - 24) : at].strip()
+    return f"after {before!r}" if before else "at the beginning"
+
+
+# --- the parser ---
+
+
+def parse(text: str, names: Names) -> Node:
+    """Return the tree of an expression. Raises UsageError."""
+    parser = _Parser(text, names)
+    found = parser.expression()
+    parser.end()
+    return found
+
+
+def parse_list(text: str, names: Names, texts: Sequence[str] = ()) -> list[Node | str]:
+    """Return the trees of expressions with commas between them. One that is a name of `texts` alone is returned as that name.
+
+    Raises UsageError."""
+    parser = _Parser(text, names)
+    found: list[Node | str] = []
+    while True:
+        found.append(parser.text(texts) or parser.expression())
+        if not parser.take(","):
+            parser.end()
+            return found
+
+
+class _Parser:
+    """Reads an expression from left to right: precedence climbing."""
+
+    def __init__(self, text: str, names: Names) -> None:
+        self._source, self._names = text, names
+        self._tokens = list(tokens(text))
+        self._next = 0
+        self._depth = 0
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._next]
+
+    def take(self, *operators: str) -> str:
+        """Take the next token if it is one of these operators, and return it; otherwise return ""."""
+        token = self._token
+        if token.kind != "operator" or token.text not in operators:
+            return ""
+        self._next += 1
+        return token.text
+
+    def text(self, names: Sequence[str]) -> str:
+        """Take a name of a text, if it is all of an expression, and return it; otherwise return ""."""
+        token, after = self._token, self._tokens[min(self._next + 1, len(self._tokens) - 1)]
+        if token.kind == "name" and token.text in names and (after.kind == END or after.text == ","):
+            self._next += 1
+            return token.text
+        return ""
+
+    def end(self) -> None:
+        """Raise UsageError if something follows."""
+        if self._token.kind != END:
+            raise self._unexpected("an operator")
+
+    def expression(self) -> Node:
+        """Return a whole expression: a conditional, or what stands in front of its question mark."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise UsageError(f"the expression is nested more than {DEEPEST} levels deep; shorten it")
+        condition = self._operation(1)
+        if self.take("?"):
+            yes = self.expression()
+            if not self.take(":"):
+                raise self._unexpected("':'")
+            no = self.expression()
+            kind = _common(yes, no)
+            condition = self._made(
+                lambda depth: Conditional(condition, yes, no, kind, depth), condition, yes, no
+            )
+        self._depth -= 1
+        return condition
+
+    def _operation(self, least: int) -> Node:
+        """Return operands with operators between them that bind at least so tightly."""
+        left = self._operand()
+        while self._token.kind == "operator" and (level := PRECEDENCE.get(self._token.text, 0)) >= least:
+            operator = self._token.text
+            self._next += 1
+            left = self._binary(operator, left, self._operation(level + 1))
+        return left
+
+    def _binary(self, operator: str, left: Node, right: Node) -> Node:
+        if operator in ("/", "%") and isinstance(right, Number) and right.value == 0:
+            raise UsageError(f"{operator} 0 divides by zero; correct the expression")
+        kind = S64 if operator in TRUTH else left.type if operator in SHIFTS else _common(left, right)
+        return self._made(lambda depth: Binary(operator, left, right, kind, depth), left, right)
+
+    def _operand(self) -> Node:
+        operators = []
+        while operator := self.take("-", "+", "~", "!"):
+            operators.append(operator)
+            if len(operators) > DEEPEST:
+                raise UsageError(f"the expression is nested more than {DEEPEST} levels deep; shorten it")
+        found = self._primary()
+        for operator in reversed(operators):
+            found = self._unary(operator, found) if operator != "+" else found
+        return found
+
+    def _unary(self, operator: str, operand: Node) -> Node:
+        kind = S64 if operator == "!" else operand.type
+        return self._made(lambda depth: Unary(operator, operand, kind, depth), operand)
+
+    def _primary(self) -> Node:
+        token = self._token
+        self._next += token.kind != END
+        if token.kind == "number":
+            return _number(token)
+        if token.kind == "float":
+            raise UsageError(
+                f"{token.text} is a floating-point number; {self._names.point} has only integers"
+            )
+        if token.kind == "name":
+            return (
+                self._called(token.text)
+                if self.take("(")
+                else Name(token.text, self._names.type_of(token.text))
+            )
+        if token.text == "(":
+            found = self.expression()
+            if not self.take(")"):
+                raise self._unexpected("')'")
+            return found
+        self._next -= token.kind != END
+        raise self._unexpected("a number, a name or '('")
+
+    def _called(self, function: str) -> Node:
+        if function in FLOAT_FUNCTIONS:
+            raise UsageError(
+                f"{function}() takes a floating-point value; {self._names.point} has only integers"
+            )
+        if function not in FUNCTIONS:
+            raise UsageError(f"there is no function {function}(); {self._names.listed()}")
+        argument = self.expression()
+        if not self.take(")"):
+            raise self._unexpected(f"')' behind the argument of {function}()")
+        return self._made(lambda depth: Call(function, argument, U64, depth), argument)
+
+    def _made(self, make: Callable[[int], Node], *parts: Node) -> Node:
+        """Return a node above its parts. Raises UsageError if the tree becomes too deep for those that read it."""
+        depth = 1 + max(part.depth for part in parts)
+        if depth > DEEPEST:
+            raise UsageError(f"the expression has more than {DEEPEST} operations in a row; shorten it")
+        return make(depth)
+
+    def _unexpected(self, expected: str) -> UsageError:
+        token = self._token
+        if token.kind == END:
+            where = (
+                f"after {self._source.strip()[-24:]!r}" if self._source.strip() else "in an empty expression"
+            )
+            return UsageError(f"{expected} is missing {where}; complete the expression")
+        place = _place(self._source, token.at)
+        return UsageError(f"unexpected {token.text!r} {place}: {expected} is missing; correct the expression")
+
+
+def _common(left: Node, right: Node) -> Type:
+    return S64 if left.type is right.type is S64 else U64
+
+
+def _number(token: Token) -> Number:
+    text = token.text.lower()
+    octal = text.startswith("0") and text.isdigit() and len(text) > 1
+    try:
+        value = int(text, 8 if octal else 0)
+    except ValueError:
+        raise UsageError(
+            f"{token.text} is not an octal number; leave out the zeros at its beginning"
+        ) from None
+    if value > MASK:
+        raise UsageError(f"{token.text} has more than 64 bits; use a smaller number")
+    return Number(value, U64 if token.unsigned or value >> 63 else S64)
+
+
+def names_of(node: Node) -> Iterator[str]:
+    """Yield the names that an expression uses, in its order, each as often as it occurs."""
+    match node:
+        case Name():
+            yield node.name
+        case Call():
+            yield from names_of(node.argument)
+        case Unary():
+            yield from names_of(node.operand)
+        case Binary():
+            yield from names_of(node.left)
+            yield from names_of(node.right)
+        case Conditional():
+            for part in (node.condition, node.yes, node.no):
+                yield from names_of(part)

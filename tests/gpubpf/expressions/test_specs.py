@@ -1,0 +1,178 @@
+"""What a command line asks for: specifications, filters, types, keys and formats."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from gpubpf.errors import UsageError
+from gpubpf.expressions import specs
+from gpubpf.expressions.formats import Format
+
+
+def test_points_kernels_and_details() -> None:
+    plain = specs.count("store:scale:global")
+    assert (plain.point.name, plain.kernel, plain.text) == ("store", "scale", "store:scale:global")
+    assert plain.attachment.arguments == {"kinds": ("store",), "spaces": ("global",)}
+    named = specs.count("  func:ns::outer*:ns::inner  (lane\n == 0)  ")
+    assert (named.kernel, named.attachment.arguments) == ("ns::outer*", {"function": "ns::inner"})
+    assert named.text == "func:ns::outer*:ns::inner (lane == 0)" and named.filter is not None
+    odd = specs.count("exit:(anonymous namespace)::k (lane)")
+    assert odd.kernel == "(anonymous namespace)::k" and odd.filter is not None
+
+
+@pytest.mark.parametrize(
+    ("detail", "kinds", "spaces"),
+    [
+        ("atom.global", ("atomic",), ("global",)),
+        ("ld.shared", ("load",), ("shared",)),
+        ("st", ("store",), ("global", "shared", "local", "const")),
+        ("async.shared", ("async",), ("shared",)),
+        ("local", ("load", "store", "atomic", "async"), ("local",)),
+    ],
+)
+def test_details_of_accesses(detail: str, kinds: tuple, spaces: tuple) -> None:
+    found = specs.count(f"access:*:{detail}").attachment
+    assert found.arguments == {"kinds": kinds, "spaces": spaces}
+
+
+def test_a_field_may_depend_on_the_detail() -> None:
+    assert specs.count("exit:*:stores (work > 3)").attachment.arguments == {"accumulate": "stores"}
+    assert specs.count("barrier:*:leave (waited > 3)").attachment.context == "barrier_leave"
+    for text in ("exit:* (work > 3)", "barrier:* (waited > 3)"):
+        with pytest.raises(UsageError, match="has no 'w"):
+            specs.count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foo:*", "there is no point 'foo'; use one of: kernel, entry, exit,"),
+        ("load:", "'load:' is not POINT:KERNEL"),
+        ("load:a:global:b", "is not POINT:KERNEL"),
+        ("load:*:globl", "load has no detail 'globl'; use one of: global, shared, local, const"),
+        ("entry:*:x", "entry has no detail 'x'; leave it out"),
+        ("load:* (lane", "the filter has no closing bracket"),
+        ("load:* (lane) more", "unexpected 'more' behind the filter"),
+        ("load:* ()", "in an empty expression"),
+        ("kernel:* (lane == 0)", "kernel has no 'lane'; fields: none; builtins: launch, pid,"),
+        ('load:* "%u"', "unexpected '\"%u\"' behind the filter"),
+    ],
+)
+def test_what_gpucount_refuses(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        specs.count(text)
+    assert message in str(found.value) and "\n" not in str(found.value)
+
+
+def test_distributions() -> None:
+    one = specs.distribution("load:spmv:u64:address % 128")
+    assert (one.spec.kernel, one.type, one.key, one.label) == (
+        "spmv",
+        "u64",
+        "",
+        "load:spmv:u64:address % 128",
+    )
+    keyed = specs.distribution("load:ns::k:global (lane ? 1 : 0) : s32 : width ? 1 : 2, source #two words")
+    assert (keyed.spec.kernel, keyed.type, keyed.key, keyed.label) == ("ns::k", "s32", "source", "two words")
+    assert keyed.signed and keyed.spec.filter is not None
+    assert specs.distribution("kernel:*:u64:threads, kernel").key == "kernel"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("load:*", "there is no TYPE"),
+        ("load:*:f32:width", "there is no TYPE"),
+        ("load:* (lane) more:u32:width", "unexpected 'more:u32:width' behind the filter"),
+        ("load:*:u32:", "in an empty expression"),
+        ("load:*:u32:source", "use it as a key: EXPR, source"),
+        ("load:*:u32:width, lane", "one key behind a comma: kernel or source"),
+        ("load:*:u32:width, kernel, source", "one key behind a comma"),
+        ("kernel:*:u32:threads, source", "kernel has no 'source'"),
+    ],
+)
+def test_what_gpudist_refuses(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        specs.distribution(text)
+    assert message in str(found.value) and "\n" not in str(found.value)
+
+
+def test_traces() -> None:
+    one = specs.trace('exit:vectorAdd (lane == 31) "%u %lu", block, globaltimer')
+    assert len(one.numbers) == 2 and one.spec.text == "exit:vectorAdd (lane == 31)"
+    text = specs.trace('store:soft* "at %s (%%), \\"thread\\" %-5d|\\t%#x", source, gthread, address')
+    assert text.arguments[0] == "source" and len(text.numbers) == 2
+    assert text.format.show(["a.cu:3", 7, 255]) == 'at a.cu:3 (%), "thread" 7    |\t0xff'
+    assert specs.trace("entry:*").format.show([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "text", "json"),
+    [
+        ("%d %u", [2**64 - 1, 2**64 - 1], "-1 18446744073709551615", [-1, 2**64 - 1]),
+        ("%05d|%-4lu|%3hhi", [42, 7, 9], "00042|7   |  9", [42, 7, 9]),
+        ("%x %X %o %#llx", [255, 255, 8, 16], "ff FF 10 0x10", [255, 255, 8, 16]),
+        ("%p", [4096], "0x1000", ["0x1000"]),
+        ("%8.3s|", ["a\x1bbcd"], "     a\\x|", ["a\x1bbcd"]),
+        ("%+d % d %c", [3, 4, 65], "+3  4 A", [3, 4, 65]),
+    ],
+)
+def test_conversions(form: str, values: list, text: str, json: list) -> None:
+    found, rest = Format.read(f'"{form}" rest')
+    assert rest == " rest" and found.show(values) == text and found.json(values) == json
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('entry:* "%u"', "1 conversions, and 0 EXPRs follow"),
+        ('entry:* "%u", lane, warp', "1 conversions, and 2 EXPRs follow"),
+        ('entry:* "%s", lane', "%s does not fit EXPR 1, which is a number"),
+        ('entry:* "%u", kernel', "%u does not fit EXPR 1, which is the text kernel; use %s"),
+        ('entry:* "%f", lane', "shows a floating-point number"),
+        ('entry:* "%n", lane', "FORMAT has no conversion '%n'"),
+        ('entry:* "%"', "FORMAT has no conversion '%'"),
+        ('entry:* "%*d", lane', "FORMAT has no conversion '%*'"),
+        ('entry:* "%99999d", lane', "is too wide"),
+        ('entry:* "%+u", lane', "the flags + and space belong to %d"),
+        ('entry:* "%#o", lane', "# to %x"),
+        ('entry:* "\\q"', "FORMAT has no escape \\q"),
+        ('entry:* "open', "FORMAT has no closing double quote"),
+        ('entry:* "%u" lane', "put a comma before each EXPR"),
+        ('entry:* "%u", lane,', "is missing after 'lane,'"),
+        ("entry:* (lane) lane", "a FORMAT begins with a double quote"),
+    ],
+)
+def test_what_gputrace_refuses(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        specs.trace(text)
+    assert message in str(found.value) and "\n" not in str(found.value)
+
+
+def arguments(*texts: str, kernel: tuple[str, ...] = ()) -> argparse.Namespace:
+    return argparse.Namespace(specs=list(texts), kernel=list(kernel), list=False, ebpf=False)
+
+
+def test_kernels_of_the_command_line() -> None:
+    args = arguments("entry:a*", "exit:b", "exit:a*")
+    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("a*",), ("b",), ("a*",)]
+    assert args.kernel == ["a*", "b"]
+    args = arguments("entry:a*", "exit:*")
+    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("a*",), ()] and args.kernel == []
+    args = arguments("entry:*", kernel=("x", "y"))
+    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("x", "y")]
+    assert args.kernel == ["x", "y"]
+    args = arguments("entry:a", kernel=("x",))
+    with pytest.raises(UsageError, match="exclude each other"):
+        specs.choose_kernels(args, specs.read(args, specs.count))
+
+
+def test_a_message_names_the_specification() -> None:
+    with pytest.raises(UsageError, match=r"^'load:x \(y\)': load has no 'y'"):
+        specs.read(arguments("entry:*", "load:x\n(y)"), specs.count)
+    with pytest.raises(UsageError, match="no SPEC is given; write POINT:KERNEL"):
+        specs.read(arguments(), specs.count)
+    with pytest.raises(UsageError, match="33 SPECs are given; a run takes at most 32"):
+        specs.read(arguments(*["entry:*"] * 33), specs.count)
