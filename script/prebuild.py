@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.attach import cuinit
 from gpubpf.ebpf import compile
-from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program
+from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program, points
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
@@ -80,9 +80,11 @@ def build(text: str) -> dict[str, Any]:
 
 
 def texts(tool: Path) -> dict[Path, str]:
-    """Return the prebuilt files of a tool, each with its text: PROGRAM, and if that asks for the number of lanes, the text for 64."""
+    """Return the prebuilt files of a tool, each with its text: PROGRAM, and if that asks for the number of lanes, the text for 64.
+
+    There are none if PROGRAM has no programs, because the tool makes them of its command line."""
     text = program_text(tool)
-    if text is None:
+    if text is None or not points(text):
         return {}
     found = {PREBUILT / f"{tool.stem}.json": text}
     return found | ({PREBUILT / f"{tool.stem}-64.json": WIDE + text} if is_by_lanes(text) else {})

@@ -35,6 +35,14 @@ LOOKS = {
         *("", "-v", "--footprint", "--footprint -v --granule 32", "--no-allocations", "--json --footprint"),
         *("--csv", "-e --warps 8", "-e --json --warps 8", "--heatmap {}.svg --warps 8", "--block 0 -T"),
     ],
+    "gpucount": [
+        *(
+            "kernel:* entry:* exit:*:stores",
+            "load:* store:*:global atomic:* -v",
+            "barrier:* func:* block_end:* --json",
+        ),
+        *("access:*:ld.global access:*:cp barrier:*:leave --csv", "exit:* --block 0 --thread 0:3 -T"),
+    ],
     "cudasnoop": [
         *(
             "",

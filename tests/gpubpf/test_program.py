@@ -125,6 +125,8 @@ def test_shipped_programs_are_prebuilt_and_current(tool):
     text = prebuild.program_text(tool)
     if text is None:
         pytest.skip("no device programs")
+    if not prebuild.texts(tool):
+        pytest.skip("makes its programs of the command line")
     assert prebuild.current(PREBUILT / f"{tool.stem}.json", text), "run script/prebuild.py"
     kept = json.loads((PREBUILT / f"{tool.stem}.json").read_text())
     assert kept["verdict"]

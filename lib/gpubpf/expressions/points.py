@@ -13,7 +13,7 @@ from typing import Any
 from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, READS, SPACES, WORK, WRITES
 from gpubpf.errors import UsageError
-from gpubpf.expressions.syntax import S64, U64, Names, Type
+from gpubpf.expressions.syntax import U64, Names, Type
 
 ALL = ""  # the key of what is attached without a DETAIL
 
@@ -65,13 +65,8 @@ class Point:
     def names(self, attachment: Attachment) -> Names:
         """Return what expressions may name."""
         if self.of_launch:
-            return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), TEXTS[:1])
-        return Names(
-            self.name,
-            attachment.fields,
-            {**dict.fromkeys(BUILTINS, U64), **dict.fromkeys(CONSTANTS, S64)},
-            TEXTS,
-        )
+            return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), texts=TEXTS[:1])
+        return Names(self.name, attachment.fields, dict.fromkeys(BUILTINS, U64), CONSTANTS, TEXTS)
 
 
 @dataclass(frozen=True)

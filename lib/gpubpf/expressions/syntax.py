@@ -1,6 +1,6 @@
 """The expressions of gpucount, gpudist and gputrace: C over the names of a point, as a typed tree.
 
-    names = Names("load", {"width": U64, "lane": U64})
+    names = Names("load", {"width": U64}, {"lane": U64})
     parse("width > 4 && lane % 2", names)       # a Node
 
 A number has 64 bits and is unsigned or signed. As in C, an operation on an unsigned and a signed number is unsigned. What C leaves
@@ -123,28 +123,39 @@ FLOAT_FUNCTIONS = ("isnan", "isinf")
 class Names:
     """What an expression may name at a point.
 
-    point: for messages. fields: those of the point's context. builtins: those that every point of its kind has.
-    texts: names that are no numbers, which are keys and format arguments only.
+    point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
+    by their names. texts: names that are no numbers, which are keys and format arguments only.
     """
 
     point: str
     fields: Mapping[str, Type]
     builtins: Mapping[str, Type] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
     texts: Sequence[str] = ()
 
     def type_of(self, name: str) -> Type:
         """Return the type of a name. Raises UsageError, which lists the names that there are."""
         if name in self.texts:
             raise UsageError(f"{name} is a text, not a number; use it only as a key or as an argument of %s")
-        found = self.builtins.get(name) or self.fields.get(name)
+        found = self.builtins.get(name) or self.fields.get(name) or (S64 if name in self.constants else None)
         if found is None:
             raise UsageError(f"{self.point} has no {name!r}; {self.listed()}")
         return found
 
     def listed(self) -> str:
-        """Return what there is, for an error message."""
-        fields = ", ".join(name for name in self.fields if name not in self.builtins) or "none"
-        return f"fields: {fields}; builtins: {', '.join(self.builtins)}; functions: {', '.join(FUNCTIONS)}"
+        """Return what there is, for an error message. `block(.x)` stands for block and its parts."""
+        builtins = (
+            f"{name}(.x)" if f"{name}.x" in self.builtins else name
+            for name in self.builtins
+            if "." not in name
+        )
+        listed = {
+            "fields": self.fields,
+            "builtins": builtins,
+            "constants": self.constants,
+            "functions": FUNCTIONS,
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
 
 
 # --- tokens ---

@@ -7,6 +7,7 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     command      list[str] | None   COMMAND [ARG…] after ``--``
     pid          list[int]          -p
     files        list[str]          FILE… of --list and --ptx
+    specs        list[str]          SPEC…, of tools that take them (`Parser.takes_specs`)
     interval     float | None       seconds
     count        int | None         number of intervals
     kernel       list[str]          globs or mangled names; empty: every kernel
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +41,8 @@ from gpubpf import __version__
 from gpubpf.show import progress
 from gpubpf.show.notices import complain
 from gpubpf.show.option_values import EVERYTHING, positive, seconds
+
+_SPEC = re.compile(r"\s*[A-Za-z_]\w*\s*:")  # how a specification begins; a file of such a name is ./NAME
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -50,7 +54,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose usage errors are one line and exit status 2."""
+    """A parser whose usage errors are one line and exit status 2.
+
+    takes_specs: words like POINT:KERNEL before COMMAND are specifications, in `args.specs`.
+    """
+
+    takes_specs = False
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
@@ -84,6 +93,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         command=None,
         pid=[],
         files=[],
+        specs=[],
         interval=None,
         count=None,
         kernel=[],
@@ -104,6 +114,11 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     return made
 
 
+def spec_usage(tool: str) -> str:
+    """Return the usage of a tool that takes specifications."""
+    return f"{tool} [options] SPEC... [interval [count]]\n       {' ' * len(tool)} [-p PID[,PID...] | -- COMMAND [ARG...]]"
+
+
 def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse a tool's command line. Usage errors end the process with one line and status 2."""
     own, command = split_command(sys.argv[1:] if argv is None else argv)
@@ -114,6 +129,10 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     args.alone = argv is None
     words = args.__dict__.pop("positional", [])
     advice = "" if command else "; put a command after '--'"
+    if made.takes_specs:
+        args.specs = [word for word in words if _SPEC.match(word)]
+        words = [word for word in words if not _SPEC.match(word)]
+        advice = f"; a SPEC is POINT:KERNEL{advice}"
     if command == []:
         made.error("no COMMAND after '--'")
     if command and args.pid:

@@ -28,12 +28,16 @@ from gpubpf.show.option_values import (
 KERNEL_GLOB = "whose demangled name (without template arguments and parameter list) matches GLOB, or whose mangled name equals it"
 
 
-def add_targets(made: Parser) -> None:
-    """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND."""
+def add_targets(made: Parser, specs: str = "") -> None:
+    """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND.
+
+    specs: what a SPEC is, for --help, of a tool that takes specifications."""
     group = made.add_argument_group("what to trace, and for how long")
-    group.add_argument(
-        "positional", nargs="*", metavar="interval [count]", help="print every interval seconds, count times"
-    )
+    words, about = "interval [count]", "print every interval seconds, count times"
+    if specs:
+        made.takes_specs = True
+        words, about = f"SPEC... [{words}]", f"SPEC: {specs}; {about}"
+    group.add_argument("positional", nargs="*", metavar=words, help=about)
     group.add_argument(
         "-p",
         dest="pid",

@@ -56,7 +56,7 @@ def test_a_field_may_depend_on_the_detail() -> None:
         ("load:* (lane", "the filter has no closing bracket"),
         ("load:* (lane) more", "unexpected 'more' behind the filter"),
         ("load:* ()", "in an empty expression"),
-        ("kernel:* (lane == 0)", "kernel has no 'lane'; fields: none; builtins: launch, pid,"),
+        ("kernel:* (lane == 0)", "kernel has no 'lane'; builtins: launch, pid,"),
         ('load:* "%u"', "unexpected '\"%u\"' behind the filter"),
     ],
 )

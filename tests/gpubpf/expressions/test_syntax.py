@@ -24,7 +24,12 @@ from gpubpf.expressions.syntax import (
     parse_list,
 )
 
-NAMES = Names("load", {"width": U64, "address": U64}, {"lane": U64, "block.x": U64}, ("kernel", "source"))
+NAMES = Names(
+    "load",
+    {"width": U64, "address": U64},
+    {"lane": U64, "block": U64, "block.x": U64},
+    texts=("kernel", "source"),
+)
 VALUES = {"width": 4, "address": 0x7F00_0000_0010, "lane": 31, "block.x": 7}
 
 
@@ -87,7 +92,7 @@ def test_expressions_mean_what_c_says(text: str, right: int) -> None:
         ("width +* 2", "unexpected '*' after 'width +'"),
         (
             "lanes",
-            "load has no 'lanes'; fields: width, address; builtins: lane, block.x; functions: popcount, log2",
+            "load has no 'lanes'; fields: width, address; builtins: lane, block(.x); functions: popcount, log2",
         ),
         ("block.w", "load has no 'block.w'"),
         ("block.xy", "load has no 'block.xy'"),
@@ -228,5 +233,7 @@ def test_every_name_of_a_point_has_its_c_text(point) -> None:
     for attachment in point.details.values():
         names = point.names(attachment)
         if not point.of_launch:
-            assert {*names.fields, *names.builtins} <= points.c_names(attachment).keys() | {"launch"}
+            assert {*names.fields, *names.builtins, *names.constants} <= points.c_names(attachment).keys() | {
+                "launch"
+            }
             assert "NULL" not in str(points.c_names(attachment))

@@ -1,0 +1,140 @@
+"""What gpucount counts: a number for each specification and kernel, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import names
+from gpubpf.expressions.evaluate import evaluate
+from gpubpf.expressions.launches import Launches
+from gpubpf.expressions.specs import Spec
+from gpubpf.session.launch_shape import Warp
+from gpubpf.show import table
+
+if TYPE_CHECKING:
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import OwnerColumns
+
+# Process, GPU, kernel (mangled), number of the specification.
+Place = tuple[int, int, str, int]
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often a point of a kernel was reached. count: by warps, or launches. threads: by lanes, or threads of the launches' grids.
+
+    wave: the lanes of a wave, on an AMD GPU."""
+
+    pid: int
+    comm: str
+    gpu: int
+    wave: int | None
+    spec: Spec
+    mangled: str
+    count: int
+    threads: int
+
+    def plus(self, count: int, threads: int) -> Count:
+        return replace(self, count=self.count + count, threads=self.threads + threads)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
+        kernel = {"kernel": names.demangle(self.mangled).short, "mangled": self.mangled}
+        return {"type": "count", **owner, "spec": self.spec.text, **kernel} | {
+            "count": self.count,
+            "threads": self.threads,
+        }
+
+
+class Counts:
+    """Reads what was counted. kernels: the globs of each specification, none: every kernel."""
+
+    def __init__(self, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]]) -> None:
+        self._specs, self._kernels = specs, kernels
+        self.launches = Launches()
+        self._launched: dict[Place, Count] = {}
+        self._before: dict[Place, Count] = {}
+
+    def take(self, session: Session) -> None:
+        """Take the launches since the last call. Call it at each tick."""
+        wanted = [number for number, spec in enumerate(self._specs) if spec.point.of_launch]
+        for log in session.logs():
+            for launch in self.launches.take(log):
+                for number in wanted:
+                    spec = self._specs[number]
+                    if names.chosen(self._kernels[number], launch.mangled) and passes(spec, launch.values):
+                        place = (log.process, launch.gpu, launch.mangled, number)
+                        one = Count(
+                            launch.pid, launch.comm, launch.gpu, launch.wave, spec, launch.mangled, 0, 0
+                        )
+                        self._launched[place] = self._launched.get(place, one).plus(
+                            1, launch.values["threads"]
+                        )
+
+    def read(self, session: Session, since_last: bool) -> list[Count]:
+        """Return the counts by specification, the largest first. since_last: those since the last call, without zeros."""
+        found = dict(self._launched)
+        for number, spec in enumerate(self._specs):
+            if spec.point.of_launch:
+                continue
+            for one in session.instances(f"counts_{number}"):
+                place = (one.process, one.gpu, one.mangled, number)
+                made = Count(one.pid, one.comm, one.gpu, one.wave, spec, one.mangled, 0, 0)
+                sums = (int(one.array[name].sum()) for name in ("count", "threads"))
+                found[place] = found.get(place, made).plus(*sums)
+        grown = found
+        if since_last:
+            grown = {place: one.plus(*(-n for n in self._seen(place))) for place, one in found.items()}
+            grown = {place: one for place, one in grown.items() if one.count > 0}
+            self._before = found
+        return [grown[place] for place in sorted(grown, key=lambda place: (place[3], -grown[place].count))]
+
+    def _seen(self, place: Place) -> tuple[int, int]:
+        one = self._before.get(place)
+        return (one.count, one.threads) if one else (0, 0)
+
+
+def passes(spec: Spec, values: Any) -> bool:
+    """Return whether a launch with these values passes the filter."""
+    return spec.filter is None or evaluate(spec.filter, values) != 0
+
+
+COLUMNS = ("pid", "comm", "gpu", "spec", "kernel", "count", "threads")
+
+
+def rows(counts: Iterable[Count]) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of the CSV table with COLUMNS."""
+    for one in counts:
+        kernel = names.demangle(one.mangled).short
+        yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads
+
+
+HEADING = (
+    "COUNT: executions by warps; THREADS: the lanes in them",
+    "(of kernel: launches; the threads of their grids)",
+)
+
+
+def lines(counts: Sequence[Count], owners: OwnerColumns, full: bool) -> list[str]:
+    """Return the table for people. full: kernel names in full."""
+    if not counts:
+        return ["nothing was counted"]
+    owners.see(counts)
+    labels = names.labels((one.mangled for one in counts), full=full)
+    cells = [
+        owners.cells(one)
+        | {
+            "SPEC": one.spec.text,
+            "KERNEL": labels[one.mangled],
+            "COUNT": f"{one.count:,}",
+            "THREADS": f"{one.threads:,}",
+        }
+        for one in counts
+    ]
+    shown = table.within(
+        cells, left=("COMM", "SPEC", "KERNEL"), cut=() if full else ("SPEC", "KERNEL", "COMM")
+    )
+    return [*HEADING, "", *shown]
