@@ -43,6 +43,18 @@ LOOKS = {
         ),
         *("access:*:ld.global access:*:cp barrier:*:leave --csv", "exit:* --block 0 --thread 0:3 -T"),
     ],
+    "gpudist": [
+        *(
+            "-H exit:*:loads:u64:work,kernel",
+            "-C load:*:u32:popcount(active),source",
+            "-H kernel:*:u64:threads --csv",
+        ),
+        *(
+            "-L --width 8 entry:*:s32:lane-16 -v",
+            "-C store:*:u64:address --json",
+            "-H barrier:*:leave:u64:waited -T",
+        ),
+    ],
     "cudasnoop": [
         *(
             "",

@@ -19,12 +19,12 @@ from gpubpf.errors import UsageError
 from gpubpf.expressions import points
 from gpubpf.expressions.formats import Format
 from gpubpf.expressions.points import Attachment, Point
-from gpubpf.expressions.syntax import Names, Node, parse, parse_list
+from gpubpf.expressions.syntax import Names, Node, names_of, parse, parse_list
 
 MOST = 32  # specifications of a command line
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 EVERY = "*"
-LISTED = "entry:*"  # what --list tries without a specification
+TIMES = ("globaltimer", "clock", "waited", "call_ns")
 
 _COLON = re.compile(r"(?<!:):(?!:)")
 _HEAD_END = re.compile(r'\s+\(|\s*"')
@@ -165,12 +165,12 @@ def _spec(head: str, chosen: str | None) -> Spec:
 Read = TypeVar("Read")
 
 
-def read(args: argparse.Namespace, one: Callable[[str], Read]) -> list[Read]:
+def read(args: argparse.Namespace, one: Callable[[str], Read], listed: str = "entry:*") -> list[Read]:
     """Return the specifications of a command line. Raises UsageError, which begins with the one that is wrong.
 
-    There may be none with --ebpf, which then prints the tool's own part, and with --list."""
+    There may be none with --ebpf, which then prints the tool's own part, and with --list, which then tries `listed`."""
     if not args.specs and args.list:
-        args.specs = [LISTED]
+        return [one(listed)]
     if not args.specs and args.ebpf:
         return []
     if not args.specs:
@@ -192,6 +192,11 @@ def _quoted(text: str) -> str:
     """Return the beginning of a text for a message, in one line."""
     text = " ".join(text.split())
     return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def tells_times(*expressions: Node | None) -> bool:
+    """Return whether an expression reads a clock, so that the command should run on a clock that repeats."""
+    return any(name in TIMES for node in expressions if node is not None for name in names_of(node))
 
 
 def choose_kernels(args: argparse.Namespace, specs: Iterable[Spec]) -> list[tuple[str, ...]]:

@@ -114,9 +114,11 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
     return made
 
 
-def spec_usage(tool: str) -> str:
-    """Return the usage of a tool that takes specifications."""
-    return f"{tool} [options] SPEC... [interval [count]]\n       {' ' * len(tool)} [-p PID[,PID...] | -- COMMAND [ARG...]]"
+def spec_usage(tool: str, needed: str = "") -> str:
+    """Return the usage of a tool that takes specifications, and options that are `needed`."""
+    what = f"{needed} SPEC..." if needed else "SPEC..."
+    targets = f"{' ' * len(tool)} [-p PID[,PID...] | -- COMMAND [ARG...]]"
+    return f"{tool} [options] {what} [interval [count]]\n       {targets}"
 
 
 def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -40,15 +40,31 @@ def lines(slots: Sequence[int] | np.ndarray, value: str = "value", count: str = 
     used = [slot for slot, number in enumerate(counts) if number]
     if not used:
         return []
+    shown = range(used[0], used[-1] + 1)
+    ranges = [(0 if slot == 0 else 1 << slot, (1 << (slot + 1)) - 1, counts[slot]) for slot in shown]
+    return range_lines(ranges, value, count)
+
+
+def range_lines(
+    ranges: Sequence[tuple[int, int, int]], value: str = "value", count: str = "count"
+) -> list[str]:
+    """Return a line for each range of values, (lowest, highest, count), of at most 80 columns. A range of one value is a number.
+
+    `value` and `count` are the column headers: the unit of the ranges, and what is counted.
+    """
+    if not ranges:
+        return []
     # Like bcc: one width for ranges that fit into 32 bits, one for all others.
-    digits = 10 if used[-1] < 32 else 20
-    most = max(counts)
+    digits = 10 if all(low >= -(1 << 31) and high < 1 << 32 for low, high, _ in ranges) else 20
+    most = max(number for _, _, number in ranges)
     wide = max(9, len(str(most)))
     stars = min(STARS, WIDTH - 2 * digits - wide - 9)
-    shown = [f"{value:^{2 * digits + 4}} : {count:<{wide}} distribution"]
-    for slot in range(used[0], used[-1] + 1):
-        low, high = (0 if slot == 0 else 1 << slot), (1 << (slot + 1)) - 1
-        number = counts[slot]
+    single = all(low == high for low, high, _ in ranges)
+    across = digits if single else 2 * digits + 4
+    title = f"{value:>{digits}}" if single else f"{value:^{across}}"
+    shown = [f"{title} : {count:<{wide}} distribution"]
+    for low, high, number in ranges:
         bar = "*" * (number * stars // most) or ("." if number else "")
-        shown.append(f"{low:>{digits}} -> {high:<{digits}} : {number:<{wide}}|{bar:<{stars}}|")
+        place = f"{low:>{digits}}" if single else f"{low:>{digits}} -> {high:<{digits}}"
+        shown.append(f"{place} : {number:<{wide}}|{bar:<{stars}}|")
     return shown

@@ -1,0 +1,275 @@
+"""What gpudist adds up: the distribution of a value for each specification and key, and how it is shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf import names
+from gpubpf.expressions.counts import passes
+from gpubpf.expressions.evaluate import evaluate, signed
+from gpubpf.expressions.launches import Launch, Launches
+from gpubpf.expressions.specs import Distribution
+from gpubpf.session.kernel_shapes import site_name
+from gpubpf.session.launch_shape import Warp
+from gpubpf.show import histogram, table
+
+if TYPE_CHECKING:
+    from gpubpf.session.results import Instance
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import OwnerColumns
+
+KINDS = ("log2", "linear", "values")
+NEGATIVE = -1  # the bucket of all negative values, with log2
+FEW = 40  # rows of a histogram without -v
+# Process, GPU, key, number of the specification.
+Place = tuple[int, int, str, int]
+
+
+@dataclass
+class Sums:
+    """Values that were added up. buckets: how many by the number of the bucket, or by value."""
+
+    count: int = 0
+    sum: int = 0
+    buckets: Counter[int] = field(default_factory=Counter)
+
+    def since(self, before: Sums) -> Sums:
+        """Return what has come since an earlier state."""
+        buckets = Counter(
+            {k: n - before.buckets[k] for k, n in self.buckets.items() if n > before.buckets[k]}
+        )
+        return Sums(self.count - before.count, self.sum - before.sum, buckets)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The distribution of one specification and key in a process. wave: the lanes of a wave, on an AMD GPU."""
+
+    pid: int
+    comm: str
+    gpu: int
+    wave: int | None
+    wanted: Distribution
+    key: str
+    sums: Sums
+
+    def ranges(self, kind: str, width: int) -> list[tuple[int, int, int]]:
+        """Return the buckets that hold something as (lowest value, highest value, count), in order."""
+        return [
+            (*limits(kind, width, bucket, self.wanted), n) for bucket, n in sorted(self.sums.buckets.items())
+        ]
+
+    def record(self, kind: str, width: int) -> dict[str, Any]:
+        """Return the JSON record."""
+        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
+        about = {
+            "label": self.wanted.label,
+            "spec": self.wanted.spec.text,
+            "key": self.key or None,
+            "kind": kind,
+        }
+        if kind == "values":
+            shown: dict[str, Any] = {"values": {str(v): n for v, n in sorted(self.sums.buckets.items())}}
+        else:
+            shown = {"buckets": [list(one) for one in self.ranges(kind, width)]}
+        return {"type": "dist", **owner, **about, **shown, "count": self.sums.count, "sum": self.sums.sum}
+
+
+def limits(kind: str, width: int, bucket: int, wanted: Distribution) -> tuple[int, int]:
+    """Return the lowest and the highest value of a bucket."""
+    if kind == "values":
+        return bucket, bucket
+    if kind == "linear":
+        return bucket * width, (bucket + 1) * width - 1
+    if bucket == NEGATIVE:
+        return -(1 << (int(wanted.type[1:]) - 1)), -1
+    return (1 << bucket if bucket else 0), (2 << bucket) - 1
+
+
+def bucket_of(kind: str, width: int, value: int) -> int:
+    """Return the bucket of a value."""
+    if kind == "values":
+        return value
+    if kind == "linear":
+        return value // width
+    return NEGATIVE if value < 0 else max(0, value.bit_length() - 1)
+
+
+def as_type(value: int, kind: str) -> int:
+    """Return a number of 64 bits as one of `specs.TYPES`, as a C cast does."""
+    bits = int(kind[1:])
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if kind.startswith("s") and value >> (bits - 1) else value
+
+
+class Distributions:
+    """Reads what was added up. kernels: the globs of each specification, none: every kernel. kind: one of KINDS.
+
+    width: of a linear bucket."""
+
+    def __init__(
+        self, wanted: Sequence[Distribution], kernels: Sequence[tuple[str, ...]], kind: str, width: int
+    ) -> None:
+        self._wanted, self._kernels, self._kind, self._width = wanted, kernels, kind, width
+        self.launches = Launches()
+        self._launched: dict[Place, Found] = {}
+        self._before: dict[Place, Sums] = {}
+
+    def take(self, session: Session) -> None:
+        """Take the launches since the last call. Call it at each tick."""
+        for log in session.logs():
+            for launch in self.launches.take(log):
+                for number, one in enumerate(self._wanted):
+                    if (
+                        one.spec.point.of_launch
+                        and names.chosen(self._kernels[number], launch.mangled)
+                        and passes(one.spec, launch.values)
+                    ):
+                        self._add_launch(log.process, number, one, launch)
+
+    def _add_launch(self, process: int, number: int, one: Distribution, launch: Launch) -> None:
+        key = names.demangle(launch.mangled).short if one.key else ""
+        made = Found(launch.pid, launch.comm, launch.gpu, launch.wave, one, key, Sums())
+        sums = self._launched.setdefault((process, launch.gpu, key, number), made).sums
+        value = as_type(evaluate(one.value, launch.values), one.type)
+        sums.count += 1
+        sums.sum += value
+        sums.buckets[bucket_of(self._kind, self._width, value)] += 1
+
+    def read(self, session: Session, since_last: bool) -> list[Found]:
+        """Return the distributions by specification, the one with the most values first. since_last: since the last call."""
+        found = {
+            place: Found(*_owner(one), one.wanted, one.key, one.sums.since(Sums()))
+            for place, one in self._launched.items()
+        }
+        for number, one in enumerate(self._wanted):
+            if not one.spec.point.of_launch:
+                self._read_device(session, number, one, found)
+        before, self._before = self._before, {place: one.sums for place, one in found.items()}
+        if since_last:
+            found = {
+                place: Found(*_owner(one), one.wanted, one.key, one.sums.since(before.get(place, Sums())))
+                for place, one in found.items()
+            }
+        order = sorted(found, key=lambda place: (place[3], -found[place].sums.count, place[2]))
+        return [found[place] for place in order if found[place].sums.count]
+
+    def _read_device(
+        self, session: Session, number: int, one: Distribution, found: dict[Place, Found]
+    ) -> None:
+        def sums_of(instance: Instance, key: str) -> Sums:
+            place = (instance.process, instance.gpu, key, number)
+            made = Found(instance.pid, instance.comm, instance.gpu, instance.wave, one, key, Sums())
+            return found.setdefault(place, made).sums
+
+        keys = Keys(session, one.key)
+        for instance in session.instances(f"sums_{number}"):
+            for site, cell in _by_site(instance, one):
+                sums = sums_of(instance, keys.of(instance, instance.mangled, site))
+                sums.count += cell.count
+                sums.sum += cell.sum
+                sums.buckets += cell.buckets
+        if self._kind == "log2":
+            return
+        kernels = session.kernel_names()
+        for instance in session.instances(f"values_{number}"):
+            for entry in instance.array:
+                value, kernel, site = (int(entry["key"][name]) for name in ("value", "kernel", "site"))
+                mangled = kernels.get(instance.process, {}).get(kernel, "")
+                sums = sums_of(instance, keys.of(instance, mangled, site))
+                sums.buckets[signed(value) if one.signed else value] += int(entry["value"])
+
+
+def _owner(one: Found) -> tuple[int, str, int, int | None]:
+    return one.pid, one.comm, one.gpu, one.wave
+
+
+def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]]:
+    """Yield the sums of each site that has some, over all multiprocessors."""
+    cells = instance.array
+    kind = np.int64 if one.signed else np.uint64
+    totals = cells["sum"].astype(kind).tolist()
+    if "slots" in (cells.dtype.names or ()):
+        slots, negative = cells["slots"].sum(axis=0).tolist(), cells["negative"].sum(axis=0).tolist()
+        for site, counts in enumerate(slots):
+            buckets = Counter({slot: n for slot, n in enumerate(counts) if n})
+            if negative[site]:
+                buckets[NEGATIVE] = negative[site]
+            if buckets:
+                yield site, Sums(buckets.total(), sum(shard[site] for shard in totals), buckets)
+        return
+    for site, count in enumerate(cells["count"].sum(axis=0).tolist()):
+        if count:
+            yield site, Sums(count, sum(shard[site] for shard in totals))
+
+
+class Keys:
+    """Names the key of a value: "" without one, the kernel, or the place in the source. key: as `Distribution.key`."""
+
+    def __init__(self, session: Session, key: str) -> None:
+        self._session, self._key = session, key
+        self._sources: dict[tuple[int, str], Callable[[int], str]] = {}
+
+    def of(self, instance: Instance, mangled: str, site: int) -> str:
+        """Return the key of a value at a site of a kernel."""
+        if not self._key:
+            return ""
+        if self._key == "kernel":
+            return names.demangle(mangled).short
+        place = (instance.pid, mangled)
+        if place not in self._sources:
+            self._sources[place] = sources(self._session, mangled, instance.pid)
+        return self._sources[place](site)
+
+
+def sources(session: Session, mangled: str, pid: int) -> Callable[[int], str]:
+    """Return a function that names the source line of a site, or what is known of its place."""
+    sites = session.sites(mangled, pid)
+    return lambda number: site_name(sites[number]) if number in sites else f"site {number}"
+
+
+# --- for people, and CSV ---
+
+COLUMNS = ("pid", "comm", "gpu", "label", "key", "low", "high", "count")
+
+
+def rows(found: Iterable[Found], kind: str, width: int) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of the CSV table with COLUMNS."""
+    for one in found:
+        for low, high, count in one.ranges(kind, width):
+            yield one.pid, one.comm, one.gpu, one.wanted.label, one.key, low, high, count
+
+
+def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, full: bool) -> Iterator[str]:
+    """Yield a section for each distribution. full: all of its rows."""
+    if not found:
+        yield from ("no value was seen", "")
+    owners.see(found)
+    for one in found:
+        yield table.printable(one.wanted.label if full else table.fit(one.wanted.label, table.WIDTH))
+        if one.key:
+            yield table.fit_end(f"  {one.wanted.key}: ", one.key)
+        mean = one.sums.sum / one.sums.count
+        about = f"{table.count(one.sums.count, 'value')}, mean {mean:,.{0 if abs(mean) >= 1000 else 1}f}"
+        yield from table.wrap(f"{owners.name(one)}: {about}", 2)
+        yield ""
+        ranges = one.ranges(kind, width)
+        if kind == "values":
+            ranges.sort(key=lambda row: (-row[2], row[0]))
+        shown = ranges if full else ranges[:FEW] if kind == "values" else _dense(ranges)
+        yield from histogram.range_lines(shown, "value", "count")
+        if len(ranges) > len(shown):
+            yield f"... {table.count(len(ranges) - len(shown), 'row')} more; -v shows all"
+        yield ""
+
+
+def _dense(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return the FEW buckets that hold the most, in order."""
+    if len(ranges) <= FEW:
+        return ranges
+    return sorted(sorted(ranges, key=lambda row: -row[2])[:FEW])

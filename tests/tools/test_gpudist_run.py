@@ -1,0 +1,134 @@
+"""gpudist from its command line to its exit status, on a program with known answers (tests/gpubpf_specs.py)."""
+
+import csv
+
+import pytest
+
+import gpubpf_specs
+from gpubpf_specs import line_of
+
+pytestmark = gpubpf_specs.needs_all
+
+SOURCES = {
+    line_of("shared[own] = all"): {"8": 576},
+    line_of("out[all] = value"): {"4": 576},
+    line_of("out[all] = own"): {"4": 192},
+}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    return gpubpf_specs.build(tmp_path_factory.mktemp("app"))
+
+
+def measured(out, app, kind, *arguments):
+    """Return the records of two launches of ns::work by label and key; buckets and values as dictionaries."""
+    found = gpubpf_specs.measured("gpudist", out, app, kind, *arguments)
+    records = {}
+    for one in found:
+        if one["type"] == "dist":
+            shown = one.get("values") or {(low, high): count for low, high, count in one["buckets"]}
+            assert sum(shown.values()) == one["count"]
+            records[one["label"], one["key"]] = (shown, one["sum"])
+    return records
+
+
+def times(number, values):
+    return {value: number * count for value, count in values.items()}
+
+
+def test_how_often_each_value_occurs(app, tmp_path):
+    found = measured(
+        *(tmp_path / "out", app, "-C"),
+        "load:ns::work:global:u32:width#widths",
+        "store:ns::work:u64:width, source #by source",
+        "access:*:u8:kind, kernel#kinds",
+        "barrier:*:u32:popcount(active)#barriers",
+        "kernel:*:u64:threads, kernel#launches",
+        "exit:ns::work:loads:u32:work#loads",
+        "entry:ns::work (lane < 2):s32:0 - lane * 3#negative",
+        "entry:ns::work (gthread == 300):s16:0xffff + 0 * lane#cast",
+    )
+    assert found["widths", None] == (times(2 * 6, {"4": 88}), 2 * 6 * 88 * 4)
+    assert {key: found.pop(("by source", key))[0] for key in SOURCES} == {
+        key: times(2, values) for key, values in SOURCES.items()
+    }
+    kinds = {"0": 576 + 6 * 88, "1": 576 + 6 * 128, "2": 18}
+    assert found["kinds", "ns::work"][0] == times(2, kinds) and found["kinds", "ns::rest"] == ({"1": 64}, 64)
+    assert found["barriers", None] == ({"32": 36}, 36 * 32)
+    assert found["launches", "ns::work"] == ({"576": 2}, 1152) and found["launches", "ns::rest"] == (
+        {"64": 1},
+        64,
+    )
+    assert found["loads", None] == (times(2 * 6, {"1": 8, "2": 88}), 2 * 6 * 184)
+    assert found["negative", None] == ({"-3": 36, "0": 36}, -108)
+    assert found["cast", None] == ({"-1": 2}, -2)
+
+
+def test_powers_of_two(app, tmp_path):
+    found = measured(
+        *(tmp_path / "out", app, "-H"),
+        "entry:ns::work:u64:gthread#threads",
+        "entry:ns::work:s16:0 - gthread#negative",
+        "barrier:ns::work:leave (warp == 1):u32:block#blocks",
+        "kernel:*:u32:threads#launches",
+    )
+    slots = {(0, 1): 2} | {(1 << n, (2 << n) - 1): 1 << n for n in range(1, 9)} | {(512, 1023): 64}
+    assert found["threads", None] == (times(2, slots), 576 * 575)
+    assert found["negative", None] == ({(0, 1): 2, (-32768, -1): 2 * 575}, -576 * 575)
+    assert found["blocks", None] == (times(2, {(0, 1): 2, (2, 3): 2, (4, 7): 2}), 30)
+    assert found["launches", None] == ({(64, 127): 1, (512, 1023): 2}, 1216)
+
+
+def test_equal_widths_of_chosen_threads(app, tmp_path):
+    found = measured(
+        *(tmp_path / "out", app, "-L", "--width", "100", "--block", "*,1", "--kernel", "ns::w*"),
+        "entry:*:u64:gthread#threads",
+        "entry:*:s32:gthread - 350#negative",
+        "entry:*:u8:gthread, source#bytes",
+    )
+    # Blocks of the second row have the threads 288 to 575.
+    threads = {(200, 299): 12, (300, 399): 100, (400, 499): 100, (500, 599): 76}
+    assert found["threads", None] == (times(2, threads), 2 * sum(range(288, 576)))
+    negative = {(-100, -1): 62, (0, 99): 100, (100, 199): 100, (200, 299): 26}
+    assert found["negative", None][0] == times(2, negative)
+    (key,) = (key for label, key in found if label == "bytes")
+    # Modulo 256: 32 to 255, then 0 to 63.
+    assert key.startswith("app.cu:")
+    assert found["bytes", key][0] == times(2, {(0, 99): 68 + 64, (100, 199): 100, (200, 299): 56})
+
+
+def test_text_and_csv(app, tmp_path):
+    done = gpubpf_specs.run("gpudist", "-C", "load:ns::work:shared:u32:width, kernel", "--", app, "1", "0")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 7 and lines[2] == "load:ns::work:shared:u32:width, kernel"
+    assert lines[3] == "  kernel: ns::work" and "576 values, mean 8.0" in lines[4]
+    assert lines[7].split() == ["8", ":", "576", "|****************************************|"]
+    out = tmp_path / "out.csv"
+    label = "entry:ns::work:u64:gthread#a, b"
+    gpubpf_specs.run("gpudist", "-L", "--width", "500", label, "--csv", "-o", out, "--", app, "1", "0")
+    assert [(one["label"], one["low"], one["high"], one["count"]) for one in csv.DictReader(out.open())] == [
+        ("a, b", "0", "499", "500"),
+        ("a, b", "500", "999", "76"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["load:*:u64:width"], "choose a distribution: -H (powers of two), -L (equal widths) or -C"),
+        (["-H", "-C", "load:*:u64:width"], "not allowed with argument -H"),
+        (["-H", "--width", "3", "load:*:u64:width"], "--width is the width of the buckets of -L"),
+        (["-L", "--width", "0", "load:*:u64:width"], "--width"),
+        (["-H", "load:*:width"], "there is no TYPE; write SPEC:TYPE:EXPR, with TYPE one of: u8,"),
+        (["-H", "load:*:u64:width, lane"], "EXPR may have one key behind a comma: kernel or source"),
+        (["-H", "load:*:u64:wid"], "load has no 'wid'; fields: launch, site, address, width"),
+        (["-H", "load:*:u64:1; }"], "unexpected ';' after '1'"),
+        (["-H", "load:*:u64:(width"], "')' is missing after '(width'"),
+        (["-H"], "no SPEC is given"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments, message):
+    done = gpubpf_specs.run("gpudist", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("gpudist: ") and message in done.stderr

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""gpudist   The distribution of a value inside GPU kernels: a histogram, or how often each value occurs.
+
+USAGE: gpudist [options] -H|-L|-C SPEC:TYPE:EXPR... [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+A SPEC names a point, kernels and a filter; EXPR is a C expression over what is known there. gpudist makes a device program of each,
+which adds up on the GPU. The traced program needs no change and no rebuild.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/gpudist.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.expressions.distributions import Found
+    from gpubpf.show.owner_columns import OwnerColumns
+
+TOOL = "gpudist"
+EXAMPLES = """examples:
+    gpudist -H 'exit:*:loads:u64:work' -- ./app    loads per thread
+    gpudist -C 'load:spmv:u64:address % 128' -- ./app
+    gpudist -C 'entry:*:u32:smid#threads by multiprocessor' -- ./app
+    gpudist -C 'load:*:u32:popcount(active), source' -- ./app
+    gpudist -L --width 256 'kernel:*:u64:threads, kernel' -- ./app
+    gpudist -H 'barrier:*:leave:u64:waited' --json -o out.jsonl -- ./app
+    gpudist -H 'store:* (lane == 0):u64:address' 1 10 -p 1234
+"""
+ENTRIES = 65536  # values, or linear buckets, that there is room for
+PROGRAM = r"""
+#include <gpubpf.h>
+
+struct log2 { u64 sum, negative, slots[64]; };   /* -H: how many values are negative, and by their highest bit */
+struct sum { u64 count, sum; };                  /* -L and -C: beside the counts by key */
+struct key { u64 value; u32 kernel, site; };     /* a value or linear bucket; kernel and site if they are the key */
+
+/* Add the values of these lanes. Lanes with the same slot let their lowest one count for all. */
+static inline int add_log2(struct log2 *to, u64 value, int is_signed, int mine, gpu_mask lanes) {
+    u64 negative = is_signed ? value >> 63 : 0, slot = gpu_log2(value);
+    gpu_mask same = gpu_match(slot | negative << 6) & lanes;
+    if (!to || !mine)
+        return 0;
+    __sync_fetch_and_add(&to->sum, value);
+    if (!gpu_first(same))
+        return 0;
+    if (negative)
+        __sync_fetch_and_add(&to->negative, gpu_popcount(same));
+    else
+        __sync_fetch_and_add(&to->slots[slot & 63], gpu_popcount(same));
+    return 0;
+}
+
+static inline int add_sum(struct sum *to, u64 value, int mine, gpu_mask lanes) {
+    if (!to || !mine)
+        return 0;
+    __sync_fetch_and_add(&to->sum, value);
+    if (gpu_first(lanes))
+        __sync_fetch_and_add(&to->count, gpu_popcount(lanes));
+    return 0;
+}
+
+/* The number of the linear bucket that holds a value, rounded down. */
+static inline u64 bucket(u64 value, int is_signed, u64 width) {
+    u64 sign = is_signed ? (u64)((s64)value >> 63) : 0;
+    return (value ^ sign) / width ^ sign;
+}
+
+/* For each SPEC, maps and a program follow: gpudist --ebpf -H SPEC... prints them. */
+"""
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: specifications, the kind of distribution, and the shared options."""
+    parser = cli.parser(
+        TOOL,
+        "Show the distribution of a value inside GPU kernels.",
+        EXAMPLES,
+        cli.spec_usage(TOOL, "-H|-L|-C"),
+    )
+    cli.add_targets(parser, "POINT:KERNEL[:DETAIL] [(FILTER)]:TYPE:EXPR[, KEY][#LABEL]")
+    kinds = parser.add_argument_group("which distribution").add_mutually_exclusive_group()
+    for letter, kind, about in (
+        ("-H", "log2", "a histogram in powers of two"),
+        ("-L", "linear", "a histogram with buckets of equal width"),
+        ("-C", "values", "how often each value occurs"),
+    ):
+        kinds.add_argument(letter, dest="kind", action="store_const", const=kind, help=about)
+    parser.add_argument(
+        "--width", type=cli.positive, metavar="N", help="with -L: values in a bucket (default 1)"
+    )
+    cli.add_kernels(parser)
+    cli.add_threads(parser)
+    cli.add_device(parser, times=True)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.width and args.kind != "linear":
+        parser.error("--width is the width of the buckets of -L; add -L")
+    if not args.kind and args.specs:
+        parser.error("choose a distribution: -H (powers of two), -L (equal widths) or -C (each value)")
+    from gpubpf.expressions import programs, specs
+
+    kind, width = args.kind or "log2", args.width or 1
+    wanted = specs.read(args, specs.distribution, listed="entry:*:u32:lane")
+    kernels = specs.choose_kernels(args, [one.spec for one in wanted])
+    args.measures_times = any(specs.tells_times(one.value, one.spec.filter) for one in wanted)
+    text = programs.distributing(PROGRAM, wanted, kind, width, ENTRIES, cli.chooses_threads(args))
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(text)
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.session.measurement import Follow
+    from gpubpf.show.owner_columns import OwnerColumns
+
+    b = BPF(text=text)
+    programs.attach(b, [one.spec for one in wanted], kernels)
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    launches = specs.any_launches(one.spec for one in wanted)
+    with b.trace(args, Follow(log_records=1 << 17 if launches else 0)) as session:
+        from gpubpf.expressions.distributions import (
+            Distributions,
+        )  # imports NumPy, which would delay the first probe
+
+        found = Distributions(wanted, kernels, kind, width)
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        if args.measures_times:
+            results.head(session.device.clock_notice)
+        for _ in session.intervals(args.interval, args.count, tick=lambda: found.take(session)):
+            report(found.read(session, bool(args.interval)), kind, width, owners, args, results)
+            if out.closed:
+                break
+        results.end(session.summary() | {"log_lost": found.launches.lost})
+    return session.status
+
+
+def report(
+    found: list[Found],
+    kind: str,
+    width: int,
+    owners: OwnerColumns,
+    args: argparse.Namespace,
+    results: cli.ResultWriter,
+) -> None:
+    """Print what was added up since the last report."""
+    from gpubpf.expressions import distributions
+
+    results.begin()
+    if results.json:
+        results.out.records(one.record(kind, width) | results.stamp for one in found)
+    elif results.csv:
+        results.table(distributions.COLUMNS, distributions.rows(found, kind, width))
+    else:
+        results.out.lines(distributions.lines(found, kind, width, owners, args.verbose))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
