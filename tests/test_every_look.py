@@ -55,6 +55,14 @@ LOOKS = {
             "-H barrier:*:leave:u64:waited -T",
         ),
     ],
+    "gputrace": [
+        *(
+            "kernel:* exit:*:stores --thread 31",
+            "barrier:* func:* --block 0 --thread 0:31 -T",
+            "kernel:* --csv",
+        ),
+        *("store:* atomic:* --thread 0 --json", "access:*:st.global --block 0 --thread 0 -T"),
+    ],
     "cudasnoop": [
         *(
             "",

@@ -82,6 +82,7 @@ class Format:
                 plain, at = plain + text[at], at + 1
         if at >= len(text):
             raise UsageError("FORMAT has no closing double quote; add one")
+        plain = plain.rstrip("\n")  # an event is a line anyway
         return cls((*parts, *([plain] if plain else []))), text[at + 1 :]
 
     @property

@@ -3,8 +3,8 @@
 Each program begins like this; names of builtins are those of `points`:
 
     int on_0(struct gpu_access *ctx) {
-        int site = ctx->site;
         u64 active = gpu_active();
+        int site = ctx->site;
         int mine = …;                           FILTER, --block and --thread: 1 in the lanes that count
         gpu_mask lanes = gpu_ballot(mine);      these lanes
 
@@ -50,7 +50,7 @@ def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
     for number, spec in enumerate(specs):
         parts.append("" if spec.point.of_launch else f"\nGPU_SITE_ARRAY(counts_{number}, struct tally);")
         body = f"    struct tally *to = counts_{number}.lookup(&site);\n    return mine ? add(to, lanes) : 0;"
-        parts.append(_function(number, spec, chosen, body))
+        parts.append(_function(number, spec, chosen, body, counts_lanes=True))
     return _text(program, parts, chosen)
 
 
@@ -87,10 +87,14 @@ def distributing(
 def tracing(program: str, wanted: Sequence[Trace], pages: int, chosen: bool) -> str:
     """Return the text of gputrace. program: its own part. pages: of the ring buffer, 4096 bytes each."""
     most = max((len(one.numbers) for one in wanted), default=0) or 1
-    parts = [
-        f"\nstruct event {{ struct place place; u64 values[{most}]; }};",
-        f"GPU_RINGBUF(events, struct event, {pages});",
-    ]
+    parts = (
+        []
+        if not wanted
+        else [
+            f"\nstruct event {{ struct place place; u64 values[{most}]; }};",
+            f"GPU_RINGBUF(events, struct event, {pages});",
+        ]
+    )
     for number, one in enumerate(wanted):
         values = {f"    u64 value_{n} = %s;": node for n, node in enumerate(one.numbers)}
         stores = "".join(f"    event->values[{n}] = value_{n};\n" for n in range(len(values)))
@@ -98,12 +102,10 @@ def tracing(program: str, wanted: Sequence[Trace], pages: int, chosen: bool) -> 
             "    struct event *event = 0;\n"
             "    if (mine)\n        event = events.ringbuf_reserve(sizeof *event);\n"
             "    if (!event)\n        return 0;                                /* the ring counts it as lost */\n"
-            f"    describe(&event->place, ctx->launch, site, {number}, now);\n{stores}"
+            f"    describe(&event->place, ctx->launch, site, {number}, globaltimer);\n{stores}"
             f"    events.ringbuf_submit(event, 0);\n{NOTHING}"
         )
-        parts.append(
-            _function(number, one.spec, chosen, body, values, "    u64 now = bpf_get_globaltimer();\n")
-        )
+        parts.append(_function(number, one.spec, chosen, body, values, needed=("globaltimer",)))
     return _text(program, parts, chosen)
 
 
@@ -121,23 +123,28 @@ def _function(
     chosen: bool,
     body: str,
     values: Mapping[str, Node] | None = None,
-    first: str = "",
+    needed: Iterable[str] = (),
+    counts_lanes: bool = False,
 ) -> str:
-    """Return the program of a specification. values: statements with %s in place of these expressions. first: the first statement."""
+    """Return the program of a specification. values: statements with %s in place of these expressions. needed: builtins of `body`.
+
+    counts_lanes: `lanes` has all lanes that pass the filter, also where an event is one of a warp."""
     start = f"\nint {function_name(number)}(struct gpu_{spec.attachment.context} *ctx) {{"
     if spec.point.of_launch:
         return f"{start}\n{NOTHING}\n}}"
     values = values or {}
     used = {name for node in (*values.values(), spec.filter) if node is not None for name in names_of(node)}
+    used |= set(needed)
     names = points.c_names(spec.attachment)
-    lines = [start, first + "    int site = ctx->site;"]
+    lines = [start]
     lines += (f"    {statement}" for statement in points.setup(used - spec.attachment.fields.keys()))
+    lines.append("    int site = ctx->site;")
     lines += (statement % c_text(node, names) for statement, node in values.items())
     lines.append(_CHOSEN if chosen else "    int mine = 1;")
     if spec.filter is not None:
         lines.append(f"    mine &= !!{c_text(spec.filter, names)};")
     is_all = spec.filter is None and not chosen
     lines.append(f"    gpu_mask lanes = {'gpu_active()' if is_all else 'gpu_ballot(mine)'};")
-    if spec.point.by_warp and body is not NOTHING and "add(to, lanes)" not in body:
+    if spec.point.by_warp and not counts_lanes:
         lines += ("    mine &= !!gpu_first(lanes);", "    lanes = gpu_ballot(mine);")
     return "\n".join([*lines, body, "}"])

@@ -28,6 +28,7 @@ TIMES = ("globaltimer", "clock", "waited", "call_ns")
 
 _COLON = re.compile(r"(?<!:):(?!:)")
 _HEAD_END = re.compile(r'\s+\(|\s*"')
+_SPACE = re.compile(r"\s")
 _TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
 
 
@@ -153,6 +154,11 @@ def _spec(head: str, chosen: str | None) -> Spec:
     point = points.point(parts[0])
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UsageError(f"{head[:60]!r} is not POINT:KERNEL[:DETAIL]; use * as KERNEL for every kernel")
+    for part in parts:
+        if _SPACE.search(part.replace("(anonymous namespace)", "")):
+            raise UsageError(
+                f"{part[:40]!r} has a space in it; put a FILTER in brackets, or write ? for a space"
+            )
     attachment = point.attachment(parts[2] if len(parts) == 3 else points.ALL)
     if chosen is None:
         return Spec(head, point, parts[1], attachment)

@@ -53,6 +53,7 @@ def test_a_field_may_depend_on_the_detail() -> None:
         ("load:a:global:b", "is not POINT:KERNEL"),
         ("load:*:globl", "load has no detail 'globl'; use one of: global, shared, local, const"),
         ("entry:*:x", "entry has no detail 'x'; leave it out"),
+        ("load:* lane == 0", "'* lane == 0' has a space in it; put a FILTER in brackets"),
         ("load:* (lane", "the filter has no closing bracket"),
         ("load:* (lane) more", "unexpected 'more' behind the filter"),
         ("load:* ()", "in an empty expression"),
@@ -106,6 +107,7 @@ def test_traces() -> None:
     assert text.arguments[0] == "source" and len(text.numbers) == 2
     assert text.format.show(["a.cu:3", 7, 255]) == 'at a.cu:3 (%), "thread" 7    |\t0xff'
     assert specs.trace("entry:*").format.show([]) == ""
+    assert specs.trace('entry:* "a\\nb\\n"').format.show([]) == "a\nb"
 
 
 @pytest.mark.parametrize(
