@@ -69,6 +69,10 @@ int main(int argc, char **argv) {
 """
 
 
+# Filters that let nothing pass: for the compiler, and for gpubpf's verifier, but not for the kernel's.
+NEVER = ("load:* (0)", "load:* (lane == 40)")
+
+
 def build(folder: Path) -> str:
     """Return the path of `app`, built with source lines."""
     return str(gpubpf_cuda.build(APP, folder / "app", "-lineinfo"))

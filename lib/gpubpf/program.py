@@ -418,6 +418,7 @@ class BPF:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
         attached programs."""
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
+        used |= {name for probe in self.probes for name in self._programs.maps_of(probe.function)}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         result = [definition for name, definition in self.maps.items() if name in used]
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]

@@ -72,7 +72,9 @@ def test_powers_of_two(app, tmp_path):
         "entry:ns::work:s16:0 - gthread#negative",
         "barrier:ns::work:leave (warp == 1):u32:block#blocks",
         "kernel:*:u32:threads#launches",
+        *(f"{spec}:u64:address#never" for spec in gpubpf_specs.NEVER),
     )
+    assert ("never", None) not in found
     slots = {(0, 1): 2} | {(1 << n, (2 << n) - 1): 1 << n for n in range(1, 9)} | {(512, 1023): 64}
     assert found["threads", None] == (times(2, slots), 576 * 575)
     assert found["negative", None] == ({(0, 1): 2, (-32768, -1): 2 * 575}, -576 * 575)

@@ -25,7 +25,8 @@ def test_events_at_every_kind_of_point(app, tmp_path):
         'kernel:* (threads < 1000) "%lu by %s", threads, kernel',
         "atomic:*",
     )
-    found = gpubpf_specs.measured("gputrace", tmp_path / "out", app, *specs)
+    found = gpubpf_specs.measured("gputrace", tmp_path / "out", app, *specs, *gpubpf_specs.NEVER)
+    assert not [event for event in found if event.get("spec") in gpubpf_specs.NEVER]
     events = {}
     for event in found:
         if event["type"] == "event":

@@ -148,7 +148,9 @@ class Distributions:
             for place, one in self._launched.items()
         }
         for number, one in enumerate(self._wanted):
-            if not one.spec.point.of_launch:
+            if session.has_map(
+                f"sums_{number}"
+            ):  # otherwise it is of launches, or the filter lets nothing pass
                 self._read_device(session, number, one, found)
         before, self._before = self._before, {place: one.sums for place, one in found.items()}
         if since_last:
@@ -174,7 +176,7 @@ class Distributions:
                 sums.count += cell.count
                 sums.sum += cell.sum
                 sums.buckets += cell.buckets
-        if self._kind == "log2":
+        if not session.has_map(f"values_{number}"):
             return
         kernels = session.kernel_names()
         for instance in session.instances(f"values_{number}"):

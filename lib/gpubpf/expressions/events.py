@@ -83,7 +83,6 @@ class Events:
     def __init__(self, wanted: Sequence[Trace], kernels: Sequence[tuple[str, ...]]) -> None:
         self._wanted, self._kernels = wanted, kernels
         self._of_launches = [n for n, one in enumerate(wanted) if one.spec.point.of_launch]
-        self._on_device = len(self._of_launches) < len(wanted)
         self._shapes, self._launches = KernelShapes(numbered=True), Launches()
         self._pending: dict[tuple[int, int], list[Any]] = {}
         self._sources: dict[tuple[int, str], Callable[[int], str]] = {}
@@ -97,7 +96,7 @@ class Events:
             for launch in self._launches.take(log) if self._of_launches else ():
                 order = (log.process, launch.values["launch"], 0, 0)
                 found += ((order, event) for event in self._launched(launch))
-        if self._on_device:
+        if session.has_map(RING):
             for ring in session.rings(RING):
                 self._keep(ring)
             found += self._known(session)
@@ -176,7 +175,7 @@ class Events:
 
     def losses(self, session: Session) -> dict[str, Any]:
         """Return the fields of the summary record about records."""
-        rings = session.ring_counts(RING) if self._on_device else []
+        rings = session.ring_counts(RING) if session.has_map(RING) else []
         shards = [shard for ring in rings for shard in ring.shards]
         lost: dict[str, int] = {}
         for shard in shards:

@@ -111,7 +111,7 @@ BUILTINS: Mapping[str, Builtin] = {
     ),
     **_index("thread", "thread"),
     "gthread": Builtin("gpu_global_thread()"),
-    "launch": Builtin(f"(ctx->launch & {NUMBER_MASK:#x}ull)"),
+    "launch": Builtin(f"(ctx_launch & {NUMBER_MASK:#x}ull)"),
     "pid": Builtin("(bpf_get_current_pid_tgid() >> 32)"),
 }
 CONSTANTS: Mapping[str, int] = {
@@ -187,14 +187,16 @@ def point(name: str) -> Point:
     return POINTS[name]
 
 
-def setup(used: set[str]) -> Iterator[str]:
-    """Yield the C statements that these builtins need."""
-    needed = {name for builtin in used & BUILTINS.keys() for name in BUILTINS[builtin].after}
+def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
+    """Yield the C statements that these names need. READ keeps the loads of the context where they are."""
+    fields = used & attachment.fields.keys()
+    needed = {name for builtin in used & BUILTINS.keys() - fields for name in BUILTINS[builtin].after}
     yield from (statement for name, statement in SETUP.items() if name in needed)
+    yield from (f"u64 ctx_{name} = READ(ctx->{name});" for name in attachment.fields if name in fields)
 
 
 def c_names(attachment: Attachment) -> dict[str, str]:
     """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`."""
     found = {name: builtin.c for name, builtin in BUILTINS.items()}
     found |= {name: f"{value}ull" for name, value in CONSTANTS.items()}
-    return found | {name: f"ctx->{name}" for name in attachment.fields if name != "launch"}
+    return found | {name: f"ctx_{name}" for name in attachment.fields if name != "launch"}

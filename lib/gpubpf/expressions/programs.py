@@ -4,7 +4,8 @@ Each program begins like this; names of builtins are those of `points`:
 
     int on_0(struct gpu_access *ctx) {
         u64 active = gpu_active();
-        int site = ctx->site;
+        u64 ctx_site = READ(ctx->site);
+        int site = ctx_site;
         int mine = …;                           FILTER, --block and --thread: 1 in the lanes that count
         gpu_mask lanes = gpu_ballot(mine);      these lanes
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from gpubpf.program import BPF
 
 NOTHING = "    return 0;"
+# The context is read before anything branches. The kernel's verifier may follow a way that ours knows to be none, such as behind
+# lane == 40, and is not told of a read there.
+_READ = "\n#define READ(_field) (*(volatile u64 *)&(_field))    /* here, and not behind a branch */\n"
 _FILTER = "GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */\n"
 _CHOSEN = (
     "    int key = 0;\n    struct gpu_filter *wanted = filter.lookup(&key);\n"
@@ -73,7 +77,7 @@ def distributing(
             parts.append(f"\nGPU_SITE_ARRAY(sums_{number}, struct sum);")
             parts.append(f"GPU_HASH(values_{number}, struct key, u64, {entries});")
             bucket = "value" if kind == "values" else f"bucket(value, {int(one.signed)}, {width}ull)"
-            owner = {"": "0, 0", "kernel": "gpu_kernel(), 0", "source": "gpu_kernel(), ctx->site"}[one.key]
+            owner = {"": "0, 0", "kernel": "gpu_kernel(), 0", "source": "gpu_kernel(), site"}[one.key]
             body = (
                 f"    struct key seen = {{{bucket}, {owner}}};\n"
                 "    gpu_mask same = gpu_match(seen.value) & lanes;\n"
@@ -102,10 +106,10 @@ def tracing(program: str, wanted: Sequence[Trace], pages: int, chosen: bool) -> 
             "    struct event *event = 0;\n"
             "    if (mine)\n        event = events.ringbuf_reserve(sizeof *event);\n"
             "    if (!event)\n        return 0;                                /* the ring counts it as lost */\n"
-            f"    describe(&event->place, ctx->launch, site, {number}, globaltimer);\n{stores}"
+            f"    describe(&event->place, ctx_launch, site, {number}, globaltimer);\n{stores}"
             f"    events.ringbuf_submit(event, 0);\n{NOTHING}"
         )
-        parts.append(_function(number, one.spec, chosen, body, values, needed=("globaltimer",)))
+        parts.append(_function(number, one.spec, chosen, body, values, needed=("globaltimer", "launch")))
     return _text(program, parts, chosen)
 
 
@@ -114,6 +118,8 @@ def _text(program: str, parts: Iterable[str], chosen: bool) -> str:
     helpers = (
         ARITHMETIC if any(name in made for name in ("gpu_divide", "gpu_remainder", "gpu_select")) else ""
     )
+    if made:
+        helpers = _READ + helpers
     return program.strip("\n") + "\n" + helpers + ("\n" + _FILTER if chosen else "") + made + "\n"
 
 
@@ -134,11 +140,11 @@ def _function(
         return f"{start}\n{NOTHING}\n}}"
     values = values or {}
     used = {name for node in (*values.values(), spec.filter) if node is not None for name in names_of(node)}
-    used |= set(needed)
+    used |= {"site", *needed}
     names = points.c_names(spec.attachment)
     lines = [start]
-    lines += (f"    {statement}" for statement in points.setup(used - spec.attachment.fields.keys()))
-    lines.append("    int site = ctx->site;")
+    lines += (f"    {statement}" for statement in points.setup(used, spec.attachment))
+    lines.append("    int site = ctx_site;")
     lines += (statement % c_text(node, names) for statement, node in values.items())
     lines.append(_CHOSEN if chosen else "    int mine = 1;")
     if spec.filter is not None:

@@ -44,6 +44,11 @@ class LoweredPrograms(Protocol):
     def points(self) -> Mapping[str, str]:
         """The point that each function belongs to (see `bytecode.BpfFunction`)."""
 
+    def maps_of(self, name: str) -> frozenset[str]:
+        """Return the maps that a device program may use on any GPU. Raises VerifyError.
+
+        Lowering may find that it uses fewer, because on that GPU a warp has fewer lanes."""
+
     def fragment(self, name: str) -> Fragment:
         """Return a device program as PTX. Raises VerifyError if it must not run."""
 
@@ -80,6 +85,9 @@ class PrebuiltPrograms:
     def points(self) -> Mapping[str, str]:
         return {name: function["point"] for name, function in self._found["program"]["functions"].items()}
 
+    def maps_of(self, name: str) -> frozenset[str]:
+        return frozenset(argument.map for argument in self.fragment(name).arguments)
+
     def fragment(self, name: str) -> Fragment:
         return Fragment.from_json(self._found["fragments"][name])
 
@@ -114,6 +122,9 @@ class CompiledPrograms:
     @property
     def points(self) -> Mapping[str, str]:
         return {name: function.point for name, function in self.program.functions.items()}
+
+    def maps_of(self, name: str) -> frozenset[str]:
+        return frozenset(i.map for i in self.program.functions[name].instructions if i.map is not None)
 
     def fragment(self, name: str) -> Fragment:
         key, store = cache.key(self._key, name), cache.default()

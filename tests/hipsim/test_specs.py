@@ -1,0 +1,75 @@
+"""gpucount, gpudist and gputrace on the embedded AMD device: waves of 64 and of 32 lanes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ebpf import compile
+from hipsim_device import measured, program
+
+pytestmark = pytest.mark.skipif(not compile.capable(), reason="compiling a SPEC requires root")
+
+# vectoradd 1000: 4 blocks of 256 threads; 1,000 of the 1,024 threads load twice and store once.
+LANES = {"gfx906": 64, "gfx1030": 32}
+
+
+@pytest.mark.parametrize("gpu", LANES)
+def test_waves_are_counted_with_all_their_lanes(tmp_path: Path, gpu: str) -> None:
+    lanes = LANES[gpu]
+    waves = 1024 // lanes
+    answers = {
+        "kernel:vec*": (1, 1024),
+        "entry:*": (waves, 1024),
+        "load:*:global": (2 * waves, 2000),
+        "store:* (lane >= 16)": (waves - (lanes == 32), 1000 - 16 * waves + (8 if lanes == 32 else 0)),
+        f"store:* (lane == {lanes - 1})": (1000 // lanes, 1000 // lanes),
+        "store:* (popcount(active) < 50)": (1, 1000 % lanes) if lanes == 64 else (waves, 1000),
+    }
+    records, done = measured(
+        "gpucount", tmp_path / "out", *answers, "--", program("vectoradd", gpu=gpu), 1000
+    )
+    assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
+    counts = {one["spec"]: (one["count"], one["threads"]) for one in records if one["type"] == "count"}
+    assert counts == answers
+    assert {(one["vendor"], one["wave"]) for one in records if one["type"] == "count"} == {("amd", lanes)}
+
+
+def test_values_and_events(tmp_path: Path) -> None:
+    app = program("vectoradd")
+    records, done = measured(
+        *(
+            "gpudist",
+            tmp_path / "dist",
+            "-C",
+            "store:*:u32:popcount(active), kernel",
+            "entry:*:u32:lane / 32",
+            "--",
+            app,
+            1000,
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    active, half = (one["values"] for one in records if one["type"] == "dist")
+    assert active == {"40": 40, "64": 960} and half == {"0": 512, "1": 512}
+    records, done = measured(
+        *(
+            "gputrace",
+            tmp_path / "trace",
+            'store:* (gthread == 999) "%u %u %s", lane, warp, kernel',
+            "--",
+            app,
+            1000,
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    (event,) = (one for one in records if one["type"] == "event")
+    assert (event["block"], event["thread"], event["text"]) == ([3, 0, 0], [231, 0, 0], "39 3 vectorAdd")
+
+
+def test_points_that_amd_gpus_lack_are_said(tmp_path: Path) -> None:
+    records, done = measured("gpucount", tmp_path / "out", "barrier:*", "--", program("vectoradd"), 1000)
+    summary = records[-1]
+    assert done.returncode == 0 and summary["launches_instrumented"] == 0, done.stderr
+    assert not [one for one in records if one["type"] == "count"]
