@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.session.measurement import Follow
     from gpubpf.show.owner_columns import OwnerColumns
 
-    b = BPF(text=text)
+    b = BPF(text=text, any_user=True)
+    programs.say_verdict(b, args)
     programs.attach(b, wanted, kernels)
     if args.list or args.ptx:
         from gpubpf.images import listing
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
             report(counts.read(session, bool(args.interval)), owners, args, results)
             if out.closed:
                 break
-        results.end(session.summary() | {"log_lost": counts.launches.lost})
+        results.end(session.summary() | {"log_lost": counts.launches.lost, "verified_by": b.verified_by})
     return session.status
 
 

@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.session.measurement import Follow
     from gpubpf.show.owner_columns import OwnerColumns
 
-    b = BPF(text=text)
+    b = BPF(text=text, any_user=True)
+    programs.say_verdict(b, args)
     programs.attach(b, [one.spec for one in wanted], kernels)
     if args.list or args.ptx:
         from gpubpf.images import listing
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         for _ in session.intervals(args.interval, args.count, tick=lambda: printer(events.take(session))):
             if out.closed:
                 break
-        events.end(session, results)
+        events.end(session, results, b.verified_by)
     return session.status
 
 

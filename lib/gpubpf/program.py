@@ -110,11 +110,12 @@ class BPF:
             …
 
     Raises CompileError. Attaching a device program raises VerifyError if it must not run. Prebuilt programs need neither bcc nor
-    privileges.
+    privileges. With `any_user`, others need neither, either, if clang is installed: without CAP_BPF, only gpubpf's own verifier
+    judges them (`verified_by`).
     """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, any_user: bool = False) -> None:
+        self.text, self._any_user = text, any_user
         self.probes: list[Probe] = []
         self.host_programs: list[HostProbe] = []
         self.tables: list[Table] = []
@@ -126,9 +127,16 @@ class BPF:
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
-        self._programs = programs.load(text)
+        self._programs = programs.load(text, any_user)
         self._for_amd: LoweredPrograms | None = None
         self._fragments: dict[str, Fragment] = {}
+
+    @property
+    def verified_by(self) -> tuple[str, ...]:
+        """Whose verifiers judge device programs that are compiled here: gpubpf's, and the kernel's if this process may ask it."""
+        from gpubpf.ebpf import compile
+
+        return ("gpubpf", "kernel") if compile.capable() else ("gpubpf",)
 
     @property
     def program(self) -> Program:
@@ -386,7 +394,7 @@ class BPF:
         """The programs for AMD GPUs: where the text asks how many lanes there may be, its variant for 64."""
         if self._for_amd is None:
             wide = programs.is_by_lanes(self.text)
-            self._for_amd = programs.load(WIDE + self.text) if wide else self._programs
+            self._for_amd = programs.load(WIDE + self.text, self._any_user) if wide else self._programs
         return self._for_amd
 
     def amd_attachments(self) -> list[AmdAttachment]:

@@ -1,4 +1,6 @@
-"""C text → `Program`. Only this module imports bcc, and only if neither a prebuilt nor a cached program exists."""
+"""C text → `Program`. Only this module imports bcc, and only if neither a prebuilt nor a cached program exists.
+
+Where bcc cannot be used, clang compiles a text for any user (clang.py), if the tool asks for that."""
 
 from __future__ import annotations
 
@@ -30,6 +32,7 @@ from gpubpf.ebpf.bytecode import (
     LD_IMM64,
     PSEUDO_CALL,
     BpfFunction,
+    Instruction,
     Program,
     decode,
     encode,
@@ -65,19 +68,24 @@ def _version() -> str:
     return cache.key_of_files(files)
 
 
-def program_key(text: str) -> str:
-    """Return the key of a C text in the cache: it covers the text, the headers it may include, and the code of the stages."""
-    return cache.key(_version(), text, headers.content())
+def program_key(text: str, any_user: bool = False) -> str:
+    """Return the key of a C text in the cache: it covers the text, the headers it may include, and the code of the stages.
+
+    What clang compiles has another one, and so has what the kernel's verifier did not see."""
+    clang = ("clang", str(capable())) if any_user and not usable() else ()
+    return cache.key(_version(), text, headers.content(), *clang)
 
 
-def compile_text(text: str) -> Program:
-    """Return the program of a C text, from the cache if it was compiled before. Raises CompileError."""
-    key = program_key(text)
+def compile_text(text: str, any_user: bool = False) -> Program:
+    """Return the program of a C text, from the cache if it was compiled before. Raises CompileError.
+
+    any_user: if bcc cannot be used here, use clang, which requires no capability."""
+    key = program_key(text, any_user)
     store = cache.default()
     if (kept := store.get("program", key)) is not None:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             return from_json(json.loads(kept), text)
-    program = _compile(text)
+    program = _compile_with_clang(text) if any_user and not usable() else _compile(text)
     store.put("program", key, json.dumps(to_json(program)).encode())
     return program
 
@@ -191,6 +199,11 @@ def _import_bcc() -> Any:
     return bcc
 
 
+def usable() -> bool:
+    """Return whether bcc can compile here: its module is installed, and this thread may load programs and maps."""
+    return capable() and importlib.util.find_spec("bcc") is not None
+
+
 def capable() -> bool:
     """Return whether this thread may load eBPF programs: it has CAP_BPF or CAP_SYS_ADMIN."""
     return not privileges.effective().isdisjoint((privileges.BPF, privileges.SYS_ADMIN))
@@ -253,16 +266,28 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         name = lib.bpf_table_name(module, index).decode()
         by_fd[lib.bpf_table_fd_id(module, index)] = name
         definitions[name] = _definition(lib, module, index, name)
-    attached = points(text)
-    others = dict.fromkeys(register_functions(headers.expand(text).text), "uprobe")
-    functions: dict[str, BpfFunction] = {}
+    codes: dict[str, tuple[Instruction, ...]] = {}
     for index in range(lib.bpf_num_functions(module)):
         name = lib.bpf_function_name(module, index).decode()
         start, size = (
             lib.bpf_function_start(module, name.encode()),
             lib.bpf_function_size(module, name.encode()),
         )
-        code = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
+        codes[name] = decode(ctypes.string_at(start, size), lines.get(name, ()), by_fd)
+    return _program(text, codes, definitions, lib.bpf_module_license(module).decode())
+
+
+def _program(
+    text: str,
+    codes: Mapping[str, tuple[Instruction, ...]],
+    definitions: Mapping[str, MapDefinition],
+    license: str,
+) -> Program:
+    """Return the program of a text, given what a compiler made of it. Raises CompileError."""
+    attached = points(text)
+    others = dict.fromkeys(register_functions(headers.expand(text).text), "uprobe")
+    functions: dict[str, BpfFunction] = {}
+    for name, code in codes.items():
         function = BpfFunction(name, attached.get(name) or others.get(name, "host"), code)
         if function.point != "host":
             _check_relocations(function)
@@ -270,9 +295,38 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
     for name in attached:
         if name not in functions:
             raise CompileError(f"program {name} is static or inline; remove that from its declaration")
-    program = Program(text, functions, definitions, lib.bpf_module_license(module).decode())
+    program = Program(text, functions, definitions, license)
     _check_sides(program)
     return program
+
+
+def _compile_with_clang(text: str) -> Program:
+    """Compile with clang alone. Raises CompileError."""
+    from gpubpf.ebpf import clang
+
+    path = clang.find()
+    if path is None:
+        raise CompileError(
+            "compiling a program requires root and bcc (python3-bpfcc), or clang; install the distribution's clang"
+        )
+    source = headers.expand(text)
+    functions, found = clang.compile_text(spell_out_increments(source.text), path, source.origin)
+    definitions = {}
+    for one in found:
+        number = max(
+            number for number, kind in _KINDS.items() if kind == one.kind
+        )  # a perf buffer is not a ring
+        key_size = 0 if one.kind == "ringbuf" else one.key_size
+        sizes = (key_size, one.leaf_size, one.entries, one.flags)
+        definitions[one.name] = _described(one.name, number, one.key, maps.type_of(one.leaf), *sizes)
+    codes = {}
+    for function in functions:
+        lines: list[int] = []
+        for line in function.lines:  # an instruction of a header has the line before
+            header, number = source.origin(line)
+            lines.append(lines[-1] if (header or not number) and lines else number)
+        codes[function.name] = decode(function.code, lines, function.maps)
+    return _program(text, codes, definitions, "GPL")
 
 
 def _check_sides(program: Program) -> None:
@@ -334,9 +388,6 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     leaf = described(lib.bpf_table_leaf_desc_id)
     number = lib.bpf_table_type_id(module, index)
     kind = _KINDS.get(number, f"type {number}")
-    if isinstance(key, list) and key and key[0] in _KEY_KINDS:
-        kind = _KEY_KINDS[key[0]]
-        key = "int"
     value_type = maps.type_of(leaf)
     value_size = lib.bpf_table_leaf_size_id(module, index)
     entries = lib.bpf_table_max_entries_id(module, index)
@@ -346,16 +397,32 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
         entries = _PERF_BYTES if number == _PERF_OUTPUT else entries
-    return MapDefinition(
-        name,
-        kind,
+    sizes = (
         lib.bpf_table_key_size_id(module, index),
         value_size,
         entries,
-        maps.type_of(key),
-        value_type,
         lib.bpf_table_flags_id(module, index),
-        number,
+    )
+    return _described(name, number, key, value_type, *sizes)
+
+
+def _described(
+    name: str,
+    number: int,
+    key: Any,
+    value_type: Any,
+    key_size: int,
+    value_size: int,
+    entries: int,
+    flags: int,
+) -> MapDefinition:
+    """Return the definition of a map. number: enum bpf_map_type. key: its type as bcc describes it, which may say another kind."""
+    kind = _KINDS.get(number, f"type {number}")
+    if isinstance(key, list) and key and key[0] in _KEY_KINDS:
+        kind = _KEY_KINDS[key[0]]
+        key = "int"
+    return MapDefinition(
+        name, kind, key_size, value_size, entries, maps.type_of(key), value_type, flags, number
     )
 
 

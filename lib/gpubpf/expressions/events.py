@@ -189,8 +189,8 @@ class Events:
             "log_lost": max(self._shapes.lost, self._launches.lost),
         }
 
-    def end(self, session: Session, results: ResultWriter) -> None:
-        """Write the summary."""
+    def end(self, session: Session, results: ResultWriter, verified_by: Sequence[str]) -> None:
+        """Write the summary. verified_by: as `BPF.verified_by`."""
         summary, losses = session.summary(), self.losses(session)
         lost = sum(losses["records_lost"].values())
         lines = summary_lines(summary | {"lost": max(0, summary["lost"] - lost)})
@@ -206,7 +206,7 @@ class Events:
             lines += table.wrap(f"events skipped because their launch is unknown: {self.unknown:,}")
         if losses["log_lost"]:
             lines += table.wrap(f"launches that found no room in the log: {losses['log_lost']:,}")
-        results.end(summary | losses, lines)
+        results.end(summary | losses | {"verified_by": verified_by}, lines)
 
 
 def _index(number: int, extents: Index) -> Index:

@@ -59,10 +59,10 @@ class LoweredPrograms(Protocol):
         """Return a program for launches or operations as machine code. Raises VerifyError if it needs the kernel."""
 
 
-def load(text: str) -> LoweredPrograms:
-    """Return the programs of a C text. Raises CompileError."""
+def load(text: str, any_user: bool = False) -> LoweredPrograms:
+    """Return the programs of a C text. Raises CompileError. any_user: see `compile.compile_text`."""
     found = find_prebuilt(text)
-    return PrebuiltPrograms(text, found) if found is not None else CompiledPrograms(text)
+    return PrebuiltPrograms(text, found) if found is not None else CompiledPrograms(text, any_user)
 
 
 class PrebuiltPrograms:
@@ -109,11 +109,11 @@ class PrebuiltPrograms:
 class CompiledPrograms:
     """The programs of a text that is compiled here. The cache keeps what was made."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, any_user: bool = False) -> None:
         from gpubpf.ebpf import compile
 
-        self.program = compile.compile_text(text)
-        self._key = compile.program_key(text)
+        self.program = compile.compile_text(text, any_user)
+        self._key = compile.program_key(text, any_user)
 
     @property
     def maps(self) -> Mapping[str, MapDefinition]:

@@ -1,0 +1,301 @@
+"""Compile a C text with clang alone, which any user can do: bcc loads maps into the kernel, which requires CAP_BPF.
+
+    functions, maps = compile_text(source.text, "/usr/bin/clang-15", source.origin)
+
+bcc rewrites methods of maps, such as `cells.lookup(&key)`, into calls of helpers; here they become macros of clang.h. What bcc says of
+the types of maps comes from the object file's BTF (the kernel's Documentation/bpf/btf.rst), in the same form.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpubpf.ebpf import headers
+from gpubpf.ebpf.bytecode import LD_IMM64, PSEUDO_MAP, without_comments
+from gpubpf.errors import CompileError
+
+PRELUDE = Path(__file__).parent / "clang.h"
+SECONDS = 120.0  # longer than clang takes for any text
+_METHODS = "lookup|update|insert|delete|lookup_or_try_init|ringbuf_output|ringbuf_reserve|ringbuf_submit|ringbuf_discard"
+_METHOD = re.compile(rf"\b(\w+)\.({_METHODS})\(")
+_FLAGS = (
+    *("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-c", "-x", "c", "-", "-o", "-", "-nostdinc", "-w"),
+    *(
+        "-fno-jump-tables",
+        "-fno-color-diagnostics",
+        "-Xclang",
+        "-fconvergent-functions",
+        f"-I{headers.INCLUDE}",
+    ),
+)
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_RELOCATION = struct.Struct("<QQ")
+_FUNC, _GLOBAL = 2, 1
+_INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _VOLATILE, _CONST, _VAR = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    9,
+    10,
+    14,
+)
+
+
+def find() -> str | None:
+    """Return the path of a clang, the plain name first, then the newest version; None if there is none."""
+    if (plain := shutil.which("clang")) is not None:
+        return plain
+    versions = {
+        int(match[1]): path
+        for path in glob.glob("/usr/bin/clang-[0-9]*")
+        if (match := re.search(r"-(\d+)$", path))
+    }
+    return versions[max(versions)] if versions else None
+
+
+@dataclass(frozen=True)
+class CompiledFunction:
+    """A program: its code, in which a map reference has a number of `maps` as its value, the maps, and the line of each slot."""
+
+    name: str
+    code: bytes
+    maps: Mapping[int, str]
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CompiledMap:
+    """A map, with its types as bcc describes them. kind: array, hash or ringbuf."""
+
+    name: str
+    kind: str
+    key: Any
+    leaf: Any
+    key_size: int
+    leaf_size: int
+    entries: int
+    flags: int
+
+
+def compile_text(
+    text: str, clang: str, origin: Callable[[int], tuple[str, int]]
+) -> tuple[list[CompiledFunction], list[CompiledMap]]:
+    """Return the programs and maps of a text with its headers in place. Raises CompileError with clang's first error.
+
+    clang: its path. origin: where a line of the text is from, see `ExpandedText`."""
+    command = [clang, *_FLAGS, "-include", str(PRELUDE)]
+    try:
+        done = subprocess.run(
+            command, input=_with_macros(text).encode(), capture_output=True, timeout=SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{clang} cannot be run: {error}; install clang") from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace")
+        found = re.search(r"<stdin>:(\d+):\d+: (?:fatal )?error: (.*)", said) or re.search(
+            r"()error: (.*)", said
+        )
+        line, what = found.groups() if found else ("", said.strip().split("\n")[-1] or "no reason given")
+        header, number = origin(int(line)) if line else ("", 0)
+        where = f"{header or 'C'} line {number}" if line else "clang"
+        raise CompileError(f"{where}: {what}; correct the C text")
+    made = _Object(done.stdout)
+    return list(made.functions()), list(made.maps())
+
+
+def _with_macros(text: str) -> str:
+    """Return the text with macros in place of methods of maps. Lines stay."""
+    plain = without_comments(text)
+    out, at = [], 0
+    for match in _METHOD.finditer(plain):
+        out += [text[at : match.start()], f"GPUBPF_{match[2]}({match[1]}, "]
+        at = match.end()
+    return "".join([*out, text[at:]])
+
+
+class _Object:
+    """clang's object file: ELF, with the types of BTF. It is as trusted as clang is."""
+
+    def __init__(self, data: bytes) -> None:
+        (at,), (count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)
+        raw = [_SECTION.unpack_from(data, at + n * _SECTION.size) for n in range(count)]
+        table = raw[names][4]
+        self._numbers: dict[str, int] = {}
+        self._sections: list[bytes] = []
+        for number, (name, _, _, _, offset, size, *_) in enumerate(raw):
+            self._numbers[_text(data, table + name)] = number
+            self._sections.append(data[offset : offset + size])
+        symbols, strings = self._section(".symtab"), self._section(".strtab")
+        self._symbols = [
+            (_text(strings, name), kind & 15, kind >> 4, where, value, size)
+            for name, kind, _, where, value, size in _SYMBOL.iter_unpack(symbols)
+        ]
+
+    def _section(self, name: str) -> bytes:
+        return self._sections[self._numbers[name]] if name in self._numbers else b""
+
+    def functions(self) -> Iterator[CompiledFunction]:
+        """Yield the global functions. Raises CompileError if one refers to anything but maps."""
+        code = bytearray(self._section(".text"))
+        used: dict[int, str] = {}
+        for offset, info in _RELOCATION.iter_unpack(self._section(".rel.text")):
+            name, _, _, where, _, _ = self._symbols[info >> 32]
+            if code[offset] != LD_IMM64 or not self._section_name(where).startswith("maps/"):
+                raise CompileError(
+                    "the C text refers to a function that is not inlined, or to a variable; use static inline functions and maps"
+                )
+            number = self._symbols_of_maps.index(name) + 1
+            used[number] = name
+            code[offset + 1] = code[offset + 1] & 0x0F | PSEUDO_MAP << 4
+            struct.pack_into("<i", code, offset + 4, number)
+        lines = self._lines()
+        for name, kind, binding, where, value, size in self._symbols:
+            if kind == _FUNC and binding == _GLOBAL and self._section_name(where) == ".text":
+                slots = range(value // 8, (value + size) // 8)
+                yield CompiledFunction(
+                    name, bytes(code[value : value + size]), used, tuple(lines.get(n, 0) for n in slots)
+                )
+
+    def _section_name(self, number: int) -> str:
+        return next((name for name, n in self._numbers.items() if n == number), "")
+
+    @cached_property
+    def _symbols_of_maps(self) -> list[str]:
+        return [
+            name
+            for name, _, _, where, _, _ in self._symbols
+            if self._section_name(where).startswith("maps/") and name
+        ]
+
+    # --- types ---
+
+    @cached_property
+    def _btf(self) -> tuple[bytes, bytes]:
+        """The types and the strings of the BTF."""
+        data = self._section(".BTF")
+        header, types, size, strings, length = struct.unpack_from("<IIIII", data, 4)
+        return data[header + types :][:size], data[header + strings :][:length]
+
+    @cached_property
+    def _types(self) -> list[tuple[str, int, int, bytes]]:
+        """The types by number: name, kind with the number of members << 8, size or type, what follows."""
+        data, strings = self._btf
+        found: list[tuple[str, int, int, bytes]] = [("void", 0, 0, b"")]
+        at = 0
+        while at < len(data):
+            name, info, size = struct.unpack_from("<III", data, at)
+            kind, members = info >> 24 & 31, info & 0xFFFF
+            more = {_INT: 4, _ARRAY: 12, _STRUCT: 12 * members, _UNION: 12 * members, _ENUM: 8 * members}
+            more |= {
+                13: 8 * members,
+                _VAR: 4,
+                15: 12 * members,
+                17: 4,
+                19: 12 * members,
+            }  # prototypes, sections, tags, enum64
+            end = at + 12 + more.get(kind, 0)
+            found.append((_text(strings, name), kind | members << 8, size, data[at + 12 : end]))
+            at = end
+        return found
+
+    def _plain(self, number: int) -> int:
+        """Return a type without typedefs and qualifiers."""
+        while self._types[number][1] & 0xFF in (_TYPEDEF, _VOLATILE, _CONST):
+            number = self._types[number][2]
+        return number
+
+    def _size(self, number: int) -> int:
+        number = self._plain(number)
+        _, kind, size, more = self._types[number]
+        if kind & 0xFF == _ARRAY:
+            element, _, count = struct.unpack("<III", more)
+            return self._size(element) * int(count)
+        return 8 if kind & 0xFF == _POINTER else size
+
+    def _members(self, number: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the members of a structure: name, type, offset in bytes."""
+        _, kind, _, more = self._types[self._plain(number)]
+        for name, member, bits in struct.iter_unpack("<III", more[: 12 * (kind >> 8)]):
+            yield _text(self._btf[1], name), member, (bits & 0xFFFFFF) // 8
+
+    def _described(self, number: int) -> Any:
+        """Return a type as bcc describes it: the name of a scalar, or [name, members, "struct" or "union"]."""
+        name, kind, _, _ = self._types[self._plain(number)]
+        if kind & 0xFF in (_STRUCT, _UNION):
+            members = []
+            for member, of, _ in self._members(number):
+                dimensions = []
+                while self._types[self._plain(of)][1] & 0xFF == _ARRAY:
+                    of, _, count = struct.unpack("<III", self._types[self._plain(of)][3])
+                    dimensions.append(count)
+                members.append([member, self._described(of), *([dimensions] if dimensions else [])])
+            return [name, members, "struct" if kind & 0xFF == _STRUCT else "union"]
+        return (
+            "unsigned long long"
+            if kind & 0xFF == _POINTER
+            else "unsigned int"
+            if kind & 0xFF == _ENUM
+            else name
+        )
+
+    def maps(self) -> Iterator[CompiledMap]:
+        """Yield the maps: variables in sections maps/KIND, whose type has the members `key` and `leaf`."""
+        variables = {name: size for name, kind, size, _ in self._types if kind & 0xFF == _VAR}
+        for name, _, _, where, value, _ in self._symbols:
+            if not name or not (section := self._section_name(where)).startswith("maps/"):
+                continue
+            members = {member: (of, offset) for member, of, offset in self._members(variables[name])}
+            data = self._sections[where]
+
+            def number(member: str, value: int = value, data: bytes = data, members: Any = members) -> int:
+                return (
+                    int(struct.unpack_from("<i", data, value + members[member][1])[0])
+                    if member in members
+                    else 0
+                )
+
+            key, leaf = members["key"][0], members["leaf"][0]
+            sizes = self._size(key), self._size(leaf)
+            described = self._described(key), self._described(leaf)
+            yield CompiledMap(name, section[5:], *described, *sizes, number("max_entries"), number("flags"))
+
+    def _lines(self) -> dict[int, int]:
+        """Return the line of each instruction in the text, by its number; those of included files have the line before."""
+        data, strings = self._section(".BTF.ext"), self._btf[1]
+        if len(data) < 24:
+            return {}
+        (header,), (offset, size) = struct.unpack_from("<I", data, 4), struct.unpack_from("<II", data, 16)
+        at, end = header + offset + 4, header + offset + size
+        found: dict[int, int] = {}
+        (width,) = struct.unpack_from("<I", data, header + offset)
+        while at + 8 <= end:
+            section, count = struct.unpack_from("<II", data, at)
+            at += 8
+            for _ in range(count):
+                where, file, _, line = struct.unpack_from("<IIII", data, at)
+                at += width
+                if _text(strings, section) == ".text" and _text(strings, file).endswith("<stdin>"):
+                    found[where // 8] = line >> 10
+        last, lines = 0, {}
+        for slot in range(len(self._section(".text")) // 8):
+            last = found.get(slot, last)
+            lines[slot] = last
+        return lines
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode("utf-8", "replace")
