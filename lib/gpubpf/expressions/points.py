@@ -170,6 +170,8 @@ POINTS: Mapping[str, Point] = {
             },
             by_warp=True,
         ),
+        Point("bb", _plain("basic_block"), by_warp=True),
+        Point("branch", _plain("branch"), by_warp=True),
         Point("load", _accesses({"load": ("load",)}, named=False)),
         Point("store", _accesses({"store": ("store",)}, named=False)),
         Point("atomic", _accesses({"atomic": ("atomic",)}, named=False)),
