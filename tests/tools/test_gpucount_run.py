@@ -19,6 +19,10 @@ ANSWERS = [
     ("block_end:*", 6, 6),
     ("barrier:*", 18, 576),
     ("barrier:*:leave (waited >= 0)", 18, 576),
+    # Warp 1 parts at the first load and at the call, and lane 5 of each warp goes its own way.
+    ("branch:* (taken && taken != active)", 6 * (1 + 1 + 3), 6 * 5 * 32),
+    ("branch:* (popcount(taken) + popcount(active & ~taken) != popcount(active))", 0, 0),
+    ("bb:* (popcount(active) == 1 && lane == 5)", 36, 36),  # that of the atomic, and its return
     ("load:ns::*:global (lane < 32 && width == 4 && gthread >= 0)", 6 * (2 + 2), 6 * (40 + 48)),
     ("load:ns::*:shared", 18, 576),
     ("store:ns::work:shared", 18, 576),
