@@ -83,6 +83,10 @@ def test_what_cannot_be_attached():
             "a kind of memory access cannot be 'fetch'; use one of: load",
         ),
         (lambda: b.attach_gpu_access(kinds=()), "no kind of memory access is chosen"),
+        (
+            lambda: b.attach_gpu_value(kinds="async"),
+            "a kind of memory access with a value cannot be 'async'; use one of: load, store, atomic",
+        ),
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
         (lambda: b["missing"], "no map missing"),
         (lambda: b["cells"].set(b""), "is not a parameter"),
