@@ -41,7 +41,7 @@ PROGRAM = r"""
 
 struct log2 { u64 sum, negative, slots[64]; };   /* -H: how many values are negative, and by their highest bit */
 struct sum { u64 count, sum; };                  /* -L and -C: beside the counts by key */
-struct key { u64 value; u32 kernel, site; };     /* a value or linear bucket; kernel and site if they are the key */
+struct seen { u64 value; u32 kernel, site; };    /* a value or linear bucket; kernel and site if they are the key */
 
 /* Add the values of these lanes. Lanes with the same slot let their lowest one count for all. */
 static inline int add_log2(struct log2 *to, u64 value, int is_signed, int mine, gpu_mask lanes) {
@@ -110,6 +110,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    if args.width and args.width >> 63:
+        parser.error("--width must be below 2^63")
     if args.width and args.kind != "linear":
         parser.error("--width is the width of the buckets of -L; add -L")
     if not args.kind and args.specs:

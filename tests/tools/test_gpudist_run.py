@@ -121,6 +121,7 @@ def test_text_and_csv(app, tmp_path):
         (["load:*:u64:width"], "choose a distribution: -H (powers of two), -L (equal widths) or -C"),
         (["-H", "-C", "load:*:u64:width"], "not allowed with argument -H"),
         (["-H", "--width", "3", "load:*:u64:width"], "--width is the width of the buckets of -L"),
+        (["-L", "--width", str(1 << 63), "load:*:u64:width"], "--width must be below 2^63"),
         (["-L", "--width", "0", "load:*:u64:width"], "--width"),
         (["-H", "load:*:width"], "there is no TYPE; write SPEC:TYPE:EXPR, with TYPE one of: u8,"),
         (["-H", "load:*:u64:width, lane"], "EXPR may have one key behind a comma: kernel or source"),

@@ -190,11 +190,11 @@ def point(name: str) -> Point:
 
 
 def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
-    """Yield the C statements that these names need. READ keeps the loads of the context where they are."""
+    """Yield the C statements that these names need. CTX keeps the loads of the context where they are."""
     fields = used & attachment.fields.keys()
     needed = {name for builtin in used & BUILTINS.keys() - fields for name in BUILTINS[builtin].after}
     yield from (statement for name, statement in SETUP.items() if name in needed)
-    yield from (f"u64 ctx_{name} = READ(ctx->{name});" for name in attachment.fields if name in fields)
+    yield from (f"u64 ctx_{name} = CTX({name});" for name in attachment.fields if name in fields)
 
 
 def c_names(attachment: Attachment) -> dict[str, str]:

@@ -4,7 +4,7 @@ Each program begins like this; names of builtins are those of `points`:
 
     int on_0(struct gpu_access *ctx) {
         u64 active = gpu_active();
-        u64 ctx_site = READ(ctx->site);
+        u64 ctx_site = CTX(site);
         int site = ctx_site;
         int mine = …;                           FILTER, --block and --thread: 1 in the lanes that count
         gpu_mask lanes = gpu_ballot(mine);      these lanes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NOTHING = "    return 0;"
 # The context is read before anything branches. The kernel's verifier may follow a way that ours knows to be none, such as behind
 # lane == 40, and is not told of a read there.
-_READ = "\n#define READ(_field) (*(volatile u64 *)&(_field))    /* here, and not behind a branch */\n"
+_READ = "\n#define CTX(_field) (*(volatile u64 *)&ctx->_field)  /* read here, and not behind a branch */\n"
 _FILTER = "GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */\n"
 _CHOSEN = (
     "    int key = 0;\n    struct gpu_filter *wanted = filter.lookup(&key);\n"
@@ -87,11 +87,11 @@ def distributing(
             body = f"    return add_log2(sums_{number}.lookup(&site), value, {int(one.signed)}, mine, lanes);"
         else:
             parts.append(f"\nGPU_SITE_ARRAY(sums_{number}, struct sum);")
-            parts.append(f"GPU_HASH(values_{number}, struct key, u64, {entries});")
+            parts.append(f"GPU_HASH(values_{number}, struct seen, u64, {entries});")
             bucket = "value" if kind == "values" else f"bucket(value, {int(one.signed)}, {width}ull)"
             owner = {"": "0, 0", "kernel": "gpu_kernel(), 0", "source": "gpu_kernel(), site"}[one.key]
             body = (
-                f"    struct key seen = {{{bucket}, {owner}}};\n"
+                f"    struct seen seen = {{{bucket}, {owner}}};\n"
                 "    gpu_mask same = gpu_match(seen.value) & lanes;\n"
                 f"    add_sum(sums_{number}.lookup(&site), value, mine, lanes);\n"
                 f"    if (mine && gpu_first(same))\n        values_{number}.increment(seen, gpu_popcount(same));\n{NOTHING}"

@@ -21,7 +21,7 @@ from gpubpf.expressions.formats import Format
 from gpubpf.expressions.points import Attachment, Point
 from gpubpf.expressions.syntax import Names, Node, names_of, parse, parse_list
 
-MOST = 32  # specifications of a command line
+MOST = 32  # specifications of a command line, and EXPRs of a FORMAT
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 EVERY = "*"
 TIMES = ("globaltimer", "clock", "waited", "call_ns")
@@ -125,6 +125,8 @@ def trace(text: str) -> Trace:
     if rest and not rest.startswith(","):
         raise UsageError(f"unexpected {rest[:24]!r} behind the FORMAT; put a comma before each EXPR")
     arguments = tuple(parse_list(rest[1:], spec.names, spec.names.texts)) if rest else ()
+    if len(arguments) > MOST:
+        raise UsageError(f"{len(arguments)} EXPRs follow the FORMAT; there may be {MOST}")
     form.check(arguments)
     return Trace(spec, form, arguments)
 

@@ -130,6 +130,7 @@ def test_conversions(form: str, values: list, text: str, json: list) -> None:
     ("text", "message"),
     [
         ('entry:* "%u"', "1 conversions, and 0 EXPRs follow"),
+        ('entry:* "' + "%u" * 33 + '"' + ", lane" * 33, "33 EXPRs follow the FORMAT; there may be 32"),
         ('entry:* "%u", lane, warp', "1 conversions, and 2 EXPRs follow"),
         ('entry:* "%s", lane', "%s does not fit EXPR 1, which is a number"),
         ('entry:* "%u", kernel', "%u does not fit EXPR 1, which is the text kernel; use %s"),
