@@ -255,9 +255,9 @@ def test_accepted_by_both(name):
     assert nvptx.lower(made, checked).ptx.startswith("{")
 
 
-def test_entry_context_is_shorter():
-    made = compiled(HEAD + "int f(struct gpu_entry *ctx) { return *(u64 *)((char *)ctx + 16) & 1; }")
-    with pytest.raises(VerifyError, match="beyond struct gpu_entry"):
+def test_contexts_of_other_points_are_shorter():
+    made = compiled(HEAD + "int f(struct gpu_block_begin *ctx) { return *(u64 *)((char *)ctx + 16) & 1; }")
+    with pytest.raises(VerifyError, match="beyond struct gpu_block_begin"):
         verify(made, made.functions["f"])
 
 
