@@ -99,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
             report(counts.read(session, bool(args.interval)), owners, args, results)
             if out.closed:
                 break
+        counts.launches.say_lost(args.tool)
         results.end(session.summary() | {"log_lost": counts.launches.lost, "verified_by": b.verified_by})
     return session.status
 

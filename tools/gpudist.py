@@ -152,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
             report(found.read(session, bool(args.interval)), kind, width, owners, args, results)
             if out.closed:
                 break
+        found.launches.say_lost(args.tool)
         results.end(session.summary() | {"log_lost": found.launches.lost, "verified_by": b.verified_by})
     return session.status
 
