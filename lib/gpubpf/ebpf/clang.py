@@ -28,31 +28,16 @@ SECONDS = 120.0  # longer than clang takes for any text
 _METHODS = "lookup|update|insert|delete|lookup_or_try_init|ringbuf_output|ringbuf_reserve|ringbuf_submit|ringbuf_discard"
 _METHOD = re.compile(rf"\b(\w+)\.({_METHODS})\(")
 _FLAGS = (
-    *("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-c", "-x", "c", "-", "-o", "-", "-nostdinc", "-w"),
-    *(
-        "-fno-jump-tables",
-        "-fno-color-diagnostics",
-        "-Xclang",
-        "-fconvergent-functions",
-        f"-I{headers.INCLUDE}",
-    ),
+    *"-target bpf -mcpu=v3 -O2 -g -c -x c - -o - -nostdinc -w -fno-jump-tables -fno-color-diagnostics".split(),
+    *("-Xclang", "-fconvergent-functions", f"-I{headers.INCLUDE}"),
 )
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQ")
 _FUNC, _GLOBAL = 2, 1
-_INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _VOLATILE, _CONST, _VAR = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    9,
-    10,
-    14,
-)
+# Kinds of types in BTF.
+_INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
+_TYPEDEF, _VOLATILE, _CONST, _PROTOTYPE, _VAR, _SECTION_OF, _TAG, _ENUM64 = 8, 9, 10, 13, 14, 15, 17, 19
 
 
 def find() -> str | None:
@@ -201,12 +186,12 @@ class _Object:
             kind, members = info >> 24 & 31, info & 0xFFFF
             more = {_INT: 4, _ARRAY: 12, _STRUCT: 12 * members, _UNION: 12 * members, _ENUM: 8 * members}
             more |= {
-                13: 8 * members,
+                _PROTOTYPE: 8 * members,
                 _VAR: 4,
-                15: 12 * members,
-                17: 4,
-                19: 12 * members,
-            }  # prototypes, sections, tags, enum64
+                _SECTION_OF: 12 * members,
+                _TAG: 4,
+                _ENUM64: 12 * members,
+            }
             end = at + 12 + more.get(kind, 0)
             found.append((_text(strings, name), kind | members << 8, size, data[at + 12 : end]))
             at = end
@@ -244,13 +229,9 @@ class _Object:
                     dimensions.append(count)
                 members.append([member, self._described(of), *([dimensions] if dimensions else [])])
             return [name, members, "struct" if kind & 0xFF == _STRUCT else "union"]
-        return (
-            "unsigned long long"
-            if kind & 0xFF == _POINTER
-            else "unsigned int"
-            if kind & 0xFF == _ENUM
-            else name
-        )
+        if kind & 0xFF == _POINTER:
+            return "unsigned long long"
+        return "unsigned int" if kind & 0xFF == _ENUM else name
 
     def maps(self) -> Iterator[CompiledMap]:
         """Yield the maps: variables in sections maps/KIND, whose type has the members `key` and `leaf`."""
