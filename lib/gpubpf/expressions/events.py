@@ -55,7 +55,7 @@ class Event:
     block: Index | None
     thread: Index | None
     source: str | None
-    values: tuple[int | str, ...]
+    values: tuple[int | float | str, ...]
 
     @property
     def kernel(self) -> str:
@@ -154,7 +154,10 @@ class Events:
                 continue
             one, source = self._wanted[spec], source_of(site)
             left, texts = iter(numbers), {"kernel": short, "source": source}
+            values: tuple[int | float | str, ...]
             values = tuple(texts[node] if isinstance(node, str) else next(left) for node in one.arguments)
+            if one.format.shows_floats:
+                values = one.format.with_floats(values, next(left))
             block, own = divmod(thread, kernel.shape.block_size)
             where = (_index(block, kernel.grid), _index(own, kernel.block_dim), source, values)
             owner = (kernel.pid, kernel.comm, kernel.gpu, kernel.wave, one, kernel.mangled)

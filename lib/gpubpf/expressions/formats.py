@@ -1,23 +1,27 @@
 """FORMAT of gputrace: the text and conversions of printf, checked against the arguments before anything runs.
 
-Every number has 64 bits, so length modifiers are accepted and mean nothing.
+Every number has 64 bits, so length modifiers are accepted and mean nothing. Floating-point conversions show values alone.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubpf.errors import UsageError
 from gpubpf.expressions.evaluate import signed
+from gpubpf.expressions.syntax import Name
+from gpubpf.expressions.values import ELEMENTS, as_float
 from gpubpf.show.table import printable
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
 _CONVERSION = re.compile(
     r'%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?P<precision>\.\d*)?(?:hh|h|ll|l|j|z|t)?(?P<letter>[^"]?)'
 )
-LETTERS = "diuxXopsc"
+FLOATS = "feg"
+LETTERS = "diuxXopsc" + FLOATS
 MOST_DIGITS = 3  # of a width or precision
 
 
@@ -35,11 +39,18 @@ class Conversion:
         """What the user wrote, without length modifier."""
         return f"%{self.flags}{self.width}{self.precision}{self.letter}"
 
-    def show(self, value: int | str) -> str:
+    @property
+    def is_float(self) -> bool:
+        return self.letter in FLOATS
+
+    def show(self, value: int | float | str) -> str:
         """Return a value as the conversion shows it."""
         start = f"%{self.flags}{self.width}{self.precision}"
         if isinstance(value, str):
             return (start + "s") % printable(value)
+        if isinstance(value, float):
+            flags = self.flags if math.isfinite(value) else self.flags.replace("0", "")
+            return f"%{flags}{self.width}{self.precision}{self.letter}" % value
         if self.letter == "c":
             return (start + "s") % printable(chr(value & 0xFF))
         if self.letter == "p":
@@ -47,10 +58,12 @@ class Conversion:
         number = signed(value) if self.letter in "di" else value
         return (start + ("d" if self.letter in "diu" else self.letter)) % number
 
-    def json(self, value: int | str) -> int | str:
-        """Return a value for JSON: a number, signed where the text is; %p an address as a string."""
+    def json(self, value: int | float | str) -> int | float | str:
+        """Return a value for JSON: a number, signed where the text is; an address (%p), and NaN and infinities, as a string."""
         if isinstance(value, str):
             return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
         return f"{value:#x}" if self.letter == "p" else signed(value) if self.letter in "di" else value
 
 
@@ -89,6 +102,10 @@ class Format:
     def conversions(self) -> tuple[Conversion, ...]:
         return tuple(part for part in self.parts if isinstance(part, Conversion))
 
+    @property
+    def shows_floats(self) -> bool:
+        return any(conversion.is_float for conversion in self.conversions)
+
     def check(self, arguments: Sequence[object]) -> None:
         """Raise UsageError if these arguments, texts by their names and expressions, do not fit the conversions."""
         wanted = self.conversions
@@ -101,13 +118,25 @@ class Format:
                 what = f"is the text {argument}" if isinstance(argument, str) else "is a number"
                 advice = "%s" if isinstance(argument, str) else "%u, %d or %x"
                 raise UsageError(f"{conversion.text} does not fit EXPR {number}, which {what}; use {advice}")
+            if conversion.is_float and not (isinstance(argument, Name) and argument.name in ELEMENTS):
+                raise UsageError(
+                    f"{conversion.text} shows a floating-point number, and EXPR {number} is an integer; use %u, %d or %x (only the"
+                    f" names {' and '.join(ELEMENTS)} fit {conversion.text})"
+                )
 
-    def show(self, values: Sequence[int | str]) -> str:
+    def with_floats(self, values: Sequence[int | str], kind: int) -> tuple[int | float | str, ...]:
+        """Return these values, with those that are shown as floating-point numbers read as their type is, by its number."""
+        return tuple(
+            as_float(value, kind) if conversion.is_float and isinstance(value, int) else value
+            for conversion, value in zip(self.conversions, values, strict=True)
+        )
+
+    def show(self, values: Sequence[int | float | str]) -> str:
         """Return the text for these values."""
         left = iter(values)
         return "".join(part if isinstance(part, str) else part.show(next(left)) for part in self.parts)
 
-    def json(self, values: Sequence[int | str]) -> list[int | str]:
+    def json(self, values: Sequence[int | float | str]) -> list[int | float | str]:
         """Return the values for JSON."""
         return [conversion.json(value) for conversion, value in zip(self.conversions, values, strict=True)]
 
@@ -120,16 +149,16 @@ def _conversion(match: re.Match[str]) -> Conversion:
         match["letter"],
     )
     text = match[0]
-    if letter and letter in "aAeEfFgG":
-        raise UsageError(f"{text} shows a floating-point number; there are only integers: use %u, %d or %x")
     if not letter or letter not in LETTERS:
-        raise UsageError(f"FORMAT has no conversion {text!r}; use one of: %d %i %u %x %X %o %p %c %s %%")
+        raise UsageError(
+            f"FORMAT has no conversion {text!r}; use one of: %d %i %u %x %X %o %p %c %s %f %e %g %%"
+        )
     if len(width) > MOST_DIGITS or len(precision) > MOST_DIGITS + 1:
         raise UsageError(f"{text[:24]} is too wide; a width or precision has at most {MOST_DIGITS} digits")
-    signs = "di" if set(flags) & set("+ ") else LETTERS
-    alternate = "xX" if "#" in flags else LETTERS
+    signs = "di" + FLOATS if set(flags) & set("+ ") else LETTERS
+    alternate = "xX" + FLOATS if "#" in flags else LETTERS
     if letter not in signs or letter not in alternate:
-        raise UsageError(f"{text}: the flags + and space belong to %d, and # to %x; correct it")
+        raise UsageError(f"{text}: the flags + and space belong to %d and %f, and # to %x and %f; correct it")
     if letter in "psc":
         flags = flags.replace("0", "")
     return Conversion(flags, width, precision, letter)

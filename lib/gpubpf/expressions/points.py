@@ -6,14 +6,15 @@ A new attach point of the library needs a row in POINTS, and its context in `byt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from gpubpf.agent.definitions import NUMBER_MASK
-from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, READS, SPACES, WORK, WRITES
+from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, READS, RETURNS, SPACES, WORK, WRITES
 from gpubpf.errors import UsageError
 from gpubpf.expressions.syntax import U64, Names, Type
+from gpubpf.expressions.values import VALUES
 
 ALL = ""  # the key of what is attached without a DETAIL
 
@@ -35,6 +36,10 @@ class Attachment:
         """The fields of its context that expressions may name."""
         return {name: FIELD_TYPES.get(name, U64) for name in CONTEXTS[self.context] if name not in self.lacks}
 
+    def with_values(self) -> Attachment:
+        """Return what is attached in place of this one for memory accesses if the program is to see values, too."""
+        return replace(self, method="value", context="value")
+
 
 @dataclass(frozen=True)
 class Point:
@@ -43,6 +48,7 @@ class Point:
     details: what is attached for each DETAIL; ALL: without one. glob: the argument of `attach` that any other DETAIL is, a glob.
     by_warp: one event for each warp, of its lowest lane; otherwise one for each active lane.
     of_launch: its values are of a launch, and known on the host. The attached program does nothing: the launch counts as measured.
+    values: what expressions may name of `values.ELEMENTS`. Only a program that uses one is attached with values, which cost more.
     """
 
     name: str
@@ -50,6 +56,7 @@ class Point:
     glob: str = ""
     by_warp: bool = False
     of_launch: bool = False
+    values: tuple[str, ...] = ()
 
     def attachment(self, detail: str) -> Attachment:
         """Return what is attached for a DETAIL. Raises UsageError."""
@@ -66,7 +73,14 @@ class Point:
         """Return what expressions may name."""
         if self.of_launch:
             return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), texts=TEXTS[:1])
-        return Names(self.name, attachment.fields, dict.fromkeys(BUILTINS, U64), CONSTANTS, TEXTS)
+        constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
+        return Names(
+            self.name, attachment.fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values
+        )
+
+    def needs_values(self, used: set[str]) -> bool:
+        """Return whether one of these names is known only with the values of the access."""
+        return bool(self.values) and not used.isdisjoint({*VALUES, *RETURNED})
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ CONSTANTS: Mapping[str, int] = {
     "GPU_READS": READS,
     "GPU_WRITES": WRITES,
 }
+RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where its values are known
 TEXTS = ("kernel", "source")
 # What is known of a launch on the host, in the order of `launches.values`.
 LAUNCH_NAMES = (
@@ -172,9 +187,9 @@ POINTS: Mapping[str, Point] = {
         ),
         Point("bb", _plain("basic_block"), by_warp=True),
         Point("branch", _plain("branch"), by_warp=True),
-        Point("load", _accesses({"load": ("load",)}, named=False)),
-        Point("store", _accesses({"store": ("store",)}, named=False)),
-        Point("atomic", _accesses({"atomic": ("atomic",)}, named=False)),
+        Point("load", _accesses({"load": ("load",)}, named=False), values=("value",)),
+        Point("store", _accesses({"store": ("store",)}, named=False), values=("value",)),
+        Point("atomic", _accesses({"atomic": ("atomic",)}, named=False), values=("value", "old")),
         Point("access", _accesses({kind: (kind,) for kind in KINDS} | _OPCODES, named=True)),
         Point("func", _plain("function_entry"), glob="function"),
         Point("funcret", _plain("function_exit"), glob="function"),
@@ -191,6 +206,7 @@ def point(name: str) -> Point:
 
 def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
     """Yield the C statements that these names need. CTX keeps the loads of the context where they are."""
+    used = used.union(*(VALUES[name].fields for name in used & VALUES.keys()))
     fields = used & attachment.fields.keys()
     needed = {name for builtin in used & BUILTINS.keys() - fields for name in BUILTINS[builtin].after}
     yield from (statement for name, statement in SETUP.items() if name in needed)
@@ -200,5 +216,6 @@ def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
 def c_names(attachment: Attachment) -> dict[str, str]:
     """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`."""
     found = {name: builtin.c for name, builtin in BUILTINS.items()}
-    found |= {name: f"{value}ull" for name, value in CONSTANTS.items()}
+    found |= {name: f"{value}ull" for name, value in {**CONSTANTS, **RETURNED}.items()}
+    found |= {name: value.c for name, value in VALUES.items()}
     return found | {name: f"ctx_{name}" for name in attachment.fields if name != "launch"}

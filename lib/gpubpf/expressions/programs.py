@@ -21,6 +21,7 @@ from gpubpf.expressions import points
 from gpubpf.expressions.c_text import ARITHMETIC, c_text
 from gpubpf.expressions.specs import Distribution, Spec, Trace
 from gpubpf.expressions.syntax import Node, names_of
+from gpubpf.expressions.values import FUNCTIONS
 from gpubpf.show.notices import note
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ def _text(program: str, parts: Iterable[str], chosen: bool) -> str:
     helpers = (
         ARITHMETIC if any(name in made for name in ("gpu_divide", "gpu_remainder", "gpu_select")) else ""
     )
+    if any(name in made for name in ("gpu_element", "gpu_isnan", "gpu_isinf")):
+        helpers += FUNCTIONS
     if made:
         helpers = _READ + helpers
     return program.strip("\n") + "\n" + helpers + ("\n" + _FILTER if chosen else "") + made + "\n"

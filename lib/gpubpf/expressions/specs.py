@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpubpf.errors import UsageError
 from gpubpf.expressions import points
 from gpubpf.expressions.formats import Format
 from gpubpf.expressions.points import Attachment, Point
-from gpubpf.expressions.syntax import Names, Node, names_of, parse, parse_list
+from gpubpf.expressions.syntax import U64, Name, Names, Node, names_of, parse, parse_list
 
 MOST = 32  # specifications of a command line, and EXPRs of a FORMAT
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
@@ -65,7 +65,9 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Trace:
-    """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none."""
+    """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none.
+
+    numbers: the expressions that a record has. The last is the type of the values, if a floating-point number is shown."""
 
     spec: Spec
     format: Format = field(default_factory=lambda: Format(()))
@@ -73,8 +75,8 @@ class Trace:
 
     @property
     def numbers(self) -> tuple[Node, ...]:
-        """The arguments that are expressions."""
-        return tuple(argument for argument in self.arguments if not isinstance(argument, str))
+        found = tuple(argument for argument in self.arguments if not isinstance(argument, str))
+        return (*found, Name("type", U64)) if self.format.shows_floats else found
 
 
 def count(text: str) -> Spec:
@@ -84,7 +86,7 @@ def count(text: str) -> Spec:
         raise UsageError(
             f"unexpected {rest[:24]!r} behind the filter; a SPEC is POINT:KERNEL[:DETAIL] [(FILTER)]"
         )
-    return found
+    return _with_values(found)
 
 
 def distribution(text: str) -> Distribution:
@@ -110,14 +112,16 @@ def distribution(text: str) -> Distribution:
     if len(keys) > 1 or not all(isinstance(key, str) for key in keys):
         raise UsageError(f"EXPR may have one key behind a comma: {' or '.join(spec.names.texts)}")
     key = str(keys[0]) if keys else ""
-    return Distribution(spec, kind[1], value, key, label.strip() or " ".join(body.split()))
+    return Distribution(
+        _with_values(spec, value), kind[1], value, key, label.strip() or " ".join(body.split())
+    )
 
 
 def trace(text: str) -> Trace:
     """Return what gputrace is to print. Raises UsageError."""
     spec, rest = _head(text, text)
     if not rest:
-        return Trace(spec)
+        return Trace(_with_values(spec))
     if not rest.startswith('"'):
         raise UsageError(f"unexpected {rest[:24]!r} behind the filter; a FORMAT begins with a double quote")
     form, rest = Format.read(rest)
@@ -128,7 +132,8 @@ def trace(text: str) -> Trace:
     if len(arguments) > MOST:
         raise UsageError(f"{len(arguments)} EXPRs follow the FORMAT; there may be {MOST}")
     form.check(arguments)
-    return Trace(spec, form, arguments)
+    made = Trace(spec, form, arguments)
+    return replace(made, spec=_with_values(spec, *made.numbers))
 
 
 def _head(text: str, whole: str) -> tuple[Spec, str]:
@@ -139,6 +144,13 @@ def _head(text: str, whole: str) -> tuple[Spec, str]:
     if rest.startswith("("):
         chosen, rest = _bracketed(rest)
     return _spec(head.strip(), chosen), rest.strip()
+
+
+def _with_values(spec: Spec, *expressions: Node) -> Spec:
+    """Return a specification whose program sees the values of the access, if its filter or one of these expressions uses them."""
+    used = {name for node in (spec.filter, *expressions) if node is not None for name in names_of(node)}
+    needed = spec.point.needs_values(used)
+    return replace(spec, attachment=spec.attachment.with_values()) if needed else spec
 
 
 def _bracketed(text: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ MASK = (1 << 64) - 1
 
 
 class Type(Enum):
-    """The type of a value. A floating-point type would be one more; so far no point has such a field."""
+    """The type of a number. There are no floating-point numbers: eBPF has none."""
 
     U64 = "unsigned"
     S64 = "signed"
@@ -47,7 +47,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Name:
-    """A field or builtin of the point."""
+    """A field or builtin of the point, one of its values, or a function of FLOAT_FUNCTIONS of a value: `isnan(value)`."""
 
     name: str
     type: Type
@@ -115,7 +115,7 @@ PRECEDENCE: Mapping[str, int] = {
 TRUTH = ("||", "&&", "==", "!=", "<", "<=", ">", ">=")  # these give 0 or 1
 SHIFTS = ("<<", ">>")
 FUNCTIONS = ("popcount", "log2")
-# They take a floating-point value, which no point has so far.
+# They take one of the values of a point, by its name.
 FLOAT_FUNCTIONS = ("isnan", "isinf")
 
 
@@ -124,7 +124,8 @@ class Names:
     """What an expression may name at a point.
 
     point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
-    by their names. texts: names that are no numbers, which are keys and format arguments only.
+    by their names. texts: names that are no numbers, which are keys and format arguments only. values: what is loaded, stored or
+    changed, a signed number whose bits may be a floating-point number.
     """
 
     point: str
@@ -132,12 +133,14 @@ class Names:
     builtins: Mapping[str, Type] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     texts: Sequence[str] = ()
+    values: Sequence[str] = ()
 
     def type_of(self, name: str) -> Type:
         """Return the type of a name. Raises UsageError, which lists the names that there are."""
         if name in self.texts:
             raise UsageError(f"{name} is a text, not a number; use it only as a key or as an argument of %s")
-        found = self.builtins.get(name) or self.fields.get(name) or (S64 if name in self.constants else None)
+        found = self.builtins.get(name) or self.fields.get(name)
+        found = found or (S64 if name in self.constants or name in self.values else None)
         if found is None:
             raise UsageError(f"{self.point} has no {name!r}; {self.listed()}")
         return found
@@ -151,9 +154,10 @@ class Names:
         )
         listed = {
             "fields": self.fields,
+            "values": self.values,
             "builtins": builtins,
             "constants": self.constants,
-            "functions": FUNCTIONS,
+            "functions": (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ())),
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
 
@@ -342,6 +346,8 @@ class _Parser:
         raise self._unexpected("a number, a name or '('")
 
     def _called(self, function: str) -> Node:
+        if function in FLOAT_FUNCTIONS and self._names.values:
+            return self._of_value(function)
         if function in FLOAT_FUNCTIONS:
             raise UsageError(
                 f"{function}() takes a floating-point value; {self._names.point} has only integers"
@@ -352,6 +358,15 @@ class _Parser:
         if not self.take(")"):
             raise self._unexpected(f"')' behind the argument of {function}()")
         return self._made(lambda depth: Call(function, argument, U64, depth), argument)
+
+    def _of_value(self, function: str) -> Node:
+        """Return a function of FLOAT_FUNCTIONS of a value. Its argument has no number that could be computed with."""
+        name = self._token.text
+        self._next += self._token.kind == "name"
+        if name not in self._names.values or not self.take(")"):
+            allowed = " or ".join(f"{function}({one})" for one in self._names.values)
+            raise UsageError(f"{function}() takes a value alone; write {allowed}")
+        return Name(f"{function}({name})", S64)
 
     def _made(self, make: Callable[[int], Node], *parts: Node) -> Node:
         """Return a node above its parts. Raises UsageError if the tree becomes too deep for those that read it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 import pytest
 
@@ -119,6 +120,19 @@ def test_traces() -> None:
         ("%p", [4096], "0x1000", ["0x1000"]),
         ("%8.3s|", ["a\x1bbcd"], "     a\\x|", ["a\x1bbcd"]),
         ("%+d % d %c", [3, 4, 65], "+3  4 A", [3, 4, 65]),
+        (
+            "%f %.2lf %e %g",
+            [1.5, -0.125, 300.0, 0.5],
+            "1.500000 -0.12 3.000000e+02 0.5",
+            [1.5, -0.125, 300.0, 0.5],
+        ),
+        ("%+.1f|%-6g|%#.0f|%07.2f", [2.0, 2.0, 2.0, -1.5], "+2.0|2     |2.|-001.50", [2.0, 2.0, 2.0, -1.5]),
+        (
+            "%06f|%e|%+g|%5f",
+            [math.inf, -math.inf, math.inf, math.nan],
+            "   inf|-inf|+inf|  nan",
+            ["inf", "-inf", "inf", "nan"],
+        ),
     ],
 )
 def test_conversions(form: str, values: list, text: str, json: list) -> None:
@@ -134,7 +148,20 @@ def test_conversions(form: str, values: list, text: str, json: list) -> None:
         ('entry:* "%u", lane, warp', "1 conversions, and 2 EXPRs follow"),
         ('entry:* "%s", lane', "%s does not fit EXPR 1, which is a number"),
         ('entry:* "%u", kernel', "%u does not fit EXPR 1, which is the text kernel; use %s"),
-        ('entry:* "%f", lane', "shows a floating-point number"),
+        (
+            'entry:* "%f", lane',
+            "%f shows a floating-point number, and EXPR 1 is an integer; use %u, %d or %x",
+        ),
+        (
+            'store:* "%u %.3e", lane, value + 1',
+            "%.3e shows a floating-point number, and EXPR 2 is an integer",
+        ),
+        ('store:* "%g", (isnan(value))', "%g shows a floating-point number"),
+        ('store:* "%g", source', "%g does not fit EXPR 1, which is the text source; use %s"),
+        (
+            'store:* "%a", value',
+            "FORMAT has no conversion '%a'; use one of: %d %i %u %x %X %o %p %c %s %f %e %g %%",
+        ),
         ('entry:* "%n", lane', "FORMAT has no conversion '%n'"),
         ('entry:* "%"', "FORMAT has no conversion '%'"),
         ('entry:* "%*d", lane', "FORMAT has no conversion '%*'"),
