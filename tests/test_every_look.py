@@ -52,6 +52,7 @@ LOOKS = {
         *(
             "-L --width 8 entry:*:s32:lane-16 -v",
             "-C store:*:u64:address --json",
+            "-C atomic:*:u32:old,source load:*:s32:value",
             "-H barrier:*:leave:u64:waited -T",
         ),
     ],

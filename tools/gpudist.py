@@ -31,6 +31,7 @@ EXAMPLES = """examples:
     gpudist -C 'load:spmv:u64:address % 128' -- ./app
     gpudist -C 'entry:*:u32:smid#threads by multiprocessor' -- ./app
     gpudist -C 'load:*:u32:popcount(active), source' -- ./app
+    gpudist -C 'store:*:u32:value' -- ./app        the values that are stored
     gpudist -L --width 256 'kernel:*:u64:threads, kernel' -- ./app
     gpudist -H 'barrier:*:leave:u64:waited' --json -o out.jsonl -- ./app
     gpudist -H 'store:* (lane == 0):u64:address' 1 10 -p 1234

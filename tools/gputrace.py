@@ -24,6 +24,8 @@ EXAMPLES = """examples:
     gputrace 'kernel:* "%lu threads in %lu blocks", threads, grid' -- ./app
     gputrace 'store:*:global (address % 4) "%p %s", address, source' -- ./app
     gputrace 'barrier:*:leave (waited > 1000) "%lu cycles", waited' -- ./app
+    gputrace 'store:* (isnan(value)) "NaN at %s", source' -- ./app
+    gputrace 'load:*:global "%f", value' -- ./app
     gputrace --block 0 --thread 0 'entry:*' 'exit:*' -- ./app
     gputrace --json -o out 'exit:*:loads (work > 100) "%lu", work' -- ./app
     gputrace -T -d 5 'atomic:*:global (lane == 0)' -p 1234

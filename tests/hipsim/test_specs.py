@@ -75,3 +75,12 @@ def test_points_that_amd_gpus_lack_are_said(tmp_path: Path) -> None:
     summary = records[-1]
     assert done.returncode == 0 and summary["launches_instrumented"] == 0, done.stderr
     assert not [one for one in records if one["type"] == "count"]
+
+
+def test_amd_gpus_have_no_values_yet(tmp_path: Path) -> None:
+    records, done = measured(
+        "gpucount", tmp_path / "out", "store:* (isnan(value))", "--", program("vectoradd"), 1000
+    )
+    assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
+    assert "has code for AMD GPUs, whose kernels gpucount does not measure yet" in done.stderr
+    assert not [one for one in records if one["type"] == "count"]

@@ -28,6 +28,7 @@ ALONE = "the programs were checked by gpubpf's verifier alone; that of the Linux
     [
         ("gpucount", ["store:ns::work:global (warp == 2)"], ("count", "threads", 2 * 6 * 64)),
         ("gpudist", ["-C", "exit:ns::work:loads:u32:work"], ("dist", "values", {"1": 96, "2": 1056})),
+        ("gpudist", ["-C", "store:ns::rest (!isnan(value)):u8:value"], ("dist", "values", {"1": 64})),
         ("gputrace", ['barrier:* (block == 4 && lane == 0) "%u", warp'], ("event", "text", {"0", "1", "2"})),
     ],
 )

@@ -1,7 +1,7 @@
 """The values of loads, stores and atomics: what expressions may name, its C text, and floating-point numbers on the host.
 
-eBPF has no floating point, so a program looks at bits. Compilers load and store floating-point numbers as bits or integers, too, so
-`isnan` and `isinf` take any type of 16, 32 or 64 bits for the floating-point type of its size.
+eBPF has no floating point, so a program looks at bits. Compilers also load and store floating-point numbers as bits or integers, so
+`isnan` and `isinf` treat every type of 16, 32 or 64 bits as the floating-point type of its size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Value:
 
 
 def _of(name: str, low: str, high: str) -> dict[str, Value]:
-    """Return the first element of a value, and whether any of its elements is not a number, or infinite."""
+    """Return the names for a value: its first element, and whether any of its elements is NaN, or infinite."""
     whole = ("type", low, high)
     arguments = ", ".join(f"ctx_{field}" for field in whole)
     return {
@@ -36,7 +36,7 @@ def _of(name: str, low: str, high: str) -> dict[str, Value]:
 ELEMENTS = ("value", "old")  # the names that gputrace can show as a floating-point number
 VALUES: Mapping[str, Value] = {**_of("value", "low", "high"), **_of("old", "old_low", "old_high")}
 
-# The functions of VALUES. `low` and `high` are the bytes of up to 8 elements of one type; those that there are not are 0.
+# The functions of VALUES. `low` and `high` are the bytes of up to 16 elements of one type; missing elements are 0.
 FUNCTIONS = """
 #define GPU_TYPE(_name) (1ull << GPU_##_name)
 #define GPU_TYPES_SIGNED (GPU_TYPE(S8) | GPU_TYPE(S16) | GPU_TYPE(S32) | GPU_TYPE(S64))
@@ -47,14 +47,14 @@ FUNCTIONS = """
 
 /* All bits if the type is one of these, otherwise none. */
 static inline u64 gpu_is(u64 type, u64 types) { return -(types >> (type & 63) & 1); }
-/* The first element: a signed number is extended by its sign, any other by zeros. */
+/* The first element: sign-extended if the type is signed, otherwise zero-extended. */
 static inline u64 gpu_element(u64 type, u64 low) {
     u64 unused = 56 & gpu_is(type, GPU_TYPES_8) | 48 & gpu_is(type, GPU_TYPES_F16 | GPU_TYPE(BF16)) |
                  32 & gpu_is(type, GPU_TYPES_F32);                             /* bits above the element */
     u64 sign = (u64)((s64)(low << unused) >> 63) & gpu_is(type, GPU_TYPES_SIGNED);
     return low << unused >> unused | sign & ~(~0ull >> unused);
 }
-/* The sign bit of each element, and its fraction; of types that are never floating-point numbers none. */
+/* The sign bit of each element, and the bits of its fraction. Types that are never floating-point numbers have none. */
 static inline u64 gpu_signs(u64 type) {
     return gpu_is(type, GPU_TYPES_F16 | GPU_TYPE(BF16)) & 0x8000800080008000ull |
            gpu_is(type, GPU_TYPES_F32) & 0x8000000080000000ull | gpu_is(type, GPU_TYPES_F64) & 1ull << 63;
@@ -65,30 +65,31 @@ static inline u64 gpu_fractions(u64 type) {
            gpu_is(type, GPU_TYPES_F32) & 0x007fffff007fffffull |
            gpu_is(type, GPU_TYPES_F64) & 0x000fffffffffffffull;
 }
-/* Without its sign, infinity is all ones above the fraction, and NaN is more. So adding the largest fraction makes the sign bit of a
-   NaN 1, and that of all others stays 0. */
+/* Without its sign bit, a NaN is larger than infinity, which is all ones above the fraction. So adding the largest fraction carries
+   into the sign bit of a NaN, and of nothing else. */
 static inline u64 gpu_isnan(u64 type, u64 low, u64 high) {
     u64 signs = gpu_signs(type), fractions = gpu_fractions(type);
     return (u64)!!((((low & ~signs) + fractions) | ((high & ~signs) + fractions)) & signs);
 }
-/* The sign bit of each element of a word that differs from infinity. */
-static inline u64 gpu_finite_or_nan(u64 word, u64 signs, u64 infinities) {
+/* The sign bit of each element that is not infinite. */
+static inline u64 gpu_not_infinite(u64 word, u64 signs, u64 infinities) {
     return ((word & ~signs ^ infinities) + ~signs) & signs;
 }
 static inline u64 gpu_isinf(u64 type, u64 low, u64 high) {
     u64 signs = gpu_signs(type), infinities = ~signs & ~gpu_fractions(type);
-    return (u64)((gpu_finite_or_nan(low, signs, infinities) & gpu_finite_or_nan(high, signs, infinities)) != signs);
+    return (u64)((gpu_not_infinite(low, signs, infinities) & gpu_not_infinite(high, signs, infinities)) != signs);
 }
 """
-_FLOATS = {"b16": "f16", "b32": "f32", "b64": "f64"}
+_AS_FLOATS = {"b16": "f16", "b32": "f32", "b64": "f64"}
 _FORMS = {"f16": ("<H", "<e"), "bf16": ("<I", "<f"), "f32": ("<I", "<f"), "f64": ("<Q", "<d")}
 
 
 def as_float(element: int, number: int) -> float:
-    """Return a first element as a floating-point number, by the number of its type: of a bits type that of its size, of an integer
-    its value."""
+    """Return a first element as a floating-point number. number: of its type, in TYPES.
+
+    Bits (b16, b32, b64) are read as the floating-point type of their size, integers as their value."""
     kind = TYPES[number] if number < len(TYPES) else ""  # the traced program can write to the ring
-    kind = _FLOATS.get(kind, kind)
+    kind = _AS_FLOATS.get(kind, kind)
     if kind not in _FORMS:
         return float(signed(element) if kind.startswith("s") else element)
     bits, form = _FORMS[kind]

@@ -233,7 +233,7 @@ def test_every_name_of_a_point_has_its_c_text(point) -> None:
     for attachment in point.details.values():
         names = point.names(attachment)
         if not point.of_launch:
-            assert {*names.fields, *names.builtins, *names.constants} <= points.c_names(attachment).keys() | {
-                "launch"
-            }
+            assert {*names.fields, *names.builtins, *names.constants, *names.values} <= points.c_names(
+                attachment
+            ).keys() | {"launch"}
             assert "NULL" not in str(points.c_names(attachment))
