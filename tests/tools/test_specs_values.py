@@ -85,8 +85,8 @@ def thread(event: dict) -> int:
 
 def test_counts(app: Path, tmp_path: Path) -> None:
     right = {
-        # -1 and other integers may look like a NaN, so the lines are told by their widths.
-        "store:* (isnan(value) && width == 8 && value >> 63 == 0)": 4,  # doubles; the longs are all ones above
+        "store:* (isnan(value) && width == 4)": 2,  # floats and loads; the words below 0 are no NaN
+        "store:* (isnan(value) && width == 8)": 4,  # doubles; the longs are all ones above
         "store:* (isnan(value) && width == 16)": 1,
         "store:* (isinf(value) && width == 16)": 1,
         "store:* (width == 1 && value < 0)": 127,  # small; bytes are unsigned
@@ -162,7 +162,8 @@ def test_events(app: Path, tmp_path: Path) -> None:
     assert [args[1] for args in of("vectors")] == [float(i) for i in THREADS]  # of the first element
     assert of("bytes") == [[-i & 0xFF, float(-i & 0xFF)] for i in THREADS]
     assert of("small") == [[-i, float(-i)] for i in THREADS]
-    assert of("shorts") == [[65535 - i, 65535.0 - i] for i in THREADS]
+    assert [args[0] for args in of("shorts")] == [65535 - i for i in THREADS]
+    assert [args[1] for args in of("halves")][7:10] == [1.0, "nan", "-inf"]
     assert of("words") == [[5 - i & 0xFFFFFFFF, float(5 - i & 0xFFFFFFFF)] for i in THREADS]
     assert of("negative") == [[10 - i, float(10 - i)] for i in THREADS]
     assert of("longs") == [[-1 - i, float(2**64 - 1 - i)] for i in THREADS]
@@ -194,7 +195,7 @@ def test_text(app: Path) -> None:
         ("1", "6", "+inf|inf|4"),
         ("1", "7", "-inf|-inf|4"),
         ("0", "5", "+005.000|5.000000e+00|16"),  # its last element is infinite
-        ("0", "9", "+64512.000|6.451200e+04|2"),  # the number that nvcc stored
+        ("0", "9", "-inf|-inf|2"),
     }
 
 

@@ -1,7 +1,8 @@
 """The values of loads, stores and atomics: what expressions may name, its C text, and floating-point numbers on the host.
 
-eBPF has no floating point, so a program looks at bits. Compilers also load and store floating-point numbers as bits or integers, so
-`isnan` and `isinf` treat every type of 16, 32 or 64 bits as the floating-point type of its size.
+eBPF has no floating point, so a program looks at bits. Compilers also load and store floating-point numbers as bits (Triton all, nvcc
+`half` as u16), so b16, u16, b32 and b64 are taken for the floating-point types of their sizes. Other integers never are: many of them
+would look like NaN.
 """
 
 from __future__ import annotations
@@ -41,20 +42,21 @@ FUNCTIONS = """
 #define GPU_TYPE(_name) (1ull << GPU_##_name)
 #define GPU_TYPES_SIGNED (GPU_TYPE(S8) | GPU_TYPE(S16) | GPU_TYPE(S32) | GPU_TYPE(S64))
 #define GPU_TYPES_8 (GPU_TYPE(B8) | GPU_TYPE(U8) | GPU_TYPE(S8))
-#define GPU_TYPES_F16 (GPU_TYPE(B16) | GPU_TYPE(U16) | GPU_TYPE(S16) | GPU_TYPE(F16))
-#define GPU_TYPES_F32 (GPU_TYPE(B32) | GPU_TYPE(U32) | GPU_TYPE(S32) | GPU_TYPE(F32))
-#define GPU_TYPES_F64 (GPU_TYPE(B64) | GPU_TYPE(U64) | GPU_TYPE(S64) | GPU_TYPE(F64))
+#define GPU_TYPES_F16 (GPU_TYPE(B16) | GPU_TYPE(U16) | GPU_TYPE(F16))
+#define GPU_TYPES_F32 (GPU_TYPE(B32) | GPU_TYPE(F32))
+#define GPU_TYPES_F64 (GPU_TYPE(B64) | GPU_TYPE(F64))
+#define GPU_TYPES_16 (GPU_TYPES_F16 | GPU_TYPE(BF16) | GPU_TYPE(S16))
+#define GPU_TYPES_32 (GPU_TYPES_F32 | GPU_TYPE(U32) | GPU_TYPE(S32))
 
 /* All bits if the type is one of these, otherwise none. */
 static inline u64 gpu_is(u64 type, u64 types) { return -(types >> (type & 63) & 1); }
-/* The first element: sign-extended if the type is signed, otherwise zero-extended. */
+/* The first element: sign-extended if the type is signed, otherwise zero-extended. unused: the bits above it. */
 static inline u64 gpu_element(u64 type, u64 low) {
-    u64 unused = 56 & gpu_is(type, GPU_TYPES_8) | 48 & gpu_is(type, GPU_TYPES_F16 | GPU_TYPE(BF16)) |
-                 32 & gpu_is(type, GPU_TYPES_F32);                             /* bits above the element */
+    u64 unused = 56 & gpu_is(type, GPU_TYPES_8) | 48 & gpu_is(type, GPU_TYPES_16) | 32 & gpu_is(type, GPU_TYPES_32);
     u64 sign = (u64)((s64)(low << unused) >> 63) & gpu_is(type, GPU_TYPES_SIGNED);
     return low << unused >> unused | sign & ~(~0ull >> unused);
 }
-/* The sign bit of each element, and the bits of its fraction. Types that are never floating-point numbers have none. */
+/* The sign bit of each element, and the bits of its fraction. Types that are no floating-point numbers have none. */
 static inline u64 gpu_signs(u64 type) {
     return gpu_is(type, GPU_TYPES_F16 | GPU_TYPE(BF16)) & 0x8000800080008000ull |
            gpu_is(type, GPU_TYPES_F32) & 0x8000000080000000ull | gpu_is(type, GPU_TYPES_F64) & 1ull << 63;
@@ -80,14 +82,14 @@ static inline u64 gpu_isinf(u64 type, u64 low, u64 high) {
     return (u64)((gpu_not_infinite(low, signs, infinities) & gpu_not_infinite(high, signs, infinities)) != signs);
 }
 """
-_AS_FLOATS = {"b16": "f16", "b32": "f32", "b64": "f64"}
+_AS_FLOATS = {"b16": "f16", "u16": "f16", "b32": "f32", "b64": "f64"}
 _FORMS = {"f16": ("<H", "<e"), "bf16": ("<I", "<f"), "f32": ("<I", "<f"), "f64": ("<Q", "<d")}
 
 
 def as_float(element: int, number: int) -> float:
     """Return a first element as a floating-point number. number: of its type, in TYPES.
 
-    Bits (b16, b32, b64) are read as the floating-point type of their size, integers as their value."""
+    b16, u16, b32 and b64 are read as the floating-point types of their sizes, other integers as their values."""
     kind = TYPES[number] if number < len(TYPES) else ""  # the traced program can write to the ring
     kind = _AS_FLOATS.get(kind, kind)
     if kind not in _FORMS:
