@@ -1,6 +1,6 @@
-"""Code objects of AMD GPUs: kernels (code_object.py), their instructions (comgr.py, kernel_code.py), probes (inject.py, work.py)."""
+"""Instruments AMD GPU code objects: kernels (code_object.py), instructions (comgr.py, kernel_code.py), probes (inject.py, work.py)."""
 
-# Of `bytecode.DEVICE_POINTS`, those that kernels of AMD GPUs have.
+# The `bytecode.DEVICE_POINTS` that AMD GPU kernels support.
 POINTS = (
     "entry",
     "exit",

@@ -1,9 +1,9 @@
-"""Read from an instruction which memory it accesses, and where it says the address is.
+"""Decode which memory an instruction accesses, and where it takes the address from.
 
 accesses(instruction)       # global_load_dwordx4 v[0:3], v[4:5], off → (GcnAccess("load", "global", 16, …),)
-is_memory(instruction)      # image_load … → True, although probes cannot see where
+is_memory(instruction)      # image_load … → True, although probes cannot observe its addresses
 
-Scalar loads, which a wave makes as a whole, do not count. ds_read2 and its like are two accesses.
+Scalar loads do not count, because the wave makes them as a whole. ds_read2 and similar instructions count as two accesses.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from gpubpf.ebpf.bytecode import READS, WRITES
 from gpubpf.gcn.calls import VCC
 from gpubpf.gcn.comgr import GcnInstruction
 
-SCRATCH = "s[0:3]"  # where kernels keep the descriptor of their scratch memory, and functions expect it
+SCRATCH = "s[0:3]"  # the scratch buffer descriptor: kernels set it here, and functions expect it here
 _EFFECTS = {"load": READS, "store": WRITES, "atomic": READS | WRITES}
 
 
 @dataclass(frozen=True)
 class GcnAccess:
-    """One memory access of each lane that executes an instruction.
+    """One memory access that each lane makes when it executes an instruction.
 
     kind     load, store or atomic
-    space    global, shared or local; "generic": only the execution tells where the address points
-    width    bytes of a lane
-    vgpr     the VGPR with the address, or the first of two if it has 64 bits; None: the address is `offset` and what `sgpr` has
-    sgpr     the SGPR with an offset that is added, or the first of two with a 64-bit address; None: nothing is added
-    scaled   `sgpr` has an offset in the memory of the wave, in which each lane has its part
-    offset   a number that the instruction adds
+    space    global, shared or local; "generic" if the space is known only at run time
+    width    bytes per lane
+    vgpr     the VGPR with the address, or the first of two for a 64-bit address; None: the address is `offset` plus `sgpr`
+    sgpr     the SGPR with an added offset, or the first of two with a 64-bit address; None: nothing is added
+    scaled   `sgpr` is an offset into the wave's scratch memory, which its lanes share
+    offset   the constant that the instruction adds
     """
 
     kind: str
@@ -55,14 +55,14 @@ _ATOMIC = re.compile(r"(global|flat|buffer)_(atomic)_(\w+)")
 _DS_MOVE = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(?:_d16)?(?:_hi)?")
 _DS_ATOMIC = re.compile(r"ds_(?!read|write|\w+_src2)\w+?(2?)(st64)?(_rtn)?_(?:bf|[biuf])(16|32|64)")
 _MEMORY = re.compile(r"(?:global|flat|scratch|buffer|tbuffer|image|ds)_")
-_NOT_MEMORY = re.compile(  # registers of other lanes, queries, caches
+_NOT_MEMORY = re.compile(  # lane permutes, queries and cache control
     r"ds_(?:swizzle|b?permute|nop|gws_)|image_get_|buffer_(?:wb|inv|gl[01])"
 )
 _FIRST = re.compile(r"[sv](?:(\d+)|\[(\d+):\d+\])")
 
 
 def accesses(instruction: GcnInstruction, scratch: bool) -> tuple[GcnAccess, ...]:
-    """Return the accesses that can be probed. scratch: SCRATCH is the descriptor of scratch memory."""
+    """Return the accesses that can be probed. scratch: SCRATCH holds the scratch buffer descriptor."""
     if not is_memory(instruction):
         return ()
     *operands, last = instruction.operands.split(", ")
@@ -91,7 +91,7 @@ def accesses(instruction: GcnInstruction, scratch: bool) -> tuple[GcnAccess, ...
 
 
 def is_memory(instruction: GcnInstruction) -> bool:
-    """Return whether an instruction accesses memory. It can be probed if `accesses` returns something."""
+    """Return whether an instruction accesses memory. It can be probed only if `accesses` returns something."""
     return bool(_MEMORY.match(instruction.name)) and not _NOT_MEMORY.match(instruction.name)
 
 
@@ -132,7 +132,7 @@ def _shared(
 
 
 def _first(operand: str) -> int | None:
-    """Return the number of an operand's first register; None for `off`, numbers and what is not known here."""
+    """Return the number of an operand's first register; None for `off`, constants and unrecognized operands."""
     if operand in ("vcc", "vcc_lo"):
         return VCC
     match = _FIRST.fullmatch(operand)

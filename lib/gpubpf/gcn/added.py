@@ -1,4 +1,4 @@
-"""The segment that is added to a code object, behind all others, and how its code gets to other code there."""
+"""The segment that is appended to a code object, and the jumps and calls between its code and the rest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpubpf.lower import amdgcn
 PAGE = 4096
 NOP = 0xBF800000  # s_nop
 _NEAR = 1 << 17  # bytes that s_branch reaches
-_PADDING = 256  # bytes behind the last instruction, which the instruction cache may fetch
-_INFO = 4  # where the type and the binding of a symbol are in its entry
-_LOW, _HIGH = 8, 16  # where the literals are in the code that computes an address
+_PADDING = 256  # bytes after the last instruction that the instruction cache may prefetch
+_INFO = 4  # offset of a symbol's type and binding in its entry
+_LOW, _HIGH = 8, 16  # offsets of the literals in the code that computes an address
 
 
 @dataclass
 class Added:
-    """What is added behind the code object, from address `begin` on."""
+    """Content appended after the code object, from address `begin` on."""
 
     begin: int
     content: bytearray = field(default_factory=bytearray)
@@ -42,27 +42,27 @@ class Added:
 
 
 def branch(at: int, to: int) -> bytes:
-    """Return s_branch at an address. Raises Refusal if it does not reach so far."""
+    """Return s_branch, placed at an address. Raises Refusal if the target is out of range."""
     return struct.pack("<I", 0xBF820000 | words(at, to) & 0xFFFF)
 
 
 def jump(comgr: Comgr, at: int, to: int) -> bytes:
-    """Return a jump at an address to any other, which may change the two registers `amdgcn.BACK`."""
+    """Return a jump between any two addresses. It may change the two registers at `amdgcn.BACK`."""
     if -_NEAR <= to - at - 4 < _NEAR:
         return branch(at, to)
     return _far(comgr, at, to, "s_setpc_b64 {pair}")
 
 
 def call(comgr: Comgr, at: int, to: int) -> bytes:
-    """Return a call at an address of a probe that returns."""
+    """Return a call at an address to a probe that returns."""
     return _far(comgr, at, to, "s_swappc_b64 {pair}, {pair}")
 
 
 def _far(comgr: Comgr, at: int, to: int, go: str) -> bytes:
-    """Return the code at an address that computes another, and goes there."""
+    """Return the code at address `at` that computes address `to` and goes there."""
     low, high = (f"s{amdgcn.BACK + n}" for n in range(2))
     pair = f"s[{amdgcn.BACK}:{amdgcn.BACK + 1}]"
-    any_ = "0x12345678"  # any number that is written as a literal
+    any_ = "0x12345678"  # a placeholder that assembles to a 32-bit literal
     lines = [f"s_getpc_b64 {pair}", f"s_add_u32 {low}, {low}, {any_}", f"s_addc_u32 {high}, {high}, {any_}"]
     code = bytearray(comgr.assemble("\n".join([*lines, go.format(pair=pair)])))
     distance = to - at - 4 & (1 << 64) - 1  # s_getpc_b64 gives the address of the next instruction
@@ -72,7 +72,7 @@ def _far(comgr: Comgr, at: int, to: int, go: str) -> bytes:
 
 
 def hide_variables(code: CodeObject, image: bytearray) -> None:
-    """Make the code object's variables local, so that ROCr does not list those of the copy: the probed code uses the original's."""
+    """Make the code object's variables local, so that ROCr does not list the copy's: probed code uses the original's variables."""
     for section in code.elf.sections:
         if section.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
             names = code.elf.name_table(section)
@@ -82,7 +82,7 @@ def hide_variables(code: CodeObject, image: bytearray) -> None:
 
 
 def append(code: CodeObject, image: bytearray, added: Added) -> None:
-    """Append what was added as a segment, in place of the program header PT_GNU_STACK. Raises ImageError without one."""
+    """Append the added content as a segment, replacing program header PT_GNU_STACK. Raises ImageError if it has no such header."""
     added.content += struct.pack("<I", NOP) * (_PADDING // 4)  # s_nop
     image += bytes(-len(image) % PAGE)
     table, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]

@@ -1,7 +1,7 @@
-"""The functions that a kernel calls: where its calls lead, and where a function's code ends.
+"""The functions that a kernel calls: the targets of its calls, and where each function's code ends.
 
-A call takes its address from a pair of SGPRs. Each of its values must be the address of a function that the code computes from the
-program counter, and nothing but calls may use it. Then the function can be copied with the kernel.
+A call takes its target from a pair of SGPRs. Every value that can reach the pair must be a function address computed from the program
+counter, and only calls may use it. Then the function can be copied along with the kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 
 CALL, _JUMP = "s_swappc_b64", "s_setpc_b64"
 _NEVER = ("s_call_b64", "s_rfe_b64")
-_RETURN = "s[30:31]"  # the address to return to, at the end of a function
+_RETURN = "s[30:31]"  # the return address, at the end of a function
 BRANCH = re.compile(r"s_branch|s_cbranch_")
 _NO_WAY_ON = ("s_branch", "s_endpgm", _JUMP)
 _SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
@@ -26,15 +26,15 @@ _TWO_RESULTS = re.compile(r"v_(?:\w+_co_|div_scale|mad_[iu]64)")
 
 
 def branch_target(instruction: GcnInstruction, code: bytes) -> int:
-    """Return where a branch leads. `code`: the bytes of the instruction, which counts words from the next one."""
+    """Return the target of a branch. `code`: the instruction's bytes. The offset counts 4-byte words from the next instruction."""
     (words,) = struct.unpack_from("<h", code)
     return instruction.address + 4 + 4 * int(words)
 
 
 def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list[GcnInstruction]:
-    """Return the instructions of the function at an address. Raises Refusal, also for one of more than `most` bytes.
+    """Return the instructions of the function at an address. Raises Refusal if it cannot be read or exceeds `most` bytes.
 
-    Without a symbol that tells its size, it ends where no branch leads any further.
+    Without a symbol that gives its size, the function ends at the first jump or end that no branch passes.
     """
     named = address in code.functions
     size = min(code.functions[address][1] if named else most + 1, code.bytes_from(address))
@@ -53,7 +53,7 @@ def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list
             if not named and instruction.name in _NO_WAY_ON and here > furthest:
                 break
     except ImageError as error:
-        # Behind a call that does not return may be anything.
+        # Anything may follow a call that does not return.
         if not found or found[-1].address < furthest or found[-1].name != CALL:
             raise Refusal(f"it calls a function that cannot be read: {error}") from None
     return found
@@ -65,10 +65,10 @@ def called(
     computed: Mapping[int, int],
     is_kernel: bool,
 ) -> set[int]:
-    """Return which of the addresses that a kernel or a function computes are only called. Raises Refusal for other calls.
+    """Return the computed addresses that a kernel or function only calls. Raises Refusal for unsupported calls.
 
-    targets: where its branches lead. computed: the addresses of the last of the three instructions that compute an address from the
-    program counter, each with the first of the two SGPRs that it is in.
+    targets: the target of each branch. computed: for each address computed from the program counter, the address of the last of its
+    three instructions, and the first of the two SGPRs that hold it.
     """
     found: set[int] = set()
     flow = _Flow(instructions, targets)
@@ -91,7 +91,7 @@ def called(
 
 
 def sgprs(text: str) -> set[int]:
-    """Return the numbers of the SGPRs in operands, VCC among them."""
+    """Return the numbers of the SGPRs in operands, including VCC."""
     found: set[int] = set()
     for one, first, last in _SGPRS.findall(text):
         found.update(range(int(one or first), int(one or last) + 1))
@@ -101,7 +101,7 @@ def sgprs(text: str) -> set[int]:
 
 
 def use(instruction: GcnInstruction) -> tuple[set[int], set[int]]:
-    """Return the SGPRs that an instruction writes, and those that it reads."""
+    """Return the SGPRs that an instruction writes, and the SGPRs that it reads."""
     operands = instruction.operands.split(", ")
     results = 0 if _WITHOUT_RESULT.match(instruction.name) else 1
     results += bool(_TWO_RESULTS.match(instruction.name))
@@ -109,7 +109,7 @@ def use(instruction: GcnInstruction) -> tuple[set[int], set[int]]:
 
 
 class _Flow:
-    """Which instructions can follow which."""
+    """The control flow between instructions."""
 
     def __init__(self, instructions: Sequence[GcnInstruction], targets: Mapping[int, int]) -> None:
         self._instructions = instructions
@@ -126,7 +126,7 @@ class _Flow:
                     self._before[other].append(number)
 
     def written_before(self, number: int, first: int) -> set[int]:
-        """Return the addresses of the instructions that may have written a pair of SGPRs last. Raises Refusal if none has."""
+        """Return the addresses of the possible last writers of a pair of SGPRs. Raises Refusal if a path has no writer."""
         found: set[int] = set()
         seen, left = {number}, [number]
         while left:
@@ -142,7 +142,7 @@ class _Flow:
         return found
 
     def check_only_called(self, address: int, first: int) -> None:
-        """Raise Refusal if anything but calls may read the pair of SGPRs that the instruction at an address has written."""
+        """Raise Refusal if anything but a call may read the pair of SGPRs written by the instruction at an address."""
         pair = {first, first + 1}
         seen: set[int] = set()
         left = [self._numbers[address]]

@@ -1,4 +1,4 @@
-"""A code object of an AMD GPU: the GPU it is for, and its kernels with their descriptors.
+"""An AMD GPU code object: its target GPU, and its kernels with their descriptors.
 
 Source: "User Guide for AMDGPU Backend" of LLVM: ELF Code Object, Kernel Descriptor, Initial Kernel Execution State.
 """
@@ -25,7 +25,7 @@ _GPUS: Mapping[int, str] = {
     0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950",
 }  # fmt: skip
 _SEGMENT = struct.Struct("<II6Q")
-# User SGPRs in order: (bit of the kernel code properties, how many registers).
+# User SGPRs in order: (bit in the kernel code properties, number of registers).
 _USER_SGPRS = {
     "private_buffer": (0, 4),
     "dispatch_pointer": (1, 2),
@@ -57,7 +57,7 @@ class Descriptor:
 
     @property
     def wave(self) -> int:
-        """Lanes of a wave, on GPUs that have a choice."""
+        """Lanes per wave, on GPUs that support both sizes."""
         return 32 if self.properties >> 10 & 1 else 64
 
     @property
@@ -65,11 +65,11 @@ class Descriptor:
         return self.resources[1] >> 1 & 31
 
     def has(self, name: str) -> bool:
-        """Return whether a user SGPR of _USER_SGPRS is set when a wave starts."""
+        """Return whether a user SGPR of _USER_SGPRS is initialized when a wave starts."""
         return bool(self.properties >> _USER_SGPRS[name][0] & 1)
 
     def register(self, name: str) -> int:
-        """Return the number of the first register of a user SGPR, whether it is set or not."""
+        """Return the number of a user SGPR's first register, whether it is initialized or not."""
         number = 0
         for each, (_, count) in _USER_SGPRS.items():
             if each == name:
@@ -79,18 +79,18 @@ class Descriptor:
 
     @property
     def workgroup_ids(self) -> tuple[bool, bool, bool]:
-        """Whether x, y and z are set when a wave starts."""
+        """Whether the x, y and z workgroup indices are initialized when a wave starts."""
         return tuple(bool(self.resources[1] >> bit & 1) for bit in (7, 8, 9))  # type: ignore[return-value]
 
     @property
     def last_sgprs(self) -> int:
-        """How many SGPRs follow the indices of the workgroup: its information, and the offset of the wave's scratch memory."""
+        """Number of SGPRs after the workgroup indices: workgroup information and scratch offset."""
         return (self.resources[1] >> 10 & 1) + (self.resources[1] & 1)
 
 
 @dataclass(frozen=True)
 class GcnKernel:
-    """A kernel: its name (mangled), its descriptor and where that is in the file, and the range of its code as addresses."""
+    """A kernel: its mangled name, its descriptor with file offset and address, and the address range of its code."""
 
     name: str
     descriptor: Descriptor
@@ -101,12 +101,12 @@ class GcnKernel:
 
 
 def is_code_object(data: bytes) -> bool:
-    """Return whether these are the bytes of an ELF file for AMD GPUs."""
+    """Return whether the data is an ELF file for AMD GPUs."""
     return data[:4] == b"\x7fELF" and int.from_bytes(data[18:20], "little") == EM_AMDGPU
 
 
 class CodeObject:
-    """A code object in memory. Raises ImageError if it is none, or damaged."""
+    """A code object in memory. Raises ImageError if the data is damaged or not a code object."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -120,12 +120,12 @@ class CodeObject:
 
     @property
     def isa(self) -> str:
-        """The instruction set as comgr names it."""
+        """The instruction set, in comgr's notation."""
         return f"amdgcn-amd-amdhsa--{self.gpu}"
 
     @cached_property
     def end(self) -> int:
-        """The first address behind everything that is loaded. Raises ImageError if that is 4 GiB or more."""
+        """The first address after all loaded segments. Raises ImageError if it is 4 GiB or more."""
         ends = [0]
         at, count = struct.unpack_from("<Q", self.data, 32)[0], struct.unpack_from("<H", self.data, 56)[0]
         for number in range(count):
@@ -137,7 +137,7 @@ class CodeObject:
         return max(ends)
 
     def offset(self, address: int, size: int) -> int:
-        """Return where in the file `size` bytes at an address are. Raises ImageError."""
+        """Return the file offset of `size` bytes at an address. Raises ImageError if the file does not contain them."""
         first, last = (elf.offset_of(self.elf.loads, at) for at in (address, address + size - 1))
         if first is None or last is None or last - first != size - 1 or last >= len(self.data):
             raise ImageError(f"it has no {size} bytes at address {address:#x}; build it again")
@@ -145,7 +145,7 @@ class CodeObject:
 
     @cached_property
     def functions(self) -> dict[int, tuple[str, int]]:
-        """The name and the size in bytes of each function that a symbol names, by its address. Raises ImageError."""
+        """The name and size in bytes of each function that has a symbol, by address. Raises ImageError if a table is damaged."""
         found: dict[int, tuple[str, int]] = {}
         for section in self.elf.sections:
             if section.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
@@ -156,7 +156,7 @@ class CodeObject:
         return found
 
     def bytes_from(self, address: int) -> int:
-        """Return how many bytes lie between an address and the end of its segment in the file; 0 if it is in no segment."""
+        """Return the number of bytes from an address to the end of its segment in the file; 0 if it is in no segment."""
         ends = (
             s.address + min(s.size, len(self.data) - s.offset) for s in self.elf.loads if s.address <= address
         )
@@ -164,7 +164,7 @@ class CodeObject:
 
     @cached_property
     def kernels(self) -> tuple[GcnKernel, ...]:
-        """All kernels, by name. Raises ImageError."""
+        """All kernels, sorted by name. Raises ImageError if one is damaged or has no code."""
         functions: dict[str, tuple[int, int]] = {}
         descriptors: dict[str, int] = {}
         for section in self.elf.sections:

@@ -1,10 +1,10 @@
-"""AMD's code object manager (libamd_comgr), which every HIP installation has: it disassembles and assembles.
+"""Bindings for AMD's code object manager (libamd_comgr), a disassembler and assembler that every HIP installation has.
 
     comgr = Comgr("amdgcn-amd-amdhsa--gfx906")
     for instruction in comgr.disassemble(code, address): …
     comgr.assemble("s_mov_b32 s0, 1")      # bytes
 
-The interface is that of comgr 2 and 3 (amd_comgr.h).
+The bindings support comgr 2 and 3 (amd_comgr.h).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANNOTATE = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)
 
 
 class GcnInstruction(NamedTuple):
-    """An instruction: its address and size in bytes, its name and its operands as comgr writes them."""
+    """An instruction: its address and size in bytes, its name and its operands in comgr's notation."""
 
     address: int
     size: int
@@ -58,14 +58,14 @@ def _call(function: str, *arguments: object) -> None:
 
 
 class Comgr:
-    """The instruction set `isa`, such as "amdgcn-amd-amdhsa--gfx90a:xnack-". Raises ImageError if comgr does not know it."""
+    """The instruction set `isa`, such as "amdgcn-amd-amdhsa--gfx90a:xnack-". Raises ImageError if comgr does not support it."""
 
     def __init__(self, isa: str) -> None:
         self._isa = isa.encode()
         self._code, self._base, self._printed = b"", 0, b""
-        self._assembled: dict[str, bytes] = {}  # by text: assembling takes 11 ms
+        self._assembled: dict[str, bytes] = {}  # a cache by text: assembling takes 11 ms
         self._probes: dict[bytes, tuple[GcnInstruction, ...]] = {}
-        # These must live as long as comgr may call them.
+        # comgr may call these as long as the handle exists, so keep references to them.
         self._callbacks = _READ(self._read), _PRINT(self._print), _ANNOTATE(lambda address, user: None)
         self._info = _Handle()
         _call("amd_comgr_create_disassembly_info", self._isa, *self._callbacks, ctypes.byref(self._info))
@@ -81,7 +81,7 @@ class Comgr:
         self._printed = text
 
     def disassemble(self, code: bytes, address: int) -> Iterator[GcnInstruction]:
-        """Yield the instructions of `code`, which lies at `address`. Raises ImageError at what is none."""
+        """Yield the instructions of `code`, located at `address`. Raises ImageError at an invalid instruction."""
         self._code, self._base = code, address
         step = _library().amd_comgr_disassemble_instruction
         size, at, end = ctypes.c_uint64(), address, address + len(code)
@@ -96,19 +96,19 @@ class Comgr:
             at += size.value
 
     def probe(self, code: bytes) -> tuple[GcnInstruction, ...]:
-        """Return the instructions of a probe, as if it lay at 0. Many kernels have the same one."""
+        """Return a probe's instructions, with addresses from 0. The result is cached, because many kernels share a probe."""
         if code not in self._probes:
             self._probes[code] = tuple(self.disassemble(code, 0))
         return self._probes[code]
 
     def assemble(self, text: str) -> bytes:
-        """Return the machine code of a text without directives. Raises ImageError if it is wrong."""
+        """Return the machine code of assembly text without directives. Raises ImageError if it does not assemble."""
         if text not in self._assembled:
             self._assembled[text] = self._assemble(text)
         return self._assembled[text]
 
     def assemble_each(self, groups: Sequence[Sequence[str]]) -> list[list[bytes]]:
-        """Return the machine code of each line of each group. A line is one instruction. Raises ImageError."""
+        """Return the machine code of each line of each group. Each line is one instruction. Raises ImageError if one is invalid."""
         made = self.assemble("\n".join(line for lines in groups for line in lines))
         parts = (made[one.address : one.address + one.size] for one in self.disassemble(made, 0))
         return [[next(parts) for _ in lines] for lines in groups]
@@ -141,7 +141,7 @@ class Comgr:
 
 @cache
 def _assemble_action() -> int:
-    """Return the number of the action that assembles: comgr 3 removed some actions, and those behind them moved."""
+    """Return the number of the assemble action. comgr 3 removed some actions and renumbered the later ones."""
     major, minor = ctypes.c_size_t(), ctypes.c_size_t()
     _library().amd_comgr_get_version(ctypes.byref(major), ctypes.byref(minor))
     return 10 if major.value < 3 else 8

@@ -1,16 +1,16 @@
-"""Put probes into the kernels of a code object.
+"""Inject probes into the kernels of a code object.
 
     injected = inject(CodeObject(data), {"kernel": [GcnPlacement(program, "exit")]})
-    injected.image            # a code object with the same kernels and probes in them
-    injected.refusals         # why a kernel has none
+    injected.image            # a code object with the same kernels, plus probes
+    injected.refusals         # for each kernel without probes, the reason
 
-A new segment behind all others holds what is added. For each kernel this is a prologue, a copy of the kernel's instructions, and
-its sites. The prologue saves what probes need into registers that the kernel does not use, and calls the probe at the entry. In
-place of each s_endpgm the copy has a branch to a site: it switches on all lanes that the wave began with, since EXEC may have lost
-some of them, sets the probe's registers, and goes to the probe, which ends the wave. If a program asks for the time at which lanes
-left the kernel, the site calls the probe for each group of lanes instead (times.py). The copy also counts work (work.py).
+All added code is in a new segment after the existing ones. For each kernel, it has a prologue, a copy of the instructions, and sites.
+The prologue saves the values that probes need into registers that the kernel does not use, and calls the entry probe. In the copy,
+each s_endpgm is a branch to a site. EXEC may have lost lanes by then, so the site re-enables all lanes that the wave started with. It
+sets the probe's registers and jumps to the probe, which ends the wave. If a program reads the time at which lanes left the kernel, the
+site calls the probe once per group of lanes instead (times.py). The copy also counts work (work.py).
 
-The launch block lies behind the kernel's arguments: whoever launches the kernel gives it a copy of its arguments and the block.
+The launch block follows the kernel's arguments: whoever launches the kernel passes a copy of its arguments and the block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
 
-# Not gfx101x, where a branch over 64 words goes wrong (LLVM: FeatureOffset3fBug), and copies have other distances.
+# Not gfx101x: its branches over 64 words go wrong (LLVM: FeatureOffset3fBug), and copying changes branch distances.
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 
 
@@ -51,7 +51,7 @@ class GcnPlacement:
 
 @dataclass(frozen=True)
 class GcnInjected:
-    """A code object with probes. Kernels of `refusals` are as they were."""
+    """A code object with probes. Kernels in `refusals` are unchanged."""
 
     image: bytes
     kernels: Mapping[str, InjectedGcnKernel]
@@ -61,9 +61,9 @@ class GcnInjected:
 def inject(
     code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]], virtual: bool = False
 ) -> GcnInjected:
-    """Return the code object with the programs in these kernels. Raises ImageError if it cannot be read or there is no room.
+    """Return the code object with programs injected into these kernels. Raises ImageError if it is unreadable or has no room.
 
-    virtual: it will run on hipsim's virtual clock, where what is added is to take no time.
+    virtual: it will run on hipsim's virtual clock, so the added code is marked as taking no time.
     """
     comgr = Comgr(code.isa)
     added = Added(align(code.end, PAGE))
@@ -116,7 +116,7 @@ def _placed(
     block: LaunchBlock,
     added: Added,
 ) -> dict[tuple[str, ...], PlacedProbe]:
-    """Add the probes where waves begin and where they end, by their points. Raises VerifyError."""
+    """Add the probes that run where waves begin and end. Return them by their points. Raises VerifyError if one cannot be compiled."""
     found: dict[tuple[str, ...], PlacedProbe] = {}
     for points in (amdgcn.AT_ENTRY, amdgcn.AT_EXIT):
         chosen = [placement for point in points for placement in placements if placement.point == point]
@@ -132,6 +132,6 @@ def _placed(
             [p.program for p in chosen], block, code.gpu, counters, returns, bool(given), sites
         )
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
-        vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 are the work-item
+        vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 hold the work-item indices
         found[points] = PlacedProbe(added.add(probe.code + back), probe.sgprs, vgprs, given, used)
     return found

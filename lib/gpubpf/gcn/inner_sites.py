@@ -1,16 +1,16 @@
-"""Probes in the middle of a kernel, at memory accesses, basic blocks and barriers: the code at each site, and the probes it calls.
+"""Probes in the middle of a kernel, at memory accesses, basic blocks and barriers: each site's code, and the probes that it calls.
 
     probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
     sites = InnerSites(kernel, body, gpu, probes, first=3)
-    insertions = sites.insertions(comgr, registers)     # what is put before and behind instructions
+    insertions = sites.insertions(comgr, registers)     # code inserted before and after instructions
 
-In the middle of a kernel, all its registers may be in use. So a probe uses registers above them (renumber.py). The code at a site
-sets the probe's registers and calls it: before an access, the lanes that make it put its address into the probe's VGPRs. All sites of
-the kernel share the probe's code, which preserves VCC, EXEC and SCC. If there are too few SGPRs, the probe uses the highest ones, and
-those that belong to the kernel are saved in lanes of VGPRs.
+In the middle of a kernel, all of its registers may be in use, so a probe uses registers above them (renumber.py). A site's code sets
+the probe's registers and calls the probe. At an access, the active lanes first copy the address into the probe's VGPRs. All sites of
+a kernel share the probe's code, which preserves VCC, EXEC and SCC. If there are too few SGPRs, the probe uses the highest ones, and
+the kernel's SGPRs among them are saved in VGPR lanes.
 
-Around a barrier, code lies on both sides: before it, the probe for threads that arrive, and the time; behind it, the probe for threads
-that leave.
+A barrier has code on both sides. Before it, the code calls the probe for arriving threads and reads the time. After it, the code calls
+the probe for leaving threads.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import Probe, WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-SGPRS = 102  # that every GPU has
-_OWN = 5  # SGPRs behind the probe's: for VCC (2), EXEC (2), SCC
+SGPRS = 102  # available on every GPU
+_OWN = 5  # SGPRs after the probe's, which save VCC (2), EXEC (2) and SCC
 ALIGNED_SGPR, _ALIGNED_VGPR = (
     8,
     4,
-)  # of the first register of each kind: so kernels that differ little have the same probe
+)  # alignment of the first registers, so that similar kernels share a probe
 _MOST_SITES = 1 << 15
-_LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may have a result
+_LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may return a value
 _BARRIER = "s_barrier"
 _SKIP = 0xBF880000  # s_cbranch_execz
 
 
 class Placed(Protocol):
-    """A program at one of `amdgcn.INSIDE`. At `access`, kinds and spaces restrict the accesses; () means all."""
+    """A program at one of the `amdgcn.INSIDE` points. At `access`, kinds and spaces restrict the accesses; () means all."""
 
     @property
     def program(self) -> WaveProgram: ...
@@ -60,7 +60,7 @@ class Placed(Protocol):
 
 
 class InnerProbes:
-    """The probes for accesses, one for each set of programs, and one for each other point."""
+    """The inner probes of a code object: one per set of programs at an access, and one per other point."""
 
     def __init__(self, placements: Sequence[Placed], block: LaunchBlock, gpu: str) -> None:
         self._at = {point: [p for p in placements if p.point == point] for point in amdgcn.INSIDE}
@@ -73,7 +73,7 @@ class InnerProbes:
         return bool(self._at["access"])
 
     def of_access(self, access: GcnAccess) -> Probe | None:
-        """Return the probe for an access; None if no program is for it. Raises VerifyError."""
+        """Return the probe for an access; None if no program selects it. Raises VerifyError if it cannot be compiled."""
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
         placements = self._at["access"]
         chosen = {
@@ -93,7 +93,8 @@ class InnerProbes:
         return self._made[key]
 
     def of_point(self, point: str) -> Probe | None:
-        """Return the probe for one of `amdgcn.INSIDE`, except accesses; None if no program is attached to it. Raises VerifyError."""
+        """Return the probe for a non-access point of `amdgcn.INSIDE`; None without a program. Raises VerifyError if it cannot be
+        compiled."""
         programs = [placement.program for placement in self._at[point]]
         if not programs:
             return None
@@ -105,8 +106,8 @@ class InnerProbes:
 
 @dataclass(frozen=True)
 class InnerRegisters:
-    """Where probes in the middle of a kernel have their registers. sgprs: how many they use, from `sgpr` on. given: those that a site
-    sets, counted from `sgpr`. lanes: the kernel's SGPRs among all of these, with the VGPR and the lane that save each."""
+    """The registers of probes in the middle of a kernel. sgprs: the number of SGPRs, from `sgpr` on. given: the registers that a site
+    sets, relative to `sgpr`. lanes: the kernel's SGPRs in this range, each with the VGPR and lane that save it."""
 
     sgpr: int
     sgprs: int
@@ -117,7 +118,7 @@ class InnerRegisters:
 
     @property
     def call(self) -> str:
-        """The text that calls a probe."""
+        """The assembly text that calls a probe."""
         back = self.sgpr + amdgcn.BACK
         return f"s_call_b64 s[{back}:{back + 1}], 0"
 
@@ -128,19 +129,19 @@ class InnerRegisters:
 
     @property
     def saved(self) -> list[tuple[int, int, int]]:
-        """The kernel's SGPRs that a site sets, each with the VGPR and the lane that save it."""
+        """The kernel's SGPRs that a site sets, each with the VGPR and lane that save it."""
         numbers = range(self.sgpr + self.given.start, self.sgpr + self.given.stop)
         return [(n, *self.lanes[n]) for n in numbers if n in self.lanes]
 
     @property
     def saved_by_probe(self) -> list[tuple[int, int, int]]:
-        """The kernel's SGPRs that only the probe changes."""
+        """The kernel's SGPRs that only the probe changes, each with the VGPR and lane that save it."""
         return [(n, *where) for n, where in self.lanes.items() if n - self.sgpr not in self.given]
 
 
 @dataclass(frozen=True)
 class InnerSite:
-    """A place that is probed: its number, its point, the access if it is one, and the number of the basic block if it begins there."""
+    """A probed place: its number and point, the access at an access point, and the block's number at a basic_block point."""
 
     number: int
     point: str
@@ -152,8 +153,8 @@ class InnerSite:
 
 @dataclass(frozen=True)
 class Insertion:
-    """Code that is put before the instruction at an address, or behind it. calls: where in it probes are called, in bytes from its
-    beginning, by s_call_b64 without its target."""
+    """Code to insert before or after the instruction at an address. calls: the byte offsets of its s_call_b64 instructions, whose
+    target is not filled in yet, each with the probe to call."""
 
     address: int
     behind: bool
@@ -162,7 +163,7 @@ class Insertion:
 
 
 def joined(insertions: Iterable[Insertion]) -> list[Insertion]:
-    """Return the same code with one insertion for each place: what comes first runs first."""
+    """Merge insertions at the same place. Their order is kept: the first code runs first."""
     found: dict[tuple[int, bool], Insertion] = {}
     for one in insertions:
         if (first := found.get((one.address, one.behind))) is not None:
@@ -173,21 +174,21 @@ def joined(insertions: Iterable[Insertion]) -> list[Insertion]:
 
 
 class _Run(NamedTuple):
-    """Text at a site, a line for each instruction. probe: the text calls it; then it is skipped if EXEC is 0."""
+    """Assembly text at a site, one instruction per line. probe: the probe that the text calls. Its text is skipped if EXEC is 0."""
 
     lines: tuple[str, ...]
     probe: Probe | None = None
 
 
 class _Text(NamedTuple):
-    """What is put before the instruction at an address, or behind it."""
+    """Assembly text to insert before or after the instruction at an address."""
 
     address: int
     behind: bool
     runs: tuple[_Run, ...]
 
     def insertion(self, parts: Sequence[bytes], call: str) -> Insertion:
-        """Return it as code. parts: the code of each line. call: the line that calls a probe."""
+        """Return the text as code. parts: the machine code of each line. call: the line that calls a probe."""
         code, called, rest = bytearray(), [], iter(parts)
         for run in self.runs:
             made = [next(rest) for _ in run.lines]
@@ -200,7 +201,7 @@ class _Text(NamedTuple):
 
 
 class InnerSites:
-    """The sites in the middle of a kernel, with numbers from `first` on."""
+    """The sites in the middle of a kernel, numbered from `first`."""
 
     def __init__(
         self, kernel: GcnKernel, body: KernelCode, gpu: str, probes: InnerProbes, first: int
@@ -245,14 +246,14 @@ class InnerSites:
 
     @property
     def sgprs(self) -> int:
-        """How many SGPRs the probes use."""
+        """The number of SGPRs that the probes use."""
         if not self.probes:
             return 0
         given = amdgcn.TIME + 2 if self._leaves else 0
         return align(max(given, *(probe.sgprs for probe in self.probes)), 2) + _OWN
 
     def registers(self, save: Save, own_sgprs: int, vgprs: int) -> tuple[InnerRegisters, int]:
-        """Return where the probes have their registers, and how many VGPRs there are with them. own_sgprs: the kernel's."""
+        """Return the probes' registers, and the total number of VGPRs with them. own_sgprs: the kernel's SGPRs. Raises Refusal."""
         lanes: dict[int, tuple[int, int]] = {}
         sgpr = save.sgpr
         if save.vgpr is not None:
@@ -269,7 +270,7 @@ class InnerSites:
         return made, vgpr + max(probe.vgprs for probe in self.probes)
 
     def insertions(self, comgr: Comgr, at: InnerRegisters) -> list[Insertion]:
-        """Return what is put before and behind instructions, in the order in which it runs."""
+        """Return the code to insert before and after instructions, in execution order."""
         texts: list[_Text] = []
         barriers: dict[int, dict[str, InnerSite]] = {}
         for site in self.sites:
@@ -285,7 +286,7 @@ class InnerSites:
         return [text.insertion(parts, at.call) for text, parts in zip(texts, made, strict=True)]
 
     def _around(self, address: int, sites: Mapping[str, InnerSite], at: InnerRegisters) -> Iterator[_Text]:
-        """Yield what is put before and behind a barrier. The SGPRs with the time of arrival are in use between the two."""
+        """Yield the text before and after a barrier. The SGPRs with the arrival time stay in use across the barrier."""
         called = {point: _Run(tuple(self._set(site, at)), site.probe) for point, site in sites.items()}
         arrive = [called[amdgcn.ARRIVE]] if amdgcn.ARRIVE in called else []
         save, restore = _Run(tuple(_saved(at))), _Run(tuple(_restored(at)))
@@ -297,7 +298,7 @@ class InnerSites:
         yield _Text(address, True, (called[amdgcn.LEAVE], restore))
 
     def _set(self, site: InnerSite, at: InnerRegisters) -> list[str]:
-        """Return the text that sets the registers of a site's probe, and calls it."""
+        """Return the text that sets the registers of a site's probe and calls it."""
         address, facts = [], []
         if (access := site.access) is not None:
             known = amdgcn.facts(access.offset, access.width, KINDS.index(access.kind), access.effect)
@@ -306,7 +307,7 @@ class InnerSites:
         return [*address, number, *facts, at.call]
 
     def _address(self, access: GcnAccess, at: InnerRegisters) -> list[str]:
-        """Return the text that puts the address, or an offset of 32 bits, into the probe's first VGPRs. It changes no flag."""
+        """Return the text that puts the address, or a 32-bit offset, into the probe's first VGPRs. It changes no flags."""
         low, high, vgpr, sgpr = at.vgpr, at.vgpr + 1, access.vgpr, access.sgpr
         gfx9 = self._gpu.startswith("gfx9")
         add = "v_add_u32_e32" if gfx9 else "v_add_nc_u32_e32"
@@ -314,13 +315,13 @@ class InnerSites:
             assert vgpr is not None
             if sgpr is None:
                 return [f"v_mov_b32 v{low}, v{vgpr}", f"v_mov_b32 v{high}, v{vgpr + 1}"]
-            first = at.sgpr + amdgcn.SITE  # the carry: comgr assembles for waves of 32 lanes on GFX10
+            first = at.sgpr + amdgcn.SITE  # for the carry: comgr assembles for 32-lane waves on GFX10
             carry = f"s[{first}:{first + 1}]" if gfx9 else f"s{first}"
             one, two = (
                 ("v_add_co_u32_e64", "v_addc_co_u32_e64") if gfx9 else ("v_add_co_u32", "v_add_co_ci_u32_e64")
             )
             return [
-                f"v_mov_b32 v{high}, {_sgpr(sgpr + 1)}",  # first: the carry may be where the address is
+                f"v_mov_b32 v{high}, {_sgpr(sgpr + 1)}",  # must come first: the carry may overwrite the SGPR address
                 f"{one} v{low}, {carry}, {_sgpr(sgpr)}, v{vgpr}",
                 f"{two} v{high}, {carry}, 0, v{high}, {carry}",
             ]
@@ -331,7 +332,7 @@ class InnerSites:
         return text if vgpr is None else [*text, f"{add} v{low}, v{vgpr}, v{low}"]
 
     def code(self, comgr: Comgr, probe: Probe, at: InnerRegisters) -> bytes:
-        """Return the code of a probe, which all of its places call."""
+        """Return the code of a probe, shared by all of its sites."""
         b64, own = "s_mov_b64", at.sgpr + at.sgprs - _OWN
         vcc, exec_, scc = f"s[{own}:{own + 1}]", f"s[{own + 2}:{own + 3}]", f"s{own + 4}"
         loads = any(_LOADS.match(one.name) for one in comgr.probe(probe.code))
@@ -353,7 +354,7 @@ class InnerSites:
 
 
 def _numbers_of_blocks(body: KernelCode) -> dict[int, int]:
-    """Return where each basic block is entered, and its number in the kernel or function."""
+    """Return each basic block's number in its kernel or function, by the address where the block is entered."""
     found: dict[int, int] = {}
     counts: dict[Region, int] = {}
     for block in body.blocks():
@@ -364,13 +365,13 @@ def _numbers_of_blocks(body: KernelCode) -> dict[int, int]:
 
 
 def _saved(at: InnerRegisters) -> list[str]:
-    """Return the text that saves the kernel's SGPRs which a site sets. Loads in flight may still write to them."""
+    """Return the text that saves the kernel's SGPRs before a site sets them. It first waits for loads that may still write them."""
     waits = ["s_waitcnt lgkmcnt(0)"] if at.lanes else []
     return waits + [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in at.saved]
 
 
 def _restored(at: InnerRegisters) -> list[str]:
-    """Return the text that restores what `_saved` saved."""
+    """Return the text that restores the SGPRs saved by `_saved`."""
     lines = [f"v_readlane_b32 s{n}, v{vgpr}, {lane}" for n, vgpr, lane in at.saved]
     return [*lines, "s_nop 4"] if lines else []
 

@@ -1,4 +1,4 @@
-"""The instructions of a kernel and its functions: what they use, where they branch to and exit, and a copy of them elsewhere.
+"""The instructions of a kernel and the functions it calls: registers, branches, exits, and a relocated copy.
 
 kernel_code = read(code, comgr, kernel)
 copy = kernel_code.moved(address, {})      # the same instructions at another address
@@ -18,23 +18,23 @@ from gpubpf.gcn import calls
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 
-_INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # the number of a VGPR is computed
+_INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # VGPRs are indexed at run time
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
-# What loops have that wait for another workgroup: loads and atomic operations that go past the caches and return something, s_sleep.
+# Signs of a loop that waits for another workgroup: cache-bypassing loads, atomics with a result, s_sleep.
 _WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl)")
 _COMPARES = re.compile(r"\w+_atomic_f?cmpswap(?:_x2)? v\[?(\d+)(?::\d+\])?, v\S+, v\[(\d+):(\d+)\].* glc")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
-_HOST_CALL = "__ockl_hostcall"  # how the names of AMD's functions begin that ask the host for something
+_HOST_CALL = "__ockl_hostcall"  # prefix of AMD's functions that call the host
 _NEAR = 1 << 17  # bytes that s_branch reaches
-_LOW, _HIGH = 8, 16  # where the literals behind s_getpc_b64 are, in bytes from it
+_LOW, _HIGH = 8, 16  # byte offsets of the literals from s_getpc_b64
 
 
 @dataclass(frozen=True)
 class Reference:
-    """An address that is computed from the program counter: where s_getpc_b64 is, and the 64-bit sum of it and two literals.
+    """An address computed from the program counter: the address of s_getpc_b64, and the resulting 64-bit address.
 
-    `last`: where the last of the three instructions is. `sgpr`: the first of the two that they write.
+    `last`: the address of the last of the three instructions. `sgpr`: the first of the two SGPRs that they write.
     """
 
     place: int
@@ -44,7 +44,7 @@ class Reference:
 
 
 class Region(NamedTuple):
-    """The code of a kernel or a function: its first address, its end, and the function's name if it is known."""
+    """The code of a kernel or a function: its first address, its end, and the function's name, or "" if unknown."""
 
     begin: int
     end: int
@@ -53,10 +53,10 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class MovedCode:
-    """A copy of a kernel's instructions. `places`: the address of each instruction by the one that it had. `starts`: where the code
-    begins that was put before it.
+    """A relocated copy of a kernel's instructions. `places`: each instruction's new address, by its original address. `starts`: where
+    the code inserted before it begins.
 
-    references: places of s_getpc_b64 in the copy whose address is not in the kernel, each with the sum of its two literals.
+    references: each s_getpc_b64 in the copy whose target is outside the kernel, with the 64-bit distance in its two literals.
     """
 
     content: bytearray
@@ -69,8 +69,8 @@ class MovedCode:
 class KernelCode:
     """The instructions of a kernel and of the functions that it calls, and the registers that they name.
 
-    code: the bytes of each instruction, by its address. regions: the kernel and each function. calls: the places of the references
-    that are addresses of these functions.
+    code: the bytes of each instruction, by its address. regions: the kernel and each function. calls: the addresses of the references
+    whose targets are these functions.
     """
 
     code: Mapping[int, bytes]
@@ -87,12 +87,12 @@ class KernelCode:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether it computes numbers of VGPRs, so that it may use others than those that it names."""
+        """Whether VGPR numbers are computed at run time. The code may then use VGPRs that it does not name."""
         return any(_INDEXED.match(instruction.name) for instruction in self.instructions)
 
     @cached_property
     def inside_indexing(self) -> set[int]:
-        """The addresses before which nothing can be put: the numbers of VGPRs would be changed there."""
+        """The addresses before which no code can be inserted, because VGPR indexing is on there."""
         found: set[int] = set()
         on = False
         for instruction in self.instructions:
@@ -104,15 +104,16 @@ class KernelCode:
 
     @cached_property
     def branches(self) -> dict[int, int]:
-        """Where the branch at an address leads."""
+        """The target of each branch, by the branch's address."""
         return _branches(self.instructions, self.code)
 
     @cached_property
     def waits(self) -> bool:
-        """Whether it may wait for another workgroup: a loop has an atomic operation with a result, a load that goes past the caches,
-        or s_sleep. Not a loop that only tries again (`_tries_again`).
+        """Whether it may wait for another workgroup: a loop has an atomic with a result, a cache-bypassing load, or s_sleep. Retry
+        loops (`_tries_again`) do not count.
 
-        A function that a loop calls may be any. Calls of the host (printf, assert) wait for the host, and for waves that run already.
+        If a function has such an instruction, every loop with a call counts. Host calls (printf, assert) do not count: they wait only
+        for the host and for waves that are already running.
         """
         host = [region for region in self.regions if region.name.startswith(_HOST_CALL)]
         loops = [
@@ -134,8 +135,8 @@ class KernelCode:
         return any(first <= one.address <= last for one in asking for first, last in loops)
 
     def _tries_again(self, instruction: GcnInstruction, loops: Sequence[tuple[int, int]]) -> bool:
-        """Return whether an instruction is a compare-and-swap whose loop expects next what it has found. Such a loop ends once no
-        other thread changes the value in between. A loop that waits for a lock expects the same value each time."""
+        """Return whether an instruction is a compare-and-swap whose loop next expects the value that it found. Such a loop ends once
+        no other thread changes the value in between. A loop that waits for a lock expects the same value each time."""
         match = _COMPARES.match(f"{instruction.name} {instruction.operands}")
         around = [loop for loop in loops if loop[0] <= instruction.address <= loop[1]]
         if not match or not around:
@@ -150,7 +151,7 @@ class KernelCode:
         )
 
     def blocks(self) -> Iterator[list[GcnInstruction]]:
-        """Yield the basic blocks: what runs from the first instruction to the last."""
+        """Yield the basic blocks: runs of instructions that execute from the first to the last."""
         leaders = {*self.branches.values(), *(region.begin for region in self.regions)}
         block: list[GcnInstruction] = []
         for instruction in self.instructions:
@@ -167,9 +168,9 @@ class KernelCode:
     def moved(
         self, to: int, before: Mapping[int, bytes], behind: Mapping[int, bytes] | None = None
     ) -> MovedCode:
-        """Return a copy that lies at `to`, with code put before and behind the instructions at some addresses. Raises Refusal.
+        """Return a copy at address `to`, with code inserted before and after some instructions. Raises Refusal if it cannot be moved.
 
-        A branch to such an instruction leads to the code before it.
+        A branch to such an instruction goes to the code inserted before it.
         """
         behind = behind or {}
         starts, places, content = {}, {}, bytearray()
@@ -202,7 +203,7 @@ class KernelCode:
 
 
 def words(at: int, to: int) -> int:
-    """Return the operand of a branch at an address. Raises Refusal if it does not reach so far."""
+    """Return the operand of a branch at an address, in 4-byte words. Raises Refusal if the target is out of range."""
     distance = to - at - 4
     if not -_NEAR <= distance < _NEAR:
         raise Refusal("its code is too far from room for probes")
@@ -210,7 +211,7 @@ def words(at: int, to: int) -> int:
 
 
 def entered(block: Sequence[GcnInstruction]) -> GcnInstruction:
-    """Return the instruction at which all lanes that enter a basic block are on: where paths join, their lanes come back first."""
+    """Return the first instruction at which all lanes of a basic block are active: where paths join, EXEC is restored first."""
     return next((one for one in block if not one.operands.startswith("exec")), block[-1])
 
 
@@ -220,7 +221,7 @@ def writes_exec(instruction: GcnInstruction) -> bool:
 
 
 def read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> KernelCode:
-    """Look at all instructions of a kernel and of the functions that it calls. Raises Refusal."""
+    """Read all instructions of a kernel and of the functions that it calls. Raises Refusal if they cannot be copied."""
     size = kernel.end - kernel.begin
     if size >= _NEAR:
         raise Refusal("it is larger than a branch reaches")
@@ -238,7 +239,7 @@ def read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> KernelCode:
 
 
 class _Found:
-    """What was found of a kernel: its own instructions, and then those of functions. `wanted`: functions that are not there yet."""
+    """The code found so far: the kernel's instructions, then those of its functions. `wanted`: functions still to read."""
 
     def __init__(self, code: CodeObject) -> None:
         self._file = code
@@ -250,7 +251,7 @@ class _Found:
         self.wanted: set[int] = set()
 
     def add(self, instructions: Sequence[GcnInstruction], is_kernel: bool) -> None:
-        """Raises Refusal."""
+        """Add the instructions of the kernel or of one function. Raises Refusal if they cannot be copied."""
         if any(instruction.address in self._code for instruction in instructions):
             raise Refusal("it calls a function that lies within another one")
         for one in instructions:
@@ -276,7 +277,7 @@ class _Found:
         self.wanted -= {region.begin for region in self._regions}
 
     def code_of_kernel(self) -> KernelCode:
-        """Raises Refusal."""
+        """Return the code found. Raises Refusal if it has no exit."""
         most = {"s": 0, "v": 0, "a": 0}
         for instruction in self._instructions:
             for kind, one, _, last in _REGISTERS.findall(instruction.operands):
@@ -296,7 +297,7 @@ class _Found:
 
 
 def _check(instruction: GcnInstruction) -> None:
-    """Raise Refusal for an instruction that a copy cannot have."""
+    """Raise Refusal for an instruction that cannot be copied."""
     if instruction.name.startswith("s_movrel"):
         raise Refusal(f"it computes the numbers of SGPRs ({instruction.name})")
     if _OTHER_BRANCH.match(instruction.name):
@@ -306,7 +307,7 @@ def _check(instruction: GcnInstruction) -> None:
 
 
 def _branches(instructions: Sequence[GcnInstruction], code: Mapping[int, bytes]) -> dict[int, int]:
-    """Return where the branch at an address leads. Raises Refusal if that is no instruction."""
+    """Return the target of each branch, by the branch's address. Raises Refusal if a target is not an instruction."""
     found = {}
     for branch in instructions:
         if calls.BRANCH.match(branch.name):
@@ -317,7 +318,7 @@ def _branches(instructions: Sequence[GcnInstruction], code: Mapping[int, bytes])
 
 
 def _reference(instructions: Sequence[GcnInstruction], code: Mapping[int, bytes]) -> Reference:
-    """Return the address that three instructions compute as compilers write it. Raises Refusal for any others."""
+    """Return the address computed by three instructions, in the form compilers emit. Raises Refusal for any other form."""
     pair = re.fullmatch(r"s\[(\d+):(\d+)\]", instructions[0].operands)
     if pair and [one.name for one in instructions[1:]] == ["s_add_u32", "s_addc_u32"]:
         low, high = pair.groups()

@@ -1,4 +1,4 @@
-"""Write a kernel with probes: a prologue, a copy of the kernel's instructions, and sites at its ends."""
+"""Write a kernel with probes: a prologue, a copy of the kernel's instructions, and sites at its exits."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from gpubpf.lower.amdgcn import Probe
 from gpubpf.lower.launch_block import LaunchBlock, align
 
 _MOST_VGPRS = 256
-_AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site uses: the probe's, and a pair for a jump
+_AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site sets, including the pair for a jump
 _BRANCH_IF_SET, _END = 0xBF850000, 0xBF810000  # s_cbranch_scc1, s_endpgm
 _BRANCH = 4  # bytes of s_branch
 _ENTRY = 256  # alignment of a kernel's first instruction
-_ALIGNED = 64  # bytes: a copy lies to the instruction cache's lines as the original does
+_ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction cache lines
 
 
 @dataclass(frozen=True)
 class GcnSite:
-    """A probed place: its number, and where its instruction is: its address in the original code object, its function (mangled; ""
-    without a symbol), and the bytes from that function's beginning. opcode: the instruction's name, of accesses and barriers. block:
-    the number of a basic block in its function."""
+    """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
+    in that function in bytes. opcode: the instruction's name, at accesses and barriers. block: the number of a basic block in its
+    function."""
 
     number: int
     point: str
@@ -56,13 +56,13 @@ class GcnSite:
 
 @dataclass(frozen=True)
 class InjectedGcnKernel:
-    """An instrumented kernel: the bytes of its arguments, the offset of the launch block behind them, and its sites.
+    """An instrumented kernel: the size of its arguments in bytes, the offset of the launch block after them, and its sites.
 
-    references: what makes it use the variables of the code object that it comes from, once both are loaded: for each address that
-    its code computes from the program counter, where s_getpc_b64 is, in bytes from the kernel's descriptor, and the sum of the two
-    literals behind it. registers: VGPRs before and after. waits: its workgroups may wait for each other. most_threads,
-    original_threads: that fit on a compute unit at once, of the copy and of the original. wave: lanes of a wave. unprobed: if a
-    program is attached to memory accesses, places by instruction whose accesses no program sees.
+    references: the addresses to patch once both code objects are loaded, so that the copy uses the original's variables. Each has the
+    offset of its s_getpc_b64 from the kernel's descriptor, in bytes, and the sum of the two literals after it. registers: VGPRs before
+    and after. waits: its workgroups may wait for each other. most_threads, original_threads: the threads that fit on a compute unit at
+    once, of the copy and of the original. wave: lanes per wave. unprobed: the number of memory instructions that no program sees, by
+    name, if a program is attached to memory accesses.
     """
 
     argument_bytes: int
@@ -80,8 +80,8 @@ class InjectedGcnKernel:
 
 @dataclass(frozen=True)
 class PlacedProbe:
-    """A probe where waves begin or end: where its code is, how many registers it needs, which of `amdgcn.TIMES` it is given, and the
-    points of its programs. Each point has a site at each place."""
+    """A probe that runs where waves begin or end: its address, its register counts, the `amdgcn.TIMES` that it receives, and its
+    programs' points. Each point has its own site at each place."""
 
     at: int
     sgprs: int
@@ -113,7 +113,7 @@ class KernelWriter:
         self._choose_registers()
 
     def _choose_registers(self) -> None:
-        """Choose where the prologue saves values, where work is counted, and where times are kept; and count all registers."""
+        """Choose the registers for saved values, work counters and times, and compute the register totals."""
         body, start, entry, exit_, inner = self._body, self._start, self._entry, self._exit, self._inner
         returning = max(entry.sgprs, exit_.sgprs if exit_.times else 0)
         first = max(body.sgprs, start.sgprs, amdgcn.BLOCK_REGISTERS + len(amdgcn.REGISTERS), returning)
@@ -152,7 +152,7 @@ class KernelWriter:
         self._exit_sgprs = needed
 
     def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
-        """Return what was added, and how the kernel's descriptor changes."""
+        """Add the kernel. Return what was injected, and the changes to its descriptor. Raises Refusal if it does not fit."""
         insertions = self._insertions()
         entry = self._add_prologue()
         try:
@@ -184,11 +184,11 @@ class KernelWriter:
         return self._comgr.assemble("\n".join(lines))
 
     def _ways_out(self) -> list[int]:
-        """Return where lanes leave: the kernel's ends, and if the time is asked for other places."""
+        """Return the addresses where lanes leave: the exits and, if a program reads the time, other places (leaving.py)."""
         return [one.address for one in self._body.exits] + (leaving(self._body) if self._exit.times else [])
 
     def _places(self, addresses: Sequence[int], probe: PlacedProbe, first: int) -> list[GcnSite]:
-        """Return the sites of a probe at these places, with numbers from `first` on."""
+        """Return the sites of a probe at these addresses, numbered from `first`."""
         each = [(address, point) for address in addresses for point in probe.points]
         return [self._at(first + n, point, address) for n, (address, point) in enumerate(each)]
 
@@ -210,9 +210,9 @@ class KernelWriter:
         return self._at(site.number, site.point, one.address, opcode, site.access, site.block)
 
     def _insertions(self) -> list[Insertion]:
-        """Return what is put before and behind the kernel's instructions: counting, keeping the time, and calls of probes.
+        """Return the code to insert around instructions: work counters, reads of the time, and probe calls.
 
-        There is one before each instruction and one behind it at most.
+        Each instruction has at most one insertion before it and one after it.
         """
         every: list[Insertion] = []
         for kind, counter in zip(self._kinds, self._counters, strict=True):
@@ -229,8 +229,8 @@ class KernelWriter:
         return joined(every)
 
     def _copy(self, insertions: Sequence[Insertion], away: bool) -> tuple[MovedCode, bytes]:
-        """Return the copy of the kernel, and its content with all that lies behind it: sites and probes. It will lie at the end of
-        what is added. away: insertions lie behind the copy, too, so that its branches reach further."""
+        """Return the copy of the kernel, and its content followed by sites and probes. It will be placed at the end of the added
+        content. away: put insertions after the copy too, so that the copy's branches reach their targets."""
         at, leaves = self._added.here, {place.address for place in self._exits}
         before: dict[int, bytes] = {}
         behind: dict[int, bytes] = {}
@@ -261,20 +261,20 @@ class KernelWriter:
                 called = begin + offset
                 struct.pack_into("<h", content, called - at, words(called, probes_at[probe]))
         for instruction in self._body.instructions if self._inner.sites else ():
-            if instruction.name == "s_clause":  # it says that memory accesses follow, one behind the other
+            if instruction.name == "s_clause":  # it requires that the next memory accesses are consecutive
                 struct.pack_into("<I", content, copy.places[instruction.address] - at, NOP)
         return copy, bytes(content)
 
     def _mark(self, mark: int) -> bytes:
-        """Return an instruction that does nothing, by which hipsim knows what is not the kernel's; only for its virtual clock."""
+        """Return a no-op that marks injected code for hipsim's virtual clock; nothing without a virtual clock."""
         return struct.pack("<I", NOP | mark) if self._virtual else b""
 
     def _keep(self, number: int) -> bytes:
-        """Return the code with which lanes keep the time, and that they are at place `number`."""
+        """Return the code with which lanes record the time and their place `number`."""
         return self._assemble(self._times.keep())[:-4] + struct.pack("<I", number)
 
     def _add_prologue(self) -> int:
-        """Add what comes before the copy, and room to where the copy is to lie. Return the address."""
+        """Add the prologue, and padding up to the copy. Return the prologue's address."""
         added, save, start, at_entry = self._added, self._save, self._start, self._entry
         end = self._mark(UNTIMED_END)
         added.align(_ENTRY)
@@ -295,7 +295,7 @@ class KernelWriter:
         return entry
 
     def _sites(self, copy: MovedCode, at: int) -> bytes:
-        """Return the code of the sites behind a copy that lies at `at`. Changes the copy's exits into branches to them."""
+        """Return the code of the sites after a copy at address `at`. Replace the copy's exits with branches to them."""
         sites_at, texts = at + len(copy.content), bytearray()
         for exit_, first in zip(self._body.exits, self._exits[:: len(self._exit.points) or 1], strict=False):
             number = first.number
@@ -311,7 +311,7 @@ class KernelWriter:
         return bytes(texts)
 
     def _site_of_groups(self, number: int, here: int) -> bytes:
-        """Return the site that calls the probe for each group of lanes."""
+        """Return the site that calls the probe once per group of lanes."""
         groups = times.groups(self._times, self._code.gpu, self._wave, self._exit_sgprs, self._counters)
         head, body, tail = (self._assemble(lines) for lines in (groups.head, groups.body, groups.tail))
         head = self._keep(number) + head

@@ -1,8 +1,8 @@
-"""Where lanes leave a kernel: the instructions that switch lanes off, and not on again before the kernel ends.
+"""Where lanes leave a kernel: instructions that disable lanes for the rest of the kernel.
 
-A wave ends when all of its lanes have left. A lane that EXEC loses before has left there, unless some later instruction switches it on
-again. Compilers keep the lanes of a branch or a loop in SGPRs (R), and switch them on by `s_or_b64 exec, exec, R`. So an instruction
-does not count if the lanes that it switches off are in an R with which this happens on every way to the end.
+A wave ends when all of its lanes have left. A lane that EXEC loses earlier has left there, unless a later instruction re-enables it.
+Compilers keep the lanes of a branch or loop in SGPRs (R), and re-enable them with `s_or_b64 exec, exec, R`. So an instruction does not
+count if the lanes that it disables are in an R that is restored on every path to the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALL = "-1"
 
 
 def leaving(code: KernelCode) -> list[int]:
-    """Return the addresses of the instructions at which lanes may leave, other than exits."""
+    """Return the addresses of instructions where lanes may leave, except the exits."""
     restored = _Restored(code)
     return sorted(address for block in code.blocks() for address in _of_block(block, restored))
 
@@ -28,7 +28,7 @@ def leaving(code: KernelCode) -> list[int]:
 def _of_block(block: list[GcnInstruction], restored: _Restored) -> Iterable[int]:
     later = restored.behind_each(block)
     holding: set[str] = set()  # registers that hold at least the lanes in EXEC
-    whole: set[str] = set()  # while all lanes of the wave are on: registers with those that were before
+    whole: set[str] = set()  # while all lanes are active: registers with the lanes active before
     for number, (instruction, behind) in enumerate(zip(block, later, strict=True)):
         name, operands = instruction.name, instruction.operands.split(", ")
         written = use(instruction)[0]
@@ -65,7 +65,7 @@ def _of_block(block: list[GcnInstruction], restored: _Restored) -> Iterable[int]
 
 
 def _keeps_the_rest(two: list[GcnInstruction], behind: list[frozenset[str]]) -> bool:
-    """Return whether the second instruction computes the lanes that the first has switched off, and they are switched on again."""
+    """Return whether the second instruction computes the lanes that the first disables, and they are re-enabled later."""
     if len(two) < 2 or not _SAVES.fullmatch(two[0].name) or not two[1].name.startswith("s_xor_b"):
         return False
     saved, (to, *values) = two[0].operands.split(", ")[0], two[1].operands.split(", ")
@@ -73,7 +73,7 @@ def _keeps_the_rest(two: list[GcnInstruction], behind: list[frozenset[str]]) -> 
 
 
 class _Restored:
-    """For each place, the registers R of which all lanes are switched on again on every way from there to the end."""
+    """For each place, the registers R whose lanes are all re-enabled on every path from there to the end."""
 
     def __init__(self, code: KernelCode) -> None:
         self._blocks = [block for block in code.blocks() if block]
@@ -107,7 +107,7 @@ class _Restored:
 
     @staticmethod
     def _following(code: KernelCode, block: list[GcnInstruction], starts: dict[int, int]) -> list[int | None]:
-        """Return the blocks that may follow; None: an unknown one."""
+        """Return the numbers of the possible next blocks; None stands for an unknown block."""
         last = block[-1]
         found: list[int | None] = []
         if last.address in code.branches:
@@ -119,7 +119,7 @@ class _Restored:
         return found
 
     def behind_each(self, block: list[GcnInstruction]) -> list[frozenset[str]]:
-        """Return the registers behind each instruction of a block."""
+        """Return the registers R after each instruction of a block."""
         here = self._behind[self._numbers[block[0].address]]
         found = []
         for instruction in reversed(block):
@@ -129,14 +129,14 @@ class _Restored:
 
 
 def _across(instruction: GcnInstruction, behind: frozenset[str]) -> frozenset[str]:
-    """Return the registers before an instruction, given those behind it."""
+    """Return the registers R before an instruction, given those after it."""
     name, operands = instruction.name, instruction.operands.split(", ")
     if name.startswith(("s_setpc", "s_swappc")):
         return frozenset()
     added: set[str] = set()
     if name in ("s_or_b64", "s_or_b32"):
         if operands[0] in operands[1:] and operands[0] not in _EXEC:
-            return behind  # it has more lanes than before
+            return behind  # the register only gains lanes
         if operands[0] in _EXEC and operands[1] in _EXEC:
             added.add(operands[2])
     elif re.fullmatch(r"s_or_saveexec_b(?:32|64)", name) or (

@@ -1,4 +1,4 @@
-"""Which line of the source an instruction comes from: DWARF in a code object, which hipcc writes with -gline-tables-only or -g."""
+"""Map instructions to source lines with a code object's DWARF, which hipcc writes with -gline-tables-only or -g."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import bisect
 import io
 from collections.abc import Iterator
 
-_MOST = 2 << 20  # bytes of line tables: reading takes two seconds for each MiB, and the program waits
+_MOST = 2 << 20  # bytes of line tables: reading takes two seconds per MiB, and the program waits for it
 
 
 class SourceLines:
-    """The line tables of a code object. Without any, or with damaged ones, every place is unknown."""
+    """The line tables of a code object. If they are missing or damaged, every place is unknown."""
 
     def __init__(self, data: bytes) -> None:
         try:
             rows = sorted(_rows(data))
-        except Exception:  # the library raises whatever it meets; the code object may be damaged
+        except Exception:  # on damaged input, the library may raise any exception
             rows = []
         self._addresses = [address for address, _, _ in rows]
         self._places = [(file, line) for _, file, line in rows]
@@ -27,7 +27,7 @@ class SourceLines:
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, str, int]]:
-    """Yield an address from which on instructions come from a file and line; "" and 0: from none."""
+    """Yield the first address of each line table row, with its file and line; "" and 0 where no source is known."""
     if b".debug_line" not in data:
         return
     from elftools.elf.elffile import ELFFile

@@ -1,4 +1,4 @@
-"""How many registers a kernel has, how many it needs with probes, and its changed descriptor."""
+"""Compute a kernel's registers, with and without probes, and its changed descriptor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.start import Start
 from gpubpf.lower.launch_block import align
 
-Change: TypeAlias = tuple[int, bytes]  # an offset in the file, and what to write there
+Change: TypeAlias = tuple[int, bytes]  # a file offset, and the bytes to write there
 
 
 @dataclass(frozen=True)
 class Use:
-    """How many VGPRs a kernel has, and how many waves fit on a SIMD unit."""
+    """The VGPRs of a kernel, and the waves that fit on a SIMD unit."""
 
     vgprs: int
     waves: int
@@ -25,9 +25,9 @@ class Use:
 def changed(
     code: CodeObject, kernel: GcnKernel, start: Start, entry: int, sgprs: int, vgprs: int
 ) -> tuple[list[Change], Use, Use]:
-    """Return the changes of the descriptor: the new entry, the registers at the start, and as many registers as the probe needs.
+    """Return the changes to the descriptor (new entry, initial registers, register counts), and the use before and after.
 
-    Return also what the kernel uses before and after.
+    Raises Refusal if there are too few VGPRs.
     """
     descriptor = kernel.descriptor
     first, _, third = descriptor.resources
@@ -35,7 +35,7 @@ def changed(
     size = _vgpr_size(code, kernel)
     had = ((first & 63) + 1) * size
     needed = max(had, vgprs)
-    if code.gpu == "gfx90a":  # AGPRs lie behind the VGPRs
+    if code.gpu == "gfx90a":  # AGPRs follow the VGPRs
         own = own_vgprs(code, kernel)
         moved = max(own, align(vgprs, 4))
         needed = had - own + moved if had > own else max(had, moved)
@@ -45,7 +45,7 @@ def changed(
     needed = align(needed, size)
     first = first & ~63 | needed // size - 1
     scalars = had_scalars = 0  # GFX10 always has all SGPRs
-    if not has_choice:  # with VCC, FLAT_SCRATCH and XNACK_MASK
+    if not has_choice:  # counts include VCC, FLAT_SCRATCH and XNACK_MASK
         had_scalars = ((first >> 6 & 15) + 1) * 8
         scalars = max(had_scalars, align(sgprs + 6, 16))
         first = first & ~(15 << 6) | scalars // 8 - 1 << 6
@@ -60,7 +60,7 @@ def changed(
 
 
 def _vgpr_size(code: CodeObject, kernel: GcnKernel) -> int:
-    """Return how many VGPRs a descriptor counts as one."""
+    """Return the descriptor's VGPR allocation granule."""
     return 8 if code.gpu == "gfx90a" or (code.gpu.startswith("gfx10") and kernel.descriptor.wave == 32) else 4
 
 
@@ -73,8 +73,8 @@ def own_vgprs(code: CodeObject, kernel: GcnKernel) -> int:
 
 
 def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:
-    """Return how many waves with so many registers fit on a SIMD unit."""
-    if gpu.startswith("gfx10"):  # gfx103x allocates twice as many at once as the descriptor counts
+    """Return how many waves with these register counts fit on a SIMD unit."""
+    if gpu.startswith("gfx10"):  # gfx103x allocates in twice the descriptor's granule
         return min(16, 1024 // align(vgprs, 16) if wave == 32 else 512 // align(vgprs, 8))
     total, most = (512, 8) if gpu == "gfx90a" else (256, 10)
     return min(most, total // vgprs, 800 // align(sgprs, 16))

@@ -1,4 +1,4 @@
-"""Give the registers of machine code other numbers: for probes in the middle of a kernel, above the kernel's own registers."""
+"""Renumber the registers of machine code, so that probes in the middle of a kernel use registers above the kernel's own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _REGISTERS = re.compile(r"\b([sv])(?:(\d+)\b|\[(\d+):(\d+)\])")
 
 
 def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
-    """Return the code with `sgpr` added to the numbers of its SGPRs, and `vgpr` to those of its VGPRs. Raises Refusal.
+    """Return the code with `sgpr` added to its SGPR numbers, and `vgpr` to its VGPR numbers. Raises Refusal if it cannot be assembled.
 
-    Pairs need an even number added; loads of several scalars, a multiple of 4.
+    Register pairs require an even offset; loads of several scalars require a multiple of 4.
     """
 
     def moved(match: re.Match[str]) -> str:
@@ -28,5 +28,5 @@ def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
         raise Refusal("AMD's assembler does not know an instruction of its probe")
     for one in instructions:
         if one.name.startswith("v_cmpx_") and one.size == 8:
-            made[one.address] = code[one.address]  # its result, EXEC, is written in two ways
+            made[one.address] = code[one.address]  # EXEC as its result has two encodings
     return bytes(made)

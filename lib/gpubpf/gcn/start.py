@@ -1,4 +1,4 @@
-"""What a wave begins with, what is saved of it for probes, and what a place sets before it goes to a probe, as assembly text."""
+"""A wave's initial registers, the values saved for probes, and the values that a site sets for a probe, as assembly text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.lower import amdgcn
 
-# Values that the prologue saves, as probes expect them in their first registers (amdgcn.REGISTERS): the address of the launch block
-# (2), the indices of the workgroup (3), the first lane's work-item, EXEC (2).
+# Values that the prologue saves, in the order of a probe's first registers (amdgcn.REGISTERS): launch block address (2), workgroup
+# indices (3), the first lane's work-item, EXEC (2).
 SAVED = amdgcn.KEPT
 _INDICES, _FIRST, _LANES = 2, 5, 6
-KEPT = 4  # VGPRs in which the prologue keeps what the kernel begins with, while the probe at the entry runs
+KEPT = 4  # VGPRs that hold the kernel's initial registers while the entry probe runs
 
 
 @dataclass(frozen=True)
 class Save:
-    """Where the prologue saves values: in SGPRs from `sgpr` on, or where there are too few in lanes of a VGPR."""
+    """Where the prologue saves values: in SGPRs from `sgpr` on or, if there are too few, in lanes of a VGPR."""
 
     sgpr: int
     vgpr: int | None
@@ -40,9 +40,10 @@ class Save:
 class Start:
     """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
 
-    `kernarg`: register of the address of the arguments. `indices`: registers of the workgroup's indices. `moves`: (from, to),
-    in this order. `packed`: one VGPR has all indices of a work-item. `items`: what of them the kernel asks for: x (0), x and y (1), or
-    all (2). `sgprs`: how many are set. `resources`: COMPUTE_PGM_RSRC2. `properties`: of the descriptor.
+    `kernarg`: the first register of the argument address. `indices`: the registers of the workgroup indices. `moves`: (from, to), to
+    be done in this order. `packed`: one VGPR holds all work-item indices. `items`: the work-item indices that the kernel requests: x
+    (0), x and y (1), or all (2). `sgprs`: the number of initialized SGPRs. `resources`: COMPUTE_PGM_RSRC2. `properties`: the
+    descriptor's.
     """
 
     kernarg: int
@@ -56,7 +57,7 @@ class Start:
 
     @classmethod
     def of(cls, kernel: GcnKernel, packed: bool) -> Start:
-        """Raises Refusal if there are too few user SGPRs for the address of the arguments."""
+        """Return the registers for a kernel. Raises Refusal if the argument address does not fit into the user SGPRs."""
         descriptor = kernel.descriptor
         kernarg = descriptor.register("kernarg")
         more = 0 if descriptor.has("kernarg") else 2
@@ -77,14 +78,14 @@ class Start:
             moves += [(new, old)] if new != old else []
             old, new = old + 1, new + 1
         resources = descriptor.resources[1] & ~(31 << 1) & ~(3 << 11)
-        resources |= (users + more) << 1 | 7 << 7 | 2 << 11  # all indices, of work-items too
+        resources |= (users + more) << 1 | 7 << 7 | 2 << 11  # enable all workgroup and work-item indices
         x, y, z = indices
         items = descriptor.resources[1] >> 11 & 3
         properties = descriptor.properties | 1 << 3
         return cls(kernarg, (x, y, z), tuple(moves), new, resources, properties, packed, items)
 
     def prologue(self, save: Save, wave: int, block_offset: int) -> str:
-        """Return the text of the prologue. The registers behind those that are set are free, and SCC."""
+        """Return the text of the prologue. It may change SCC and the SGPRs after the initialized ones."""
         one, two = f"s{self.sgprs}", f"s{self.sgprs + 1}"
         lines = [f"v_readfirstlane_b32 {one}, v0"]
         for number in () if self.packed else (1, 2):
@@ -93,7 +94,7 @@ class Start:
                 f"s_lshl_b32 {two}, {two}, {10 * number}",
                 f"s_or_b32 {one}, {one}, {two}",
             ]
-        # In this order: the places of the first values may be those of the registers in use here.
+        # The order matters: the slots of the first values may be registers that are still in use here.
         lines += [
             save.put(_FIRST, one),
             *(save.put(_INDICES + n, f"s{register}") for n, register in enumerate(self.indices)),
@@ -104,7 +105,7 @@ class Start:
             save.put(1, two),
             save.put(0, one),
             *(f"s_mov_b32 s{to}, s{source}" for source, to in self.moves),
-            # In v0 are now all three indices of the work-item. The kernel may expect that there is nothing but what it asked for.
+            # v0 now holds all three work-item indices. The kernel may rely on seeing only those that it requested.
             *(
                 (f"v_and_b32 v0, {(1 << 10 * (self.items + 1)) - 1:#x}, v0",)
                 if self.packed and self.items < 2
@@ -115,13 +116,13 @@ class Start:
 
 
 def keep(start: Start, vgpr: int) -> list[str]:
-    """Return the text that keeps what the kernel begins with in KEPT VGPRs from `vgpr` on."""
-    items = [f"v_mov_b32 v{vgpr + n}, v{n}" for n in range(KEPT - 1)]  # the work-item
+    """Return the text that saves the kernel's initial registers in KEPT VGPRs from `vgpr` on."""
+    items = [f"v_mov_b32 v{vgpr + n}, v{n}" for n in range(KEPT - 1)]  # the work-item indices
     return items + [f"v_writelane_b32 v{vgpr + KEPT - 1}, s{n}, {n}" for n in range(start.sgprs)]
 
 
 def restore(start: Start, vgpr: int, save: Save, wave: int) -> list[str]:
-    """Return the text that restores what `keep` kept, behind a probe."""
+    """Return the text that restores the registers saved by `keep`, after a probe."""
     return [
         "s_waitcnt vmcnt(0) lgkmcnt(0)",
         *_all_lanes(save, wave),
@@ -132,29 +133,29 @@ def restore(start: Start, vgpr: int, save: Save, wave: int) -> list[str]:
 
 
 def _all_lanes(save: Save, wave: int) -> list[str]:
-    """Return the text that switches on the lanes that the wave began with. It changes s0 and s1."""
+    """Return the text that enables the lanes that the wave started with. It changes s0 and s1."""
     if wave == 64:
         return [save.get(_LANES, 0), save.get(_LANES + 1, 1), "s_mov_b64 exec, s[0:1]"]
     return [save.get(_LANES, 0), "s_mov_b32 exec_lo, s0"]
 
 
 def site(save: Save, wave: int, number: int, counters: Sequence[int] = ()) -> list[str]:
-    """Return the text that sets the registers of a probe, at place `number`."""
+    """Return the text that sets the registers of a probe for site `number`."""
     return arrive(save, wave) + give(save, f"s_mov_b32 s{amdgcn.SITE}, {number:#x}", counters)
 
 
 def arrive(save: Save, wave: int) -> list[str]:
-    """Return the text that begins a site. Loads in flight must not write to registers of the probe.
+    """Return the text that begins a site. It waits for loads, which must not overwrite the probe's registers.
 
-    On GFX10.1, a store that has not read its SGPRs before they change is a hazard that compilers avoid, too (v_nop).
+    On GFX10.1, changing SGPRs before a store has read them is a hazard. Compilers also avoid it with v_nop.
     """
     return ["s_waitcnt vmcnt(0) lgkmcnt(0)", "v_nop", *_all_lanes(save, wave)]
 
 
 def give(save: Save, place: str, counters: Sequence[int]) -> list[str]:
-    """Return the text that sets the registers of a probe in the lanes that are on. place: what sets the number of the place.
+    """Return the text that sets the registers of a probe in the active lanes. place: the instruction that sets the site's number.
 
-    On GFX9, an SGPR that a vector instruction has written and a memory access reads within five instructions is a hazard (s_nop).
+    On GFX9, a memory access within five instructions of a vector write to its SGPR is a hazard (s_nop).
     """
     return [
         *(save.get(n, n) for n in range(_LANES)),

@@ -1,7 +1,7 @@
-"""The time at which each lane leaves a kernel: kept in VGPRs, and given to the probe at the exit, as assembly text.
+"""The time at which each lane leaves a kernel: kept in VGPRs and passed to the exit probe, as assembly text.
 
-Before an instruction at which lanes may leave (leaving.py), the lanes that are on keep the time; those that stay on replace it later.
-At the kernel's end, the probe runs once for each group of lanes with the same time, the earliest first.
+Before an instruction at which lanes may leave (leaving.py), the active lanes record the time. Lanes that stay overwrite it later. At
+the kernel's end, the probe runs once per group of lanes with the same time, the earliest first.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from gpubpf.gcn.start import SAVED, Save, arrive, give
 from gpubpf.lower import amdgcn
 from gpubpf.lower.launch_block import align
 
-# On hipsim's virtual clock, what lies between the first two takes no time. The others begin what stands before an instruction at
-# which lanes leave, or in place of the kernel's end: clocks show the time behind that.
+# On hipsim's virtual clock, code between the first two marks takes no time. The other two begin code that is inserted before an
+# instruction where lanes leave, or in place of the kernel's end: clocks there show the time after that instruction.
 UNTIMED_BEGIN, UNTIMED_END, UNTIMED_BEFORE, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800, 0x6880
 _READ = {"clock": "s_memtime", "globaltimer": "s_memrealtime"}
-_NUMBER = 0x12345678  # any number that is written as a literal
-_MASKS = 4  # SGPRs of the lanes that are left, and of the earliest time
+_NUMBER = 0x12345678  # a placeholder that assembles to a 32-bit literal
+_MASKS = 4  # SGPRs for the mask of remaining lanes, and for the earliest time
 
 
 @dataclass(frozen=True)
 class Times:
-    """Where times are kept: for each of `amdgcn.TIMES` the first of two VGPRs. site: the VGPR for the number of the place at which a
-    lane has left. sgpr: the first SGPR of those that are free for reading the time. None: none is free, so s0 and the following are
-    put back, from lanes of the VGPR in which the prologue saves values."""
+    """Where times are kept: for each requested `amdgcn.TIMES`, the first of two VGPRs. site: the VGPR for the number of the site where
+    a lane left. sgpr: the first free SGPR for reading the time. None: no SGPR is free, so s0 and the following are saved and restored,
+    in lanes of the prologue's save VGPR."""
 
     vgprs: Mapping[str, int]
     site: int
@@ -33,9 +33,9 @@ class Times:
     sgpr: int | None
 
     def keep(self) -> list[str]:
-        """Return the text with which the lanes that are on keep the time, and in the last four bytes of its code their place.
+        """Return the text with which the active lanes record the time. The last four bytes of its code are the site's number.
 
-        It changes no flag, and waits for loads of scalars.
+        It changes no flags, and waits for scalar loads.
         """
         first = 0 if self.sgpr is None else self.sgpr
         used = range(first, first + 2 * len(self.vgprs))
@@ -52,9 +52,8 @@ class Times:
 
 @dataclass(frozen=True)
 class Groups:
-    """The site at a kernel's end, in three texts: `head`, behind what `Times.keep` returns; then `body`, which begins a turn for one
-    group and ends before the call of the probe; then `tail`, behind which is a branch back to `body` if the flag SCC is set, and the
-    end."""
+    """The site at a kernel's end, in three texts. `head` follows the code of `Times.keep`. `body` begins the turn of one group, up to
+    the call of the probe. `tail` is followed by a branch back to `body` if SCC is set, and by the kernel's end."""
 
     head: list[str]
     body: list[str]
@@ -66,12 +65,10 @@ def groups(times: Times, gpu: str, wave: int, probe_sgprs: int, counters: Sequen
     save = times.save
     left, first = _masks(save, probe_sgprs), _masks(save, probe_sgprs) + 2
     exec_, vcc, word = ("exec", "vcc", "b64") if wave == 64 else ("exec_lo", "vcc_lo", "b32")
-    compared = (
-        "vcc" if gpu.startswith("gfx9") else "vcc_lo"
-    )  # comgr's name for it on GFX10, in waves of 64 lanes, too
+    compared = "vcc" if gpu.startswith("gfx9") else "vcc_lo"  # comgr's name on GFX10, also for 64-lane waves
     lanes = f"s[{left}:{left + 1}]" if wave == 64 else f"s{left}"
     earliest = f"s[{first}:{first + 1}]"
-    key = next(iter(times.vgprs.values()))  # the clock, if it is asked for: the finer one
+    key = next(iter(times.vgprs.values()))  # the clock if requested, because it is finer
     head = [*arrive(save, wave), f"s_mov_{word} {lanes}, {exec_}"]
     body = [
         f"s_mov_{word} {exec_}, {lanes}",
@@ -100,5 +97,5 @@ def _masks(save: Save, probe_sgprs: int) -> int:
 
 
 def site_sgprs(save: Save, probe_sgprs: int) -> int:
-    """Return how many SGPRs a wave needs for a site."""
+    """Return the number of SGPRs that a wave needs for a site."""
     return _masks(save, probe_sgprs) + _MASKS

@@ -1,7 +1,7 @@
-"""Count the work of a kernel's threads: one VGPR for each kind of work, to which instructions are added.
+"""Count the work of a kernel's threads, in one VGPR per kind of work.
 
-An instruction that a wave issues counts for the lanes that are in EXEC. So before each run of instructions during which EXEC stays
-as it is, v_add adds what the run has, in the lanes that will do it.
+An instruction counts for the lanes that are active in EXEC when the wave issues it. Before each run of instructions with the same
+EXEC, a v_add therefore adds the run's count in the lanes that execute it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MEMORY = r"(?:global|flat|scratch|buffer|tbuffer|image)"
 _DS_ATOMIC = (
     r"ds_(?:pk_)?(?:add|sub|rsub|inc|dec|min|max|and|or|xor|mskor|cmpst|wrxchg|wrap|condxchg|append|consume)"
 )
-# What counts as work of a kind, by the instruction's name. Blocks are counted otherwise.
+# The instructions that count as work of each kind, by name. Blocks are counted differently.
 _KINDS: Mapping[str, re.Pattern[str]] = {
     "instructions": re.compile(""),
     "loads": re.compile(rf"{_MEMORY}_(?:load|sample|gather)|ds_(?:read|load)"),
@@ -29,7 +29,7 @@ _MOST_INLINE = 64  # the largest constant that needs no literal
 
 
 def counted(code: KernelCode, kind: str) -> dict[int, int]:
-    """Return how much to add before the instructions at some addresses."""
+    """Return the count to add before the instruction at each address."""
     found: dict[int, int] = {}
     for block in code.blocks():
         if kind == "blocks":
@@ -45,7 +45,7 @@ def counted(code: KernelCode, kind: str) -> dict[int, int]:
 
 
 def adder(comgr: Comgr, gpu: str, vgpr: int) -> Callable[[int], bytes]:
-    """Return a function that makes the machine code which adds a number to a VGPR, and changes nothing else."""
+    """Return a function that assembles an addition of a constant to a VGPR. The code changes nothing else."""
     name = "v_add_u32_e32" if gpu.startswith("gfx9") else "v_add_nc_u32_e32"
     small = comgr.assemble(f"{name} v{vgpr}, 1, v{vgpr}")
     large = comgr.assemble(f"{name} v{vgpr}, 0x12345678, v{vgpr}")[:4]
