@@ -1,6 +1,6 @@
-// The connection to the tool; start and end.
+// The connection to the tool; startup and shutdown.
 //
-// ROCr loads this library as it is initialized, and calls OnLoad; or the tool loads it into a process that runs, and calls
+// ROCr loads this library during its initialization and calls OnLoad, or the tool loads it into a running process and calls
 // gpubpf_attach. If no tool answers, the process runs as if there were no agent.
 #include "agent.h"
 
@@ -23,7 +23,7 @@
 #include "patch.h"
 #include "shared_files.h"
 
-// The attached tool, for the error message of a second tool; empty without one.
+// The name of the attached tool, for a second tool's error message; empty without a tool.
 extern "C" {
 __attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
 }
@@ -36,8 +36,8 @@ Agent &agent = storage.value;
 namespace {
 
 constexpr auto kSilence = std::chrono::seconds(10);
-constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to put hooks in
-constexpr uint32_t kAtSignal = 1000;                  // ms that running kernels get to finish
+constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to write hooks
+constexpr uint32_t kAtSignal = 1000;                  // ms that running kernels may take to finish
 constexpr useconds_t kStep = 1000;                    // µs
 constexpr int kLookAfter = 100;                       // ms
 
@@ -49,18 +49,18 @@ struct Connection {
     std::condition_variable changed;
     std::map<uint32_t, std::shared_ptr<Question>> questions;
     uint32_t requests = 0, heard = 0;
-    // Requests for the last reading, and those that are done: counters, because a signal handler waits for them.
+    // Requests for a final reading, and completed ones. These are counters because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
-    std::atomic<bool> stopped{false};  // everything was read at the tool's request; the attachment ends
+    std::atomic<bool> stopped{false};  // the tool requested the final reading; the agent detaches
     std::atomic<bool> starting{true};  // start() is running
-    bool keeps_rocr = false;           // ROCr stays initialized until the end of the attachment
+    bool keeps_rocr = false;           // the agent keeps ROCr initialized until it detaches
 };
-// As in the agent for CUDA (docs/attach.md, "The life of an agent").
+// As in the CUDA agent (docs/attach.md, "The life of an agent").
 enum class Phase { Idle, Live, Ending };
 std::atomic<Phase> phase{Phase::Idle};
 Connection *connection = nullptr;  // null only in phase Idle
 uint64_t attachments = 0;
-// Held while the service thread calls ROCr on its own. That must not be once ROCr is shut down, or the process exits.
+// Held while the service thread calls ROCr on its own. It must not do so once ROCr is shut down or the process exits.
 NeverDestroyed<std::timed_mutex> rocr_storage;
 std::timed_mutex &using_rocr = rocr_storage.value;
 std::atomic<bool> shut_down{false};
@@ -134,11 +134,11 @@ void handle(Connection &c, Frame &frame) {
 
 void release_signals();
 
-// Ends the attachment, on the service thread.
+// Detaches, on the service thread.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
-    while (c->starting) usleep(kStep);  // tool_gone() has ended whatever start() waits for
+    while (c->starting) usleep(kStep);  // tool_gone() has ended any wait in start()
     release_signals();
     take_out_of_tables();
     take_out([](const char *) { return false; });
@@ -170,11 +170,11 @@ void end(Connection *c) {
     phase = Phase::Idle;
 }
 
-// Serves the tool until it has exited, or has received all that it asked for. The file descriptors may be the program's own by then.
+// Serves the tool until it exits or has received all that it requested. By then, the file descriptors may belong to the program.
 void serve(Connection &c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-hsa");
-    uint64_t read_up_to = 0, pumps = 0;  // launches; how often `pump` of them have begun
+    uint64_t read_up_to = 0, pumps = 0;  // launches; groups of `pump` launches
     for (uint32_t finished = 0; !c.stopped && c.socket.is_ours() && c.wake.is_ours();) {
         pollfd files[2] = {{c.socket.number, POLLIN, 0}, {c.wake.number, POLLIN, 0}};
         if (poll(files, 2, agent.running ? kLookAfter : -1) < 0 && errno != EINTR) break;
@@ -232,9 +232,9 @@ bool start_thread(Connection &c) {
     return started;
 }
 
-// --- start and end ---
+// --- startup and shutdown ---
 
-// Waits until the service thread calls ROCr no more, for a few seconds at most.
+// Waits a few seconds at most until the service thread no longer calls ROCr.
 void leave_rocr() {
     shut_down = true;
     if (using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit))) using_rocr.unlock();
@@ -245,10 +245,10 @@ void at_exit() {
     leave_rocr();
 }
 
-// Handles signals whose default action would end the process: sends the measurements first.
+// Handles signals whose default action ends the process: sends the measurements first.
 void at_signal(int signal) {
     agent.finish(kAtSignal);
-    raise(signal);  // the handler was reset, so the default action follows
+    raise(signal);  // the handler is reset, so the default action follows
 }
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
@@ -274,7 +274,7 @@ void release_signals() {
     }
 }
 
-// The GPUs of its parent do not work in a child process.
+// A child process cannot use its parent's GPUs.
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
@@ -302,7 +302,7 @@ hsa_status on_pool(hsa_handle pool, void *data) {
     return 0;
 }
 
-// Of a CPU's memory pools only the one for arguments counts, of a GPU's only the one for its own memory.
+// From CPUs, only the pool for kernel arguments is used. From each GPU, only the pool for its own memory.
 void find_gpus() {
     std::vector<hsa_handle> agents;
     hsa.iterate_agents(
@@ -333,7 +333,7 @@ bool send_stubs(const Connection &c) {
     return send_frame(c.socket.number, Message::Stubs, Writer().u32(stubs >= 0).bytes, stubs);
 }
 
-// Opens what the agent needs: socket, wake-up event, control block. Returns false if that fails.
+// Opens the socket, the wake-up event and the control block, and says hello. Returns false on failure.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
     c.socket = OwnedFile(connect_to_tool(name));
@@ -353,7 +353,7 @@ bool open_connection(Connection &c, const char *name) {
     return told;
 }
 
-// Receives messages until `wanted` has come. The tool sends others while it works; there is no service thread yet.
+// Receives messages until `wanted` arrives. The tool sends others meanwhile, and the service thread does not run yet.
 bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) {
     for (;;) {
         pollfd file{c.socket.number, POLLIN, 0};
@@ -374,7 +374,7 @@ bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) 
     }
 }
 
-// Asks the tool to put hooks in while it keeps this process stopped.
+// Asks the tool to write the hooks while it keeps this process stopped.
 bool put_in_hooks(const std::vector<Patch> &patches) {
     const int file = patch_file(patches);
     if (file < 0) return false;
@@ -386,18 +386,18 @@ bool put_in_hooks(const std::vector<Patch> &patches) {
 void open_log() {
     if (!agent.config.log_records) return;
     const int file = oplog.open(agent.config.log_records, virtual_clock());
-    if (file < 0) return;  // the tool says that there is none
+    if (file < 0) return;  // the tool reports the missing log
     agent.send(Message::Log, Writer().u64(agent.config.log_records), file);
     close(file);
 }
 
-// Whether ROCr is initialized: then it has the agents of the machine.
+// Whether ROCr is initialized. Only then can agents be listed.
 bool is_initialized() {
     return hsa.iterate_agents([](hsa_handle, void *) { return 0; }, nullptr) == 0;
 }
 
-// Hooks functions of HIP and libc. While the process runs, the tool writes the jumps. Returns lines about functions that cannot be
-// hooked, and in `failed` why nothing is measured.
+// Hooks HIP and libc functions. In a running process, the tool writes the jumps. Returns lines about functions that cannot be hooked,
+// and in `failed` the reason if nothing is measured.
 std::string hook_functions(bool work, bool allocations, std::string &failed) {
     std::string left_out;
     std::vector<Patch> patches;
@@ -412,7 +412,7 @@ std::string hook_functions(bool work, bool allocations, std::string &failed) {
     return left_out;
 }
 
-// Makes the agent see what the program gives its GPUs to do. Returns lines about functions that cannot be hooked.
+// Installs all table replacements and hooks. Returns lines about functions that cannot be hooked.
 std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     agent.log_operations = oplog.on() && agent.config.stamps;
     const bool allocations = oplog.on() && agent.config.allocation_stacks;
@@ -422,7 +422,7 @@ std::string put_in_all(const hsa_tables &tables, std::string &failed) {
     return hook_functions(work, allocations, failed);
 }
 
-// Returns the tables' functions if they are known, and none else.
+// Returns the function tables if their version is known; otherwise empty ones.
 hsa_tables known(const hsa_tables *tables) {
     if (tables && (hsa_functions_of(tables->core) <= HSA_CORE_LOAD ||
                    HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd)) < 0))
@@ -430,13 +430,13 @@ hsa_tables known(const hsa_tables *tables) {
     return tables ? *tables : find_tables();
 }
 
-// `given`: the tables that ROCr passed to OnLoad; null: the process runs, with ROCr initialized.
+// `given`: the tables that ROCr passed to OnLoad; null: the process is running, with ROCr initialized.
 AttachStatus start(const hsa_tables *given, const char *name) {
     if (!name || !hsa.find() || (!given && !is_initialized())) return AttachStatus::NoDriver;
     Phase idle = Phase::Idle;
     if (!phase.compare_exchange_strong(idle, Phase::Live))
         return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
-    std::optional<Visit> visit(std::in_place);  // the end of the attachment waits for this
+    std::optional<Visit> visit(std::in_place);  // detach waits for this
     auto made = std::make_unique<Connection>();
     find_virtual_clock();
     shut_down = false;
@@ -483,7 +483,7 @@ AttachStatus start(const hsa_tables *given, const char *name) {
 
 namespace {
 
-// In the order in which they begin (../src/lifetime.h).
+// In the order of initialization (../src/lifetime.h).
 // clang-format off: one in each line
 const Lifetime *const kLifetimes[] = {
     &thread_lifetime,
@@ -547,7 +547,7 @@ bool Agent::is_over() const { return shut_down; }
 
 namespace {
 
-// Sends a question. Returns its number.
+// Sends a question. Returns its id.
 uint32_t put_question(Connection &c, const std::shared_ptr<Question> &question, const Gpu &gpu, int file,
                       uint64_t size) {
     uint32_t id;
@@ -605,7 +605,7 @@ void Agent::finish(uint32_t wait_ms) {
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || c->pid != getpid() || is_own_thread || !c->socket.is_ours() || !c->wake.is_ours())
         return;
-    live = false;  // nobody would read what later launches of other threads count
+    live = false;  // counts of later launches in other threads would not be read
     c->finish_wait_ms = wait_ms;
     const uint32_t ticket = ++c->finish_asked;
     wake();
@@ -616,8 +616,8 @@ void Agent::finish(uint32_t wait_ms) {
 
 }  // namespace gpubpf
 
-// ROCr calls this before the program can make a queue. It ignores the library if the result is false: also
-// when ROCr is initialized once more after it was shut down.
+// ROCr calls this before the program can create a queue. If it returns false, ROCr ignores the library. That includes a second
+// initialization of ROCr after a shutdown.
 extern "C" __attribute__((visibility("default"))) bool OnLoad(void *tables, uint64_t, uint64_t,
                                                               const char *const *) {
     using namespace gpubpf;
@@ -628,19 +628,20 @@ extern "C" __attribute__((visibility("default"))) bool OnLoad(void *tables, uint
     return status == AttachStatus::Attached;
 }
 
-// ROCr calls this as it is shut down.
+// ROCr calls this when it shuts down.
 extern "C" __attribute__((visibility("default"))) void OnUnload() {
     using namespace gpubpf;
     agent.finish(kAtExit);
     leave_rocr();
 }
 
-// The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for GPUBPF_SOCKET. Returns an
+// The tool calls this in a running program, on a new thread (attach/loading.py). `name` is as for GPUBPF_SOCKET. Returns an
 // AttachStatus.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     using namespace gpubpf;
     AttachStatus status = AttachStatus::Failed;
-    // A process that is held begins to use ROCr (kStartingSuffix). HIP's functions may be under way there, as in others.
+    // The suffix marks a held process that starts to use ROCr (kStartingSuffix). HIP functions may already be running there, as
+    // elsewhere.
     constexpr size_t kLength = sizeof kStartingSuffix - 1;
     const size_t length = strlen(name);
     std::string socket;

@@ -1,19 +1,19 @@
-// The agent in a process that uses AMD GPUs: a library that AMD's runtime (ROCr) loads, as HSA_TOOLS_LIB says, or that the tool loads
-// into a running process.
+// The agent in a process that uses AMD GPUs. AMD's runtime (ROCr) loads this library at startup because HSA_TOOLS_LIB names it, or the
+// tool loads it into a running process.
 //
-//   agent.cpp      the connection to the tool; start and end
-//   rocr.cpp       ROCr's functions: those that the agent calls, and those that it puts its own in place of
+//   agent.cpp      the connection to the tool; startup and shutdown
+//   rocr.cpp       ROCr functions: those that the agent calls, and those that it replaces
 //   code.cpp       code objects that the program loads, and their instrumented copies
-//   dispatch.cpp   at each dispatch, the copy of a kernel or the original
-//   queue.cpp      the program's queues, from their beginning
-//   doorbell.cpp   the program's queues, from somewhere in the middle
-//   memory.cpp     memory of maps and rings, and reading it back
-//   operations.cpp the log of what queues and copy engines get to do
+//   dispatch.cpp   replaces a kernel with its instrumented copy, at each dispatch
+//   queue.cpp      queues intercepted since their creation
+//   doorbell.cpp   queues that existed when the agent attached
+//   memory.cpp     memory for maps and rings, and snapshots of both
+//   operations.cpp the log of operations on queues and copy engines
 //   allocations.cpp the log of memory that the program allocates
-//   hip_calls.cpp  when the program's calls of HIP begin and return
-//   clock.cpp      the clocks of the host and the GPUs
+//   hip_calls.cpp  start and return times of the program's HIP calls
+//   clock.cpp      host and GPU clocks
 //
-// It speaks the same protocol as the agent for CUDA (../src), and shares its messages.
+// The agent uses the protocol and the messages of the CUDA agent (../src).
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@
 
 namespace gpubpf {
 
-// Functions that ROCr exports; their symbols are these names behind "hsa_".
+// Functions exported by ROCr. Their symbols are these names with the prefix "hsa_".
 struct Functions {
     hsa_status (*init)();
     hsa_status (*shut_down)();
@@ -86,11 +86,11 @@ struct Functions {
     hsa_status (*amd_pointer_info)(const void *at, hsa_pointer *info, void *(*allocate)(size_t),
                                    uint32_t *count, hsa_handle **agents);
 
-    bool find();  // in the process; returns false if one is missing
+    bool find();  // looks them up in the process; returns false if one is missing
 };
 extern Functions hsa;
 
-// What the table had where the agent put its own functions. They stay after that.
+// The original functions of replaced table entries. They stay valid after detach.
 struct Originals {
     hsa_create_queue create_queue, create_intercepted_queue;
     hsa_intercept intercept;
@@ -122,48 +122,48 @@ extern Originals originals;
 
 // --- rocr.cpp ---
 
-// Returns ROCr's tables of functions, as its exported functions use them; without tables, if this version's are unknown.
+// Returns the function tables that ROCr's exported functions use; empty ones if this version's tables are unknown.
 hsa_tables find_tables();
-// Puts the agent's functions in the tables of the process. `running`: queues exist.
+// Replaces table entries with the agent's functions. `running`: the program may already have queues.
 void put_in(const hsa_tables &tables, bool running, bool operations, bool allocations);
 void take_out_of_tables();
 
-// --- what the agent knows about the process, until the end of the attachment ---
+// --- what the agent knows about the process; valid until it detaches ---
 
-struct Array {  // of one instance. `capacity`: in the map's units; of a site array as in the launch block
+struct Array {  // a map's memory. `capacity`: in the map's units; for a site array, as in the launch block
     uint32_t map;
     uint64_t base, bytes, capacity;
 };
 
-using Shape = std::array<uint32_t, 6>;  // threads of a block, blocks of the grid: as in the launch block
+using Shape = std::array<uint32_t, 6>;  // threads per block, blocks per grid: as in the launch block
 
-struct Instance {  // a copy with one launch shape
+struct Instance {  // one launch shape of a copy
     uint64_t launches = 0, awaited = 0;
     std::vector<uint8_t> launch_block;  // complete except for the launch id; empty: no memory yet
-    size_t tried = SIZE_MAX;            // the number of pools that had no room
+    size_t tried = SIZE_MAX;            // how many pools there were when none had room
     std::vector<Array> arrays;
 };
 
 struct Kernel;
 struct Gpu;
 
-struct Copy {  // of a kernel, in one executable
+struct Copy {  // an instrumented copy of a kernel, in one executable
     Kernel *kernel;
     std::shared_ptr<const Answer> answer;
     const Layout *layout;
-    uint64_t object;  // address of its descriptor
+    uint64_t object;  // the address of its descriptor
     std::map<Shape, Instance> instances;
     std::vector<Array> sites;
 };
 
-struct Kernel {  // the program's, in one executable
+struct Kernel {  // a kernel of the program, in one executable
     std::string name;
     Gpu *gpu;
     Slot *slot;
     uint32_t slot_index = 0;
     uint64_t argument_bytes = 0;
     std::atomic<bool> refused{false};
-    std::atomic<bool> waits{false};  // for the tool's answer
+    std::atomic<bool> waits{false};  // the tool has not answered yet
     std::atomic<Copy *> copy{nullptr};
 };
 
@@ -176,33 +176,33 @@ struct Ring {
     uint64_t control;
 };
 
-struct LockedMemory {  // of the host, for the GPU
+struct LockedMemory {  // host memory that the GPU can access
     void *host;
     uint64_t bytes;
 };
 
-// Memory for the arguments of dispatches. It is used again when `running` is 0 and no room is left in it.
+// Memory for dispatch arguments. It is reused when `running` is 0 and it is full.
 struct Arguments {
     char *base = nullptr;
     size_t size = 0, used = 0;
-    hsa_handle running{};  // a signal: how many of its dispatches have not ended
+    hsa_handle running{};  // a signal: the number of its unfinished dispatches
 };
 
 struct Gpu {
     hsa_handle agent;
     uint32_t number, compute_units = 1;
     hsa_handle own_pool{}, argument_pool{};
-    std::mutex busy;  // held while maps are made or read
+    std::mutex busy;  // held while maps are created or read
     bool prepared = false, usable = false;
-    uint64_t tick = 0;  // the length of a tick of its counter, in ns << kTickBits; 0: unknown
+    uint64_t tick = 0;  // its counter's tick, in ns << kTickBits; 0: unknown
     double tick_ns = 0;
     std::vector<Ring> rings;
     std::vector<LockedMemory> locked;
 
-    std::mutex lock;  // guards the members below; held for bookkeeping, never while anything is waited for
+    std::mutex lock;  // guards the members below; never held while waiting
     std::vector<Pool> pools;
-    uint64_t wanted = 0;            // bytes of the largest request that did not fit
-    std::vector<uint64_t> storage;  // by map: the address, unless each instance has its own
+    uint64_t wanted = 0;            // largest request that did not fit, in bytes
+    std::vector<uint64_t> storage;  // by map: its address, unless each instance has its own memory
     std::vector<std::unique_ptr<Copy>> copies;
     std::vector<std::unique_ptr<Arguments>> arguments;  // the last one has room
 };
@@ -211,34 +211,34 @@ struct Gpu {
 
 struct Module;
 
-struct Question {  // to the tool: the instrumented copy of a module
+struct Question {  // asks the tool for the instrumented copy of a module
     Module *module;
-    bool done = false, abandoned = false;  // abandoned: nobody waits for the answer any more
-    bool tell = false;                     // the tool waits until the copies are there
+    bool done = false, abandoned = false;  // abandoned: no thread waits for the answer
+    bool tell = false;                     // the tool waits until the copies are loaded
     std::shared_ptr<const Answer> answer;
 };
 
 struct Agent {
     std::atomic<bool> live{false}, connected{false};
-    bool running = false;  // the process ran when the tool came
+    bool running = false;  // the tool attached to a running process
     Config config;
     Control *control = nullptr;
-    bool log_operations = false;  // the tool wants records of everything, and times of calls
+    bool log_operations = false;  // the tool requests operation records and call times
     std::vector<std::unique_ptr<Gpu>> gpus;
 
     Gpu *gpu(hsa_handle agent) const;
     void send(Message type, const Writer &writer, int file = -1);
-    // Asks for the copies of a module whose image is in `file`, and waits as long as the tool says that it works on it.
+    // Requests the copies of a module whose image is in `file`. Waits as long as the tool reports progress.
     std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
-    // The same, but the service thread loads the copies when they come, and tells the tool that.
+    // Requests the copies without waiting. The service thread loads them when they arrive, and tells the tool.
     void ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size);
-    void wake();  // makes the service thread look for work
-    // Counts an instrumented launch. The service thread reads the maps each time Config::pump of them have begun.
+    void wake();  // wakes the service thread
+    // Counts an instrumented launch. The service thread reads the maps once per Config::pump launches.
     void launched();
     std::atomic<uint64_t> pumped{0};
-    // The process exits, or ROCr has been shut down: the agent must not call ROCr on its own any more.
+    // Whether the process exits or ROCr has been shut down. Then the agent must not call ROCr on its own any more.
     bool is_over() const;
-    // Sends everything before the process ends. Returns when that is done, or after wait_ms + 3 s.
+    // Sends all measurements before the process ends. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
 };
 extern Agent &agent;
@@ -250,15 +250,15 @@ struct Module {  // a code object that the program has loaded
     hsa_handle executable;
     std::map<std::string, Kernel *> kernels;
     hsa_handle copies{};              // executable with the copies
-    std::vector<uint64_t> variables;  // those that are logged: their addresses
-    bool gone = false;                // these three are guarded by `installing` in code.cpp
+    std::vector<uint64_t> variables;  // the addresses of the logged variables
+    bool gone = false;                // these three are guarded by `installing` (code.cpp)
 };
 // Loads the copies of a module's kernels, unless the program has destroyed its executable.
 void install(Module &module, const std::shared_ptr<const Answer> &answer);
 Kernel *find_kernel(uint64_t object);
-// Finds what the program has loaded already, and asks for copies.
+// Finds the code objects that the program has already loaded, and requests copies.
 void find_loaded();
-void unload_copies(const Gpu &gpu);  // which is idle
+void unload_copies(const Gpu &gpu);  // the GPU must be idle
 extern const Lifetime code_lifetime;
 
 hsa_status on_reader_of_file(int file, hsa_handle *reader);
@@ -271,12 +271,12 @@ hsa_status on_destroy_executable(hsa_handle executable);
 
 // --- dispatch.cpp ---
 
-// Takes a dispatch that the program put into queue number `queue` of the log, and changes it to what the GPU is to get. `untimed`
-// becomes its id if no probe times it. Returns how many
-// packets that are: a second one, a barrier, may follow. `alone`: nothing can follow it.
+// Processes a dispatch that the program put into queue number `queue` of the log, and rewrites it for the GPU. Sets `untimed` to the
+// dispatch's id if no probe times it. Returns the number of packets: a barrier may follow as the second one. `alone`: nothing can
+// follow.
 uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed, bool alone = false);
-bool is_idle(Gpu &gpu);         // all instrumented kernels have ended
-void free_arguments(Gpu &gpu);  // it is idle
+bool is_idle(Gpu &gpu);         // whether all instrumented kernels have ended
+void free_arguments(Gpu &gpu);  // the GPU must be idle
 
 // --- queue.cpp ---
 
@@ -290,32 +290,32 @@ template <int kIndex>
 uint64_t on_add_write_index(const hsa_queue *queue, uint64_t count);
 void on_store_relaxed(hsa_handle signal, int64_t value);
 void on_store_screlease(hsa_handle signal, int64_t value);
-// Puts in the barriers that queues had no room for, and opens gates that are closed for long.
+// Inserts barriers that did not fit into their queues before, and opens gates that have been closed too long.
 void look_after_queues();
-void leave_queues();  // at the end of the attachment, when no thread is in a hook: opens all gates
+void leave_queues();  // opens all gates; call at detach, when no thread is in a hook
 extern const Lifetime doorbell_lifetime;
 
 // --- memory.cpp ---
 
-bool prepare(Gpu &gpu);  // makes the maps, once
-// Gives an instance its arrays and its launch block. Call it with `gpu.lock` held. Returns false if there is no room.
+bool prepare(Gpu &gpu);  // creates the maps on the first call
+// Allocates an instance's arrays and launch block. Call with `gpu.lock` held. Returns false if there is no room.
 bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
 void enlarge(Gpu &gpu);
-// Gives the memory back, unless kernels run on and on.
+// Frees the memory, unless kernels keep running.
 void release(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();  // without being asked, and without waiting for kernels
+void read_maps();  // not on request, and without waiting for kernels
 
 // --- operations.cpp ---
 
-uint32_t new_queue(const Gpu &gpu);  // returns a number for a queue or a copy engine
-// Logs an operation: with the times of the program's call that the thread is in, when that returns; or else at once.
+uint32_t new_queue(const Gpu &gpu);  // returns a log number for a queue
+// Logs an operation. In a HIP call of this thread, the record is held until the call returns, to get its times.
 void put_operation(Record &record);
-// Logs the signals that a packet waits for, and then that it sets one. A dispatch is logged before that. `untimed`: the id of a
-// dispatch that no probe times; `changed`, the packet that the GPU gets, may get a signal for that.
+// Logs the signals that a packet waits for, then its completion signal. Log a dispatch before that. `untimed`: the id of a dispatch
+// that no probe times; `changed`, the packet for the GPU, may get a signal for timing.
 void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
                 hsa_packet &changed);
-void log_known_times();  // of copies and dispatches that are over
+void log_known_times();  // the times of completed copies and dispatches
 extern const Lifetime operations_lifetime;
 hsa_status on_destroy_signal(hsa_handle signal);
 hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,
@@ -337,9 +337,9 @@ hsa_status on_lock(void *host, size_t size, hsa_handle *agents, int count, void 
 hsa_status on_lock_to_pool(void *host, size_t size, hsa_handle *agents, int count, hsa_handle pool,
                            uint32_t flags, void **made);
 hsa_status on_unlock(void *host);
-// Before a kernel with these arguments runs: logs the allocations that they are in and that are not logged yet.
+// Call before a kernel with these arguments runs: logs the allocations that they point into, unless already logged.
 void log_allocations_of(const void *arguments, size_t bytes, const Gpu &gpu);
-// HIP's own pools: memory that a call has given back to one, or got from one without a call of ROCr.
+// For HIP's own pools: memory that a call returned to a pool, or took from one without calling ROCr.
 struct Call;
 void freed_into_pool(const Freeing &what, const char *function);
 void allocated_from_pool(const void *base, size_t bytes, const Call &call);
@@ -348,28 +348,28 @@ extern const Lifetime allocations_lifetime;
 // --- hip_calls.cpp ---
 
 constexpr uint64_t kUnknownStream = UINT64_MAX;
-struct Call {                          // of a function of HIP, which the program has called
+struct Call {                          // a HIP call of the program
     uint64_t began = 0;                // ns
-    uint64_t stream = kUnknownStream;  // the handle that the program gave
-    uint32_t stack = 0;                // the number of its host stack; 0: none
-    bool waits = false;                // the function returns when its copies from or to the host are done
+    uint64_t stream = kUnknownStream;  // the handle that the program passed
+    uint32_t stack = 0;                // the id of its host stack; 0: none
+    bool waits = false;                // the function waits for its copies from or to the host
     const char *allocates = nullptr;   // the name of a function that allocates
-    bool allocated = false;            // it has called ROCr for that
-    std::vector<Record> records;       // of operations, held back until the function returns
-    uint64_t working = 0;              // ns: when the agent began the work that it does now; 0: it does none
-    // When the call began, later by the time that the agent has worked in it.
+    bool allocated = false;            // it has called ROCr to allocate
+    std::vector<Record> records;       // operation records, held until the function returns
+    uint64_t working = 0;              // ns: when the agent's current work began; 0: none
+    // The start of the call, moved by the time that the agent has worked in it.
     uint64_t called_at() const { return began + (working ? now_ns() - working : 0); }
 };
 inline Call *&own_call() {
     static thread_local Call *value __attribute__((tls_model("initial-exec"))) = nullptr;
     return value;
 }
-// Returns the calling thread's; null if it is in none that is hooked.
+// Returns the calling thread's hooked call; null if there is none.
 inline Call *current_call() { return depth() ? own_call() : nullptr; }
 
-// Put this around the agent's work in a function of ROCr. The time of the work is overhead: of the HIP function that the thread
-// is in, or, if it is in none, of a hooked call of its own. It is taken out of the time that the HIP function took.
-// False if the attachment is over, or if the agent itself calls the function: then there is nothing to do.
+// Put this around the agent's work in a ROCr function. The work counts as overhead of the HIP function that the thread is in, or else
+// as a hooked call of its own. It is subtracted from the HIP function's duration.
+// False if the agent is detached, or if the agent itself calls the function: then there is nothing to do.
 class OwnWork {
   public:
     [[gnu::always_inline]] OwnWork() noexcept : hook_(depth() != 0) {
@@ -395,34 +395,34 @@ class OwnWork {
     explicit operator bool() const { return back_ || hook_.keeps_records(); }
 
   private:
-    BackFromDriver back_;       // if the thread is in a HIP function
-    HookCall hook_;             // if it is in none
-    Thread *thread_ = nullptr;  // null: the overhead of this HIP function is not measured; only every 64th is
+    BackFromDriver back_;       // used in a HIP function
+    HookCall hook_;             // used outside HIP functions
+    Thread *thread_ = nullptr;  // null: overhead is not measured in this call; only every 64th call is
     Call *call_ = nullptr;
 };
-constexpr uint32_t kAtExit = 2000;  // ms that running kernels get to finish when the process ends
+constexpr uint32_t kAtExit = 2000;  // ms that running kernels may take to finish at process exit
 
-// Functions to hook; those without a target are left as they are.
+// Functions to hook. Functions without a target are not hooked.
 struct HookTable {
     Hook *hooks;
     size_t count;
 };
-// The functions of HIP to hook. `work`: those that give the GPU work. `allocations`: those that allocate memory.
+// The HIP functions to hook. `work`: those that submit work to the GPU. `allocations`: those that allocate or free memory.
 HookTable calls_to_hook(bool work, bool allocations);
-bool allocates_memory(const char *function);  // of HIP
+bool allocates_memory(const char *function);  // of a HIP function
 extern const Lifetime hip_lifetime;
 
 // --- ends.cpp ---
 
-HookTable ends_to_hook();  // the functions of libc that end the process without running exit handlers
+HookTable ends_to_hook();  // libc functions that exit without running exit handlers
 
 // --- clock.cpp ---
 
-void find_virtual_clock();  // of hipsim
+void find_virtual_clock();  // looks for hipsim's virtual clock
 void find_tick(Gpu &gpu);
-// Fills in when a dispatch on `gpu`, or a copy (null), began and ended, on the log's clock. Returns false if ROCr does not know.
+// Sets when a dispatch on `gpu`, or a copy (null), began and ended, on the log's clock. Returns false if ROCr does not know.
 bool times_of(const Gpu *gpu, hsa_handle signal, SpanPart &span);
-// Puts what the GPU's counter shows at some time of the host's clock into the log, in the unit of the launch block's tick.
+// Logs the GPU counter's value at a host time, in the unit of the launch block's tick.
 void calibrate(const Gpu &gpu);
 
 }  // namespace gpubpf

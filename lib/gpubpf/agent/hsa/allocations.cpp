@@ -1,7 +1,7 @@
-// Memory that the program allocates, in the operation log (docs/memory.md, "Allocations and epochs").
+// The program's memory allocations, in the operation log (docs/memory.md, "Allocations and epochs").
 //
-// ROCr's functions are hooked, and so all libraries above it are seen. A record has the name of HIP's function that the program called
-// (hip_calls.def). What HIP allocates for itself is no allocation of the program's, but its addresses count for epochs.
+// ROCr's functions are hooked, so all libraries above it are covered. A record names the HIP function that the program called
+// (hip_calls.def). HIP's internal allocations are not logged as the program's, but their addresses count for epochs.
 #include "agent.h"
 #include "log/stack.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 uint64_t number(const void *at) { return reinterpret_cast<uint64_t>(at); }
 
-// What ROCr says of an address; nothing if it is in no memory that a GPU can use.
+// Returns ROCr's information on an address; empty if no GPU can use its memory.
 hsa_pointer info_of(uint64_t address) {
     hsa_pointer info{};
     info.size = sizeof info;
@@ -21,8 +21,8 @@ hsa_pointer info_of(uint64_t address) {
     return info;
 }
 
-// HIP initializes ROCr in the program's first call, which was not hooked yet when it began. If it allocates memory, HIP has allocated
-// some for itself before. So the last one is the program's, and is logged once something else happens.
+// HIP initializes ROCr in the program's first call, which was not hooked yet when it began. If that call allocates memory, HIP's
+// internal allocations precede it. So the last allocation is the program's, and it is logged at the next event.
 struct InFirstCall {
     uint32_t gpu = 0, stack = 0;
     uint64_t base = 0, bytes = 0, epoch = 0;
@@ -42,8 +42,8 @@ void log_first() {
     if (state->any.exchange(false)) log_allocation(f.gpu, f.function, f.base, f.bytes, f.epoch, f.stack);
 }
 
-// After a call that allocates memory at `base`. `function`: what was called, from the code at `from`. `counts`: also if HIP allocates
-// it for itself.
+// Call after an allocation at `base`. `function`: the called function, `from`: its return address. `counts`: whether HIP's internal
+// allocations count for epochs.
 void note(const char *function, const void *from, const void *base, size_t bytes, bool counts) {
     if (!base || !bytes) return;
     Call *call = current_call();
@@ -69,7 +69,7 @@ void note(const char *function, const void *from, const void *base, size_t bytes
     }
 }
 
-// Calls ROCr to allocate memory, and logs that. `made` is where the call leaves the address.
+// Calls ROCr to allocate memory, and logs the allocation. The call stores the address at `made`.
 template <class Original>
 hsa_status allocates(const char *function, const void *from, void **made, size_t bytes, bool counts,
                      const Original &original) {
@@ -79,7 +79,7 @@ hsa_status allocates(const char *function, const void *from, void **made, size_t
     return status;
 }
 
-// The same for a call that frees the memory at `base`, an address of the GPUs.
+// The same for a call that frees the memory at `base`. `locked`: `base` is a host address; otherwise it is a GPU address.
 template <class Original>
 hsa_status frees(const char *function, const void *base, bool locked, const Original &original) {
     Freeing what;
@@ -122,7 +122,7 @@ hsa_status on_free(void *base) {
     return frees(kFree, base, false, [&] { return originals.free(base); });
 }
 
-// HIP locks memory for single copies, too: that is no allocation, and counts for no epoch.
+// HIP also locks memory for single copies. Those are not allocations, and they do not count for epochs.
 hsa_status on_lock(void *host, size_t size, hsa_handle *agents, int count, void **made) {
     return allocates("hsa_amd_memory_lock", __builtin_return_address(0), made, size, false,
                      [&] { return originals.lock(host, size, agents, count, made); });

@@ -1,4 +1,4 @@
-// The clocks: of the host, of the GPUs, and of hipsim where it is virtual.
+// The clocks of the host and the GPUs, and hipsim's virtual clock.
 #include <algorithm>
 #include <cmath>
 #include <ctime>
@@ -11,11 +11,10 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kReal = UINT64_MAX;
-// ns: ROCr reads both clocks one after the other, and takes this to be certain (amd_gpu_agent.cpp, TranslateTime).
+// ns: ROCr reads the two clocks one after the other, and assumes this uncertainty (amd_gpu_agent.cpp, TranslateTime).
 constexpr uint64_t kCertain = 4000;
-constexpr uint64_t kFuture = uint64_t(1)
-                             << 56;  // ticks; ROCr reads the clocks again for a time that has not come
-constexpr uint64_t kApart = uint64_t(1) << 40;  // ticks
+constexpr uint64_t kFuture = uint64_t(1) << 56;  // ticks; for a future time, ROCr reads the clocks again
+constexpr uint64_t kApart = uint64_t(1) << 40;   // ticks
 
 uint64_t (*virtual_now)() = nullptr;
 
@@ -25,13 +24,13 @@ uint64_t host(clockid_t clock) {
     return uint64_t(t.tv_sec) * 1000000000 + uint64_t(t.tv_nsec);
 }
 
-// ns that CLOCK_BOOTTIME, which is ROCr's clock, is ahead of CLOCK_MONOTONIC.
+// Returns by how many ns CLOCK_BOOTTIME, which ROCr uses, is ahead of CLOCK_MONOTONIC.
 uint64_t asleep() {
     const uint64_t monotonic = host(CLOCK_MONOTONIC);
     return host(CLOCK_BOOTTIME) - monotonic;
 }
 
-// Returns when the GPU's counter shows `ticks`, on CLOCK_BOOTTIME in ns; 0: unknown.
+// Returns the time at which the GPU's counter shows `ticks`, on CLOCK_BOOTTIME in ns; 0: unknown.
 uint64_t time_of(const Gpu &gpu, uint64_t ticks) {
     uint64_t ns = 0;
     return hsa.amd_profiling_convert_tick_to_system_domain(gpu.agent, ticks, &ns) ? 0 : ns;

@@ -1,6 +1,5 @@
-// Code objects that the program loads. When an executable is frozen, the tool gets them and answers with changed
-// code objects, in which kernels have probes. They are loaded as executables of their own, so that the program's
-// stay as they are.
+// Code objects that the program loads. When an executable is frozen, the agent sends its code objects to the tool. The tool answers
+// with modified ones whose kernels have probes. They are loaded as separate executables, so the program's stay unchanged.
 #include <algorithm>
 #include <cstring>
 #include <elf.h>
@@ -15,7 +14,7 @@ namespace gpubpf {
 
 namespace {
 
-struct Code {  // a code object of the program: in its memory, or read from its file
+struct Code {  // a code object of the program, in its memory or read from its file
     const void *at = nullptr;
     uint64_t size = 0;
     std::vector<char> own;
@@ -27,13 +26,12 @@ struct LoadedImage {
 };
 
 struct State {
-    std::mutex
-        installing;   // held while copies are loaded, and while the executable of a program is destroyed
-    std::mutex lock;  // guards what follows; never held across a call of ROCr or a wait
+    std::mutex installing;  // held while copies are loaded, and while a program's executable is destroyed
+    std::mutex lock;        // guards the members below; never held during a ROCr call or a wait
     std::map<uint64_t, std::shared_ptr<Code>> readers;
-    std::map<uint64_t, std::vector<LoadedImage>> loaded;  // into executables, before they are frozen
-    std::map<uint64_t, std::vector<std::unique_ptr<Module>>> modules;  // of executables
-    std::vector<std::unique_ptr<Module>> gone;                         // answers may still come for them
+    std::map<uint64_t, std::vector<LoadedImage>> loaded;               // by executable, before it is frozen
+    std::map<uint64_t, std::vector<std::unique_ptr<Module>>> modules;  // by executable
+    std::vector<std::unique_ptr<Module>> gone;  // of destroyed executables; answers may still arrive for them
     std::map<std::string, uint32_t> slots;
     std::shared_mutex kernels_lock;
     std::unordered_map<uint64_t, Kernel *> kernels;  // by the address of the descriptor
@@ -66,11 +64,11 @@ Slot *slot_of(const std::string &name, uint32_t &index) {
 
 struct Symbol {
     std::string name;
-    uint64_t object;  // the address: of a kernel's descriptor, or of a variable
-    uint32_t bytes;   // of a kernel's arguments, or of a variable
+    uint64_t object;  // the address of a kernel's descriptor or a variable
+    uint32_t bytes;   // the size of a kernel's arguments or a variable
 };
 
-// Returns the kernels of an executable, or its variables.
+// Returns the kernels or the variables of an executable.
 template <uint32_t kType>
 std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
     std::vector<Symbol> found;
@@ -97,7 +95,7 @@ std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
     return found;
 }
 
-// Logs the variables of a module whose kernels are instrumented. Those of the compiler's own are left out.
+// Logs the variables of an instrumented module, except compiler-generated ones.
 void add_variables(Module &module) {
     if (!agent.config.allocation_stacks) return;
     for (const Symbol &s : symbols_of<HSA_VARIABLE>(module.executable, module.gpu->agent))
@@ -128,7 +126,7 @@ void refuse(Kernel &kernel, const std::string &reason) {
     agent.send(Message::Refused, Writer().u32(kernel.slot_index).text(reason));
 }
 
-// Makes addresses that the copy of a kernel computes lead into the original code object, which is `by` bytes further on.
+// Redirects addresses computed by a kernel's copy to the original code object, `by` bytes away.
 bool redirect(const Layout &layout, uint64_t copy, uint64_t by) {
     for (const CodeReference &r : layout.references) {
         const uint64_t distance = r.distance + by;
@@ -141,7 +139,7 @@ bool redirect(const Layout &layout, uint64_t copy, uint64_t by) {
     return true;
 }
 
-// Loads a changed code object. Returns its executable; 0 if ROCr refuses it.
+// Loads a modified code object. Returns its executable; 0 if ROCr rejects it.
 hsa_handle load_copies(const Gpu &gpu, const Answer &answer) {
     hsa_handle reader{}, made{}, none{};
     int profile = 0;
@@ -183,11 +181,11 @@ void publish(Module &module, const std::shared_ptr<const Answer> &answer, const 
     of.gpu->copies.push_back(std::move(copy));
 }
 
-// --- what was loaded before the agent came ---
+// --- code loaded before the agent attached ---
 
 constexpr size_t kCompared = 1 << 20;  // bytes
 
-// Copies the image of a code object, which the program may have freed, into a file. Returns the file, or -1.
+// Copies a code object's image into a file. The program may have freed the image. Returns the file, or -1.
 int copy_image(uint64_t at, uint64_t size) {
     if (!at || !size || size > kImageLimit) return -1;
     const int file = memory_file("gpubpf-image", size);
@@ -205,8 +203,7 @@ int copy_image(uint64_t at, uint64_t size) {
     return file;
 }
 
-// Whether the GPU has the code and the constants of this image, `by` bytes further on. The program may have put something else where
-// the image was.
+// Whether the GPU has this image's code and constants, `by` bytes away. The program may have reused the image's memory.
 bool is_loaded(int file, uint64_t size, uint64_t by) {
     Elf64_Ehdr header;
     if (!read_all(file, &header, sizeof header, 0) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
@@ -263,7 +260,7 @@ void add_loaded(hsa_handle executable, hsa_handle object, std::vector<Loaded> &f
     found.push_back({executable, state_of == HSA_FROZEN, {gpu, file, file >= 0 ? size : 0}});
 }
 
-// Returns what the program has loaded. ROCr destroys no executable meanwhile.
+// Returns the code objects that the program has loaded. ROCr destroys no executable during the iteration.
 std::vector<Loaded> all_loaded() {
     std::vector<Loaded> found;
     loader = {};
@@ -284,7 +281,7 @@ std::vector<Loaded> all_loaded() {
     return found;
 }
 
-// Records a module of an executable that the program has frozen.
+// Records a module of a frozen executable.
 Module &add_module(hsa_handle executable, Gpu *gpu) {
     auto made = std::make_unique<Module>();
     Module &module = *made;
@@ -320,7 +317,7 @@ void install(Module &module, const std::shared_ptr<const Answer> &answer) {
 }
 
 void find_loaded() {
-    std::set<uint64_t> ours;  // executables; a hook may have added others by now
+    std::set<uint64_t> ours;  // executables added here; a hook may already have added others
     for (const Loaded &loaded : all_loaded()) {
         const uint64_t executable = loaded.executable.handle;
         {
@@ -413,7 +410,7 @@ hsa_status on_load(hsa_handle executable, hsa_handle on, hsa_handle reader, cons
             }
             Gpu *gpu = agent.gpu(on);
             if (!gpu) return;
-            // Without the code the kernels are known, and counted, but not instrumented.
+            // Without the code, kernels are known and counted, but not instrumented.
             int file = code && code->size <= kImageLimit ? memory_file("gpubpf-image", code->size) : -1;
             if (file >= 0 && !write_all(file, code->at, code->size, 0)) {
                 close(file);
@@ -451,7 +448,7 @@ hsa_status on_freeze(hsa_handle executable, const char *options) {
     return status;
 }
 
-// The program has waited for the kernels of an executable that it destroys.
+// The program has already waited for the kernels of an executable that it destroys.
 hsa_status on_destroy_executable(hsa_handle executable) {
     OwnWork work;
     if (!work) return originals.destroy_executable(executable);

@@ -1,5 +1,5 @@
-// Dispatches. That of an instrumented kernel gets the copy of the kernel, and arguments of ours: the program's and the launch block
-// behind them.
+// Dispatches. A dispatch of an instrumented kernel runs the copy, with a new argument buffer: the program's arguments, then the launch
+// block.
 #include <algorithm>
 #include <cstring>
 
@@ -10,14 +10,14 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kArgumentBytes = 64 << 10;  // of one part of the memory for arguments
+constexpr size_t kArgumentBytes = 64 << 10;  // the least size of an argument buffer
 constexpr size_t kArgumentAlignment = 64;
-constexpr uint64_t kLds = 64 << 10;   // bytes of a compute unit
-constexpr uint64_t kMostBlocks = 16;  // on a compute unit, of several waves each: they have barriers
+constexpr uint64_t kLds = 64 << 10;   // bytes per compute unit
+constexpr uint64_t kMostBlocks = 16;  // multi-wave blocks per compute unit: each needs a barrier
 
 void add(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
 
-// Returns memory for the arguments of a dispatch, or null. Call it with `gpu.lock` held.
+// Returns memory for a dispatch's arguments, or null. Call with `gpu.lock` held.
 char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
     size = (size + kArgumentAlignment - 1) & ~(kArgumentAlignment - 1);
     auto &parts = gpu.arguments;
@@ -50,7 +50,7 @@ char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
     return at;
 }
 
-// Returns false if the last blocks of the grid are incomplete.
+// Returns false if the grid has incomplete blocks.
 bool shape_of(const hsa_packet &packet, Shape &shape) {
     for (int axis = 0; axis < 3; ++axis) {
         const uint32_t block = packet.block[axis], threads = packet.grid[axis];
@@ -61,7 +61,7 @@ bool shape_of(const hsa_packet &packet, Shape &shape) {
     return true;
 }
 
-// Returns how many blocks are resident on the whole GPU, if so many threads fit on a compute unit.
+// Returns how many blocks are resident on the whole GPU, if `fit` threads fit on a compute unit.
 uint64_t resident(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, uint64_t threads,
                   uint32_t fit) {
     const uint64_t waves = (threads + layout.wave - 1) / layout.wave;
@@ -71,8 +71,8 @@ uint64_t resident(const Gpu &gpu, const Layout &layout, const hsa_packet &packet
     return blocks * gpu.compute_units;
 }
 
-// Whether the copy can run in place of the original. Kernels whose blocks wait for each other hang if fewer
-// blocks are resident than they expect. For other kernels, one block must fit.
+// Whether the copy can run instead of the original. Kernels whose blocks wait for each other hang if fewer blocks are resident than
+// they expect. Other kernels only need room for one block.
 bool has_room(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, const Shape &shape) {
     const uint64_t threads = uint64_t(shape[0]) * shape[1] * shape[2];
     const uint64_t blocks = uint64_t(shape[3]) * shape[4] * shape[5];
@@ -82,7 +82,7 @@ bool has_room(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, co
                std::min(blocks, resident(gpu, layout, packet, threads, layout.original_threads));
 }
 
-// Changes a dispatch so that it runs the copy. Returns why not: an Outcome or outcome_of(Reason). `barrier`: null: no packet can follow.
+// Changes a dispatch to run the copy. Returns an Outcome or outcome_of(Reason). `barrier`: null if no packet can follow.
 uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, hsa_packet *barrier) {
     Copy *copy = kernel.copy.load(std::memory_order_acquire);
     if (!copy)
@@ -126,7 +126,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     packet.arguments = reinterpret_cast<uint64_t>(arguments);
     if (!packet.completion.handle) {
         packet.completion = running;
-    } else {  // the program's own signal stays, so a packet behind it tells that it has ended
+    } else {  // keep the program's signal; a barrier after the dispatch shows that it ended
         memset(barrier, 0, sizeof *barrier);
         barrier->header = HSA_BARRIER;
         barrier->completion = running;
@@ -159,7 +159,7 @@ void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const 
     put_operation(r);
 }
 
-// Runs the host programs for a launch, in the thread that launches.
+// Runs the host programs for a launch, in the launching thread.
 void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, uint64_t launch) {
     if (!host_program()) return;
     if (!agent.config.match_all && !kernel.copy.load(std::memory_order_acquire) && !kernel.refused) return;

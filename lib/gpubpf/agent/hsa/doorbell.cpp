@@ -1,13 +1,13 @@
-// The program's queues where the agent comes while the process runs. ROCr intercepts a queue from its beginning or not at all, so the
-// agent changes a packet where it lies, before the program rings the queue's doorbell for it.
+// The program's queues, if the agent attaches to a running process. ROCr can only intercept a queue from its creation on. So the agent
+// changes a packet in place, before the program rings the queue's doorbell.
 //
-// By the standard, a GPU that is busy with a queue may take a packet before that. So a gate stands before each packet: a barrier of
-// ours, put in when the program takes the place of its packet, which the GPU passes after the doorbell. Where there is no room for
-// one, the GPU has a whole queue to do first. And the order of the changes is such that whatever the GPU sees can run: the new arguments
-// begin with the program's, and only the last store makes the kernel another one.
+// The standard allows a GPU that is processing a queue to take a packet before the doorbell. So each packet has a gate before it: a
+// barrier that the agent inserts when the program reserves the packet's slot. The agent opens the gate at the doorbell. If the queue
+// has no room for a gate, the GPU still has a whole queue of work to do first. The order of the stores keeps the packet valid at any
+// time: the new arguments begin with the program's, and only the last store replaces the kernel.
 //
-// A barrier behind a dispatch tells that it has ended, if the program has a signal of its own there. The agent puts it in as any
-// thread of the program may put a packet into a queue, after the doorbell; if the queue is full, later.
+// If the program has its own signal in a dispatch, a barrier after it shows that it ended. The agent inserts the barrier after the
+// doorbell, as any program thread may insert packets. If the queue is full, it does so later.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -20,8 +20,8 @@ namespace gpubpf {
 
 namespace {
 
-constexpr uint64_t kFull = 16;                             // places that the agent leaves free
-constexpr auto kLongest = std::chrono::milliseconds(100);  // for which a gate is closed
+constexpr uint64_t kFull = 16;                             // slots that the agent leaves free
+constexpr auto kLongest = std::chrono::milliseconds(100);  // longest time that a gate is closed
 
 struct Gate {
     uint64_t index;
@@ -32,18 +32,18 @@ struct Gate {
 
 struct Queue {
     hsa_queue *handle;
-    std::mutex lock;  // guards what follows
+    std::mutex lock;  // guards the members below
     bool known = false;
-    // The program takes places by adding to the write index, as several threads may. Otherwise, it may store what it read before, so
-    // nobody else can take a place.
+    // The program reserves slots by adding to the write index, which several threads may do. Otherwise it may store a write index that
+    // it read earlier, so no one else may reserve a slot.
     bool adds = false;
     Gpu *gpu = nullptr;
-    uint32_t number = 0;           // in the log
-    uint64_t end = 0;              // the packets before this one were looked at, except for
-    std::set<uint64_t> unwritten;  // those that their threads had not written yet
-    std::set<uint64_t> own;        // packets of the agent that were not met yet
+    uint32_t number = 0;           // its number in the log
+    uint64_t end = 0;              // all packets before this index were processed, except
+    std::set<uint64_t> unwritten;  // those that were not written yet
+    std::set<uint64_t> own;        // the agent's packets that change_up_to() has not reached yet
     std::deque<Gate> gates;
-    std::vector<hsa_handle> owed;  // signals for barriers that are still to be put in
+    std::vector<hsa_handle> owed;  // signals of barriers that are still to be inserted
 
     hsa_packet *at(uint64_t index) const {
         return static_cast<hsa_packet *>(handle->base) + (index & (handle->size - 1));
@@ -51,13 +51,12 @@ struct Queue {
 };
 
 struct State {
-    std::shared_mutex
-        lock;  // guards the map; whoever uses a queue holds it, so that none is destroyed meanwhile
+    std::shared_mutex lock;  // guards the map; held while a queue is used, so that it is not destroyed
     std::unordered_map<const hsa_queue *, std::unique_ptr<Queue>> queues;
 };
 AttachmentState<State> state;
 
-// The queue that the thread took a place in last, and its doorbell.
+// The queue where this thread last reserved a slot, and its doorbell.
 struct LastQueue {
     hsa_queue *queue;
     uint64_t doorbell;
@@ -67,7 +66,8 @@ LastQueue &last_queue() {
     return value;
 }
 
-// Returns the queue that a signal is the doorbell of, or null. A queue that another tool intercepts has a doorbell like other signals.
+// Returns the queue that a doorbell signal belongs to, or null. If another tool intercepts a queue, its doorbell is an ordinary
+// signal.
 hsa_queue *queue_of(hsa_handle signal) {
     const auto &memory = *reinterpret_cast<const hsa_signal *>(signal.handle);
     hsa_queue *queue = memory.kind == HSA_DOORBELL              ? memory.queue
@@ -83,7 +83,7 @@ void store(T &to, T value) {
 
 int type_of(const hsa_packet &packet) { return __atomic_load_n(&packet.header, __ATOMIC_ACQUIRE) & 0xff; }
 
-// The GPU of a queue, if that is known: ROCr does not say it, but a kernel has one.
+// Sets a queue's GPU, if known. ROCr does not report it, so it comes from a kernel in the queue or from there being only one GPU.
 void find_gpu(Queue &queue, const hsa_packet &packet) {
     if (queue.gpu) return;
     const Kernel *kernel = type_of(packet) == HSA_KERNEL_DISPATCH ? find_kernel(packet.kernel) : nullptr;
@@ -113,7 +113,7 @@ void change(Queue &queue, hsa_packet &packet) {
     store(packet.kernel, changed->kernel);
 }
 
-// Changes all packets up to `last` that are written. Call it with the queue's lock held.
+// Changes all written packets up to `last`. Call with the queue's lock held.
 void change_up_to(Queue &queue, uint64_t last) {
     const uint64_t read = hsa.queue_load_read_index_scacquire(queue.handle);
     auto is_left = [&](uint64_t index) {
@@ -129,7 +129,7 @@ void change_up_to(Queue &queue, uint64_t last) {
         if (is_left(queue.end)) queue.unwritten.insert(queue.end);
 }
 
-// Writes a packet into a place of the queue that the agent took. Call it with the queue's lock held.
+// Writes a packet into a slot that the agent reserved. Call with the queue's lock held.
 void write(Queue &queue, uint64_t index, const hsa_packet &packet) {
     hsa_packet &to = *queue.at(index);
     memcpy(reinterpret_cast<char *>(&to) + sizeof to.header,
@@ -138,7 +138,7 @@ void write(Queue &queue, uint64_t index, const hsa_packet &packet) {
     queue.own.insert(index);
 }
 
-// Puts in the barriers that the queue is to get, as far as there is room. Call it with the queue's lock held.
+// Inserts the owed barriers, as far as there is room. Call with the queue's lock held.
 void put_barriers(Queue &queue) {
     while (!queue.owed.empty()) {
         const uint64_t index = hsa.queue_load_write_index_scacquire(queue.handle);
@@ -155,7 +155,7 @@ void put_barriers(Queue &queue) {
 
 // --- gates ---
 
-// Returns a signal for a gate: of one that the GPU has passed, or a new one. 0: there is none.
+// Returns a signal for a gate: one from a gate that the GPU has passed, or a new one. 0 if none can be created.
 hsa_handle take_signal(Queue &queue, uint64_t read) {
     hsa_handle signal{};
     if (!queue.gates.empty() && queue.gates.front().open && queue.gates.front().index < read) {
@@ -168,7 +168,7 @@ hsa_handle take_signal(Queue &queue, uint64_t read) {
     return signal;
 }
 
-// Lets the GPU pass the gates before packet `last`, and with `old` those that were closed for too long.
+// Opens the gates up to packet `last` or, with `old`, those that were closed too long.
 void open_gates(Queue &queue, uint64_t last, bool old = false) {
     const auto before = std::chrono::steady_clock::now() - kLongest;
     for (Gate &gate : queue.gates) {
@@ -178,7 +178,7 @@ void open_gates(Queue &queue, uint64_t last, bool old = false) {
     }
 }
 
-// The program takes `count` places. Takes one more, for a gate.
+// Reserves `count` slots for the program, and one more for a gate.
 template <class Take>
 uint64_t take_places(Queue &queue, uint64_t count, const Take &take) {
     const uint64_t write_index = hsa.queue_load_write_index_scacquire(queue.handle),
@@ -197,7 +197,7 @@ uint64_t take_places(Queue &queue, uint64_t count, const Take &take) {
     return index + 1;
 }
 
-// Returns what is known of a queue, and makes it; call it without the lock, which `known` then holds.
+// Returns the state of a queue, creating it if necessary. Call without the lock; `known` holds it afterwards.
 Queue &known_queue(hsa_queue *handle, std::shared_lock<std::shared_mutex> &known) {
     for (;;) {
         known = std::shared_lock<std::shared_mutex>(state->lock);
@@ -211,12 +211,12 @@ Queue &known_queue(hsa_queue *handle, std::shared_lock<std::shared_mutex> &known
     }
 }
 
-// The program rings for packet `last`. Returns whether barriers are to be put in after that.
+// Call before the program rings the doorbell for packet `last`. Returns whether barriers must be inserted afterwards.
 bool before_doorbell(hsa_queue *handle, uint64_t last) {
     std::shared_lock<std::shared_mutex> known;
     Queue &queue = known_queue(handle, known);
     std::lock_guard<std::mutex> hold(queue.lock);
-    if (!queue.known) queue.end = last + 1;  // these have no gate
+    if (!queue.known) queue.end = last + 1;  // earlier packets have no gate
     queue.known = true;
     change_up_to(queue, last);
     open_gates(queue, last);
@@ -286,7 +286,7 @@ hsa_status on_destroy_queue(hsa_queue *handle) {
             for (hsa_handle signal : gone->owed) hsa.signal_subtract_screlease(signal, 1);
         });
     const hsa_status status = originals.destroy_queue(handle);
-    if (gone)  // the GPU needs them no more
+    if (gone)  // the GPU no longer needs the signals
         for (const Gate &gate : gone->gates) hsa.signal_destroy(gate.signal);
     return status;
 }
@@ -307,7 +307,7 @@ void leave_queues() {
         open_gates(*queue.second, UINT64_MAX);
         put_barriers(*queue.second);
         const uint64_t read = hsa.queue_load_read_index_scacquire(queue.first);
-        for (const Gate &gate : queue.second->gates)  // the GPU still needs the signals of the others
+        for (const Gate &gate : queue.second->gates)  // the GPU still needs the other signals
             if (gate.index < read) hsa.signal_destroy(gate.signal);
     }
 }

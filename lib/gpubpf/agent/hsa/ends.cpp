@@ -1,4 +1,4 @@
-// The functions of libc that end the process without running exit handlers: what was measured is sent first.
+// libc functions that end the process without running exit handlers. The agent sends the measurements first.
 #include <dlfcn.h>
 
 #include "agent.h"

@@ -1,7 +1,7 @@
-// The program's calls of HIP: when they began and returned. A packet in a queue does not say that.
+// Start and return times of the program's HIP calls, which packets in a queue do not have.
 //
-// The functions are hooked as those of CUDA's driver are (../src/patch.h). While the thread is in one of them, records of what it
-// gives the GPU are held back until the function returns.
+// The functions are hooked like those of the CUDA driver (../src/patch.h). While a thread is in one, records of the work that it
+// submits are held until the function returns.
 #include <cstring>
 #include <dlfcn.h>
 #include <link.h>
@@ -28,7 +28,7 @@ enum What {
 };
 constexpr int kNoStream = -1;
 
-// The last operation that was given to each stream of HIP, by its handle.
+// The last operation in each HIP stream, by the stream's handle.
 struct Streams {
     std::mutex lock;
     std::unordered_map<uint64_t, uint64_t> last;
@@ -45,7 +45,7 @@ void log_wait(const Call &call, uint64_t returned, What what) {
     r.return_ns = returned;
     r.stream = call.stream;
     if (what == kWaitsForGpu) {
-        if (agent.gpus.size() != 1) return;  // HIP does not say which one it waited for
+        if (agent.gpus.size() != 1) return;  // HIP does not say which GPU it waited for
         r.sync.what = static_cast<uint32_t>(SyncTarget::Context);
     } else {
         std::lock_guard<std::mutex> hold(streams->lock);
@@ -160,7 +160,7 @@ constexpr bool kOfMemory[kCalls] = {
 #undef HIP_CALL
 };
 
-// Returns a handle of the program's HIP library, or null.
+// Returns a handle of the HIP library in the process, or null.
 void *hip_library() {
     std::string path;
     dl_iterate_phdr(

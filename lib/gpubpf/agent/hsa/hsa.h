@@ -1,9 +1,9 @@
 /*
- * hsa.h: the parts of ROCr's interface (libhsa-runtime64.so.1) that the agent here and calls/device_times/hsa_agent.c use, declared so
- * that the build does not need ROCm. For C and C++.
+ * hsa.h: the parts of ROCr's interface (libhsa-runtime64.so.1) used by this agent and by calls/device_times/hsa_agent.c. They are
+ * declared here so that the build does not need ROCm. For C and C++.
  *
- * They follow the published headers hsa.h, hsa_ext_amd.h, hsa_api_trace.h and amd_hsa_signal.h, of ROCr 5.2 to 6.2. A table of functions
- * says how long it is. Most of them only grow at their ends, so positions stay.
+ * The declarations follow the published headers hsa.h, hsa_ext_amd.h, hsa_api_trace.h and amd_hsa_signal.h of ROCr 5.2 to 6.2. Each
+ * function table states its size. Most tables only grow at the end, so indices stay valid.
  */
 #pragma once
 /* clang-format off */
@@ -19,11 +19,11 @@
 #endif
 
 typedef int hsa_status;                 /* 0 is success */
-typedef struct { uint64_t handle; } hsa_handle; /* of an agent, an executable, a symbol or a signal */
+typedef struct { uint64_t handle; } hsa_handle; /* an agent, executable, symbol, signal or other object */
 
 enum { HSA_TIMESTAMP_FREQUENCY = 3 };   /* hsa_system_info_t */
 enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
-enum {                                  /* hsa_executable_symbol_info_t; the last two are of a variable */
+enum {                                  /* hsa_executable_symbol_info_t; the last two are for variables */
     HSA_SYMBOL_TYPE = 0,
     HSA_SYMBOL_NAME_LENGTH = 1,
     HSA_SYMBOL_NAME = 2,
@@ -35,16 +35,16 @@ enum {                                  /* hsa_executable_symbol_info_t; the las
 enum { HSA_VARIABLE = 0, HSA_KERNEL = 1 };
 enum { HSA_LESS = 2 };                  /* hsa_signal_condition_t */
 enum { HSA_KERNEL_DISPATCH = 2, HSA_BARRIER_AND = 3, HSA_BARRIER_OR = 5 }; /* hsa_packet_type_t */
-enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and, after all packets before it, scopes of the system */
-enum { HSA_MARKER = 0x3 };              /* header: barrier-and that waits for nothing */
-enum { HSA_DEPENDENCY = 8 };            /* offset of the first signal that a barrier waits for; there are five */
-enum { HSA_INVALID = 1 };               /* header of a packet that is not written yet, or done */
-enum { HSA_QUEUE_SINGLE = 1 };          /* hsa_queue_type_t: only one thread puts packets in */
+enum { HSA_BARRIER = 0x1503 };          /* header: barrier-and with the barrier bit, system scopes */
+enum { HSA_MARKER = 0x3 };              /* header: barrier-and without the barrier bit and fences */
+enum { HSA_DEPENDENCY = 8 };            /* offset of the first of the five signals that a barrier waits for */
+enum { HSA_INVALID = 1 };               /* header of a packet that is not written yet or already processed */
+enum { HSA_QUEUE_SINGLE = 1 };          /* hsa_queue_type_t: a single producer thread */
 enum { HSA_DOORBELL = -1 };             /* amd_signal_kind_t */
 enum { HSA_EXECUTABLE_STATE = 2, HSA_FROZEN = 1 };
 enum { HSA_POOL_SEGMENT = 0, HSA_POOL_FLAGS = 1, HSA_POOL_MAY_ALLOCATE = 5, HSA_GLOBAL = 0 };
 enum { HSA_POOL_KERNARG = 1, HSA_POOL_COARSE_GRAINED = 4 };
-enum { HSA_SIGNAL_GPU_ONLY = 1 };       /* such a signal raises no interrupts; the host may read it */
+enum { HSA_SIGNAL_GPU_ONLY = 1 };       /* the signal raises no interrupts; the host may read it */
 enum { HSA_FIRST_MAJOR = 1, HSA_LAST_MAJOR = 2 }; /* versions of every table */
 
 typedef struct {
@@ -55,7 +55,7 @@ typedef struct {
     uint64_t id;
 } hsa_queue;
 
-typedef struct {                        /* hsa_kernel_dispatch_packet_t; other packets have 64 bytes and a header, too */
+typedef struct {                        /* hsa_kernel_dispatch_packet_t; other packets also have 64 bytes and a header */
     uint16_t header, setup, block[3], reserved;
     uint32_t grid[3];                   /* in work-items */
     uint32_t scratch, shared;
@@ -64,7 +64,7 @@ typedef struct {                        /* hsa_kernel_dispatch_packet_t; other p
 } hsa_packet;
 HSA_CHECK(sizeof(hsa_packet) == 64 && offsetof(hsa_packet, completion) == 56, "as published");
 
-typedef struct {                        /* amd_signal_t, to which the handle of a signal points */
+typedef struct {                        /* amd_signal_t, the target of a signal handle */
     int64_t kind, value;
     uint64_t mailbox;
     uint32_t event, reserved;
@@ -74,7 +74,7 @@ typedef struct {                        /* amd_signal_t, to which the handle of 
 HSA_CHECK(offsetof(hsa_signal, start) == 32 && offsetof(hsa_signal, queue) == 48, "as published");
 
 /*
- * hsa_ven_amd_loader_1_03_pfn_t, an extension: what is loaded. Its first function that is missing here is null in older versions.
+ * hsa_ven_amd_loader_1_03_pfn_t, the loader extension. Functions that an older version lacks are null.
  */
 enum { HSA_EXTENSION_LOADER = 0x201 };
 typedef hsa_status (*hsa_on_loaded)(hsa_handle executable, hsa_handle loaded, void *data);
@@ -119,8 +119,8 @@ typedef hsa_status (*hsa_copy_box)(const hsa_box *to, const uint32_t *to_offset,
                                    const uint32_t *extent, hsa_handle by, int direction, uint32_t count, const hsa_handle *signals,
                                    hsa_handle completion);
 
-typedef struct {                        /* the beginning of each table */
-    uint32_t major, size, step, reserved; /* size in bytes; of the root, another number */
+typedef struct {                        /* the header of each table */
+    uint32_t major, size, step, reserved; /* size in bytes; the root table's has another meaning */
 } hsa_version;
 typedef struct {
     hsa_version version;
@@ -147,8 +147,9 @@ enum {                                  /* index in `functions` */
 };
 enum { HSA_TABLE_ENTRY = offsetof(hsa_table, functions) };
 /*
- * The index of hsa_amd_queue_intercept_create, which hsa_amd_queue_intercept_register follows, in the AMD table with so many functions; -1 if
- * unknown. ROCr 5.6 put two functions before them, without another version. ROCr 5.5 has 51 functions, and 5.6 has 55.
+ * The index of hsa_amd_queue_intercept_create in an AMD table with `functions` entries; -1 if unknown.
+ * hsa_amd_queue_intercept_register follows it. ROCr 5.6 inserted two functions before them without a version change. ROCr 5.5 has 51
+ * functions, and 5.6 has 55.
  */
 #define HSA_AMD_INTERCEPT(functions) ((functions) < 37 ? -1 : (functions) <= 51 ? 35 : (functions) >= 55 ? 37 : -1)
 
@@ -156,10 +157,10 @@ enum { HSA_AMD_ALLOCATE = 13 };         /* hsa_amd_memory_pool_allocate; hsa_amd
 #define HSA_AMD_LOCK(intercept) ((intercept) - 15)         /* hsa_amd_memory_lock; hsa_amd_memory_unlock follows */
 #define HSA_AMD_LOCK_TO_POOL(intercept) ((intercept) + 5)
 enum { HSA_AMD_COPY = 15, HSA_AMD_COPY_BY_ENGINE = 16 }; /* index in the AMD table */
-#define HSA_AMD_HAS_ENGINES(intercept) ((intercept) == 37) /* the second one is there: since ROCr 5.6 */
+#define HSA_AMD_HAS_ENGINES(intercept) ((intercept) == 37) /* the second one exists since ROCr 5.6 */
 #define HSA_AMD_COPY_BOX(intercept) ((intercept) + 3) /* hsa_amd_memory_async_copy_rect */
 
-/* How many functions a table has; 0 if its version is unknown. */
+/* Return the number of functions in a table; 0 if its version is unknown. */
 static inline size_t hsa_functions_of(const hsa_table *table) {
     if (!table || table->version.major < HSA_FIRST_MAJOR || table->version.major > HSA_LAST_MAJOR || table->version.size < sizeof(hsa_table))
         return 0;

@@ -1,4 +1,4 @@
-// Memory of maps in a GPU, rings in files that the tool maps, and readings of both.
+// Maps in GPU memory, rings in files that the tool maps, and snapshots of both.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,7 +16,7 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the alignment of array instances
 
 uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to - 1); }
 uint64_t map_aligned(uint64_t bytes) { return aligned(bytes, kMapAlignment); }
@@ -26,7 +26,7 @@ bool is_in_file(const MapSpec &map) { return map.place == Place::Shared || map.p
 uint32_t shards_of(const Gpu &gpu) { return std::min(std::max(gpu.compute_units, 1u), kShards); }
 uint64_t control_bytes(const Gpu &gpu) { return map_aligned(kRingHeader + kRingShard * shards_of(gpu)); }
 
-// Allocates zeroed memory of the GPU.
+// Allocates zeroed GPU memory.
 bool add_pool(Gpu &gpu, uint64_t size) {
     void *base = nullptr;
     size = aligned(size, kPage);
@@ -40,7 +40,7 @@ bool add_pool(Gpu &gpu, uint64_t size) {
     return true;
 }
 
-// Makes a ring: its records are in a file that the tool maps, its control block is at `control`.
+// Creates a ring. Its records are in a file that the tool maps; its control block is at `control`.
 bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
     const uint32_t shards = shards_of(gpu);
     uint64_t capacity = kLeastCapacity;
@@ -65,7 +65,7 @@ bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
     return made;
 }
 
-// Returns the GPU's address of a shared array, or 0 if ROCr refuses.
+// Returns the GPU address of a shared array, or 0 if ROCr cannot lock it.
 uint64_t lock_shared(Gpu &gpu, uint32_t map) {
     uint64_t bytes = 0;
     void *address = nullptr, *host = map_shared_file(map, bytes);
@@ -86,9 +86,9 @@ bool make_maps(Gpu &gpu) {
         if (m.shared()) shared += is_ring(m) ? control_bytes(gpu) : map_aligned(m.fixed);
         all_shared = all_shared && m.shared();
     }
-    // The user's limit is for values. Everything else comes on top.
+    // The user's limit is for values only. Everything else is added to it.
     uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
-    while (size && !add_pool(gpu, size)) {  // the GPU is nearly full: a small pool is better than none
+    while (size && !add_pool(gpu, size)) {  // if the GPU is nearly full, a small pool is better than none
         if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
         size /= 2;
     }
@@ -111,7 +111,7 @@ bool make_maps(Gpu &gpu) {
     return true;
 }
 
-// With several shards, compute units do not wait for each other. A kernel with many sites has fewer.
+// With several shards, compute units do not contend. A kernel with many sites has fewer shards.
 uint32_t site_shards(const Gpu &gpu, const MapSpec &map, uint32_t sites) {
     uint32_t shards = 1;
     while (shards < gpu.compute_units && shards < kShards) shards *= 2;
@@ -123,7 +123,7 @@ struct Room {
     uint64_t units, capacity;
 };
 
-// Returns how many units of a map a launch of this shape has, and the capacity as the launch block states it.
+// Returns how many units of a map this launch shape needs, and the capacity as stored in the launch block.
 Room room_for(const Gpu &gpu, const MapSpec &map, const Layout &layout, const Shape &shape) {
     const uint64_t threads = uint64_t(shape[0]) * shape[1] * shape[2];
     const uint64_t blocks = uint64_t(shape[3]) * shape[4] * shape[5];
@@ -146,7 +146,7 @@ const Array *site_array(const Copy &copy, uint32_t map) {
     return nullptr;
 }
 
-struct Table {  // of the message about a snapshot
+struct Table {  // a table in the Snapshot message
     uint32_t count = 0;
     Writer rows;
     Writer &row() { return ++count, rows; }
@@ -154,10 +154,10 @@ struct Table {  // of the message about a snapshot
 };
 
 struct Range {
-    uint64_t base, size, offset;  // in the file
+    uint64_t base, size, offset;  // the offset in the file
 };
 
-struct Contents {  // of a snapshot
+struct Contents {  // the contents of a snapshot
     uint64_t size = 0;
     std::vector<Range> pools;
     Table instances, maps, rings;
@@ -223,7 +223,7 @@ bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
 void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     std::lock_guard<std::mutex> busy(gpu.busy);
     if (!gpu.usable) return;
-    if (!only_rings) {  // what is read may lack later launches
+    if (!only_rings) {  // the snapshot may lack later launches
         std::lock_guard<std::mutex> hold(gpu.lock);
         for (const auto &copy : gpu.copies)
             for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;

@@ -1,7 +1,7 @@
-// The operation log of AMD GPUs: what queues and copy engines get to do (docs/timing.md, "AMD GPUs").
+// The operation log of AMD GPUs: the work given to queues and copy engines (docs/timing.md, "AMD GPUs").
 //
-// A queue of ROCr's is a stream that waits for no other. Signals are its events: a packet or a copy that has a signal records it, and
-// a packet that depends on one waits for it. HIP puts several of its streams into one queue.
+// A ROCr queue is logged as a stream that does not wait for others. Signals are its events: a packet or copy with a completion signal
+// records the signal, and a packet that depends on a signal waits for it. HIP puts several of its streams into one queue.
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -14,28 +14,28 @@ namespace {
 
 constexpr size_t kMostSignals = 1 << 16, kMostTimers = 4096;
 
-// What a signal tells the end of: a copy or a dispatch, whose times ROCr knows then.
+// A copy or dispatch whose end a signal shows. ROCr then knows its times.
 struct Timed {
-    uint64_t operation;  // its id; 0: nothing, or the times are logged already
+    uint64_t operation;  // its id; 0: none, or its times are already logged
     uint32_t gpu;
     bool dispatch;
-    uint64_t since;  // ns; it began later
+    uint64_t since;  // ns; the operation began after this
 };
 struct Signalled {
     uint64_t record;  // id of the record operation
     Timed work;
 };
-struct Timer {  // a signal of ours, for a dispatch that has none
+struct Timer {  // an agent's signal, for a dispatch without a signal
     uint64_t signal;
     Timed work;
 };
 
 struct State {
     std::mutex lock;
-    std::unordered_map<uint64_t, Signalled> signals;        // by their handles
-    std::map<std::pair<uint32_t, Kind>, uint32_t> engines;  // queue numbers of the copies of a GPU
+    std::unordered_map<uint64_t, Signalled> signals;        // by handle
+    std::map<std::pair<uint32_t, Kind>, uint32_t> engines;  // queue numbers, by GPU and kind of copy
     std::deque<Timer> running;
-    std::vector<uint64_t> free;  // signals of timers
+    std::vector<uint64_t> free;  // unused signals for timers
     size_t timers = 0;
     std::atomic<uint32_t> queues{0};
 };
@@ -62,19 +62,19 @@ void log_queue(uint32_t number, uint32_t gpu, QueueKind kind) {
     oplog.put(r);
 }
 
-// Logs the times of what a signal told the end of, if ROCr knows them.
+// Logs the times of the operation that a signal ended, if ROCr knows them.
 void log_times(uint64_t signal, Timed &work) {
     if (!work.operation) return;
     Record r = new_record(Kind::Span, work.gpu, 0, other_id());
     r.flags = kByRocr;
     r.span.of = work.operation;
     const Gpu *gpu = work.dispatch ? agent.gpus[work.gpu].get() : nullptr;
-    // A signal may still have the times of what used it before.
+    // A signal may still have the times of its previous use.
     if (times_of(gpu, {signal}, r.span) && r.span.start + r.span.error_ns >= work.since) oplog.put(r);
     work.operation = 0;
 }
 
-// Gives a dispatch a signal of ours, if there is one to be had.
+// Gives a dispatch one of the agent's signals, if one is available.
 void start_timer(hsa_packet &packet, const Timed &work) {
     std::lock_guard<std::mutex> hold(state->lock);
     for (; !state->running.empty() && is_over(state->running.front().signal); state->running.pop_front()) {
@@ -95,7 +95,7 @@ void start_timer(hsa_packet &packet, const Timed &work) {
     packet.completion = {signal};
 }
 
-// Forgets what a signal told. Call it with the lock held. `again`: the program uses it again, so what used it is over.
+// Forgets a signal's operation. Call with the lock held. `again`: the program reuses the signal, so the operation has ended.
 void settle(uint64_t signal, bool again) {
     const auto found = state->signals.find(signal);
     if (found == state->signals.end()) return;
@@ -142,7 +142,7 @@ uint32_t engine(uint32_t gpu, Kind kind) {
     return number;
 }
 
-// A copy, from before ROCr's call to after it.
+// A copy, from before ROCr's call until after it.
 class Copy {
   public:
     Copy(hsa_handle to, hsa_handle from, uint64_t destination, uint64_t source, uint64_t bytes,
@@ -176,7 +176,7 @@ class Copy {
     uint64_t completion_, since_ = 0;
 };
 
-// Calls ROCr to copy, and logs that. `describe` makes the Copy.
+// Calls ROCr to copy, and logs the copy. `describe` creates the Copy.
 template <class Describe, class Original>
 hsa_status logged(const Describe &describe, const Original &original) {
     std::optional<Copy> copy;
@@ -283,7 +283,7 @@ hsa_status on_destroy_signal(hsa_handle signal) {
     return originals.destroy_signal(signal);
 }
 
-// Of signals that a packet may still set, the memory stays.
+// Signals that a packet may still set must not be freed.
 void give_back_timers() {
     if (agent.is_over()) return;
     for (const uint64_t signal : state->free) hsa.signal_destroy({signal});

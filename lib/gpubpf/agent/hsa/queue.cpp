@@ -1,4 +1,4 @@
-// The program's queues, from the beginning: ROCr passes their packets to `on_packets` on their way to the GPU.
+// Queues intercepted since their creation: ROCr passes their packets to `on_packets` before the GPU gets them.
 #include <algorithm>
 #include <new>
 #include <unistd.h>
@@ -10,20 +10,20 @@ namespace gpubpf {
 
 namespace {
 
-// Packets that are changed at once. ROCr passes them singly, and before 6.0 takes one answer for each call only.
+// Packets to change at once. ROCr passes them one at a time, and before 6.0 accepts only one write per call.
 constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr useconds_t kRoomPause = 50;
 
-// A queue of the program. Never freed: ROCr may call on_packets as long as the queue is there. The attachment may end before that; the
-// next one finds the process running, and then doorbell.cpp does the work.
+// A queue of the program. Never freed, because ROCr may call on_packets as long as the queue exists. The agent may detach earlier. The
+// next attach finds a running process, and doorbell.cpp handles the queue.
 struct Queue {
     uint64_t attachment;
     Gpu *gpu;
-    uint32_t number;  // in the log
+    uint32_t number;  // its number in the log
     struct room room;
 };
 
-// ROCr calls this in the thread that puts packets into a queue.
+// ROCr calls this in the thread that submits the packets.
 void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
     const auto *packets = static_cast<const hsa_packet *>(data);
     Queue &queue = *static_cast<Queue *>(user);
@@ -51,12 +51,12 @@ void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writ
 
 hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made) {
-    uint64_t of = 0;  // the attachment that is to see its packets
+    uint64_t of = 0;  // the attachment that intercepts its packets
     if (OwnWork work; work && agent.live && !agent.running && agent.gpu(on)) of = attachment;
     auto create = [&](hsa_create_queue how, uint32_t packets) {
         return how(on, packets, type, error, data, scratch, shared, made);
     };
-    // Twice the size, if the GPU has such queues: a dispatch may become two packets.
+    // Twice the size, if the GPU supports it: a dispatch may become two packets.
     if (!of || !made ||
         (create(originals.create_intercepted_queue, 2 * size) &&
          create(originals.create_intercepted_queue, size)))

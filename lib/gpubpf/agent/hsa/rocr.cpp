@@ -1,4 +1,4 @@
-// ROCr's functions: those that the agent calls, and those that it puts its own in place of.
+// ROCr functions: those that the agent calls, and those that it replaces.
 #include <atomic>
 #include <cstring>
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ namespace {
 
 void *library() { return dlopen("libhsa-runtime64.so.1", RTLD_NOLOAD | RTLD_LAZY); }
 
-// An entry of a table, with a function of the agent in it.
+// A table entry that the agent has replaced.
 struct Replaced {
     void **entry, *ours, *original;
     bool in;
@@ -34,7 +34,7 @@ void replace(void *&entry, Function &original, Function ours) {
     void *own = reinterpret_cast<void *>(ours);
     for (Replaced &r : replaced)
         if (r.entry == &entry) {
-            // If it is still in, another tool has put its function before ours.
+            // If ours is still in, another tool has replaced it with a function that calls ours.
             if (!r.in) {
                 r.original = entry;
                 original = reinterpret_cast<Function>(entry);
@@ -47,13 +47,14 @@ void replace(void *&entry, Function &original, Function ours) {
     exchange(&entry, entry, own);
 }
 
-// What an exported function of ROCr does: it jumps through an entry of a table.
+// The table entry through which an exported ROCr function jumps.
 struct Jump {
     hsa_table *table;
     size_t index;
 };
 
-// Reads that from its code in the file, because there may be a probe in memory: [endbr64;] mov rax, [rip + D]; jmp [rax + offset].
+// Decodes the jump from the code in the file, because the code in memory may have a probe: [endbr64;] mov rax, [rip + D]; jmp [rax +
+// offset].
 bool jump_of(FileCode &file, void *rocr, const char *name, Jump &jump) {
     constexpr size_t kMost = 24;
     constexpr uint8_t kEndbr64[] = {0xF3, 0x0F, 0x1E, 0xFA}, kLoad[] = {0x48, 0x8B, 0x05};
