@@ -73,7 +73,7 @@ class InnerProbes:
         return bool(self._at["access"])
 
     def of_access(self, access: GcnAccess) -> Probe | None:
-        """Return the probe for an access; None if no program selects it. Raises VerifyError if it cannot be compiled."""
+        """Return the probe for an access; None if no program selects it. Raises VerifyError if it is invalid."""
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
         placements = self._at["access"]
         chosen = {
@@ -93,8 +93,7 @@ class InnerProbes:
         return self._made[key]
 
     def of_point(self, point: str) -> Probe | None:
-        """Return the probe for a non-access point of `amdgcn.INSIDE`; None without a program. Raises VerifyError if it cannot be
-        compiled."""
+        """Return the probe for another point of `amdgcn.INSIDE`; None without a program. Raises VerifyError if it is invalid."""
         programs = [placement.program for placement in self._at[point]]
         if not programs:
             return None

@@ -41,8 +41,7 @@ _ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction c
 @dataclass(frozen=True)
 class GcnSite:
     """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
-    in that function in bytes. opcode: the instruction's name, at accesses and barriers. block: the number of a basic block in its
-    function."""
+    in that function in bytes. opcode: the instruction's name, at accesses and barriers. block: the basic block's number."""
 
     number: int
     point: str

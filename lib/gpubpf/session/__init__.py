@@ -1,1 +1,1 @@
-"""A session: traces processes through their agents, and gives tools the maps, logs, rings and counts that they collect."""
+"""A session traces processes through their agents, and gives tools the collected maps, logs, rings and counts."""

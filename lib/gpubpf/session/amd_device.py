@@ -1,4 +1,4 @@
-"""Choose what the HIP part of a command runs on: an AMD GPU, or hipsim, the embedded AMD device, if there is no GPU."""
+"""Choose the device for a command's HIP code: an AMD GPU, or hipsim, the embedded AMD device, if there is no GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hipsim import gpus
 
 NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times "
 _NOTHING, _VIRTUAL = "mean nothing", "are those of its virtual clock"
-_GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for the nodes of CPUs
+_GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for CPU nodes
 
 
 def has_gpu() -> bool:
-    """Return whether the Linux kernel's driver (KFD) knows an AMD GPU."""
+    """Return whether the Linux kernel's driver (KFD) reports an AMD GPU."""
     for path in glob.glob(_GPU_IDS):
         try:
             if int(Path(path).read_text()) != 0:
@@ -34,12 +34,13 @@ def has_gpu() -> bool:
 def choose(
     wanted: str | None, program: str, environment: Mapping[str, str] = os.environ, virtual: bool = False
 ) -> tuple[dict[str, str], str | None]:
-    """Return the variables to add to the environment of a command, and a notice for the user or None.
+    """Return the environment variables to add for a command, and a notice for the user or None.
 
-    `wanted`: "gpu", "sim", or None for "auto", which takes the embedded device if there is no GPU, the device is built, and `program`,
-    the command's first word, has no code for other GPUs only. The device is a GPU for which the program has code, unless HIPSIM_GPU
-    names one. Raises SessionError if the device that was asked for cannot be used. virtual: the embedded device gets its
-    virtual clock.
+    `wanted`: "gpu", "sim", or None for "auto". With None, the embedded device is used if there is no GPU, the device is built, and
+    `program`, the command's first word, can run on it. A program with code for other GPUs only cannot. The device emulates a GPU for
+    which the program has code, unless HIPSIM_GPU names one. virtual: the embedded device uses its virtual clock.
+
+    Raises SessionError if the requested device cannot be used.
     """
     built = (hipsim.LIBRARIES / "libhsakmt.so.1").exists()
     if wanted == "gpu":
@@ -60,7 +61,7 @@ def choose(
     notice = None if wanted == "sim" else NOTICE + (_VIRTUAL if virtual else _NOTHING)
     if other := gpus.other_code(program, has_code_for, asked):
         build = f"build it with --offload-arch={gpu}"
-        if wanted != "sim":  # HIP aborts such a program if there is a device
+        if wanted != "sim":  # if there is a device, HIP aborts such a program
             return {}, f"{other}, so it runs without a device; {build}"
         notice = f"{other}: HIP will not run it; {build}"
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
@@ -75,9 +76,9 @@ def is_for_hip(program: str) -> bool:
 
 
 def beside(chosen: Device, wanted: str | None, program: str) -> Device:
-    """Return a device with what a command needs for HIP, too. The notice is about HIP if the program has code for AMD GPUs.
+    """Return a device extended with what a command needs for HIP. The notice is about HIP if the program has code for AMD GPUs.
 
-    Beside a GPU for CUDA, only such a program gets the embedded device: others may look for AMD GPUs, and must not find one.
+    With a CUDA GPU, only such a program gets the embedded device. Other programs may look for AMD GPUs, and must not find it.
     """
     if wanted == "gpu" or has_gpu() or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
         return chosen
@@ -93,5 +94,5 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
 
 
 def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:
-    """Return what `choose` returns for the command of a command line; nothing without a command."""
+    """Return the result of `choose` for the command on a command line; an empty result without a command."""
     return choose(args.device, args.command[0]) if args.command else ({}, None)

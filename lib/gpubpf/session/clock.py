@@ -1,10 +1,10 @@
 """Convert GPU times to the host's clock, with an error bound, and `clock64` of each multiprocessor to GPU time.
 
-Both are the same problem. At some moments a clock is known to lie within an interval; in between it is a line. All lines that pass
-through all intervals bound the clock at any time. The middle of the bounds is the answer, and half their distance is the error.
+Both are the same problem. At some moments, a clock is known to lie within an interval. In between, it is linear. All lines that pass
+through all intervals bound the clock at any time. The result is the middle of the bounds, and the error is half their distance.
 
 The bounds assume that the rate of one clock against the other changes slowly (`WANDER`). If brackets contradict that, a clock was set
-or jumped: a new segment begins.
+or jumped, and a new segment begins.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ if TYPE_CHECKING:
     Reals: TypeAlias = NDArray[np.float64]
 
 UNKNOWN = np.iinfo(np.int64).max  # the error of an unknown time
-RATE = (1 - 1e-3, 1 + 1e-3)  # limits for the rate of two clocks that count ns; no crystal is this inaccurate
-WANDER = (
-    0.5e-6  # change of the rate within seconds, by temperature and by NTP's corrections of CLOCK_MONOTONIC
-)
-REACH = 4e9  # ns; brackets within this distance help to bound a time
-SPACING = 0.5e9  # ns between the starts of two pieces of the bound
-BURST = 16  # brackets on each side that a piece always uses, however far they are
-WINDOW = 64  # the most brackets of a piece; the narrowest are used
-ENOUGH = 8192  # the most brackets of a clock; the narrowest are used
+RATE = (1 - 1e-3, 1 + 1e-3)  # limits for the rate between two ns clocks; every crystal is more accurate
+WANDER = 0.5e-6  # rate change within seconds, from temperature and NTP corrections of CLOCK_MONOTONIC
+REACH = 4e9  # ns; a time is bounded by the brackets within this distance
+SPACING = 0.5e9  # ns between the starts of adjacent pieces of the bound
+BURST = 16  # brackets on each side that a piece always uses, at any distance
+WINDOW = 64  # most brackets per piece; the narrowest are used
+ENOUGH = 8192  # most brackets per clock; the narrowest are used
 STEP_LIMIT = 1_000_000  # ns; a time between two segments is known only if its error is below this
-SENSIBLE = 1e17  # ns; three years from the first bracket
+SENSIBLE = 1e17  # ns from the first bracket, about three years
 CYCLE = (0.2, 10.0)  # limits for the length of a GPU's cycle in ns
-TICKS = 64  # of the GPU's timer, in one window of a multiprocessor's clock
+TICKS = 64  # GPU timer ticks in one window of a multiprocessor's clock
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Bracket:
     """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns.
 
     tick   resolution of the GPU's clock: its true time was at least `gpu` and less than `gpu + tick` (0: unknown in this bracket)
-    back   only `gpu - back` is known to be after `before`; for a kernel, `back` is how long it ran
+    back   only `gpu - back` is known to be after `before`; for a kernel, `back` is its duration
     """
 
     before: int
@@ -72,18 +70,18 @@ class Bracket:
 class GpuClock:
     """Converts GPU time to host time.
 
-    brackets    of one GPU, in any order
-    rate        least and largest number of host ns in a GPU ns
+    brackets    the brackets of one GPU, in any order
+    rate        lower and upper limit of host ns per GPU ns
     tick        resolution of the GPU's clock in ns
     narrowest   width of the narrowest bracket in ns
-    steps       where a clock jumped: (last bracket before, first bracket after) in GPU ns
+    steps       jumps of a clock: (last bracket before, first bracket after) in GPU ns
 
         clock = GpuClock(brackets)
         times = clock.host(gpu_times)
     """
 
     def __init__(self, brackets: Sequence[Bracket], rate: tuple[float, float] = RATE) -> None:
-        # Sorted by host time: the GPU's clock may have been set back.
+        # Sort by host time, because the GPU's clock may have been set back.
         usable = [
             b
             for b in brackets
@@ -110,13 +108,13 @@ class GpuClock:
 
     @classmethod
     def same(cls) -> GpuClock:
-        """Return the identity, for the virtual clock of the embedded device, which both sides share."""
+        """Return the identity, for the embedded device's virtual clock, which host and device share."""
         made = cls([])
         made._identity = True
         return made
 
     def host(self, gpu: Any) -> Times:
-        """Return readings of the GPU's clock (array of ns) as CLOCK_MONOTONIC, each in the middle of its bounds."""
+        """Convert readings of the GPU's clock (array of ns) to CLOCK_MONOTONIC. Each result is the middle of its bounds."""
         readings = np.asarray(gpu).astype(np.int64)
         if self._identity:
             return Times(readings, np.zeros_like(readings))
@@ -125,7 +123,7 @@ class GpuClock:
             return Times(at, error)
         x = (readings - self._origin_gpu).astype(np.float64)
         low, high = self._bounds(x)
-        # A coarse clock does not change during a tick: the reading may be from any moment of it.
+        # A coarse clock does not change during a tick, so the reading may be from any moment in it.
         _, later = self._bounds(x + max(self.tick - 1, 0))
         high = np.maximum(high, later)
         fine = np.isfinite(low) & np.isfinite(high) & (np.abs(x) < SENSIBLE)
@@ -163,7 +161,7 @@ class SmClock:
     multiprocessor.
 
     The clock is assumed to keep its frequency for a while. If records contradict that, only the record itself bounds its time. A
-    change shortly before the first or last record, or between few records, cannot be seen.
+    change is not detected shortly before the first or last record, or between few records.
     """
 
     def __init__(self, sm: Any, cycles: Any, gpu: Any, tick: int = 0, apart: int = 0) -> None:
@@ -177,26 +175,26 @@ class SmClock:
             self._windows[int(numbers[part[0]])] = self._fit(cycles[part], gpu[part])
 
     def _fit(self, cycles: Integers, gpu: Integers) -> tuple[int, int, list[_Window]]:
-        """Fit one multiprocessor. Of all records with the same timer value, the first is a lower bound, the last an upper bound."""
+        """Fit one multiprocessor. Among records with the same timer value, the first gives a lower bound, the last an upper bound."""
         origin_cycles, origin_gpu = int(cycles[0]), int(gpu[0])
         new = np.flatnonzero(np.diff(gpu)) + 1
         firsts, lasts = np.append(0, new), np.append(new, len(gpu)) - 1
         high_at = (cycles[lasts] - origin_cycles).astype(np.float64)
         low_at = (cycles[firsts] - origin_cycles).astype(np.float64)
-        # Room for a small change of the frequency that does not show yet.
+        # Allow for a small frequency change that is not visible yet.
         slack = self._apart + self.tick / 128
         low = (gpu[firsts] - origin_gpu).astype(np.float64) - slack
         high = (gpu[lasts] - origin_gpu).astype(np.float64) + self.tick + slack
         made = []
         for at in range(0, len(low), TICKS):
-            # A change of the frequency shows only some time later, so a window must agree with its neighbours.
+            # A frequency change becomes visible with a delay, so a window must agree with its neighbours.
             wide, own = slice(max(0, at - TICKS), at + 2 * TICKS), slice(at, at + TICKS)
             agreed = _Piece.of(high_at[wide], low_at[wide], low[wide], high[wide], CYCLE)
             made.append(_Window(float(low_at[own][0]), float(high_at[own][-1]), agreed))
         return origin_cycles, origin_gpu, made
 
     def gpu(self, sm: Any, cycles: Any, gpu: Any) -> Times:
-        """Return the times of records, as in the constructor, in ns of the GPU's timer."""
+        """Convert records, given as in the constructor. Return their times in ns of the GPU's timer."""
         numbers, cycles, gpu = (np.asarray(part).astype(np.int64) for part in (sm, cycles, gpu))
         base = int(gpu[0]) if len(gpu) else 0
         low, high = (
@@ -225,7 +223,7 @@ class SmClock:
 
 @dataclass(frozen=True)
 class _Window:
-    """Some ticks of a multiprocessor's clock, and the lines that fit them and their neighbours."""
+    """A window of a multiprocessor's clock: its range in cycles, and the lines that fit it and its neighbours."""
 
     begin: float
     end: float
@@ -251,7 +249,7 @@ def estimated_tick(readings: Integers) -> int:
 
 
 def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
-    """Return at most about `ENOUGH` of sorted brackets: the narrowest of each stretch of time."""
+    """Return at most about `ENOUGH` of sorted brackets: the narrowest in each stretch of time."""
     size = 4 * -(-len(brackets) // ENOUGH)
     if size <= 4:
         return brackets
@@ -267,7 +265,7 @@ def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """All lines y = a + b x with y <= high at `high_at` and y >= low at `low_at`, and `slopes[0]` <= b <= `slopes[1]`."""
+    """All lines y = a + b x with y <= high at `high_at`, y >= low at `low_at`, and `slopes[0]` <= b <= `slopes[1]`."""
 
     high_at: Reals
     low_at: Reals
@@ -279,9 +277,9 @@ class _Piece:
     def of(
         cls, high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
     ) -> _Piece | None:
-        """Return the lines with their possible slopes; None: there is no such line."""
+        """Return the set of lines with their possible slopes; None if there is no such line."""
         run = low_at[None, :] - high_at[:, None]
-        rise = low[None, :] - high[:, None]  # the line rises at least this much on the way
+        rise = low[None, :] - high[:, None]  # the line rises at least this much over `run`
         if (rise[run == 0] > 0).any():
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -304,7 +302,7 @@ class _Piece:
 def _top(x: float, at: Reals, limit: Reals, slopes: tuple[float, float]) -> float:
     """Return the largest y at `x` of lines that are at most `limit` at each `at` and have a slope within `slopes`.
 
-    This is linear programming in two dimensions: the line is limited by one point and a slope, or by a point on each side.
+    This is linear programming in two dimensions: one point and a slope, or one point on each side, limit the line.
     """
     away = x - at
     best = float(np.min(limit + away * np.where(away >= 0, slopes[1], slopes[0])))
@@ -318,8 +316,8 @@ def _top(x: float, at: Reals, limit: Reals, slopes: tuple[float, float]) -> floa
 class _Segment:
     """A stretch of time without contradictory intervals. Its bounds consist of linear pieces.
 
-    At the ends of a piece the bounds are exact for the intervals that the piece uses. The largest y of all lines is convex in x, the
-    least is concave. So between the ends a chord is a safe bound for both.
+    At the ends of a piece, the bounds are exact for the intervals that the piece uses. The largest y of all lines is convex in x, and
+    the smallest is concave. So a chord between the ends is a safe bound for both.
     """
 
     def __init__(
@@ -368,11 +366,11 @@ class _Segment:
             found = _Piece.of(at, low_at[chosen], low[chosen] - slack, high[chosen] + slack, self._rate)
             if found is not None:
                 return found
-            # The rate changed slowly, without a contradiction: widen the bounds until a line fits.
+            # The rate changed slowly, which is no contradiction, so widen the bounds until a line fits.
             slack = 2 * slack + 1.0
 
     def bounds(self, x: Reals) -> tuple[Reals, Reals]:
-        """Return the least and largest y at each `x`; outside the pieces they follow from the possible slopes."""
+        """Return the least and largest y at each `x`. Outside the pieces, they follow from the possible slopes."""
         knots = self._knots
         which = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(self._low) - 1)
         begin, end = knots[which], knots[which + 1]
@@ -390,7 +388,7 @@ class _Segment:
 def _segments(
     high_at: Reals, low_at: Reals, low: Reals, high: Reals, rate: tuple[float, float]
 ) -> list[tuple[int, int]]:
-    """Return ranges of brackets without contradictions: a new one begins at a bracket that contradicts those before it."""
+    """Return ranges of brackets without contradictions. A bracket that contradicts those before it starts a new range."""
     found: list[tuple[int, int]] = []
     begin = 0
     for at in range(1, len(high_at)):

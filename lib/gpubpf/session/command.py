@@ -1,6 +1,6 @@
-"""Start a command to trace, and set up the tool's own process: its file limit, and the signals that end a measurement.
+"""Start a command to trace, and set up the tool's own process: its open file limit, and the signals that end a measurement.
 
-`Session` and calls/ use it.
+`Session` and the calls package use it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
 
 
-# Limits on open files before `raise_file_limit`; the first is the original.
+# Open file limits saved by `raise_file_limit`; the first one is the original.
 _files: list[tuple[int, int]] = []
-# Seconds. In one of 700 runs, a wait for `Signals.reader` went on after SIGTERM and SIGINT. The cause is not certain, so waits end.
+# Seconds. In one of 700 runs, a wait for `Signals.reader` did not return after SIGTERM and SIGINT, cause unknown. So waits time out.
 LONGEST_WAIT = 1.0
 
 
 class NotStarted(SessionError):
-    """The command could not be started. `status`: the exit status for that, 126 or 127, as in a shell."""
+    """The command could not be started. `status`: the exit status for that case, 126 or 127, as in a shell."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -41,13 +41,13 @@ class NotStarted(SessionError):
 def start_command(
     command: Sequence[str], measurement: Measurement, socket_name: str
 ) -> subprocess.Popen[bytes]:
-    """Start a command whose processes load the agent in their first cuInit, or as they initialize ROCr.
+    """Start a command whose processes load the agent in their first cuInit, or when they initialize ROCr.
 
-    Raises SessionError, and `NotStarted` if the command cannot be started."""
+    Raises SessionError; its subclass `NotStarted` if the command itself cannot be started."""
     environment = dict(os.environ)
     environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
-    if measurement.amd:  # ROCr loads each library that this names
+    if measurement.amd:  # ROCr loads each library that this variable names
         others = environment.get("HSA_TOOLS_LIB")
         environment["HSA_TOOLS_LIB"] = f"{others} {agent.HSA_LIBRARY}" if others else str(agent.HSA_LIBRARY)
     environment[SOCKET_VARIABLE] = socket_name
@@ -79,7 +79,7 @@ def run(
     if _files:
         as_user["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, _files[0])
     try:
-        # Keep files open that the user's shell opened for the command; the tool's own are not inheritable.
+        # Keep files open that the user's shell opened for the command. The tool's own files are not inheritable.
         return subprocess.Popen(command, env=environment, close_fds=False, **as_user)
     except OSError as error:
         if isinstance(error, FileNotFoundError) or not command[0]:
@@ -89,7 +89,7 @@ def run(
 
 
 def raise_file_limit() -> None:
-    """Raise the tool's limit on open files, because each traced process needs some. Commands that start later get the old limit."""
+    """Raise the tool's limit on open files, because each traced process needs several. Commands started later get the old limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -99,8 +99,8 @@ def raise_file_limit() -> None:
 class Signals:
     """Catches SIGINT, SIGTERM and SIGHUP, if the main thread calls `catch`.
 
-    The file `reader` becomes readable after a signal and after `wake`, which any thread may call. `clear` empties it. Wait for it for
-    LONGEST_WAIT at most, then look at `interrupted` and `terminated`."""
+    The file `reader` becomes readable after a signal and after `wake`, which any thread may call. `clear` empties it. Wait for it
+    at most LONGEST_WAIT, then check `interrupted` and `terminated`."""
 
     def __init__(self) -> None:
         self.interrupted = False  # SIGINT: end the measurement, wait for the command
@@ -115,12 +115,12 @@ class Signals:
         os.set_blocking(self.reader, False)
         if threading.current_thread() is not threading.main_thread():
             return
-        # Python runs handlers in the main thread only, when that continues. The byte is written at once, on whichever thread the
-        # kernel delivers the signal.
+        # Python runs handlers only in the main thread, when it next executes bytecode. The byte is written at once, on whichever
+        # thread the kernel delivers the signal to.
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
-            if before is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
+            if before is not signal.SIG_IGN:  # keep ignoring a signal that is ignored, as under nohup
                 self._handlers[number] = before
                 signal.signal(number, self._on_signal)
 
@@ -131,11 +131,11 @@ class Signals:
             self.terminated = True
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full, or closed
+        with contextlib.suppress(OSError):  # the pipe is full or closed
             os.write(self._writer, b"s")
 
     def clear(self) -> None:
-        """Empty `reader`. Call it before looking at what woke the thread."""
+        """Empty `reader`. Call it before checking what woke the thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 64)
 

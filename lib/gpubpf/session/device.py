@@ -16,7 +16,7 @@ from gpubpf.errors import SessionError, UsageError
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
 DRIVER_TIMEOUT = 60.0  # seconds; without the persistence daemon, the driver initializes the GPU first
-# Initialize the driver as a program does; print the compute capability and the name of the first GPU, or what refused.
+# Initialize the driver as a program does. Print the first GPU's compute capability and name, or exit with the failed call.
 ASK_DRIVER = """
 import ctypes
 driver = ctypes.CDLL("libcuda.so.1")
@@ -36,14 +36,14 @@ for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MIN
 print(name.value.decode(errors="replace"))
 """
 NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
-EMBEDDED = "libcuda.so.1 is the embedded device"  # an answer of `ask_driver`
-_CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # one run has one clock, whichever devices its programs use
+EMBEDDED = "libcuda.so.1 is the embedded device"  # a result of `ask_driver`
+_CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # all devices in a run share one clock
 REAL_CLOCK = "embedded device, real clock: times mean nothing"
 
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` is "gpu" or "sim", `notice` a line for the user or None. `environment` is what to set for the command."""
+    """A device. `kind`: "gpu" or "sim". `notice`: a line for the user or None. `environment`: variables to set for the command."""
 
     kind: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,22 +57,22 @@ class Device:
 
     @property
     def clock_notice(self) -> str | None:
-        """A line for the top of a report of times, if they mean nothing."""
+        """A line for the top of a report of times, if times are meaningless; otherwise None."""
         return None if self.kind == "gpu" or self.virtual else REAL_CLOCK
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The device's name in messages."""
         clock = " on its virtual clock" if self.virtual else ""
         return "a GPU" if self.kind == "gpu" else f"the embedded device{clock}"
 
 
 @functools.cache
 def ask_driver() -> tuple[int, int] | str:
-    """Return the compute capability of the first GPU, or why there is no GPU to use.
+    """Return the compute capability of the first GPU, or a text that says why no GPU can be used.
 
-    The driver is initialized in a child process. Whether that works is the only proof of a GPU: device files are there without one,
-    and are made at the first use. What the driver leaves behind, or a crash of it, is the child's.
+    The driver is initialized in a child process. Only that proves that there is a GPU: device files can exist without one, and are
+    created at first use. A crash or leftover state of the driver affects only the child.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -106,8 +106,8 @@ def choose(
 ) -> Device:
     """Return the device for "auto", "gpu" or "sim".
 
-    `clock`: of the embedded device, "real" or "virtual"; None: what one of _CLOCKS says, else `default_clock`.
-    Raises SessionError if the device cannot be used, UsageError for an unknown clock, or for a clock of a GPU."""
+    `clock`: the embedded device's clock, "real" or "virtual"; None: the value of one of _CLOCKS, or else `default_clock`.
+    Raises SessionError if the device cannot be used, and UsageError for an unknown clock or a clock with a GPU."""
     missing = ""
     if wanted != "sim":
         if isinstance(answer := ask_driver(), tuple):
@@ -132,9 +132,9 @@ def choose(
 
 
 def cupti_libraries() -> list[str]:
-    """Return where CUPTI's library may be, likeliest first: beside Python's packages, in a toolkit, in the system, by bare name.
+    """Return paths where CUPTI's library may be, likeliest first: Python packages, a toolkit, the system, bare names.
 
-    Only files are used without `--cupti`."""
+    Without `--cupti`, only those that are files are used."""
     places = [Path(place) for place in sys.path if place]
     found = [str(file) for place in places for file in sorted(place.glob("nvidia/*/lib/libcupti.so.*"))]
     for toolkit in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
@@ -148,7 +148,7 @@ def cupti_libraries() -> list[str]:
 
 
 def compute_capability(device: Device, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return (major, minor) of the first GPU, or for the embedded device what CUDASIM_CC says. Raises SessionError."""
+    """Return (major, minor) of the first GPU; for the embedded device, CUDASIM_CC or 9.0. Raises SessionError."""
     if device.kind == "sim":
         major, _, minor = environment.get("CUDASIM_CC", "").partition(".")
         return (int(major), int(minor or 0)) if major.isdigit() and (minor or "0").isdigit() else (9, 0)

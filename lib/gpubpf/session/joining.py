@@ -1,6 +1,6 @@
-"""Attach to running processes, and name the reason if that fails.
+"""Attach to running processes, and give the reason if that fails.
 
-`Session.join` and `Session` call `Joining`; tracing.py and the package `calls` use the functions that describe processes.
+`Session.join` and `Session` call `Joining`. tracing.py and the package `calls` use the functions that describe processes.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 # All in seconds.
 ATTACH_WAIT = 30.0  # for the agent to install its hooks
 PREVIOUS_TOOL_WAIT = 5.0  # for the agent to detach from the previous tool
-OTHER_TRACER_WAIT = 1.0  # for another tracer that is just attaching or detaching
+OTHER_TRACER_WAIT = 1.0  # for another tracer that is attaching or detaching
 RETRY_INTERVAL = 0.1
-COPIES_WAIT = 2.0  # for copies of kernels that a held process has loaded
-EXIT_WAIT = 0.1  # between the first failure in an exiting process and the readiness of its pidfd
+COPIES_WAIT = 2.0  # for the copies of kernels that a held process has loaded
+EXIT_WAIT = 0.1  # between the first failure in an exiting process and its pidfd becoming readable
 
 _LIBRARIES = {
     Vendor.NVIDIA: re.compile(r".*/libcuda\.so[^/]*$"),
     Vendor.AMD: re.compile(r".*/libhsa-runtime64\.so[^/]*$"),
 }
 _AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
-_THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or below ROCr for an AMD GPU
-DESCENDANTS = 4096  # processes that are searched for untraced children, at most
+_THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or the one that ROCr uses for an AMD GPU
+DESCENDANTS = 4096  # most processes that are searched for untraced children
 
 
 class Missed(SessionError):
-    """A process cannot be traced. `reason`: one of `reasons.MISSED`; the text tells the user about this process."""
+    """A process cannot be traced. `reason`: one of `reasons.MISSED`. The text describes this process for the user."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -75,12 +75,12 @@ class Joining:
 
     @property
     def under_way(self) -> bool:
-        """Some process is being attached to."""
+        """Whether an attach is in progress."""
         with self._lock:
             return bool(self._under_way)
 
     def join(self, pid: int, starting: int | None = None) -> Missed | None:
-        """Return None when probes are live in the process, else why they are not.
+        """Attach to a process. Return None once probes are live in it, or else the reason for the failure.
 
         From any thread. A second call for the same process waits for the first, and returns its result.
         `starting`: the thread that is held inside its first cuInit, if there is one."""
@@ -107,14 +107,14 @@ class Joining:
         return missed
 
     def _is_attached(self, pid: int) -> bool:
-        """Return whether the process is traced already. It is not if it has just executed another program."""
+        """Return whether the process is already traced. It is not if it has just executed another program."""
         known = any(p.pid == pid and not p.disconnected for p in self._measurement.active())
         return known and not address_space.executed_another_program(pid)
 
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
-        except OSError:  # no such process, or the id of a thread
+        except OSError:  # there is no such process, or `pid` is the id of a thread
             try:
                 traceable.check_traceable(pid)
             except SessionError as error:
@@ -131,14 +131,16 @@ class Joining:
                         raise
                 else:
                     if code == AttachStatus.FAILED and starting is not None:
-                        starting = None  # its hold ran out before the hooks were in; attach while it runs
+                        starting = (
+                            None  # its hold timed out before the hooks were installed; attach while it runs
+                        )
                     elif code != AttachStatus.ENDING or time.monotonic() > began + PREVIOUS_TOOL_WAIT:
                         break
                 time.sleep(RETRY_INTERVAL)
             if code:
                 raise _refused(pid, code, vendors)
         except SessionError as error:
-            # `ProcessEnded` also when it executed another program.
+            # `ProcessEnded` is also raised if the process executed another program.
             if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
                 raise Missed(
                     ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
@@ -148,7 +150,7 @@ class Joining:
             os.close(ended)
 
     def _check_device(self, pid: int, starting: int | None) -> Sequence[Vendor]:
-        """Return whose GPUs the process uses, or begins to use now. Raises Missed if these are not the session's device."""
+        """Return the vendors whose GPUs the process uses, or starts to use. Raises Missed if they are not the session's device."""
         found, chosen = devices_of(pid), self._measurement.device
         if starting is not None and len(found) > 1:
             begins = _vendor_at(pid, starting)
@@ -162,9 +164,9 @@ class Joining:
         return tuple(found)
 
     def _attach_all(self, pid: int, ended: int, starting: int | None, vendors: Sequence[Vendor]) -> int:
-        """Inject an agent for the GPUs of each vendor. Return ATTACHED if one is, or else another `AttachStatus`.
+        """Inject the agent for each vendor's GPUs. Return ATTACHED if one attaches, or else another `AttachStatus`.
 
-        Raises SessionError if all fail."""
+        Raises SessionError if none attaches and one of them failed with an error."""
         codes: list[int] = []
         errors: list[SessionError] = []
         for vendor in vendors:
@@ -234,7 +236,7 @@ def _no_driver(pid: int) -> Missed:
 
 
 def devices_of(pid: int) -> dict[Vendor, Device]:
-    """Return what a running process uses, by vendor, according to the libraries that it has loaded. Raises SessionError."""
+    """Return the devices that a running process uses, by vendor, from the libraries that it has loaded. Raises SessionError."""
     traceable.check_traceable(pid)
     found: dict[Vendor, Device] = {}
     try:
@@ -257,12 +259,12 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
 
 
 def device_of(pid: int) -> Device:
-    """Return the device of `devices_of` that the session measures: that for CUDA, if there is one. Raises SessionError."""
+    """Return the one of a process's devices that the session measures: the CUDA device if it has one. Raises SessionError."""
     return next(iter(devices_of(pid).values()))
 
 
 def _vendor_at(pid: int, tid: int) -> Vendor:
-    """Return whose library a held thread of the process is in."""
+    """Return the vendor of the library that a held thread of the process is in."""
     from gpubpf.attach.loading import Held
 
     at = Held.entry_of(tid)
@@ -278,7 +280,7 @@ def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Librar
 
 
 def _owner(pid: int) -> str:
-    """Return the name of the tool that traces the process, as its agent knows it. Untrusted text, so only for messages."""
+    """Return the name of the tool that traces the process, according to its agent. The text is untrusted: use it only in messages."""
     with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
         for library in address_space.libraries(address_space.mappings(pid, address_space.AGENT)):
             if symbol := elf.exports(memory, library.base).get(OWNER_VARIABLE):
@@ -288,9 +290,9 @@ def _owner(pid: int) -> str:
 
 
 def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
-    """Return the descendants of these processes that loaded a CUDA driver or ROCr themselves: pid → comm.
+    """Return the descendants of these processes that loaded a CUDA driver or ROCr themselves, as {pid: comm}.
 
-    The driver that a child has from `fork` does not count; it does not work there."""
+    A driver inherited through `fork` does not count, because it does not work in the child."""
     known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
     found: dict[int, str] = {}
     queue = deque(known)
@@ -320,19 +322,19 @@ def _drivers(pid: int) -> set[int]:
 
 
 def _attach_failure(pid: int) -> str:
-    """Return the reason for a process that ptrace or /proc refused."""
+    """Return the reason for a process that ptrace or /proc refused to access."""
     return TRACED if int(traceable.status(pid).get("TracerPid", 0)) else FORBIDDEN
 
 
 def has_ended(pidfd: int) -> bool:
-    """Return whether a process has ended, or ends within EXIT_WAIT: its memory disappears before its pidfd is readable."""
+    """Return whether a process has ended, or ends within EXIT_WAIT: its memory disappears before its pidfd becomes readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(EXIT_WAIT * 1000))
 
 
 def all_failed(errors: Sequence[SessionError]) -> SessionError:
-    """Return the error for a session that could not attach to any of its processes. `errors`: one for each process."""
+    """Return the error for a session that could not attach to any of its processes. `errors`: one per process."""
     if len(errors) == 1:
         return errors[0]
     return SessionError(f"cannot trace any of the {len(errors)} processes: {errors[0]}")

@@ -1,10 +1,9 @@
-"""What operation logs say of launches, for tools whose device programs write records: the kernel and launch shape of each launch, and
-the GPUs' clocks.
+"""Collect each launch's kernel and shape, and the GPUs' clocks, from operation logs, for tools whose device programs write records.
 
-    shapes = KernelShapes(numbered=True)
-    for log in session.logs():
-        shapes.take(log)
-    kernel = shapes.of_launch.get((process, number))
+shapes = KernelShapes(numbered=True)
+for log in session.logs():
+    shapes.take(log)
+kernel = shapes.of_launch.get((process, number))
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from gpubpf.session.results import ProcessLog
 
 MOST_SHAPES = 4096
-MOST_LAUNCHES = 1 << 20  # launches that are remembered, because their records may still come
-MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
-READINGS = 4096  # of clocks, for each GPU
+MOST_LAUNCHES = 1 << 20  # launches to remember, because their records may still arrive
+MOST_UNNAMED = 1 << 16  # records of a log whose kernel name is not known yet
+READINGS = 4096  # clock brackets to keep per GPU
 
 
 @dataclass(frozen=True)
 class KernelShape:
-    """A kernel and launch shape in a process. wave: the lanes of a wave, if it ran on an AMD GPU."""
+    """A kernel and launch shape in a process. wave: lanes per wave, if it ran on an AMD GPU."""
 
     pid: int
     comm: str
@@ -49,20 +48,20 @@ class KernelShape:
         return Shape(self.grid, self.block_dim, self.wave)
 
     def event(self) -> dict[str, Any]:
-        """Return the fields that every JSON record about something that happened in it has."""
+        """Return the fields common to all JSON records about an event in this kernel."""
         where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.shape.vendor()}
         return where | {"kernel": names.demangle(self.mangled).short}
 
     def record(self) -> dict[str, Any]:
-        """Return the fields that every JSON record about it has."""
+        """Return the fields common to all JSON records about this kernel and shape."""
         return self.event() | {"grid": self.grid, "block_dim": self.block_dim}
 
 
 class KernelShapes:
-    """Collects what the logs say. `numbered`: also remember launches by number, because records will refer to them.
+    """Collects launches and clocks from logs. `numbered`: also remember launches by number, because records will refer to them.
 
     of_launch   the kernel and shape by (process number in the session, launch number in the process, see `NUMBER_MASK`)
-    launches    how many launches of each kernel and shape are in the logs
+    launches    number of logged launches of each kernel and shape
     virtual     pids of processes whose times are on the virtual clock
     faults      pids of processes whose CUDA context failed
     ticks       resolution of a GPU's timer in ns, by (pid, GPU)
@@ -78,7 +77,7 @@ class KernelShapes:
         self._lost: dict[int, int] = {}
         self._unnamed: dict[int, Any] = {}  # by process: records whose kernel name or GPU is not known yet
         self._brackets: dict[tuple[int, int], list[Bracket]] = {}
-        # Each with the number of brackets that it was made of.
+        # Each with the number of brackets that it was computed from.
         self._clocks: dict[tuple[int, int], tuple[int, GpuClock]] = {}
 
     @property
@@ -87,7 +86,7 @@ class KernelShapes:
         return sum(self._lost.values())
 
     def take(self, log: ProcessLog) -> Any:
-        """Take what is new in a log. Returns the records whose kernel names are known by now, earlier ones among them."""
+        """Take the new records of a log. Return those whose kernel names are known by now, including earlier records."""
         records = self._named(log)
         if log.virtual:
             self.virtual.add(log.pid)
@@ -123,7 +122,7 @@ class KernelShapes:
                 known[key] = KernelShape(log.pid, log.comm, gpu, mangled, grid, block, wave)
             kernel_shape = known[key]
             if kernel_shape not in self.launches and len(self.launches) >= MOST_SHAPES:
-                continue  # its records will count as unknown
+                continue  # its records will be counted as unknown
             if self._numbered:
                 self.of_launch[log.process, number & NUMBER_MASK] = kernel_shape
                 if len(self.of_launch) > MOST_LAUNCHES:
@@ -132,7 +131,7 @@ class KernelShapes:
             self.launches[kernel_shape] = self.launches.get(kernel_shape, 0) + 1
 
     def _named(self, log: ProcessLog) -> Any:
-        """Return the records whose GPU and kernel name are known. Both come separately from the log, and may come later."""
+        """Return the records whose GPU and kernel name are known. Both are sent separately from the log, and may arrive later."""
         kept = self._unnamed.pop(log.process, None)
         records = log.records if kept is None else np.concatenate([kept, log.records])
         launch, clock = (records["kind"] == kind for kind in (operation_log.KERNEL, operation_log.CLOCK))
@@ -140,13 +139,13 @@ class KernelShapes:
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
         if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:
-            # If there are too many, they will never get a name.
+            # With so many, stop waiting: they will never get a name.
             return records
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]
 
     def clock(self, pid: int, gpu: int) -> GpuClock:
-        """Return the clock of a GPU, from the brackets that the process took."""
+        """Return the clock of a GPU, computed from the process's brackets."""
         brackets = self._brackets.get((pid, gpu), [])
         known, clock = self._clocks.get((pid, gpu), (-1, GpuClock([])))
         if known != len(brackets):
@@ -156,7 +155,7 @@ class KernelShapes:
 
 
 def _sensible(kernels: Any) -> np.ndarray:
-    """Return which have no more blocks and threads than a GPU allows. The traced program must not make the tool allocate more."""
+    """Return a mask of the kernels with a possible grid and block size. The traced program must not make the tool over-allocate."""
     blocks, threads = (kernels[name].astype(np.float64).prod(axis=1) for name in ("grid", "block"))
     return (blocks > 0) & (blocks < 2**31) & (threads > 0) & (threads <= 1024)
 
@@ -169,7 +168,7 @@ def site_name(site: Site) -> str:
 
 
 def site_names(sites: Mapping[int, Site]) -> Callable[[int], str | None]:
-    """Return a function that names a kernel's sites by number; it returns None for an unknown site."""
+    """Return a function that returns the name of a kernel's site by number, or None for an unknown site."""
 
     def source(number: int) -> str | None:
         site = sites.get(number)

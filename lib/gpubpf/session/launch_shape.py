@@ -1,8 +1,8 @@
-"""The shape of a launch: its grid and block dimensions, and how threads, warps and blocks are numbered in it.
+"""The shape of a launch: its grid and block dimensions, and the numbering of its threads, warps and blocks.
 
-A thread's number in the grid is the number of its block, times the threads of a block, plus its number in the block. In both x runs
-fastest, as in CUDA (CUDA C++ Programming Guide, "Thread Hierarchy"). A warp is 32 threads of a block with consecutive numbers, on an
-AMD GPU 32 or 64, and is called a wave there. A lane is a thread's number in its warp.
+A thread's number in the grid is its block's number times the block size, plus its number in the block. In both, x varies fastest, as
+in CUDA (CUDA C++ Programming Guide, "Thread Hierarchy"). A warp is 32 threads of a block with consecutive numbers. On an AMD GPU, it
+has 32 or 64 threads and is called a wave. A lane is a thread's number in its warp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Warp:
-    """The threads that run together, with the vendor's word for them: how many lanes, and bytes of the sectors that memory moves."""
+    """Threads that execute together: number of lanes, size of a memory sector in bytes, and the vendor's word for the group."""
 
     lanes: int = WARP
     sector: int = Vendor.NVIDIA.sector
@@ -30,15 +30,15 @@ class Warp:
 
     @classmethod
     def of(cls, wave: int | None) -> Warp:
-        """Return that of AMD GPUs for waves of so many lanes, or that of NVIDIA GPUs."""
+        """Return an AMD GPU's wave with this number of lanes; for None, the warp of NVIDIA GPUs."""
         return NVIDIA if wave is None else cls(wave, Vendor.AMD.sector, "wave")
 
     def vendor(self) -> dict[str, object]:
-        """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
+        """Return the JSON fields for the GPU's vendor and the number of lanes in a warp."""
         return {"vendor": (Vendor.NVIDIA if self.word == "warp" else Vendor.AMD).word, "wave": self.lanes}
 
     def sectors(self, width: int) -> int:
-        """Return the fewest sectors for so many bytes by each lane."""
+        """Return the minimum number of sectors when each lane accesses `width` bytes."""
         return -(-self.lanes * width // self.sector)
 
 
@@ -47,7 +47,7 @@ NVIDIA = Warp()
 
 @dataclass(frozen=True)
 class Shape:
-    """The grid and block dimensions of a launch. wave: the lanes of a wave, on an AMD GPU."""
+    """The grid and block dimensions of a launch. wave: lanes per wave, on an AMD GPU."""
 
     grid: Index
     block_dim: Index
@@ -60,16 +60,16 @@ class Shape:
 
     @property
     def warp_word(self) -> str:
-        """What the vendor calls a warp."""
+        """The vendor's word for a warp."""
         return Warp.of(self.wave).word
 
     def vendor(self) -> dict[str, object]:
-        """Return the fields of JSON records that say whose GPU it was, and how many lanes a warp of it has."""
+        """Return the JSON fields for the GPU's vendor and the number of lanes in a warp."""
         return Warp.of(self.wave).vendor()
 
     @property
     def sm_word(self) -> str:
-        """What the vendor calls a multiprocessor."""
+        """The vendor's word for a multiprocessor."""
         return "compute unit" if self.wave else "multiprocessor"
 
     @property
@@ -91,12 +91,12 @@ class Shape:
         return -(-self.block_size // self.warp)
 
     def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return block x, y, z and thread x, y, z of threads, given by number."""
+        """Return block x, y, z and thread x, y, z for thread numbers."""
         block, thread = np.divmod(threads, self.block_size)
         return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
 
     def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
-        """Return a mask of the threads with indices in these (inclusive) ranges: bool [threads]; None: all of them."""
+        """Return a mask of the threads with indices in these inclusive ranges: bool [threads]; None if all threads are."""
         within = [
             np.arange(extent) >= first
             if last >= extent
@@ -122,33 +122,33 @@ class Shape:
         return named if self.blocks == 1 else f"{named} of block {self.block_index(block)}"
 
     def word(self, by: By) -> str:
-        """Return what people call a thread, lane, warp or block of this GPU."""
+        """Return the word for a thread, lane, warp or block on this GPU."""
         return self.warp_word if by == "warp" else by
 
     def place(self, by: By, number: int) -> tuple[int, int]:
-        """Return the block number, and the thread's or warp's number in that block; for a lane or block: 0 and its own number."""
+        """Return the block number, and the thread's or warp's number in the block; for a lane or block, 0 and its own number."""
         if by in ("thread", "warp"):
             return divmod(number, self.block_size if by == "thread" else self.warps)
         return 0, number
 
     def block_index(self, block: int) -> str:
-        """Return ``3``, ``(3,0)`` or ``(3,0,1)`` in a grid of one, two or three dimensions."""
+        """Return the block's index: ``3``, ``(3,0)`` or ``(3,0,1)`` in a grid of one, two or three dimensions."""
         return _short(block, self.grid)
 
     def thread_index(self, thread: int) -> str:
-        """Return the same for a thread's number in its block."""
+        """Return a thread's index in its block, in the same form."""
         return _short(thread, self.block_dim)
 
 
 def shape_cells(owners: Sequence[object], shapes: Sequence[Shape]) -> list[dict[str, str]]:
-    """Return a column for each row, ``{"GRID:BLOCK": "8:128"}``; empty dicts when `owners` already tell all rows apart."""
+    """Return a column for each row, ``{"GRID:BLOCK": "8:128"}``; empty dicts if `owners` already distinguish all rows."""
     if all(owners.count(one) == 1 for one in owners):
         return [{} for _ in shapes]
     return [{"GRID:BLOCK": f"{_extents(shape.grid)}:{_extents(shape.block_dim)}"} for shape in shapes]
 
 
 def _extents(of: Index) -> str:
-    """Return ``8``, ``8x2`` or ``8x1x4``."""
+    """Return extents as ``8``, ``8x2`` or ``8x1x4``."""
     used = max((n for n, extent in enumerate(of) if extent > 1), default=0)
     return "x".join(map(str, of[: used + 1]))
 
@@ -160,7 +160,7 @@ def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray
 
 
 def index_of(number: int, extents: Index) -> Index:
-    """Return the x, y and z index of a number, x running fastest."""
+    """Return the x, y and z index of a number; x varies fastest."""
     rest, x = divmod(number, extents[0])
     z, y = divmod(rest, extents[1])
     return x, y, z

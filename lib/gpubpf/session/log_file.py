@@ -1,4 +1,4 @@
-"""Check and map the file of an operation log, without NumPy, whose import takes longer than attaching does.
+"""Check and map the file of an operation log. This module avoids NumPy, whose import takes longer than attaching.
 
 operation_log.py reads the records. The traced process can write to the file, so its contents are untrusted.
 """
@@ -17,10 +17,10 @@ RECORD = RECORD_SIZE
 
 
 class LogFile:
-    """Maps the file of an operation log, and takes ownership of it. Raises SessionError if it is not a valid log, OSError without
-    resources.
+    """Maps the file of an operation log, and takes ownership of it. Raises SessionError if it is not a valid log, and OSError if
+    resources run out.
 
-    virtual: its times are from the embedded device's virtual clock. capacity: records that it has room for."""
+    virtual: its times are from the embedded device's virtual clock. capacity: in records."""
 
     def __init__(self, file: int) -> None:
         try:
@@ -30,7 +30,7 @@ class LogFile:
 
     @property
     def begun(self) -> int:
-        """Records that were ever begun, modulo 2^64, according to the process."""
+        """The number of records ever started, modulo 2^64, according to the process."""
         return LOG_HEADER.value(self.map, "reserved")
 
 

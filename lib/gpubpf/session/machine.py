@@ -1,16 +1,16 @@
-"""Attach to every process of the machine that uses the CUDA driver or AMD's ROCr (docs/attach.md, "Several processes, every process").
+"""Attach to every process on the machine that uses the CUDA driver or AMD's ROCr (docs/attach.md, "Several processes, every process").
 
     watcher = MachineWatcher(session.join, missed, note)
-    watcher.start()     # running processes are attached to; new ones will be
+    watcher.start()     # attaches to running processes; new ones will be attached
     watcher.close()
 
 `Session` uses it when it traces all processes.
 
 **Running processes** are found in /proc/PID/maps. **New processes** are stopped at the entry of their first cuInit. The hold helper, a
-process of its own (holding.py), holds them there until the agent's hooks are live.
+separate process (holding.py), holds them there until the agent's hooks are live.
 
 Driver files are found in the maps of running processes, in the loader's cache and in the usual folders. A file that no process had
-mapped before, such as a container's copy, is found by scanning /proc again: often for a new process, later less often.
+mapped before, such as a container's copy, is found by rescanning /proc: often for a new process, less often later.
 """
 
 from __future__ import annotations
@@ -45,36 +45,34 @@ from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
 # All in seconds.
-HOLD = 3.0  # the longest time for which a thread is held
-LEAVE = 1.0  # beyond HOLD, if the agent has begun to install its hooks
-STUCK_WAIT = 0.2  # before checking whether a held thread waits for a lock that it holds itself
-FIRST_JOINS_WAIT = 5.0  # for attaching to running processes, before the tool says that it watches all
-TICK = 0.05  # between two checks of held threads
+HOLD = 3.0  # longest time that a thread is held
+LEAVE = 1.0  # after HOLD, if the agent has begun to install its hooks
+STUCK_WAIT = 0.2  # before checking whether a held thread is deadlocked with its worker
+FIRST_JOINS_WAIT = 5.0  # for attaching to running processes, before the tool reports that it watches all
+TICK = 0.05  # between checks of held threads
 FILE_WAIT = 2.0  # for reading a driver file
 START_WAIT = 10.0  # for the hold helper to start
 ANSWER_WAIT = 5.0  # for the hold helper to answer
-MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between two scans of one process; it doubles each time
+MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one process; doubles each time
 
-JOINS = 8  # processes that are attached to at the same time
+JOINS = 8  # concurrent attaches
 _DRIVER = libraries.LibraryNames("libcuda.so", "libhsa-runtime64.so")
 _MAPPED = re.compile(
     rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/lib(?:cuda|hsa-runtime64)\.so[^/\n]*)$", re.M
 )
-FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process calls before it can launch a kernel
-_NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # instead of the time of a probe
+FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process must call before it can launch a kernel
+_NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # stored instead of a probe's time
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
 
 class MachineWatcher:
-    """Finds all processes that use the CUDA driver, and has the session attach to them.
+    """Finds all processes that use a GPU driver, and has the session attach to them.
 
-    join(pid, tid): attach to a process, and return None or why that failed (`Session.join`, which also counts the failure). `tid`: its
-    held thread; None if the process runs freely.
-    missed(pid, comm, reason): count a process for a reason that only the watcher knows.
-    note: gets notices for the user.
-    All three are called from several threads. `start` and `close` belong to the session's main thread. A scanner thread looks for
-    processes, the thread of `HoldHelper` reports new ones, and a pool of JOINS threads attaches to them. They share
-    only `_next_scan` and `_probed_files`, with single dict operations.
+    join(pid, tid): attach to a process, and return None or the reason for the failure (`Session.join`, which also counts it). `tid`:
+    the process's held thread; None if the process runs freely. missed(pid, comm, reason): count a process for a reason that only the
+    watcher knows. note: gets notices for the user. All three are called from several threads. `start` and `close` belong to the
+    session's main thread. A scanner thread looks for processes, the `HoldHelper` thread reports new ones, and a pool of JOINS threads
+    attaches to them. They share only `_next_scan`, `_probed_files` and `_unused`, with single dict operations.
     """
 
     def __init__(
@@ -85,16 +83,16 @@ class MachineWatcher:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
-        # When the probe on a file was in place, CLOCK_BOOTTIME; _NO_DRIVER: it is no driver; _NO_PROBE: it is, but has no probe.
+        # CLOCK_BOOTTIME when a file's probe was in place; _NO_DRIVER: not a driver; _NO_PROBE: a driver without a probe.
         self._probed_files: dict[_FileId, float] = {}
-        # Pid → when (time.monotonic), interval in seconds.
+        # Pid → (time of the next scan (time.monotonic), interval in seconds).
         self._next_scan: dict[int, tuple[float, float]] = {}
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
-        # Processes that have loaded ROCr, and do not use it yet: pid → when they started. They are held as they begin.
+        # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
 
     def start(self) -> None:
-        """Return when new processes will be held, and running ones have been attached to. Raises SessionError."""
+        """Attach to running processes, and begin to hold new ones. Raises SessionError."""
         if platform.machine() != "x86_64":
             raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
         self._joins = DaemonThreadPool(JOINS)
@@ -118,7 +116,7 @@ class MachineWatcher:
         """Release all held processes, and stop watching."""
         self._closing.set()
         if self._scanner.ident is not None:
-            # It may be blocked: a file may be on a FUSE file system that does not answer.
+            # It may be blocked by a file on a FUSE file system that does not answer.
             self._scanner.join(LEAVE)
         self._hold_helper.close()
         self._joins.close()
@@ -136,7 +134,7 @@ class MachineWatcher:
         self._joins.submit(self._join_process, pid, comm, held, late)
 
     def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        """Attach to a process. `late`: it may have launched kernels already, so it is counted as reached late."""
+        """Attach to a process. `late`: it may already have launched kernels, so it is counted as reached late."""
         if self._closing.is_set():
             return
         reason: str | None = None
@@ -160,7 +158,7 @@ class MachineWatcher:
     # --- running processes ---
 
     def _scan_loop(self) -> None:
-        failed = False  # the scan before this one
+        failed = False  # whether the previous scan failed
         while not self._closing.wait(MIN_SCAN_INTERVAL):
             lost = self._hold_helper.lost
             if lost[1] and not self._lost_before[1]:
@@ -178,13 +176,13 @@ class MachineWatcher:
                 self._lost_before = lost
 
     def _scan(self, late: bool, everything: bool = False, lost: bool = False) -> list[Future[None]]:
-        """Scan processes that are due, or all (`everything`, `lost`), for driver files; return the attachments that this started.
+        """Scan processes that are due, or all (`everything`, `lost`), for driver files. Return the attaches that this started.
 
         `late`: count these processes as reached late. `lost`: the probes did not report every process.
-        Raises OSError, above all when no more files can be opened."""
+        Raises OSError, usually when no more files can be opened."""
         before = set(self._probed_files)
         joins = self._scan_processes(late, everything or lost, lost)
-        # Other processes may use these files since before the probes.
+        # Other processes may have mapped these files before the probes were in place.
         if new := self._probed_files.keys() - before:
             joins += self._scan_processes(late, True, new=new)
         return joins
@@ -192,9 +190,9 @@ class MachineWatcher:
     def _scan_processes(
         self, late: bool, everything: bool, lost: bool = False, new: Set[_FileId] | None = None
     ) -> list[Future[None]]:
-        """Attach to processes that may have mapped a driver (with `new`: one of these files) before there was a probe on it.
+        """Attach to processes that may have mapped a driver (with `new`: one of these files) before it had a probe.
 
-        A process that started after that is left to the probe: if it is not held yet, it has not called cuInit."""
+        The probe handles a process that started later: if it is not held yet, it has not called cuInit."""
         now = time.monotonic()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
         for pid in self._next_scan.keys() - pids:
@@ -212,7 +210,7 @@ class MachineWatcher:
             untried = files.keys() - self._probed_files.keys()
             for file in untried:
                 self._probe_driver(files[file], file)
-            # When each file got its probe.
+            # The time of each file's probe.
             probed = [
                 since
                 for file in files
@@ -231,7 +229,7 @@ class MachineWatcher:
         return joins
 
     def _probe_driver(self, path: str, file: _FileId | None = None) -> None:
-        """Put a probe on cuInit of a driver file. `file`: its id in /proc/PID/maps, if known.
+        """Put a probe on the first-use function of a driver file. `file`: its id in /proc/PID/maps, if known.
 
         Raises OSError if no more files can be opened."""
         failed: list[OSError] = []
@@ -247,9 +245,9 @@ class MachineWatcher:
             raise failed[0]
 
     def _place_probe(self, path: str, file: _FileId | None, failed: list[OSError]) -> None:
-        """Put a probe on cuInit of a driver file, and note that. A file that has disappeared is tried again.
+        """Put a probe on the first-use function of a driver file, and record it. If the file has disappeared, a later scan retries.
 
-        So is one for which no more files could be opened, here or in the hold helper; that error is added to `failed`."""
+        A scan also retries if no more files could be opened, here or in the hold helper. That error is added to `failed`."""
         files: list[_FileId] = [] if file is None else [file]
         placed = _NO_PROBE
         try:
@@ -264,7 +262,7 @@ class MachineWatcher:
                     files.append(
                         (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
                     )
-                    # `path` may lead nowhere by now: the dynamic linker changes mappings.
+                    # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
                     self._hold_helper.add_probe(open_file, driver.offset(found.address))
                     placed = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -278,7 +276,7 @@ class MachineWatcher:
 
 
 def _started_by_a_tool(pid: int) -> bool:
-    """Return whether the process was started under a tool, whose library the driver loads inside cuInit."""
+    """Return whether the process was started under a tool, whose agent the driver loads during initialization."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         library = agent.HSA_LIBRARY.name.encode()
@@ -293,7 +291,7 @@ def _started_by_a_tool(pid: int) -> bool:
 def _drivers(pid: int) -> dict[_FileId, str]:
     """Return the driver files that a process maps: id → a path that works in this process's mount namespace.
 
-    Empty if it has ended, or may not be read. Raises OSError if no more files can be opened."""
+    Empty if the process has ended or may not be read. Raises OSError if no more files can be opened."""
     found: dict[_FileId, str] = {}
     try:
         for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
@@ -305,7 +303,7 @@ def _drivers(pid: int) -> dict[_FileId, str]:
 
 
 def _started(pid: int) -> float:
-    """Return when a process started, in seconds of CLOCK_BOOTTIME, rounded down to a clock tick; 0 if unknown."""
+    """Return the start time of a process, in seconds of CLOCK_BOOTTIME, rounded down to a clock tick; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -313,15 +311,15 @@ def _started(pid: int) -> float:
 
 
 class HoldHelper:
-    """The hold helper: a process that holds new processes inside their first cuInit (holding.py), and the connection to it.
+    """The connection to the hold helper, a process that holds new processes inside their first cuInit (holding.py).
 
-    on_arrival(pid, comm, held, late): a process is in its first cuInit. held None: it could not be held. late: it, or one of its
-    threads, may have continued already.
+    on_arrival(pid, comm, held, late): a process is in its first cuInit. held: None if it could not be held. late: it, or one of its
+    threads, may already have continued.
     on_exec_or_exit(pid): a process executed another program, or ended.
     on_helper_exit(): the helper exited, so new processes are no longer held.
 
-    A thread of this class receives messages, calls these functions and releases threads whose hold has run out. Any thread may call
-    the methods: `_request_lock` lets one request at a time wait for its answer, `_lock` guards `_held`.
+    This class's thread receives messages, calls these functions and releases threads whose hold has timed out. Any thread may call the
+    methods. `_request_lock` lets one request at a time wait for its answer; `_lock` guards `_held`.
     Raises SessionError if the helper does not start.
     """
 
@@ -381,22 +379,22 @@ class HoldHelper:
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
-        # The kernel removes the helper's probes one by one, which takes a while; do not wait for that.
+        # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
         threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
 
     def add_probe(self, path: str, offset: int) -> None:
-        """Put a probe on cuInit, at this offset in the file. Raises OSError."""
+        """Put a probe on a first-use function, at this offset in the file. Raises OSError."""
         if (failed := self._request(place=[path, offset])) != 0:  # None: the helper did not answer
             raise OSError(number := failed or errno.EIO, os.strerror(number))
 
     def claim(self, pid: int, seen: int) -> bool:
         """Return whether to attach to a running process.
 
-        False if that was under way, or done, when it was `seen` (time.monotonic_ns)."""
+        False if an attach was in progress, or done, when it was `seen` (time.monotonic_ns)."""
         return bool(self._request(ask=[pid, seen]))
 
     def finish(self, pid: int, again: bool = False) -> bool:
-        """Release a process after attaching has succeeded or failed; it will not be held again, unless with `again`.
+        """Release a process after an attach succeeded or failed. It will not be held again, unless `again` is set.
 
         Return whether it reached cuInit unheld, while the tool attached to it as a running process."""
         with self._lock:
@@ -409,12 +407,12 @@ class HoldHelper:
 
     @property
     def lost(self) -> tuple[int, int]:
-        """The number of new processes that the helper's probes saw but could not report, and how often the kernel skipped a probe."""
+        """The number of new processes that the helper's probes saw but could not report, and of probes that the kernel skipped."""
         reported, skipped = self._request(lost=True) or (0, 0)
         return int(reported), int(skipped)
 
     def _request(self, **message: Any) -> Any:
-        """Send a request, and return the helper's answer; None if it did not answer."""
+        """Send a request, and return the helper's answer; None if it does not answer."""
         with self._request_lock, contextlib.suppress(OSError, queue.Empty):
             self._last_id += 1
             self._connection.send(json.dumps({**message, "id": self._last_id}).encode())
@@ -437,7 +435,7 @@ class HoldHelper:
                 data = b""
             if data == b"":
                 break
-            # Not at each message: when many processes start, many threads are held.
+            # Do not check at each message: when many processes start, many threads are held.
             if time.monotonic() >= next_check:
                 self._expire_late()
                 next_check = time.monotonic() + TICK
@@ -447,7 +445,7 @@ class HoldHelper:
         self._on_helper_exit()
 
     def _expire_late(self) -> None:
-        """End the holds that last too long, or whose thread holds a lock that its worker waits for."""
+        """Release threads that were held too long, or that hold a lock that their worker waits for."""
         now = time.monotonic()
         for held in self._all_held():
             late = now > held.since + HOLD or (now > held.since + STUCK_WAIT and held.is_deadlocked())
@@ -458,7 +456,7 @@ class HoldHelper:
         if "held" in message:
             pid = message["held"]
             held: Held | None = None
-            with contextlib.suppress(SessionError):  # it has ended, which attaching will find out
+            with contextlib.suppress(SessionError):  # the process has ended; the attach will detect that
                 held = Held(
                     pid,
                     message["tid"],
@@ -481,7 +479,7 @@ class HoldHelper:
             self._answers.put(message)
 
     def _expire(self, held: Held) -> None:
-        """End the hold of a thread. If the agent is installing its hooks, tell it to stop, and wait for up to LEAVE seconds."""
+        """Release a held thread. If the agent is installing its hooks, tell it to stop, and wait for up to LEAVE seconds."""
         if held.expire() or time.monotonic() > held.since + HOLD + LEAVE:
             with contextlib.suppress(OSError):
                 self._connection.send(json.dumps({"release": held.pid}).encode())

@@ -1,6 +1,6 @@
 """The state that the parts of a session share: what to measure, and the traced processes.
 
-Tools describe a session with `Targets`, `Plan`, `Follow` and `Listener`. `Session` makes one `Measurement` of them.
+Tools describe a session with `Targets`, `Plan`, `Follow` and `Listener`. `Session` combines them in one `Measurement`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
 NOTICES_PER_KIND = 10
-NOTICE_KINDS = 64  # further kinds share one limit
+NOTICE_KINDS = 64  # any further kinds share one limit
 PARAM, SHARED = "param", "shared_array"
 UNITS = {
     "thread": Unit.THREAD,
@@ -39,17 +39,17 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Follow:
-    """What a tool collects from each traced process, beside its maps (docs/timing.md).
+    """What a tool collects from each traced process in addition to its maps (docs/timing.md).
 
     log_records: size of the operation log in records, a power of two; 0: no log.
     stamps: record timing events around operations that no probe times.
-    cupti: paths where the CUPTI library may be, for a command; its activity records then replace the timing events.
-    cupti_automatic: use it only in processes that cannot use it themselves.
-    stacks, allocation_stacks: record the host stack of each launch, of each call that allocates.
+    cupti: possible paths of the CUPTI library, for a command; its activity records then replace the timing events.
+    cupti_automatic: use CUPTI only in processes that cannot use it themselves.
+    stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
     graphs: instrument kernels in CUDA graphs.
-    pump: read the maps of a process after so many of its launches, for `Session.readings`; 0: only when asked.
+    pump: read a process's maps once per this many launches, for `Session.readings`; 0: only on request.
     ring_size: bytes of each ring on each GPU; None: the size in the C text.
-    ring_in_gpu: keep rings in GPU memory; otherwise they are in host memory.
+    ring_in_gpu: keep rings in GPU memory instead of host memory.
     per_thread: for each ring, the most records that one thread writes into it.
     """
 
@@ -68,10 +68,10 @@ class Follow:
 
 @dataclass(frozen=True)
 class Targets:
-    """Which processes a session traces: one of a command, some running processes, or all processes.
+    """The processes that a session traces: those of a command, some running processes, or all processes.
 
-    user: run the command as this user (`--user`); None: as `users.command_user` says.
-    all_processes: trace every process that uses the CUDA driver, now or later.
+    user: run the command as this user (`--user`); None: see `users.command_user`.
+    all_processes: trace every process that uses a GPU driver, now or later.
     """
 
     command: Sequence[str] = ()
@@ -85,16 +85,16 @@ class Plan:
     """What a session measures.
 
     device: the device that the traced processes use.
-    definitions: the maps, in any order; `params` has the bytes of those of kind "param".
-    matches: return whether a mangled kernel name is to be traced; None: all kernels are.
+    definitions: the maps, in any order. params: the bytes of maps of kind "param".
+    matches: return whether to trace a mangled kernel name; None: trace all kernels.
     wanted: the kernel patterns as the user typed them, for messages.
-    launches, sample: as `--launch` and `--sample`.
-    map_memory: bytes for each context.
+    launches, sample: see `--launch` and `--sample`.
+    map_memory: bytes per context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
-    accesses: programs run at memory accesses or branches, so the summary counts those that cannot be probed.
-    amd: kernels of AMD GPUs are measured, too; amd_definitions: the maps as programs for them have them.
-    owns_process: this Python process runs nothing but the session, so the session may drop privileges that it no longer needs.
+    accesses: programs run at memory accesses or branches, so the summary counts unprobed ones.
+    amd: also measure kernels on AMD GPUs. amd_definitions: the maps of the programs for AMD GPUs.
+    owns_process: this Python process only runs the session, so it may drop privileges that it no longer needs.
     """
 
     device: Device
@@ -119,10 +119,10 @@ class Listener:
     """Callbacks of a session.
 
     Called from the thread that runs `Session.intervals`:
-    attached: probes are live in a process, and so are the copies of the kernels that it had loaded; gets pid, comm and time (ns,
+    attached: probes are live in a process, and so are the copies of kernels that it had loaded before; gets pid, comm and time (ns,
     CLOCK_MONOTONIC or virtual).
-    waiting: probes are live in a process, but the copies of some kernels are not; gets their number, too. `attached` follows.
-    watching: all processes that use the driver are watched; gets the time.
+    waiting: probes are live in a process, but the copies of some kernels are not; also gets their number. `attached` follows.
+    watching: the session now watches all processes that use a driver; gets the time.
     complain: no kernel matched; gets the error message.
 
     Called from any thread:
@@ -143,12 +143,12 @@ class Measurement:
 
     `lock` guards `processes`, `missed`, `_noted` and what agents change in a `TracedProcess`. It is a condition: the server notifies
     it after each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`,
-    `ended_ns` and `drain_soon`, which only the thread that runs `Session.intervals` sets.
+    `ended_ns` and `drain_soon`. Only the thread that runs `Session.intervals` sets those.
     """
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
         self.targets = targets
-        # Several unrelated processes, unlike those of one command.
+        # Unrelated processes, as opposed to those of one command.
         self.several = targets.all_processes or len(set(targets.pids)) > 1
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
@@ -183,16 +183,16 @@ class Measurement:
         self._active: list[TracedProcess] = []
         self.started_ns = self.ended_ns = 0
         self.stopped = False  # the measurement has ended
-        self.drain_soon = False  # logs or rings fill quickly, so read them again soon
+        self.drain_soon = False  # logs or rings fill quickly; read them again soon
         self.missed: dict[str, list[tuple[int, str]]] = {}  # reason → (pid, comm) of untraced processes
-        self._noted: set[str] = set()  # texts that `note_once` has shown
+        self._noted: set[str] = set()  # texts already given by `note_once`
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
-        """Return the maps that a process has, by number. Only the sizes of values and arrays depend on the vendor of its GPU."""
+        """Return a process's maps, by number. Only the sizes of values and arrays depend on the GPU's vendor."""
         return self._amd_definitions if vendor == Vendor.AMD else self.definitions
 
     def maps_of(self, vendor: Vendor) -> list[protocol.MapSpec]:
-        """Return how the agent makes these maps."""
+        """Return the specifications with which the agent creates these maps."""
         return [self._spec(d) for d in self.definitions_of(vendor)]
 
     def all_processes(self) -> list[TracedProcess]:
@@ -212,20 +212,20 @@ class Measurement:
             self._active = [p for p in self._active if p is not process]
 
     def active(self) -> list[TracedProcess]:
-        """Return the processes that may still send data or have unread data. Of thousands that ended, few are left."""
+        """Return the processes that may still send data or have unread data. Even if thousands have ended, few are left."""
         with self.lock:
             self._active = [p for p in self._active if not p.fully_read]
             return list(self._active)
 
     def record_missed(self, pid: int, comm: str, reason: str) -> None:
-        """Count a process as not, or not fully, traced. From any thread.
+        """Count a process that is not traced, or not fully. From any thread.
 
-        Call it once for each process: equal pid and comm are counted again, because a later process may have both."""
+        Call it once per process. The same pid and comm are counted again, because a later process may have both."""
         with self.lock:
             self.missed.setdefault(reason, []).append((pid, comm))
 
     def note_once(self, text: str) -> None:
-        """Give a notice, unless the same text was given before. From any thread."""
+        """Give a notice, unless the same text was already given. From any thread."""
         with self.lock:
             if text in self._noted:
                 return
@@ -233,7 +233,7 @@ class Measurement:
         self.note(text)
 
     def ring_size(self, definition: MapDefinition) -> int:
-        """Return the bytes of records that a ring gets on each GPU."""
+        """Return the size of a ring's records on each GPU, in bytes."""
         if definition.name == maps.PRINTS:
             return definition.capacity
         return self.follow.ring_size or definition.capacity
@@ -254,7 +254,7 @@ class Measurement:
         return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
 
     def _host_programs(self) -> Sequence[protocol.HostCode] | frozenset[str]:
-        """Return the host programs that agents run, or the points at which programs run in the Linux kernel."""
+        """Return the host programs that agents run, or the points of programs that run in the Linux kernel."""
         host = self.host
         if host is None or not host.natives:
             return host.points if host is not None else ()
@@ -283,7 +283,7 @@ class Measurement:
 
 
 def _every_kernel(name: str) -> bool:
-    from gpubpf import names  # only here: it takes time to import
+    from gpubpf import names  # imported here because the import is slow
 
     return names.chosen((), name)
 
@@ -293,9 +293,9 @@ def is_ring(definition: MapDefinition) -> bool:
 
 
 def limit_notices(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a `note` that passes on at most NOTICES_PER_KIND notices of a kind, then one that says so.
+    """Return a `note` that passes on at most NOTICES_PER_KIND notices of a kind, followed by one that says so.
 
-    Traced processes could cause any number. Two notices are of one kind if they differ only in numbers and process names."""
+    Traced processes could cause any number of notices. Two are of one kind if they differ only in numbers and process names."""
     given: dict[str, int] = {}
     lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 """Read the operation log of a process: each GPU operation that it requested (docs/timing.md, "The operation log").
 
     log = OpLog(LogFile(file))
-    for record in log.read():            # a structured array: new records, in the order of their positions
+    for record in log.read():            # a structured array of new records, in order of position
         …
     copies = records[records["kind"] == H2D]["copy"]["bytes"]
 
@@ -58,14 +58,14 @@ def _record_fields() -> Iterator[tuple[str, Any, int]]:
     size = definitions.RECORD_SIZE - definitions.PART_OFFSET
     for part in definitions.PARTS:
         fields = [_field(field, at) for field, at in part.offsets()]
-        # The part of a queue: its fields are the record's own.
+        # For the queue part, the record's fields are the part's own fields.
         if part.name in (name for name, _, _ in header):
             yield from ((name, kind, definitions.PART_OFFSET + at) for name, kind, at in fields)
         else:
             yield part.name, _dtype(fields, size), definitions.PART_OFFSET
 
 
-# A record: the fields of all kinds, and for each kind a structure of the last 64 bytes, such as `records["copy"]["bytes"]`.
+# A record: the fields of all kinds, and a structure for each kind in the last 64 bytes, such as `records["copy"]["bytes"]`.
 DTYPE = _dtype(_record_fields(), definitions.RECORD_SIZE)
 Records = npt.NDArray[np.void]
 _RESERVED, _LOST, _CONSUMED = (
@@ -82,7 +82,7 @@ class OpLog:
         self._records = np.frombuffer(file.map, dtype="<u8", offset=HEADER).reshape(
             self.capacity, RECORD // 8
         )
-        self._next = 0  # position of the next record; the one in the header is untrusted
+        self._next = 0  # position of the next record; the header's value is untrusted
 
     @property
     def lost(self) -> int:
@@ -90,15 +90,15 @@ class OpLog:
         return int(self._header[_LOST])
 
     def read(self, ended: bool = False) -> Records:
-        """Return the new complete records as an array of `DTYPE`, and let the agent reuse their room.
+        """Return the new complete records as an array of `DTYPE`, and let the agent reuse their space.
 
-        ended: the process has ended, so records that it did not complete are skipped, and nothing will follow."""
+        ended: the process has ended, so incomplete records are skipped, and no records will follow."""
         reserved = int(self._header[_RESERVED])
         available = min((reserved - self._next) % (1 << 64), self.capacity)
         at = self._next % self.capacity
         first = min(available, self.capacity - at)
         parts = (self._records[at : at + first], self._records[: available - first])
-        # Read marks first, because the agent writes them last.
+        # Read the marks first, because the agent writes them last.
         marks = np.concatenate([part[:, 0] for part in parts])
         complete = marks == np.arange(self._next + 1, self._next + 1 + available, dtype=np.uint64)
         if not ended:

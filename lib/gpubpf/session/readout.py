@@ -1,6 +1,6 @@
 """Read the maps, operation logs and rings of all traced processes.
 
-Each public function does the work of the method of `Session` with its name, and runs in the thread that runs `Session.intervals`.
+Each public function implements the `Session` method of the same name. It runs in the thread that runs `Session.intervals`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 
 REGISTERS_WAIT = 20.0  # seconds to wait for ptxas to count registers
-MOST_THREADS = 1024  # of a block; CUDA allows no more
-FILLING_FAST = 0.2  # a log or shard that was filled to this part since the last reading is read again soon
+MOST_THREADS = 1024  # per block; CUDA's limit
+FILLING_FAST = 0.2  # if a log or shard filled up this much since the last reading, it is read again soon
 
 
 def instances(measurement: Measurement, map_name: str) -> list[Instance]:
@@ -35,7 +35,7 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     number = measurement.numbers[map_name]
     found: list[Instance] = []
     used = [(process, _registers(process)) for process in measurement.all_processes()]
-    with measurement.lock:  # otherwise a newer snapshot may close the file that is being read
+    with measurement.lock:  # or a newer snapshot could close the file being read
         for process, registers in used:
             for stored in process.snapshots.values():
                 found += _instances_of(measurement, process, registers, stored, number)
@@ -92,8 +92,8 @@ def _instances_of(
 def _size_is_valid(
     definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart, wave: int | None
 ) -> bool:
-    """Return whether an array has as many units as its launch shape, and the size that follows from that. The shape must be possible:
-    then its extents are in proportion to the array's memory, and tools may make arrays of them."""
+    """Return whether an array has the number of units of its launch shape, and the matching size. The shape must be possible. Then its
+    extents are in proportion to the array's memory, so tools can safely allocate arrays of that size."""
     if instance.by_shape and not (_volume(instance.grid) and 0 < _volume(instance.block_dim) <= MOST_THREADS):
         return False
     if maps.SHAPED.get(definition.kind) == "site":
@@ -109,7 +109,7 @@ def _size_is_valid(
 
 
 def _units(definition: MapDefinition, instance: protocol.InstancePart, warp: int) -> int:
-    """Return how many units (threads, warps, blocks) the map has for an instance; 0: it is not by shape."""
+    """Return the map's number of units (threads, warps, blocks) for an instance; 0 if the map is not by shape."""
     blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
     kind = maps.SHAPED.get(definition.kind)
     return {
@@ -125,10 +125,10 @@ def _volume(extents: tuple[int, int, int]) -> int:
 
 
 def _registers(process: TracedProcess) -> dict[str, RegisterUse]:
-    """Return the registers of its instrumented kernels, as far as ptxas has counted them in time."""
+    """Return the register use of a process's instrumented kernels, as far as ptxas has counted it in time."""
     found: dict[str, RegisterUse] = {}
     for future in process.registers:
-        with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
+        with contextlib.suppress(Exception):  # an error in ptxas does not affect the measurement
             found.update(future.result(REGISTERS_WAIT))
     return found
 
@@ -236,7 +236,7 @@ def ring_counts(measurement: Measurement, map_name: str) -> list[RingCounts]:
 def _rings(
     measurement: Measurement, map_name: str, processes: list[TracedProcess]
 ) -> list[tuple[TracedProcess, int, Ring]]:
-    """Return the rings of a map: (process, context, ring)."""
+    """Return the rings of a map as (process, context, ring)."""
     number = measurement.numbers[map_name]
     with measurement.lock:
         return [
@@ -250,7 +250,7 @@ def _rings(
 def _read_copy(
     measurement: Measurement, process: TracedProcess, ring: Ring, last: bool
 ) -> np.ndarray[Any, Any] | None:
-    """Return the new records of a ring in GPU memory; None if no new copy of it has arrived."""
+    """Return the new records of a ring in GPU memory; None if no new copy has arrived."""
     with measurement.lock:
         copy, ring.copy = ring.copy, None
     if copy is None:

@@ -1,7 +1,7 @@
 """The reasons in reports and in the JSON summary: why launches are not counted, and why processes are missed.
 
-They are promises: add to them, but do not change them. The man pages explain all of them. Kernels that cannot be instrumented have
-further reasons, which `images` and `ptx` give where they refuse a kernel.
+They are a stable interface: add reasons, but do not change them. The man pages explain all of them. Kernels that cannot be
+instrumented have further reasons, defined where `images` and `ptx` refuse a kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
 
-REFUSED = REASON_NAMES[Reason.REFUSED]  # stands for the kernel's own reason, which replaces it
+REFUSED = REASON_NAMES[Reason.REFUSED]  # a placeholder that the kernel's own reason replaces
 BEFORE_READY = "before ready"
 LOADED_BEFORE = (
     "loaded before"  # the kernel's name is unknown, because its module was loaded before the agent
@@ -32,7 +32,7 @@ FORBIDDEN = "cannot be traced"
 OTHER_DEVICE = "another device"
 UNREACHED = "not reached in time"
 TOO_LATE = "measurement over"
-REACHED_LATE = "reached late"  # measured, but launches before attaching are missing
+REACHED_LATE = "reached late"  # measured, but launches before the attach are missing
 MISSED = (
     ENDED,
     NO_DRIVER,
@@ -48,7 +48,7 @@ MISSED = (
 )
 
 
-# Errors of kernels that end their context (CUresult, cuda.h).
+# Kernel errors that destroy the context (CUresult, cuda.h).
 _FAULTS = {
     214: "uncorrectable memory error",
     700: "illegal address",
@@ -65,7 +65,7 @@ _FAULTS = {
 
 
 def kernel_failed(label: str, fault: KernelFault) -> str:
-    """Return a notice about a kernel that ended with an error: which one, where and why, as far as that is known."""
+    """Return a notice about a kernel that failed: which kernel, where and why, as far as known."""
     from gpubpf import names
 
     error = f"{_FAULTS.get(fault.error, 'error')} (CUDA error {fault.error})"
@@ -79,7 +79,7 @@ def kernel_failed(label: str, fault: KernelFault) -> str:
 
 
 def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
-    """Return an element of `device_faults` in the summary record. None stands for what is not known."""
+    """Return an element of `device_faults` in the summary record. None stands for unknown values."""
     from gpubpf import names
 
     known = fault.kernel is not None
@@ -97,12 +97,12 @@ def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
 
 
 def _source(fault: KernelFault) -> str | None:
-    """Return file and line: ``scale.cu:17``."""
+    """Return the source file and line, such as ``scale.cu:17``; None if unknown."""
     return f"{fault.source[0].rpartition('/')[2]}:{fault.source[1]}" if fault.source else None
 
 
 def no_room(mangled: str, lacking: NoRoom) -> str:
-    """Return a notice about a kernel whose launches run the original because no copy fits: what is needed, and what to do."""
+    """Return a notice about a kernel whose launches run the original because no copy fits: the space needed, and a remedy."""
     from gpubpf import names
 
     kernel = names.demangle(mangled).short

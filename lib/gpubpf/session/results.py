@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 class Instance:
     """The contents of a map for one kernel and launch shape.
 
-    A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that is not by shape has one for each
+    A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that is not by shape has one per
     context, with `mangled` "".
 
     grid, block_dim   [x, y, z]
-    raw        the storage, as `maps` describes it
-    capacity   its room: threads, warps or blocks; sites and shards as in the launch block
+    raw        the storage, in the format of `maps`
+    capacity   its capacity: threads, warps or blocks; sites and shards as in the launch block
     taken_ns   when it was read, on the host's clock
     context    number of the context in the process
     process    number of the process in the session
-    spilled    bytes of local memory per thread that a copy limited to fewer registers needs
-    wave       the lanes of a wave, if it ran on an AMD GPU
+    spilled    bytes of local memory per thread that a copy limited to fewer registers spills
+    wave       lanes per wave, if it ran on an AMD GPU
     """
 
     pid: int
@@ -63,7 +63,7 @@ class Instance:
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:
-        """The values: [entry, unit] of arrays by shape, [shard, site] of site arrays; see `maps.decode`."""
+        """The values: [entry, unit] for arrays by shape, [shard, site] for site arrays; see `maps.decode`."""
         return maps.decode(self.definition, self.raw, self.capacity)
 
     @cached_property
@@ -93,18 +93,18 @@ class KernelCount:
 
 @dataclass(frozen=True)
 class ProcessLog:
-    """What is new in the operation log of a process.
+    """The new records of a process's operation log.
 
     records   new records, of `operation_log.DTYPE`
-    lost      records that were dropped since the beginning
-    virtual   times are on the virtual clock of the embedded device, else on CLOCK_MONOTONIC
+    lost      records dropped since the start
+    virtual   times are on the embedded device's virtual clock; otherwise on CLOCK_MONOTONIC
     names     mangled kernel names by slot
     gpus      GPU ordinals by context
     stacks    host stacks by number, innermost frame first
-    over      no more records will come
+    over      no more records will follow
     process   number in the session; the pid is not unique, because it survives exec
-    waves     the lanes of a wave, by mangled name of kernels of AMD GPUs
-    vendor    of its GPUs
+    waves     lanes per wave, by mangled name, for kernels on AMD GPUs
+    vendor    the vendor of its GPUs
     """
 
     pid: int
@@ -123,7 +123,7 @@ class ProcessLog:
 
 @dataclass(frozen=True)
 class RingRecords:
-    """New records of a ring buffer, of the map's `value_dtype`. `process`: its number in the session, the upper bits of launch ids."""
+    """New records of a ring buffer, with the map's `value_dtype`. `process`: its number, which is the upper bits of launch ids."""
 
     pid: int
     comm: str
@@ -136,7 +136,7 @@ class RingRecords:
 
 @dataclass(frozen=True)
 class RingCounts:
-    """The counts of the shards of a ring buffer in one context."""
+    """The counts of a ring buffer's shards in one context."""
 
     pid: int
     comm: str
@@ -146,7 +146,7 @@ class RingCounts:
 
 @dataclass(frozen=True)
 class SharedArray:
-    """The contents of a shared array of a process: (entries,) of the map's `value_dtype`."""
+    """The contents of a process's shared array: (entries,) with the map's `value_dtype`."""
 
     pid: int
     comm: str
@@ -160,7 +160,7 @@ class Reading:
 
     taken_ns    when copying began, on the host's clock
     idle        no kernel was running
-    instances   by name of the map
+    instances   by map name
     names       mangled kernel names by slot
     """
 
@@ -176,9 +176,9 @@ class Reading:
 
 
 def merged(found: list[Instance]) -> list[Instance]:
-    """Return instances with those of the same process, GPU, kernel and shape added up, if their values are numbers.
+    """Merge instances of the same process, GPU, kernel and shape by adding their values, if these are numbers.
 
-    Site arrays are left alone: only their tool knows whether their values are sums, maxima or bits.
+    Site arrays are not merged: only their tool knows whether their values are sums, maxima or bits.
     """
     by_place: dict[tuple[Any, ...], Instance] = {}
     rest = []
@@ -191,7 +191,7 @@ def merged(found: list[Instance]) -> list[Instance]:
         if other is None:
             by_place[place] = one
         elif one.definition.kind in maps.SHAPED and (total := _added(other.array, one.array)) is not None:
-            raw = total.tobytes() + bytes(one.definition.value_size)  # the last value, which nobody reads
+            raw = total.tobytes() + bytes(one.definition.value_size)  # the last value, which is never read
             by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
         else:
             rest.append(one)

@@ -1,7 +1,7 @@
 """Read the rings of device programs (docs/timing.md) while the GPU writes them.
 
-A record is complete when its mark has the value that belongs to its position. The writer is untrusted: no value in a ring can make
-the reader wait, fail or allocate without bound. traced_process.py makes a `RingReader`, readout.py reads it.
+A record is complete when its mark has the value for its position. The writer is untrusted: no value in a ring can make the reader
+wait, fail or allocate without bound. traced_process.py creates a `RingReader`, and readout.py reads from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     Records = np.ndarray[Any, Any]
 
-# Marks that are compared at a time, first and later; few enough for the processor's cache.
+# Marks to compare at a time, at first and later; few enough for the processor's cache.
 _FIRST, _CHUNK = 256, 16384
 _WORDS = RING_SHARD // 8
 
 
 class _Marks:
-    """The marks of one shard. `position`: of the next record to read."""
+    """The marks of one shard. `position`: the position of the next record to read."""
 
     def __init__(self, marks: np.ndarray[Any, Any]) -> None:
         self._marks = marks
@@ -37,7 +37,7 @@ class _Marks:
         self.position = 0
 
     def committed(self) -> int:
-        """Return how many complete records follow from `position` on without a gap."""
+        """Return how many complete records follow from `position` on, without a gap."""
         count, step, capacity = 0, _FIRST, len(self._marks)
         while count < capacity:
             n = self._piece(count, step)
@@ -49,7 +49,7 @@ class _Marks:
         return count
 
     def places(self, limit: int | None) -> np.ndarray[Any, Any]:
-        """Return the distances from `position` of all complete records, gaps or not. `limit`: how far to look."""
+        """Return the offsets from `position` of all complete records, with or without gaps. `limit`: how many records to check."""
         count, found = 0, []
         most = min(len(self._marks), limit if limit is not None else len(self._marks))
         while count < most:
@@ -64,7 +64,7 @@ class _Marks:
         return min(step, capacity - count, capacity - ((self.position + count) & self._mask))
 
     def _matching(self, count: int, n: int) -> np.ndarray[Any, Any]:
-        """Return for `n` records, `count` behind `position`, whether each is complete."""
+        """Return whether each of `n` records, starting `count` after `position`, is complete."""
         position = self.position + count
         at = position & self._mask
         bits = 8 * self._marks.dtype.itemsize
@@ -74,7 +74,7 @@ class _Marks:
 
 
 def _copy(to: Records, ring: Records, position: int) -> None:
-    """Copy `len(to)` records from `position` on, around the end of the ring."""
+    """Copy `len(to)` records from `position` on, wrapping around at the end of the ring."""
     at = position & (len(ring) - 1)
     first = min(len(to), len(ring) - at)
     to[:first] = ring[at : at + first]
@@ -83,10 +83,10 @@ def _copy(to: Records, ring: Records, position: int) -> None:
 
 @dataclass(frozen=True)
 class ShardCount:
-    """Records of one shard, as last known; a killed process reports no last state.
+    """The last known record counts of one shard. A killed process does not report its final counts.
 
-    reserved: records that got room. received: those that the tool has read. lost: records that found no room.
-    incomplete: records that got room but will never be complete; 0 while the process lives.
+    reserved: records that got space. received: records that the tool has read. lost: records that found no space.
+    incomplete: reserved records that will never be complete; 0 while the process lives.
     """
 
     shard: int
@@ -99,9 +99,8 @@ class ShardCount:
 class RingReader:
     """Reads a ring of one context.
 
-    dtype: of a record's payload.
-    file: of a ring in host memory; it is sealed, and stays the caller's. None: the ring is in GPU memory; `read_copy` reads it.
-    Raises Error if records have another size. One thread at a time may use it.
+    dtype: the type of a record's payload. file: the file of a ring in host memory. It is sealed and stays owned by the caller. None:
+    the ring is in GPU memory; use `read_copy`. Raises Error if records have another size. Only one thread at a time may use it.
     """
 
     def __init__(self, place: RingPlace, dtype: np.dtype[Any], file: int | None) -> None:
@@ -131,22 +130,22 @@ class RingReader:
 
     @property
     def consumed(self) -> Sequence[int]:
-        """For each shard, the position up to which it was read."""
+        """The position up to which each shard was read."""
         return self._positions
 
     def control(self, raw: bytes) -> None:
-        """Update reserved and lost records from the control block in a snapshot."""
+        """Update the counts of reserved and lost records from a snapshot's control block."""
         numbers = np.frombuffer(raw, "<u8", _WORDS * self.place.shards, HEADER).reshape(-1, _WORDS)[:, :2]
         self._control, self._known = np.maximum(self._control, numbers), True
 
     def read(self, last: bool = False) -> Records:
         """Return the payloads of new records, by shard, in the order in which they were reserved.
 
-        last: nothing writes any more, so records behind a gap are returned, too."""
+        last: writing has ended, so records after a gap are also returned."""
         return self._read(self._area, last) if self._area is not None else np.empty(0, self._kind)["payload"]
 
     def read_copy(self, copy: bytes | mmap.mmap, last: bool = False) -> Records:
-        """Do the same as `read`, with a copy of a ring in GPU memory."""
+        """Do the same as `read`, on a copy of a ring in GPU memory."""
         return self._read(copy, last)
 
     def _read(self, data: bytes | mmap.mmap, last: bool) -> Records:
@@ -184,7 +183,7 @@ class RingReader:
                 self._received[shard] += what
                 if self._heads is not None:
                     self._heads[shard] = start + what
-            else:  # behind a gap
+            else:  # after a gap
                 records[at : at + len(what)] = ring[shard][(start + what) & (place.capacity - 1)]
                 at += len(what)
                 self._received[shard] += len(what)
@@ -210,5 +209,5 @@ class RingReader:
 
 def _close(area: mmap.mmap | None) -> None:
     if area is not None:
-        with contextlib.suppress(BufferError):  # an array of the caller still uses it, and will free it
+        with contextlib.suppress(BufferError):  # an array of the caller still uses the map, and will free it
             area.close()

@@ -1,6 +1,6 @@
 """The server: one thread accepts the connections of all agents and handles their messages, which are untrusted.
 
-`Session` makes one `Server`. `Joining` passes it the connections of processes that were attached to while they ran.
+`Session` creates one `Server`. `Joining` passes it the connections of running processes to which it attached.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ if TYPE_CHECKING:
     from gpubpf.session.workers import BackgroundWork
 
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
-WORKING_INTERVAL = 1.0  # seconds; an agent that waits for an answer gives up after ten without a message
+WORKING_INTERVAL = 1.0  # seconds; a waiting agent gives up after ten without a message
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
-MALFORMED_LIMIT = 10  # notices about malformed messages
+MALFORMED_LIMIT = 10  # most notices about malformed messages
 
 
 class Server:
     """Serves the agents of all processes until `close`.
 
-    `_serve` runs in a thread of its own, and alone reads from the connections. It holds `Measurement.lock` while it handles a message.
-    A second thread empties operation logs into memory, if there are any. `adopt`, `remove` and `wake` may be called from any thread.
+    `_serve` runs in its own thread, the only one that reads from the connections. It holds `Measurement.lock` while it handles a
+    message. A second thread empties operation logs, if there are any, into memory. `adopt`, `remove` and `wake` may be called from any
+    thread.
 
     on_hooked: called when the hooks are live in a process.
     on_disconnected: called when an agent has disconnected, usually because its process ended.
-    on_ready: called when copies of kernels that were loaded before the agent have become ready.
+    on_ready: called when copies of kernels loaded before the agent have become ready.
     All are called from the server's thread, `on_hooked` and `on_ready` with the lock held.
     """
 
@@ -90,7 +91,7 @@ class Server:
             self._log_thread.start()
 
     def close(self) -> None:
-        """Stop the threads and close all connections. Works for a server that was never started, too."""
+        """Stop the threads and close all connections. Also works for a server that was never started."""
         self._closing = True
         if self._thread.ident is None:
             self._listener.close()
@@ -103,7 +104,7 @@ class Server:
         os.close(self._wake_writer)
 
     def wake(self) -> None:
-        """Make the server's thread look for new processes and for `close`."""
+        """Make the server's thread check for new processes and for `close`."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"w")
 
@@ -126,10 +127,10 @@ class Server:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
                     elif key.data.disconnected:
-                        pass  # its socket and its pidfd were both readable, and the other one ended it
+                        pass  # its socket and pidfd were both readable, and the other was handled first
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
-                        # Its children may still have the socket. What it has sent already is still read.
+                        # Its children may still have the socket open. Messages that it already sent are still read.
                         with contextlib.suppress(OSError):
                             key.data.socket.shutdown(socket.SHUT_RD)
                     elif not self._receive(key.data):
@@ -154,7 +155,7 @@ class Server:
                 yield self._newly_admitted.get_nowait()
 
     def _end_process(self, process: TracedProcess) -> None:
-        """Close the files of a process whose agent has disconnected, and tell the others."""
+        """Close the files of a process whose agent has disconnected, and notify the other threads."""
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
                 f"{process.label} closed all its file descriptors, including the agent's; its later launches are not counted"
@@ -175,7 +176,7 @@ class Server:
         self._on_disconnected()
 
     def _note_silent_cupti(self, process: TracedProcess) -> None:
-        """Tell a user who insisted on CUPTI that it reported nothing."""
+        """Tell a user who requested CUPTI that it reported nothing."""
         follow = self._measurement.follow
         if process.control is None or not follow.cupti or follow.cupti_automatic:
             return
@@ -202,7 +203,7 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # A file may become free; an agent waits a few seconds, then continues untraced.
+                # A file may be closed soon. An agent waits a few seconds, then its process continues untraced.
                 time.sleep(0.1)
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -213,7 +214,7 @@ class Server:
         self._admit(connection, pid)
 
     def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:
-        """Serve a process that was attached to while it ran. Return None if the measurement has ended.
+        """Serve a running process to which the session attached. Return None if the measurement has ended.
 
         Takes ownership of `connection` and `pidfd`. From any thread."""
         process = self._admit(connection, pid, pidfd)
@@ -224,20 +225,20 @@ class Server:
         return process
 
     def wait_for_reason(self, process: TracedProcess) -> None:
-        """Wait until the agent has said why attaching failed, or has disconnected; at most a second. From any thread."""
+        """Wait, at most a second, until the agent has reported why attaching failed, or has disconnected. From any thread."""
         with self._measurement.lock:
             self._measurement.lock.wait_for(lambda: process.hook_failure or process.disconnected, 1)
 
     def wait_for_copies(self, process: TracedProcess, seconds: float) -> None:
-        """Wait until the copies of what a process had loaded are ready, or it has disconnected. From any thread."""
+        """Wait until the copies of a process's already loaded kernels are ready, or it has disconnected. From any thread."""
         with self._measurement.lock:
             self._measurement.lock.wait_for(lambda: not process.preparing or process.disconnected, seconds)
 
     def remove(self, process: TracedProcess) -> None:
-        """Forget an adopted process to which attaching failed. From any thread."""
+        """Forget an adopted process after attaching to it has failed. From any thread."""
         self._measurement.remove(process)
         with contextlib.suppress(OSError):
-            process.socket.shutdown(socket.SHUT_RDWR)  # `_serve` sees that, and closes its files
+            process.socket.shutdown(socket.SHUT_RDWR)  # `_serve` notices that and closes its files
 
     def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
         connection.settimeout(SEND_WAIT)
@@ -259,7 +260,7 @@ class Server:
         except OSError:
             return False
         try:
-            if flags & socket.MSG_CTRUNC:  # the kernel dropped files that came with a message
+            if flags & socket.MSG_CTRUNC:  # the kernel dropped files that were sent with a message
                 self._measurement.note(f"{process.label} is no longer traced: {TOO_MANY_FILES}")
                 for received in files:
                     os.close(received)
@@ -322,7 +323,7 @@ class Server:
                 self._on_ready()
         elif kind == Message.NAME:
             slot, name = protocol.slot_and_text(payload)
-            process.names[slot] = sys.intern(name)  # other processes have the same kernels
+            process.names[slot] = sys.intern(name)  # other processes have the same kernel names
         elif kind == Message.REFUSED:
             slot, reason = protocol.slot_and_text(payload)
             process.refused[slot] = reason
@@ -363,7 +364,7 @@ class Server:
             raise protocol.Malformed("an unexpected message")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
-        """Handle RING: the agent has made a ring. Takes ownership of `file`, unless it raises Malformed."""
+        """Handle RING: the agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""
         place = protocol.ring(payload)
         if (
             place.map >= len(self._measurement.definitions)
@@ -385,7 +386,7 @@ class Server:
             )
 
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
-        """Handle HOOKED: the agent has installed its hooks, or says why it could not."""
+        """Handle HOOKED: the agent has installed its hooks, or reports why it could not."""
         process.reported_hooks = True
         failed, left_out, capabilities = protocol.hooked(payload)
         if unseen := left_out.get(LACKS_OBSOLETE):
@@ -420,12 +421,12 @@ class Server:
 
 
 def _of_all(failed: Sequence[str]) -> str:
-    """Return what concerns all functions that cannot be hooked; "" if each has a reason of its own."""
+    """Return the reason that applies to all functions that cannot be hooked; "" if each has its own."""
     return next((line.removeprefix("all: ") for line in failed if line.startswith("all: ")), "")
 
 
 def _hook_failure(failed: Sequence[str]) -> str:
-    """Return why a running process cannot be hooked, for its user. `failed`: lines of the agent, "function: reason"."""
+    """Return why a running process cannot be hooked, for the user. `failed`: the agent's lines, "function: reason"."""
     if of_all := _of_all(failed):
         return f"cannot be hooked: {of_all}"
     probed = [line.partition(":")[0] for line in failed if line.endswith(f": {ALREADY_CHANGED}")]

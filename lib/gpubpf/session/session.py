@@ -1,4 +1,4 @@
-"""A session: attaches the agent to processes, serves the agents, and gives tools what they collected.
+"""A session: attaches the agent to processes, serves the agents, and gives tools the collected results.
 
     with Session(Targets(["./app"]), Plan(device, maps), SidecarBuilder(instrument)) as session:
         for _ in session.intervals(None, None):
@@ -6,9 +6,9 @@
                 …
     sys.exit(session.status)
 
-A process of a command loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process"). The session
-injects the agent into processes that run already (joining.py; docs/attach.md). One thread serves all agents (server.py);
-slow work has its own threads (workers.py). They share a `Measurement`. readout.py and summary.py read it for tools.
+A command's process loads the agent inside its first `cuInit` (docs/architecture.md, "In the traced process"). The session injects the
+agent into running processes (joining.py; docs/attach.md). One thread serves all agents (server.py); slow work has its own threads
+(workers.py). They share a `Measurement`. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ if TYPE_CHECKING:
 
 # All in seconds.
 DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
-ANSWER_WAIT = 5.0  # beyond DRAIN_WAIT, for an agent to answer
-LEAVING_WAIT = 0.4  # instead of each of these two after SIGTERM or SIGHUP
-FIRST_ANSWER_WAIT = 0.15  # enough for a program that launches to send its modules and get the sidecars
-READY_WAIT = 1.0  # for the copies of kernels that a running process had loaded, before the user is told that some are missing
-TICK = 0.1  # between two readings of logs and rings
+ANSWER_WAIT = 5.0  # after DRAIN_WAIT, for an agent to answer
+LEAVING_WAIT = 0.4  # replaces each of these two after SIGTERM or SIGHUP
+FIRST_ANSWER_WAIT = 0.15  # enough for a launching program to send its modules and get the sidecars
+READY_WAIT = (
+    1.0  # for copies of a running process's loaded kernels, before telling the user that some are missing
+)
+TICK = 0.1  # between readings of logs and rings
 FAST_TICK = 0.01  # the same, when they fill quickly
 
-JOINS = 8  # processes that are attached to at the same time
+JOINS = 8  # concurrent attaches
 
 
 @dataclass
 class _NewlyHooked:
-    """A process whose hooks are live. until: when to say that copies are missing (time.monotonic); told: that was said."""
+    """A process whose hooks are live. until: when to report missing copies (time.monotonic); told: whether they were reported."""
 
     process: TracedProcess
     until: float
@@ -75,10 +77,10 @@ class Session:
     """A running measurement, as a context manager.
 
     Entering it starts the command, or attaches to processes. Leaving it waits for the command to exit, except after SIGTERM or SIGHUP.
-    `intervals` and the methods that tools read results with belong to one thread, usually the main thread. `join` may be called from
-    any thread. `Measurement.lock` guards what the threads share.
+    `intervals` and the methods that return results belong to one thread, usually the main thread. `join` may be called from any
+    thread. `Measurement.lock` guards what the threads share.
 
-    duration: seconds after which the measurement ends; None: when the command or all traced processes have ended.
+    duration: seconds after which the measurement ends; None: it ends with the command or with the last traced process.
     """
 
     def __init__(
@@ -110,9 +112,9 @@ class Session:
         self._watcher: MachineWatcher | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
-        self._noted_descendants: set[int] = set()  # pids of untraced children that the user was told about
+        self._noted_descendants: set[int] = set()  # pids of untraced children already reported to the user
 
-    # --- start and end ---
+    # --- startup and shutdown ---
 
     def __enter__(self) -> Session:
         if self.targets.command and "CUDA_INJECTION64_PATH" in os.environ:
@@ -143,7 +145,7 @@ class Session:
         raise_file_limit()  # after the command has started, so that it keeps its own limit
         self._server.start()
         if self.targets.pids:
-            # Attach before the warm-up starts: its imports would make the attaching threads wait for Python's lock.
+            # Attach before the warm-up starts. Otherwise its imports would make the attaching threads wait for Python's lock.
             self._join_all(tuple(dict.fromkeys(self.targets.pids)))
             self._background.sidecar_threads.submit(self._warm_up)
             self._background.joined.set()
@@ -168,8 +170,8 @@ class Session:
         self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
 
     def _wait_for_first_answers(self) -> None:
-        """Wait until the processes have the copies of what they had loaded, for READY_WAIT at most; and for FIRST_ANSWER_WAIT at most
-        until they have what they asked for.
+        """Wait at most READY_WAIT until the processes have copies of the kernels that they had loaded. Wait at most FIRST_ANSWER_WAIT
+        until they have the sidecars that they requested.
 
         The tool imports NumPy next, which would delay the answers."""
         start = time.monotonic()
@@ -191,20 +193,20 @@ class Session:
         return needed | privileges.JOINING if all_processes else needed
 
     def join(self, pid: int, *, starting: int | None = None) -> str | None:
-        """Attach to a running process. Return None when probes are live in it, else the reason why not.
+        """Attach to a running process. Return None once probes are live in it, or else the reason for the failure.
 
         The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
         time."""
         comm = traceable.comm(pid)
         missed = self._joining.join(pid, starting)
         if missed and missed.reason == NO_ROCR and self.targets.all_processes:
-            return NO_ROCR  # it comes when it begins to use it
+            return NO_ROCR  # the process will be held when it starts to use ROCr
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason)
         return missed.reason if missed else None
 
     def _join_all(self, pids: Sequence[int]) -> None:
-        """Attach to all of these processes concurrently. Raises SessionError if none can be traced."""
+        """Attach to all of these processes concurrently. Raises SessionError if none of them can be traced."""
         pool = DaemonThreadPool(JOINS)
         names = {pid: traceable.comm(pid) for pid in pids}
         attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
@@ -233,7 +235,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is not None:
             self._tick = (
-                None  # it may have raised the error, and would again while the session waits for the command
+                None  # it may have raised the error, and would do so again while waiting for the command
             )
         try:
             self._stop()
@@ -254,7 +256,7 @@ class Session:
                 self._measurement.note(f"no kernel was launched{before if self.targets.pids else ''}")
 
     def _wait_for_last_messages(self) -> None:
-        """Wait, for LEAVING_WAIT at most, until the server has read what ended processes had sent."""
+        """Wait at most LEAVING_WAIT until the server has read all messages of ended processes."""
         deadline = time.monotonic() + LEAVING_WAIT
         with self._measurement.lock:
             while any(
@@ -277,7 +279,7 @@ class Session:
             os.close(self._pidfd)
 
     def _unmatched(self) -> list[str]:
-        """Return the patterns of --kernel that match no kernel that was launched or loaded."""
+        """Return the patterns of --kernel that match no launched or loaded kernel."""
         from gpubpf import names
 
         seen = {kernel.mangled for kernel in self.kernels()}.union(
@@ -299,7 +301,7 @@ class Session:
 
     @property
     def status(self) -> int:
-        """The exit status of the tool."""
+        """The tool's exit status."""
         if self._signals.terminated:
             return 0
         code = self._returncode or 0
@@ -308,28 +310,28 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """The measurement has ended; the results do not change any more."""
+        """Whether the measurement has ended, so that results no longer change."""
         return self._measurement.stopped
 
     @property
     def several(self) -> bool:
-        """Several processes, or all, are traced, so each row of a result names its process."""
+        """Whether the session traces several processes or all, so that each row of a result names its process."""
         return self._measurement.several
 
     def now_ns(self) -> int:
-        """Return the time in ns: CLOCK_MONOTONIC, or on the virtual clock the latest time of a traced process at its last reading."""
+        """Return the time in ns: CLOCK_MONOTONIC or, on the virtual clock, the latest time that a traced process has reported."""
         if not self.device.virtual:
             return time.monotonic_ns()
         return max((max(p.virtual_times()) for p in self._measurement.all_processes()), default=0)
 
     @property
     def nothing_matched(self) -> bool:
-        """The user named kernels, and no kernel that was seen matches."""
+        """Whether the user named kernels, and no kernel that was seen matches."""
         return bool(self.wanted) and not self._loadable and not any(k.matched for k in self.kernels())
 
     @property
     def _loadable(self) -> bool:
-        """A running process may have loaded a kernel that matches, before the tool attached."""
+        """Whether a running process may have loaded a matching kernel before the tool attached."""
         return any(process.loadable for process in self._measurement.all_processes())
 
     # --- time ---
@@ -403,7 +405,7 @@ class Session:
         return True
 
     def _ended(self) -> bool:
-        """Return whether the command, or each of the processes that the user named, has ended."""
+        """Return whether the command, or every process that the user named, has ended."""
         if self._child:
             self._returncode = self._child.poll()
             return self._returncode is not None
@@ -422,7 +424,7 @@ class Session:
             )
 
     def _report_attached(self) -> None:
-        """Tell the user in which processes all copies are ready, and once in which they are not after READY_WAIT."""
+        """Report the processes in which all copies are ready, and, once each, those in which they are not ready after READY_WAIT."""
         for newly in list(self._newly_hooked):
             process = newly.process
             with self._measurement.lock:
@@ -436,7 +438,7 @@ class Session:
                 self._listener.waiting(process.pid, process.comm, when, waiting)
 
     def _note_untraced_descendants(self) -> None:
-        """Tell the user about processes that the traced ones (`-p`) have started, and that use the GPU."""
+        """Tell the user about processes that use the GPU and were started by the traced ones (`-p`)."""
         if not self.targets.pids:
             return
         traced = {p.pid for p in self._measurement.active()}
@@ -448,7 +450,7 @@ class Session:
             )
 
     def _stop(self) -> None:
-        """End the measurement: agents instrument no further launch, and everything is read a last time."""
+        """End the measurement: agents instrument no further launches, and everything is read one last time."""
         if self._measurement.stopped:
             return
         self._measurement.stopped = True
@@ -462,7 +464,7 @@ class Session:
             self._measurement.host.detach()
         self._measurement.ended_ns = time.monotonic_ns()
         self._report_attached()
-        self._run_tick()  # read logs and rings before what is missing from them is counted
+        self._run_tick()  # read logs and rings before counting what they lack
         for process, launches in summary.unread_launches(self._measurement):
             why = (
                 ": its CUDA context failed before its results could be read"
@@ -501,9 +503,9 @@ class Session:
             )
 
     def _drain(self, wait: float, flags: int) -> None:
-        """Ask every live process for its maps, and wait for them; then tell the user how many did not answer.
+        """Request the maps of every live process, and wait for them. Tell the user how many processes did not answer.
 
-        wait: seconds that running kernels get to finish. flags: of `DrainFlag`. Ended processes sent their maps at their end."""
+        wait: seconds that running kernels may take to finish. flags: of `DrainFlag`. Ended processes already sent their maps."""
         self._sequence += 1
         sequence = self._sequence
         waiting_for = [p for p in self._measurement.active() if not p.disconnected]
@@ -530,24 +532,24 @@ class Session:
                 return
             self._run_tick()
 
-    # --- what tools get ---
+    # --- results for tools ---
 
     def has_map(self, map_name: str) -> bool:
         """Return whether an attached program uses this map. Other maps cannot be read."""
         return map_name in self._measurement.numbers
 
     def instances(self, map_name: str) -> list[Instance]:
-        """Return the last reading of a map: one instance for every process, GPU, kernel and launch shape.
+        """Return the last reading of a map: one instance per process, GPU, kernel and launch shape.
 
-        If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same
-        name count as one.
+        If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same name
+        count as one.
         """
         return readout.instances(self._measurement, map_name)
 
     def readings(self, *names: str) -> list[Reading]:
         """Return every reading of these maps since the last call, in order for each context; see `Follow.pump`.
 
-        They have no register counts. From the thread that runs `intervals`."""
+        Readings have no register counts. From the thread that runs `intervals`."""
         return readout.readings(self._measurement, *names)
 
     def logs(self) -> list[ProcessLog]:
@@ -563,13 +565,13 @@ class Session:
         return readout.ring_counts(self._measurement, map_name)
 
     def shared(self, map_name: str) -> list[SharedArray]:
-        """Return a shared array as each process has it."""
+        """Return the contents of a shared array in each process."""
         return readout.shared(self._measurement, map_name)
 
     def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
         """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
 
-        pid: of this process; None: of all. Sites on which processes disagree, because they run different builds, are left out."""
+        pid: only this process; None: all. Sites on which processes disagree, because they run different builds, are left out."""
         return readout.sites(self._measurement, mangled, pid)
 
     def kernels(self) -> list[KernelCount]:
@@ -577,7 +579,7 @@ class Session:
         return summary.kernels(self._measurement)
 
     def kernel_names(self) -> dict[int, dict[int, str]]:
-        """Return the mangled names of kernels by their numbers, which `gpu_kernel()` gives, for each process by its number."""
+        """Return, by process number, the mangled kernel names by the number that `gpu_kernel()` returns."""
         return {process.number: dict(process.names) for process in self._measurement.all_processes()}
 
     def launches_by_comm(self) -> dict[str, dict[str, int]]:
@@ -589,9 +591,9 @@ class Session:
         return {process.comm: process.pid for process in reversed(self._measurement.all_processes())}
 
     def unread(self) -> set[int]:
-        """Return the numbers of processes whose counts are incomplete: launches were instrumented, but their maps were not read.
+        """Return the numbers of processes with incomplete counts: launches were instrumented, but their maps were not read.
 
-        After the end of the measurement, these counts are lost."""
+        After the measurement ends, these counts are lost."""
         return {process.number for process, _ in summary.unread_launches(self._measurement)}
 
     def summary(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Count launches, uninstrumented launches by reason, and losses; make the summary record.
+"""Count launches, uninstrumented launches by reason, and losses; build the summary record.
 
-Each public function does the work of the method of `Session` with its name, or writes part of a notice of `Session`.
+Each public function implements the `Session` method of the same name, or returns part of a notice of `Session`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
 
-LAST_REGISTERS_WAIT = 2.0  # seconds that the end of the measurement waits for ptxas to count registers
+LAST_REGISTERS_WAIT = 2.0  # seconds to wait at the end for ptxas to count registers
 
 
 def summary(measurement: Measurement) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     for kernel in counted:
         for reason, n in kernel.not_instrumented.items():
             reasons[reason] = reasons.get(reason, 0) + n
-    # If all kernels are traced, so are these.
+    # If all kernels are traced, unnamed ones match too.
     unnamed_matched = unnamed if measurement.agent_config.match_all else 0
     if unnamed_matched:
         reasons[LOADED_BEFORE] = unnamed_matched
@@ -47,7 +47,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         "overhead": _overhead(measurement),
     }
     if unnamed and not unnamed_matched:
-        record["launches_unknown"] = unnamed  # by kernels without a known name
+        record["launches_unknown"] = unnamed  # launches of kernels whose name is unknown
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
     if faults := [
@@ -71,9 +71,9 @@ def summary(measurement: Measurement) -> dict[str, Any]:
 
 
 def _overhead(measurement: Measurement) -> dict[str, int | None]:
-    """Return the overhead of the tool.
+    """Return the tool's overhead.
 
-    On the virtual clock, hooks take no time. Numbers that would differ between two runs are None there."""
+    On the virtual clock, hooks take no time. Numbers that would differ between runs are None there."""
     processes = measurement.all_processes()
     registers, spilled = _extra_registers(measurement, processes)
     same: dict[str, int | None] = {
@@ -97,14 +97,14 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
 
 def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> tuple[int | None, int]:
-    """Return the most registers (None: unknown) and spilled bytes that a launched copy needs beyond its original."""
+    """Return the most registers (None: unknown) and spilled bytes that a launched copy needs in addition to the original's."""
     until = time.monotonic() + (LAST_REGISTERS_WAIT if measurement.stopped else 0.0)
     more, spilled = [], 0
     for process in processes:
         slots = dict(enumerate(process.counters()[0]))
         used = {name: slots.get(slot) for slot, name in process.names.items() if name in process.matched}
         for future in process.registers:
-            with contextlib.suppress(Exception):  # an error of ptxas here does not affect the measurement
+            with contextlib.suppress(Exception):  # an error in ptxas does not affect the measurement
                 counted = future.result(max(0.0, until - time.monotonic()))
                 for name in counted.keys() & used.keys():
                     of = used[name] or protocol.Counters()
@@ -152,7 +152,7 @@ def kernels(measurement: Measurement) -> list[KernelCount]:
 def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> dict[str, int]:
     """Return why launches of a matched kernel ran the original: reason → launches.
 
-    Launches without a reason of their own came before the instrumented copy was ready."""
+    Launches without another reason ran before the instrumented copy was ready."""
     slots = [slot for slot, known in process.names.items() if known == name]
     reasons: dict[str, int] = {}
     for reason, n in counters.reasons.items():
@@ -176,7 +176,7 @@ def launches_by_comm(measurement: Measurement) -> dict[str, dict[str, int]]:
 
 
 def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, protocol.Counters]]:
-    """Yield each process, kernel name, and that kernel's counters in the process."""
+    """Yield (process, kernel name, that kernel's counters in the process)."""
     for process in measurement.all_processes():
         slots, _ = process.counters()
         for slot, counters in enumerate(slots):
@@ -186,7 +186,7 @@ def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, pro
 
 
 def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, int]]:
-    """Yield processes whose counts are incomplete, and how many of their instrumented launches were not read, at most."""
+    """Yield processes with incomplete counts, and the upper bound of their instrumented launches that were not read."""
     for process in measurement.all_processes():
         instrumented = sum(c.instrumented for c in process.counters()[0])
         received = sum(
@@ -197,23 +197,23 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
 
 
 def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProcess]:
-    """Yield processes whose maps were read while kernels ran that had been launched before. `last`: the number of that request."""
+    """Yield processes whose maps were read while earlier kernels still ran. `last`: the sequence number of the last request."""
     if not _has_counts(measurement):
         return
     for process in measurement.all_processes():
         snapshots = [stored.snapshot for stored in process.snapshots.values()]
-        # 0: what the process sent by itself, as it ended
+        # 0: the process sent it on its own, when it ended
         if any(s.sequence in (0, last) and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
             yield process
 
 
 def _has_counts(measurement: Measurement) -> bool:
-    """Return whether a map has counts; the others are rings, which count their own losses, or belong to the host."""
+    """Return whether a map has counts. Other maps are rings, which count their own losses, or belong to the host."""
     return any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
 
 
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
-    """Return a phrase for a notice: what is lost of a process if so many of its launches were not read."""
+    """Return a phrase for a notice: what is lost if this many launches of a process were not read."""
     parts = []
     if _has_counts(measurement):
         parts.append(f"the counts of up to {launches:,} launches are lost")
@@ -225,7 +225,7 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
 
 
 def _lost(measurement: Measurement) -> int:
-    """Return the total loss: launches that were not read, records of killed processes (at most), and drops in full maps and logs."""
+    """Return the total loss: unread launches, records of killed processes (upper bound), and drops in full maps and logs."""
     lost = 0
     counted = _has_counts(measurement)
     for process, launches in unread_launches(measurement):
@@ -247,7 +247,7 @@ def _lost(measurement: Measurement) -> int:
 
 
 def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[str, int, int, int]]:
-    """Yield for each ring: its name, received records, records known to be lost, and the most that can be lost."""
+    """Yield for each ring: its name, received records, records known to be lost, and an upper bound of lost records."""
     threads = sum(c.threads for c in process.counters()[0])
     for number, definition in enumerate(measurement.definitions):
         if not is_ring(definition) or definition.name == maps.PRINTS:
@@ -260,7 +260,7 @@ def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[
 
 
 def _lost_in_maps(measurement: Measurement, process: TracedProcess, stored: StoredSnapshot) -> int:
-    """Return what the maps of a snapshot counted as lost because they were full."""
+    """Return the number of losses that a snapshot's full maps counted."""
     lost, snapshot = 0, stored.snapshot
     places = [(a.map, a.offset, a.size) for i in snapshot.instances for a in i.arrays]
     places += [(number, *place) for number, place in snapshot.shared.items()]
@@ -281,7 +281,7 @@ def _lost_in_maps(measurement: Measurement, process: TracedProcess, stored: Stor
 
 
 def _duration_ns(measurement: Measurement) -> int:
-    """Return the duration of the measurement; on the virtual clock from the start of the first process to the end of the last."""
+    """Return the measurement's duration; on the virtual clock, from the first process's start to the last one's end."""
     times = [process.virtual_times() for process in measurement.all_processes()]
     started, ended = [s for s, _ in times if s], [e for _, e in times if e]
     if started and ended:

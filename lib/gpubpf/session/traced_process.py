@@ -1,6 +1,6 @@
-"""One traced process: the state that its agent reports, the files that it hands over, and what is read from them.
+"""One traced process: the state that its agent reports, the files that it sends, and the data read from them.
 
-`Server` fills it with what the agent sends, which is untrusted. readout.py and summary.py read it for tools.
+`Server` fills it with the agent's data, which is untrusted. readout.py and summary.py read it for tools.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ if TYPE_CHECKING:
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 
-# Limits for one process, beyond what any program needs: a hostile agent must not use up the tool's memory or files.
+# Limits per process, beyond what any program needs: a hostile agent must not exhaust the tool's memory or files.
 TEXT_LIMIT = 64 << 20  # bytes of names, reasons and stacks
 PENDING_LIMIT = 4096  # images and modules without an answer
 CONTEXT_LIMIT = 4096
 MOST_RINGS = 64
-READINGS, READING_BYTES = 32, 256 << 20  # readings that the tool has not taken yet; older ones are dropped
+READINGS, READING_BYTES = (
+    32,
+    256 << 20,
+)  # most readings that the tool has not taken yet; older ones are dropped
 
-BUFFERED_RECORDS = 1 << 22  # log records of all processes that the tool has not taken yet
-GRACE = 0.3  # seconds after a process has ended until all its writes have reached its files
+BUFFERED_RECORDS = 1 << 22  # most log records, in all processes, that the tool has not taken yet
+GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
 
 @dataclass
@@ -54,13 +57,13 @@ class Ring:
     reader: RingReader
     closed: bool = False  # its context was destroyed
     copy: tuple[int, int] | None = None
-    done: bool = False  # read to the end
+    done: bool = False  # whether it was read to the end
 
 
 class StoredSnapshot:
-    """One reading of a context's maps: `snapshot` says what is where, the bytes are in the process's file, or compressed in memory.
+    """One reading of a context's maps. `snapshot` describes the layout; the bytes are in the process's file, or compressed in memory.
 
-    The owner closes it. Whoever reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces and closes it."""
+    The owner closes it. Code that reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces it."""
 
     def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
         self.snapshot = snapshot
@@ -69,7 +72,7 @@ class StoredSnapshot:
         self._compressed: list[tuple[int, int, bytes]] = []
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, b"" outside the maps."""
+        """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, return b"" for ranges outside the maps."""
         if self._file is not None:
             return protocol.read_file(self._file, size, offset)
         at = bisect_right(self._compressed, offset, key=lambda part: part[0]) - 1
@@ -79,7 +82,7 @@ class StoredSnapshot:
         return zlib.decompress(data)[offset - start : offset - start + size]
 
     def compressed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
-        """Return the compressed contents of the maps, for `replace_file`. `specs`: the maps by number."""
+        """Return the compressed contents of the maps, for `replace_file`. `specs`: the map specifications by number."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
             if number < len(specs) and specs[number].fixed == size:
@@ -97,15 +100,15 @@ class StoredSnapshot:
             self._file = None
 
     def __del__(self) -> None:
-        self.close()  # of a session that was dropped without being closed
+        self.close()  # for a session that was dropped without being closed
 
 
 @dataclass(eq=False)
 class TracedProcess:
-    """A process that loaded the agent, until and after its end.
+    """A process that loaded the agent. It is kept after the process has ended.
 
-    The server's thread and `BackgroundWork` fill it, and hold `Measurement.lock` meanwhile. The thread that runs `Session.intervals`
-    takes readings, logs and rings out of it. Three locks of its own guard the rest:
+    The server's thread and `BackgroundWork` fill it while they hold `Measurement.lock`. The thread that runs `Session.intervals` takes
+    readings, logs and rings out of it. Three locks guard the rest:
     send_lock: writing to `socket`.
     _resource_lock: `control` and the `_final_…` values, `host` and `shared`.
     _log_lock: `log`, `_log_reader` and the buffered records.
@@ -118,14 +121,14 @@ class TracedProcess:
     driver_version: int = 0  # 12080 for CUDA 12.8; 0: unknown
     vendor: Vendor = (
         Vendor.NVIDIA
-    )  # whose GPUs its agent serves; a process that uses both has two agents, and is here twice
+    )  # the vendor of its agent's GPUs; a process that uses both has two agents and two entries
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block
     sent_stubs: bool = False  # STUBS has arrived
     welcomed: bool = False  # WELCOME has been sent
     reported_hooks: bool = False  # HOOKED has arrived
-    hooked: bool = False  # and the hooks are live
+    hooked: bool = False  # the hooks are live
     disconnected: bool = False
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
@@ -134,48 +137,48 @@ class TracedProcess:
     refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason
     no_room: dict[int, protocol.NoRoom] = field(default_factory=dict)  # by slot
     faults: list[protocol.KernelFault] = field(default_factory=list)
-    matched: set[str] = field(default_factory=set)  # kernels that the user asked for
+    matched: set[str] = field(default_factory=set)  # kernels that the user selected
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
-    waves: dict[str, int] = field(default_factory=dict)  # kernel of an AMD GPU → lanes of a wave
-    # Kernel → its sites in each module that has it.
+    waves: dict[str, int] = field(default_factory=dict)  # kernel on an AMD GPU → lanes per wave
+    # Kernel → its sites in each module that contains it.
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
     unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
     # See `CountRegisters`.
     registers: list[Future[Mapping[str, RegisterUse]]] = field(default_factory=list)
     snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
-    readings: deque[StoredSnapshot] = field(default_factory=deque)  # that the tool has not taken yet
+    readings: deque[StoredSnapshot] = field(default_factory=deque)  # not yet taken by the tool
     skipped_readings: int = 0  # dropped because the tool did not take them in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
     stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
     log: LogFile | None = None  # None before LOG has arrived, and after the last reading
     log_lost: int = 0  # operations that found no room in the log
-    buffered: int = 0  # records taken out of the log that the tool has not read yet
+    buffered: int = 0  # records moved out of the log, not yet read by the tool
     virtual: bool = False  # its clock is virtual
     rings: dict[tuple[int, int], Ring] = field(default_factory=dict)  # (map, context) → ring
     host: HostProcess | None = None
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
     pending_images: int = 0  # images and modules without an answer
-    image_answered: bool = False  # at least one was answered
-    failed: bool = False  # memory of a context could not be read, as after a fault in a kernel
-    loadable: bool = False  # its files have kernels that match
-    # Request → matched kernels that were loaded before the agent, and whose copies are not ready yet. A nameless one under 0: the tool
-    # does not know yet which these are.
+    image_answered: bool = False  # at least one has been answered
+    failed: bool = False  # a context's memory could not be read, as after a kernel fault
+    loadable: bool = False  # its files contain matching kernels
+    # Request → matched kernels that were loaded before the agent and whose copies are not ready yet. A nameless kernel under 0 means
+    # that the tool does not know yet which kernels these are.
     preparing: dict[int, frozenset[str]] = field(default_factory=dict)
-    attached: bool = False  # it ran before the tool attached to it
+    attached: bool = False  # it was running before the tool attached to it
     pidfd: int | None = None  # only if `attached`
-    hook_failure: str = ""  # if attaching failed: why, and what to do
-    stood_ns: int = 0  # how long its threads were stopped
-    drained_bytes: int = 0  # read from its maps, logs and rings
-    images: int = 0  # that it loaded and the agent sent
+    hook_failure: str = ""  # if attaching failed: the reason, and what to do
+    stood_ns: int = 0  # time that its threads were stopped
+    drained_bytes: int = 0  # bytes read from its maps, logs and rings
+    images: int = 0  # images that it loaded and the agent sent
     image_bytes: int = 0
     sent_patches: bool = False  # PATCHES has arrived
     text: int = 0  # bytes of names, reasons and stacks, for TEXT_LIMIT
     _resource_lock: threading.Lock = field(default_factory=threading.Lock)
     _log_lock: threading.Lock = field(default_factory=threading.Lock)
-    _log_reader: OpLog | None = None  # made at the first reading
+    _log_reader: OpLog | None = None  # created at the first reading
     _buffered: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    # The last values from the control block, after it was closed.
+    # The last values from the control block, kept after it is closed.
     _final_counters: tuple[list[protocol.Counters], int] = field(default_factory=lambda: ([], 0))
     _final_graphs: int = 0
     _final_times: tuple[int, int] = (0, 0)
@@ -184,7 +187,7 @@ class TracedProcess:
 
     @property
     def driver_cuda(self) -> int:
-        """Return the CUDA version of the driver, such as 12; 0 if it is unknown."""
+        """The CUDA version of the driver, such as 12; 0 if unknown."""
         return self.driver_version // 1000
 
     @property
@@ -194,12 +197,12 @@ class TracedProcess:
 
     @property
     def waiting(self) -> int:
-        """The number of kernels that were loaded before the agent, and whose copies are not ready yet."""
+        """The number of kernels that were loaded before the agent and whose copies are not ready yet."""
         return len(frozenset().union(*self.preparing.values()))
 
     @property
     def gpus(self) -> frozenset[int]:
-        """The ordinals of the GPUs that it has contexts on."""
+        """The ordinals of the GPUs on which it has contexts."""
         return frozenset(self.contexts.values())
 
     @cached_property
@@ -210,7 +213,7 @@ class TracedProcess:
         return MappedImages(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
-        """Record sites, lanes of waves, and accesses that cannot be probed, of a sidecar. The caller holds `Measurement.lock`."""
+        """Record a sidecar's sites, lanes per wave, and accesses that cannot be probed. The caller holds `Measurement.lock`."""
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
@@ -223,7 +226,7 @@ class TracedProcess:
 
     # --- counters ---
 
-    # From any thread.
+    # These may be called from any thread.
 
     def counters(self) -> tuple[list[protocol.Counters], int]:
         """See `protocol.read_control`."""
@@ -261,7 +264,7 @@ class TracedProcess:
         return self.sent_stubs and not self.welcomed
 
     def send_working(self) -> None:
-        """Tell the agent that the tool is working on what it waits for, unless another thread is sending. Never waits."""
+        """Tell the waiting agent that the tool is working on its request, unless another thread is sending. Never waits."""
         if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 os.write(self.socket.fileno(), protocol.working())
@@ -281,7 +284,7 @@ class TracedProcess:
                     self.socket.shutdown(socket.SHUT_RDWR)
 
     def count_text(self, size: int) -> None:
-        """Count bytes of text that the agent makes the tool keep. Raises Malformed beyond TEXT_LIMIT."""
+        """Count bytes of text that the tool keeps for the agent. Raises Malformed beyond TEXT_LIMIT."""
         self.text += size
         if self.text > TEXT_LIMIT:
             raise protocol.Malformed("too many names")
@@ -313,7 +316,7 @@ class TracedProcess:
         if snapshot.flags & SnapshotFlag.FAILED and (before or snapshot.size):
             os.close(file)  # keep the older one
             return
-        # Rings and the maps of the context leave holes in the file, and their sizes are known. Arrays of instances leave none.
+        # Rings and context maps leave holes in the file, and their sizes are known. Arrays of instances leave none.
         held = os.fstat(file).st_blocks * 512
         if sum(array.size for instance in snapshot.instances for array in instance.arrays) > held:
             raise protocol.Malformed("a snapshot larger than its file")
@@ -343,7 +346,7 @@ class TracedProcess:
         os.close(file)
 
     def add_ring(self, place: protocol.RingPlace, dtype: np.dtype[Any], most: int, file: int | None) -> None:
-        """Open a ring. Takes ownership of `file`, unless it raises Malformed. `most`: the bytes of records that the tool allowed."""
+        """Open a ring. Takes ownership of `file`, unless it raises Malformed. `most`: the allowed size of its records in bytes."""
         from gpubpf.session.rings import RingReader
 
         size = place.shards * place.capacity * place.stride
@@ -367,17 +370,17 @@ class TracedProcess:
 
     @property
     def no_more_data(self) -> bool:
-        """The process can write no more into its log and rings."""
+        """Whether the process can no longer write into its log and rings."""
         return self.disconnected and time.monotonic() - self.disconnected_at >= GRACE
 
     @property
     def fully_read(self) -> bool:
-        """The process can write no more, and the tool has read everything."""
+        """Whether the process can no longer write, and the tool has read everything."""
         taken_all = self.log is None and not self.readings and all(ring.done for ring in self.rings.values())
         return taken_all and self.no_more_data
 
     def read_log(self, last: bool) -> np.ndarray[Any, Any] | None:
-        """Return the new records; None: there is no log, or it was read to its end. `last`: this is the last reading."""
+        """Return the new records; None if there is no log, or it was read to its end. `last`: this is the last reading."""
         import numpy as np
 
         from gpubpf.session import operation_log
@@ -394,14 +397,14 @@ class TracedProcess:
                 self.log = self._log_reader = None
         if not kept:
             return records
-        # As plain bytes, because NumPy cannot concatenate overlapping fields.
+        # Concatenate as plain bytes, because NumPy cannot concatenate overlapping fields.
         raw = [part.view(f"V{operation_log.RECORD}") for part in (*kept, records)]
         return np.concatenate(raw).view(operation_log.DTYPE)
 
     def buffer_log(self) -> None:
-        """Move records from the log into memory, so that a burst finds room while the tool is still working on the last one.
+        """Move records from the log into memory, so that a burst finds space while the tool still processes the last one.
 
-        Called from the log thread of `Server`. Before the tool's first reading it moves them only if the log is a quarter full:
+        Called from the server's log thread. Before the tool's first reading, it moves records only if the log is a quarter full:
         reading imports NumPy, which would delay attaching."""
         with self._log_lock:
             if self.log is not None and (self._log_reader or self.log.begun > self.log.capacity // 4):
@@ -412,10 +415,10 @@ class TracedProcess:
                 self.drained_bytes += self._buffered[-1].nbytes
                 self.buffered += len(self._buffered[-1])
 
-    # --- the end ---
+    # --- after the process has ended ---
 
     def close(self) -> None:
-        """Close the files of a process that has disconnected, and keep the last counters. There may be thousands of processes."""
+        """Close the files of a disconnected process, because there may be thousands of them. Keep the last counters."""
         self.frames.close()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is sending
@@ -439,14 +442,14 @@ class TracedProcess:
     def compress_snapshots(
         self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]
     ) -> None:
-        """Compress the last snapshots of a process that has disconnected, and close their files. `lock`: guards `snapshots`."""
+        """Compress the last snapshots of a disconnected process, and close their files. `lock`: guards `snapshots`."""
         for stored in list(self.snapshots.values()):
             compressed = stored.compressed(specs)
             with lock:
                 stored.replace_file(compressed)
 
     def close_host(self) -> None:
-        """Detach the host programs, and keep a copy of the shared arrays. Slow, so it has threads of its own."""
+        """Detach the host programs, and keep a copy of the shared arrays. This is slow, so it runs in separate threads."""
         with self._resource_lock:
             host, self.host = self.host, None
             if host is None:

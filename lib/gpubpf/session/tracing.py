@@ -1,6 +1,6 @@
 """Make a session from the arguments of a tool's command line (`gpubpf.show.cli`).
 
-Tools call `trace`; `observe`, `target` and `virtual` serve listings and checks that come before a session.
+Tools call `trace`. Listings and checks that precede a session use `observe`, `target` and `virtual`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 CUPTI_STAND_IN = (
-    "GPUBPF_CUPTI_STAND_IN"  # environment variable, for tests: the library on the embedded device
+    "GPUBPF_CUPTI_STAND_IN"  # environment variable for tests: CUPTI's library for the embedded device
 )
 
 
 @dataclass(frozen=True)
 class ForAmd:
-    """What a measurement needs for AMD GPUs: the attachments, made when they are needed, and the maps as these programs have them."""
+    """What a measurement needs for AMD GPUs: a function that returns the attachments, and the maps of their programs."""
 
     attachments: Callable[[], Sequence[AmdAttachment]]
     definitions: Sequence[MapDefinition]
@@ -58,15 +58,15 @@ def trace(
     accesses: bool = False,
     amd: ForAmd | None = None,
 ) -> Session:
-    """Return the session that a tool's command line asks for. Raises SessionError.
+    """Return the session that a tool's command line requests. Raises SessionError.
 
-    attachments: make the lowered programs; called once.
+    attachments: return the lowered programs; called once.
     definitions: the maps that they use. params: the bytes of maps of kind "param".
     out: gets "attached" and "watching" records with `--json`.
-    follow: what to collect beside maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
-    host: make the host programs, given a function for notices and whether the clock is virtual.
+    follow: what to collect besides maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
+    host: return the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
-    amd: the same for AMD GPUs; None: their kernels are not measured.
+    amd: the attachments and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
     """
     lowered = functools.cache(attachments)
     for_amd = functools.cache(amd.attachments if amd else (lambda: ()))
@@ -135,7 +135,7 @@ def trace(
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
-    """Return `follow` with the options of the command line. By default graphs are instrumented on the embedded device only."""
+    """Return `follow` with the command line's options applied. By default, graphs are instrumented on the embedded device only."""
     graphs = getattr(args, "graphs", None)
     size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
     return dataclasses.replace(
@@ -149,9 +149,9 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
 
 
 def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
-    """Return where CUPTI's library may be, with a notice if `--cupti` cannot have it.
+    """Return possible paths of CUPTI's library. Give a notice if `--cupti` cannot be satisfied.
 
-    Processes that run already may have their own use of CUPTI, so only a command gets it."""
+    Running processes may already use CUPTI themselves, so only a command gets it."""
     wanted = getattr(args, "cupti", False)  # "": --cupti; None: neither --cupti nor --no-cupti
     if wanted is False:
         return ()
@@ -170,8 +170,8 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
 def device_of(args: argparse.Namespace) -> Device:
     """Return the device that a command line measures: the one that the processes of -p use, or else the one that --device names.
 
-    Raises SessionError when that device cannot be used, or when the processes of -p use different ones; UsageError for --clock
-    without a command.
+    Raises SessionError if that device cannot be used, or if the processes of -p use different devices; UsageError for --clock without
+    a command.
     """
     clock = getattr(args, "clock", None)
     if clock and not args.command:
@@ -193,7 +193,7 @@ def virtual(args: argparse.Namespace) -> bool:
 
 
 def target(args: argparse.Namespace) -> Target:
-    """Return the device that `--device` or `-p` means, for listings, which need no session. Raises SessionError."""
+    """Return the device that `--device` or `-p` selects, for listings, which need no session. Raises SessionError."""
     from gpubpf.images.assemble import Target
 
     with contextlib.suppress(SessionError, OSError):  # a process without a driver may use any device
@@ -208,14 +208,14 @@ def target(args: argparse.Namespace) -> Target:
     except SessionError:
         if args.device == "gpu" or not (args.files or args.pid):
             raise
-        # Nothing will run, so files can be listed as for the embedded device.
+        # Nothing will run, so list files as for the embedded device.
         return Target("sim", device.compute_capability(Device("sim")))
 
 
 def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
-    """Run the command without instrumenting kernels. Return what its processes loaded, and the exit status of the tool.
+    """Run the command without instrumenting kernels. Return what its processes loaded, and the tool's exit status.
 
-    There is one source for each process name (comm): the images that were loaded, and launches by kernel. Raises SessionError."""
+    There is one source per process name (comm): its loaded images, and launches by kernel. Raises SessionError."""
     from gpubpf.gcn.code_object import is_code_object
     from gpubpf.images import fatbin, instrument
     from gpubpf.images.listing import ImageFile
@@ -254,7 +254,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
 
 
 def _targets(args: argparse.Namespace) -> Targets:
-    """Return what the command line asks to trace. Raises SessionError if that is all processes and the user is not root."""
+    """Return the targets of the command line. Raises SessionError if they are all processes and the user is not root."""
     if args.command or args.pid:
         return Targets(args.command or (), args.pid, user=args.user)
     if os.geteuid() != 0:
@@ -265,7 +265,7 @@ def _targets(args: argparse.Namespace) -> Targets:
 
 
 def _device_of_all(pids: Sequence[int]) -> Device:
-    """Return the device that these processes share, apart from those that cannot be traced.
+    """Return the device that these processes share, ignoring those that cannot be traced.
 
     Raises SessionError if they use different devices, or if none can be traced."""
     found: dict[int, Device] = {}

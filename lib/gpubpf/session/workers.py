@@ -1,6 +1,6 @@
-"""The slow work of serving processes, in threads of its own: making sidecars, welcoming, patching, cleaning up.
+"""The slow work of serving processes, in separate threads: building sidecars, sending WELCOME, patching, cleaning up.
 
-The server calls `BackgroundWork`, so that ptxas for one process does not delay the messages of another.
+The server calls `BackgroundWork`, so that running ptxas for one process does not delay another's messages.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
 
-RECENTLY_ENDED = 64  # ended processes whose maps stay in files; those of earlier ones are compressed
-AHEAD_KERNELS = 256  # of a running process that get copies before they are launched
-_AHEAD_REQUESTS = 1 << 31  # above the numbers that agents give to their own
-CLOCK_PATIENCE = 1.0  # seconds that WELCOME waits for clock kernels; the program waits meanwhile
+RECENTLY_ENDED = 64  # ended processes whose maps stay in files; older ones are compressed
+AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a launch
+_AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
+CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
 T = TypeVar("T")
-# (image that a program loaded, device that it was loaded on; None: an AMD GPU) → sidecar.
+# (image that a program loaded, its device; None: an AMD GPU) → sidecar.
 Instrument = Callable[[bytes, "Target | None"], "Sidecar"]
-# (sidecar, device) → registers of its kernels by mangled name.
+# (sidecar, device) → register use of its kernels, by mangled name.
 CountRegisters = Callable[[Any, "Target | None"], Mapping[str, "RegisterUse"]]
 
 
 @dataclass(frozen=True)
 class SidecarBuilder:
-    """The functions that make sidecars.
+    """The functions that build sidecars.
 
-    instrument: make the sidecar of an image. Called from several threads, once for equal images.
+    instrument: build the sidecar of an image. Called from several threads, once for equal images.
     registers: count the registers of a sidecar's kernels. Called when no process waits for it.
     warm_up: called once, while the command starts.
     """
@@ -59,9 +59,9 @@ class SidecarBuilder:
 
 
 class DaemonThreadPool:
-    """A thread pool that does not delay the exit of the tool, unlike ThreadPoolExecutor: it drops unfinished work.
+    """A thread pool that does not delay the tool's exit, unlike ThreadPoolExecutor: it drops unfinished work.
 
-    A worker thread calls `before_each` before each piece of work."""
+    A worker thread calls `before_each` before each work item."""
 
     def __init__(self, count: int, before_each: Callable[[], None] = lambda: None) -> None:
         self._before_each = before_each
@@ -70,7 +70,7 @@ class DaemonThreadPool:
         self._closed = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call `function` in one of the threads; in this thread after `close`."""
+        """Call `function` in one of the threads, or in this thread after `close`."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -90,7 +90,7 @@ class DaemonThreadPool:
         return future
 
     def close(self) -> None:
-        """Let the threads end after the work that they have. Does not wait for them."""
+        """Let the threads exit after their queued work. Does not wait for them."""
         self._closed = True
         for _ in range(self._count - self._unstarted):
             self._work.put(None)
@@ -104,7 +104,7 @@ class BackgroundWork:
     """The slow work for all processes. The public methods return at once, and are called from the server's thread.
 
     `_cache_lock` guards the cache of sidecars; `Measurement.lock` guards what changes in a process. `loaded`: see `Listener`.
-    on_ready: called when a running process has fewer kernels to wait for."""
+    on_ready: called when a running process waits for fewer kernels."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class BackgroundWork:
         # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
         self._attach_threads = DaemonThreadPool(4, settle)
         self._cleanup_threads = DaemonThreadPool(2, settle)
-        # What was launched goes first, so one thread must do for what may be launched.
+        # Launched modules have priority, so modules that may be launched get only one thread.
         self._ahead_threads = DaemonThreadPool(1, settle)
         self._clock_threads = DaemonThreadPool(1, settle)
-        # By CUDA version of the driver: those assembled so far, and when all are. `_cache_lock` guards the dictionary.
+        # By the driver's CUDA version: the kernels assembled so far, and when all are. `_cache_lock` guards the dictionary.
         self._clock_kernels: dict[int, tuple[dict[int, bytes], Future[None]]] = {}
         self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
-        self.joined = threading.Event()  # set once the session has attached: work ahead would delay that
-        self._ended: deque[TracedProcess] = deque()  # whose snapshots are still in files
+        self.joined = threading.Event()  # set once the session has attached, which work ahead would delay
+        self._ended: deque[TracedProcess] = deque()  # ended processes whose snapshots are still in files
         self._cache: OrderedDict[tuple[bytes, Target | None], Future[Sidecar]] = OrderedDict()
         self._cache_lock = threading.Lock()
 
@@ -145,15 +145,15 @@ class BackgroundWork:
             workers.close()
 
     def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
-        """Make the sidecar of an image that a process loads, and send it. Takes ownership of `file`, which has the image."""
+        """Build and send the sidecar of an image that a process loads. Takes ownership of `file`, which contains the image."""
         self.sidecar_threads.submit(self._make_sidecar, process, image, file)
 
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
-        """Make the sidecar of a module that was loaded before the agent, and send it."""
+        """Build and send the sidecar of a module that was loaded before the agent."""
         self.sidecar_threads.submit(self._make_found, process, found)
 
     def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
-        """Make the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.
+        """Build the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.
 
         capabilities: the compute capabilities of its GPUs."""
         self._ahead_threads.submit(self._make_ahead, process, capabilities)
@@ -167,7 +167,7 @@ class BackgroundWork:
         self._attach_threads.submit(_patch, self._measurement, process, file)
 
     def end(self, process: TracedProcess) -> None:
-        """Detach the host programs of a process that disconnected. Beyond RECENTLY_ENDED of them, compress the oldest one's maps."""
+        """Detach the host programs of a disconnected process. Compress the oldest one's maps if there are more than RECENTLY_ENDED."""
         process.__dict__.pop("mapped", None)
         self._cleanup_threads.submit(process.close_host)
         self._ended.append(process)
@@ -178,7 +178,7 @@ class BackgroundWork:
     def clock_kernels(self, driver: int) -> Mapping[int, bytes]:
         """Return AgentConfig.clock_kernels for a driver of this CUDA version: those that are assembled within CLOCK_PATIENCE.
 
-        Compiling PTX in the process takes time, may be switched off, and may lack its library."""
+        Compiling PTX in the process instead would take time, may be disabled, and may lack its library."""
         if self._measurement.device.kind != "gpu":
             return {}
         with self._cache_lock:
@@ -193,7 +193,7 @@ class BackgroundWork:
         return dict(made)
 
     def _sidecar(self, data: bytes, target: Target | None) -> Sidecar:
-        """Return the sidecar of an image, from the cache if another process has recently loaded the same image."""
+        """Return the sidecar of an image, from the cache if a process has recently loaded the same image."""
         key = (hashlib.sha256(data).digest(), target)
         with self._cache_lock:
             known = self._cache.get(key)
@@ -220,7 +220,7 @@ class BackgroundWork:
 
     def _make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
         def make(target: Target | None) -> Sidecar:
-            from gpubpf.images import fatbin, instrument  # may fail, too: a module is a file
+            from gpubpf.images import fatbin, instrument  # may also fail, because importing opens a file
 
             if target is None:
                 data = protocol.read_file(file, image.size)
@@ -231,7 +231,7 @@ class BackgroundWork:
                 data = instrument.joined(data)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
-            if image.linked > 1:  # some of its inputs had no PTX
+            if image.linked > 1:  # some of its linked inputs had no PTX
                 why = {
                     name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
                     for name, reason in sidecar.refusals.items()
@@ -281,7 +281,7 @@ class BackgroundWork:
     def _make_one_ahead(
         self, process: TracedProcess, request: int, cc: int, target: Target, data: bytes
     ) -> None:
-        """Send the sidecar of a module that may have been loaded. An error is reported when the module is launched."""
+        """Send the sidecar of a module that may have been loaded. Errors are reported when the module is launched."""
         sent: int | None = None
         try:
             sidecar = self._sidecar(data, target)
@@ -295,7 +295,7 @@ class BackgroundWork:
                 os.close(sent)
 
     def _prepare(self, process: TracedProcess, request: int, kernels: Iterable[str]) -> None:
-        """Record whose copies a request will make ready; none: it is done."""
+        """Record the kernels whose copies a request will make ready. No kernels: the request is done."""
         with self._measurement.lock:
             if kernels and not process.disconnected:
                 process.preparing[request] = frozenset(kernels)
@@ -378,7 +378,7 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
 def _encode(
     measurement: Measurement, request: int, sidecar: Sidecar, ahead: int | None = None
 ) -> tuple[bytes, int]:
-    """Return the message, and a new file with the sidecar's image, for the caller to close. `ahead`: see `protocol.sidecar`."""
+    """Return the message, and a new file with the sidecar's image, which the caller closes. `ahead`: see `protocol.sidecar`."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
@@ -460,7 +460,7 @@ def _welcome(
 
 
 def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:
-    """Assemble the clock kernels. Each is in `made` as soon as it is ready."""
+    """Assemble the clock kernels. Each is added to `made` as soon as it is ready."""
     from gpubpf.images import assemble
 
     made.update(assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver))

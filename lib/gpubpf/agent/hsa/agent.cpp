@@ -640,8 +640,7 @@ extern "C" __attribute__((visibility("default"))) void OnUnload() {
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     using namespace gpubpf;
     AttachStatus status = AttachStatus::Failed;
-    // The suffix marks a held process that starts to use ROCr (kStartingSuffix). HIP functions may already be running there, as
-    // elsewhere.
+    // The suffix marks a held process that starts to use ROCr (kStartingSuffix). HIP functions may be running there, too.
     constexpr size_t kLength = sizeof kStartingSuffix - 1;
     const size_t length = strlen(name);
     std::string socket;

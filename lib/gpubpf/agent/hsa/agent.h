@@ -272,8 +272,7 @@ hsa_status on_destroy_executable(hsa_handle executable);
 // --- dispatch.cpp ---
 
 // Processes a dispatch that the program put into queue number `queue` of the log, and rewrites it for the GPU. Sets `untimed` to the
-// dispatch's id if no probe times it. Returns the number of packets: a barrier may follow as the second one. `alone`: nothing can
-// follow.
+// dispatch's id if no probe times it. Returns the number of packets: a barrier may follow. `alone`: nothing can follow.
 uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed, bool alone = false);
 bool is_idle(Gpu &gpu);         // whether all instrumented kernels have ended
 void free_arguments(Gpu &gpu);  // the GPU must be idle

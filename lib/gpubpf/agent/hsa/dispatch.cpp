@@ -1,5 +1,4 @@
-// Dispatches. A dispatch of an instrumented kernel runs the copy, with a new argument buffer: the program's arguments, then the launch
-// block.
+// Dispatches. An instrumented dispatch runs the copy, with a new argument buffer: the program's arguments, then the launch block.
 #include <algorithm>
 #include <cstring>
 

@@ -66,8 +66,7 @@ LastQueue &last_queue() {
     return value;
 }
 
-// Returns the queue that a doorbell signal belongs to, or null. If another tool intercepts a queue, its doorbell is an ordinary
-// signal.
+// Returns the queue that a doorbell signal belongs to, or null. If another tool intercepts it, its doorbell is an ordinary signal.
 hsa_queue *queue_of(hsa_handle signal) {
     const auto &memory = *reinterpret_cast<const hsa_signal *>(signal.handle);
     hsa_queue *queue = memory.kind == HSA_DOORBELL              ? memory.queue

@@ -53,8 +53,7 @@ struct Jump {
     size_t index;
 };
 
-// Decodes the jump from the code in the file, because the code in memory may have a probe: [endbr64;] mov rax, [rip + D]; jmp [rax +
-// offset].
+// Decodes the jump from the file, because the code in memory may have a probe: [endbr64;] mov rax, [rip + D]; jmp [rax + offset].
 bool jump_of(FileCode &file, void *rocr, const char *name, Jump &jump) {
     constexpr size_t kMost = 24;
     constexpr uint8_t kEndbr64[] = {0xF3, 0x0F, 0x1E, 0xFA}, kLoad[] = {0x48, 0x8B, 0x05};
