@@ -1,1 +1,1 @@
-"""Load the agent into a running process, and into each process that begins to use CUDA."""
+"""Load the agent into a running process, and into each process that starts to use CUDA."""

@@ -1,17 +1,16 @@
-"""Borrow a thread of a running process to create another thread there. loading.py says why, and which threads can be borrowed.
+"""Borrow a thread of a running process to create another thread there. loading.py explains why, and which threads can be borrowed.
 
 One piece of machine code (`STUB`) does it. The new thread, the worker, runs the same code: it makes the calls that the tool writes
 into its memory.
 
-The tool may be killed between any two of its steps. The kernel then detaches the borrowed thread, which continues with whatever
-registers and signal mask it has. So the tool first writes a signal frame to the thread's stack, where the kernel would put one. All
-code that the thread runs for the tool ends with rt_sigreturn of this frame, which restores the thread's complete state:
+The tool may be killed between any two of its steps. The kernel then detaches the borrowed thread, which continues with its current
+registers and signal mask. So the tool first writes a signal frame to the thread's stack, where the kernel would put one. All code that
+the thread runs for the tool ends with rt_sigreturn of this frame, which restores the thread's complete state:
 
-- A system call for the tool uses an instruction `syscall` of the C library that a `ret` follows. The stack pointer is at the frame,
-  so this `ret` leads to the C library's own call of rt_sigreturn.
-- The stub ends with rt_sigreturn of the same frame.
-- The thread leaves its own code, and returns to it, in a single step: PTRACE_SETREGS. The signal mask and the vector state need other
-  requests, so they change only in between.
+- A system call for the tool uses a `syscall` instruction in the C library that is followed by `ret`. The stack pointer is at the
+frame, so this `ret` leads to the C library's own call of rt_sigreturn. - The stub ends with rt_sigreturn of the same frame. - The
+thread leaves its own code, and returns to it, in a single step: PTRACE_SETREGS. The signal mask and the vector state need other
+requests, so they change only in between.
 
 A thread that returns through the frame makes its interrupted system call again, from the beginning. So a relative timeout starts
 again.
@@ -41,12 +40,14 @@ from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
 from gpubpf.process.syscalls import NUMBERS
 
-PATIENCE = 3.0  # seconds for finding a thread that can be borrowed
-ENOUGH = 400  # rounds over all threads; until then, the search goes on, for up to five times PATIENCE: a busy machine is slow
+PATIENCE = 3.0  # seconds to find a thread that can be borrowed
+ENOUGH = (
+    400  # rounds over all threads; until then, the search may take five times PATIENCE, for busy machines
+)
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
-STACK_LIMIT = 256 << 10  # bytes of a stack that are searched for return addresses
+STACK_LIMIT = 256 << 10  # bytes of a stack to search for return addresses
 
-# Calls that wait for an event, and not for a lock.
+# System calls that wait for an event, and not for a lock.
 _WAITS = syscalls.numbers(
     "read poll select pause nanosleep accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend restart_syscall"
     " clock_nanosleep epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg epoll_pwait2"
@@ -54,26 +55,26 @@ _WAITS = syscalls.numbers(
 _FUTEX_WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F
 # malloc and pthread_create make these calls, so a thread that has just returned from one may hold a lock.
 _CALLS_OF_MALLOC = syscalls.numbers("mmap mprotect munmap brk mremap madvise futex clone fork exit clone3")
-# Borrowed last: calls that start their timeout again, or whose deadline only the kernel knows.
+# Borrowed last: calls that restart their timeout, or whose deadline only the kernel knows.
 _TIMED_WAITS = syscalls.numbers(
     "epoll_wait epoll_pwait epoll_pwait2 restart_syscall nanosleep clock_nanosleep"
 )
 
-# Calls that the kernel continues as restart_syscall.
+# Calls that the kernel resumes as restart_syscall.
 _CONTINUED = syscalls.numbers("poll nanosleep clock_nanosleep futex")
 
 _NO_FILE = (1 << 64) - 1
-# ILL, TRAP, BUS, FPE, SEGV, SYS: they kill the process if they are blocked.
+# ILL, TRAP, BUS, FPE, SEGV, SYS: if blocked, they kill the process.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
 _ALL_OTHERS = (1 << 64) - 1 & ~_SYNCHRONOUS
-# mov $15, %rax; syscall: signal handlers return to this code.
+# mov $15, %rax; syscall: the code to which signal handlers return.
 _RETURNING = bytes.fromhex("48c7c00f0000000f05")
 _CALLING = bytes.fromhex("0f05c3")  # syscall; ret
 
 # struct rt_sigframe (arch/x86/include/asm/sigframe.h) without its siginfo, which rt_sigreturn does not read; then the vector state,
-# which XRSTOR requires to be aligned. The kernel, too, leaves the red zone below the stack pointer free.
+# which XRSTOR requires to be aligned. Like the kernel, leave the red zone below the stack pointer free.
 _RED_ZONE, _VECTOR, _ALIGNMENT = 128, 320, 64
-# The layout of XSAVE: of the legacy region, the bytes for software, and the size without AMX's state, which Intel puts last.
+# XSAVE layout: offset of the software bytes in the legacy region, AMX's state bits, and the size without AMX, which Intel puts last.
 _SOFTWARE, _AMX, _WITHOUT_AMX = 464, 3 << 17, 2696
 
 STUB_SOURCE = """\
@@ -176,15 +177,15 @@ STUB = bytes.fromhex(
 )
 STUB_END = 0x82  # offset after its rt_sigreturn
 
-# The memory that is mapped for it: code, data, strings, a stack.
+# The memory that is mapped for the stub: code, data, strings, a stack.
 PAGE = 4096
 DATA, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 20 * PAGE
 SIZE = STACK_TOP
-# Offsets in the data. CREATED: what pthread_create returned. FRAME: the stack pointer for rt_sigreturn. LAST: the worker ends
-# after this call. TURNS_LEFT, RELEASED: how often the borrowed thread still looks whether RELEASED is set.
+# Offsets in the data. CREATED: pthread_create's result. FRAME: the stack pointer for rt_sigreturn. LAST: the worker ends after this
+# call. TURNS_LEFT: how many more times the borrowed thread checks RELEASED.
 CREATED, COMMAND, DONE, FUNCTION, FRAME, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x68, 0x78, 0x84
 TURNS_LEFT, RELEASED = 0x88, 0x8C
-# The first pause between two looks of a waiting thread, and the number of looks: the pauses get longer, about 5 s in all.
+# A waiting thread's first pause, and its number of checks. The pauses get longer, about 5 s in all.
 PAUSE_NS, TURNS = 200_000, 440
 PENDING = 0x7FFFFFFF  # in CREATED: pthread_create has not returned yet
 
@@ -192,7 +193,7 @@ _FUNCTIONS = (
     "__errno_location pthread_create pthread_self pthread_detach usleep dlopen dlsym dlerror munmap"
     " memfd_create socketpair close"
 ).split()
-# Functions that hold locks which pthread_create takes, in addition to those of malloc and the dynamic linker.
+# Functions that hold locks that pthread_create takes, in addition to those of malloc and the dynamic linker.
 _TAKE_LOCKS = (
     "pthread_create pthread_join pthread_detach pthread_exit pthread_tryjoin_np pthread_setattr_default_np"
     " pthread_getattr_default_np fork _Fork exit quick_exit dlopen dlclose dlsym dlvsym"
@@ -206,12 +207,12 @@ _MALLOC = (
 
 _LIBC = re.compile(r"libc(\.so\.6|-2\.\d+\.so)")
 _BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
-# Files that may replace malloc: "malloc" is in the name, or it is the program itself.
+# Files that may replace malloc: the name contains "malloc", or it is the program itself.
 _MAY_ALLOCATE = re.compile(r"malloc|^(?!.*\.so)")
 
 
 def make_worker(pid: int, memory: Memory, code: ProcessCode, functions: dict[str, int]) -> tuple[int, int]:
-    """Borrow a thread to create the worker. Return the address of the worker's memory, and how long threads were stopped, in ns.
+    """Borrow a thread to create the worker. Return the address of the worker's memory, and the time that threads were stopped, in ns.
 
     Raises SessionError, ThreadEnded, TraceRefused, OSError.
     """
@@ -224,15 +225,15 @@ def make_worker_and_wait(
 ) -> int:
     """Have a stopped thread create the worker, and detach from it at once. Return the address of the worker's memory.
 
-    The thread then waits until `RELEASED` is set in that memory, about 5 s at most, and continues. `CREATED` there says whether it
+    The thread then waits, about 5 s at most, until `RELEASED` is set in that memory, and continues. `CREATED` there tells whether it
     created the worker. Return 0 if the thread cannot be borrowed where it is; it remains stopped then.
-    `holds_no_lock`: it is known to hold none of the locks. Raises SessionError, ThreadEnded, TraceRefused, OSError.
+    `holds_no_lock`: the thread is known to hold none of the locks. Raises SessionError, ThreadEnded, TraceRefused, OSError.
     """
     return _Borrowing(thread.pid, memory, code, functions).borrow_and_wait(thread, holds_no_lock)
 
 
 def create_error(pid: int, code: int) -> SessionError:
-    """Return the error for a failed pthread_create. `code`: what it returned, or PENDING."""
+    """Return the error for a failed pthread_create. `code`: its result, or PENDING."""
     if code == PENDING:
         return SessionError(f"pid {pid} cannot create a thread: another thread holds a lock; try again")
     return SessionError(
@@ -243,8 +244,7 @@ def create_error(pid: int, code: int) -> SessionError:
 @dataclass(frozen=True)
 class _LibraryCode:
     """Facts about a library, as offsets from its base: `functions` to call, and `unsafe` ranges of code, in which a thread may hold a
-    lock. `calling`, `returning`: code that is _CALLING and _RETURNING; -1: none found. `replaces_malloc`: it exports malloc and
-    free."""
+    lock. `calling`, `returning`: the _CALLING and _RETURNING code; -1: none found. `replaces_malloc`: it exports malloc and free."""
 
     functions: dict[str, int]
     unsafe: tuple[tuple[int, int], ...]
@@ -259,7 +259,7 @@ _library_code: dict[address_space.Identity, _LibraryCode] = {}
 class ProcessCode:
     """The code of a process: functions to call, and whether a thread can be borrowed where it is.
 
-    Facts about a library's file are kept for other processes that map the same file.
+    Facts about a library file are cached for other processes that map the same file.
     """
 
     def __init__(self, pid: int, memory: Memory, mapped: Sequence[Mapping]) -> None:
@@ -319,7 +319,7 @@ class ProcessCode:
         return [start for start, _ in self._code]
 
     def functions(self, pid: int) -> dict[str, int]:
-        """Return the addresses of the C library's functions that the stub and the worker call. Raises SessionError."""
+        """Return the addresses of the C library functions that the stub and the worker call. Raises SessionError."""
         found: dict[str, int] = {}
         for library in sorted(self._c, key=lambda x: not _LIBC.fullmatch(x.name)):
             found = {n: library.base + at for n, at in self._library(library).functions.items()} | found
@@ -346,14 +346,14 @@ class ProcessCode:
         raise OSError(errno.ENOEXEC, "no system call in the C library")
 
     def stack(self, rsp: int) -> bytes | None:
-        """Return the stack from `rsp` on, as far as it is mapped; None: it is longer than STACK_LIMIT."""
+        """Return the mapped part of the stack from `rsp` on; None if it is longer than STACK_LIMIT."""
         end = next((m.end for m in self.mapped if m.start <= rsp < m.end), rsp + STACK_LIMIT)
         if end - rsp > STACK_LIMIT:
             return None
         return self._memory.some(rsp & ~7, end - (rsp & ~7))
 
     def can_be_borrowed(self, registers: Registers) -> bool:
-        """Return whether a stopped thread is known to hold none of the locks, and to be in no signal handler."""
+        """Return whether a stopped thread is known to hold none of the locks, and not to be in a signal handler."""
         words = self.stack(registers.rsp)
         if words is None:
             return False
@@ -396,7 +396,7 @@ def _ranges(symbols: dict[str, Symbol], names: Iterable[str]) -> list[tuple[int,
 
 
 def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
-    """Return the address range of the C library's allocator. Most of its functions are not exported, so the range reaches from the
+    """Return the address range of the C library's allocator. Most of its functions are not exported. So the range extends from the
     exported function before it to the one after it."""
     own = [symbols[name].address for name in _MALLOC if name in symbols]
     if not own:
@@ -408,7 +408,7 @@ def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
 
 
 class _Borrowing:
-    """Borrow one thread of the process."""
+    """Borrows one thread of the process."""
 
     def __init__(self, pid: int, memory: Memory, code: ProcessCode, functions: dict[str, int]) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
@@ -418,9 +418,9 @@ class _Borrowing:
         self.xstate = b""
         self.mask = 0
         self.frame = 0  # address of the signal frame
-        self.calling = self.returning = 0  # addresses of code: see ProcessCode.gadgets
-        self.deferred = 0  # a signal that arrived meanwhile and cannot be blocked
-        self.stopped_s = 0.0  # seconds for which threads were stopped
+        self.calling = self.returning = 0  # code addresses: see ProcessCode.gadgets
+        self.deferred = 0  # a signal that arrived meanwhile and must be delivered later
+        self.stopped_s = 0.0  # seconds that threads were stopped
 
     def run(self) -> int:
         """Return the address of the worker's memory. Raises SessionError, ThreadEnded, TraceRefused, OSError."""
@@ -454,7 +454,7 @@ class _Borrowing:
             time.sleep(random.uniform(0.001, 0.01))
 
     def _candidates(self) -> list[int]:
-        """Return the thread IDs. Threads that wait, and whose call keeps its deadline, come first."""
+        """Return the thread IDs. Waiting threads whose call keeps its deadline come first."""
         ranked = []
         for tid in ptrace.threads_of(self.pid):
             call = ptrace.blocked_call(self.pid, tid)
@@ -468,16 +468,16 @@ class _Borrowing:
         return [tid for _, tid in sorted(ranked)]
 
     def _try(self, tid: int) -> int:
-        """Return the address of the worker's memory; 0: the thread cannot be borrowed now.
+        """Return the address of the worker's memory; 0 if the thread cannot be borrowed now.
 
-        Runs on a fresh thread: when that ends, the kernel detaches whatever it still traces.
+        Runs on a fresh thread. When that thread ends, the kernel detaches all threads that it still traces.
         """
         thread = TracedThread(self.pid, tid)
         thread.interrupt()
         if not thread.wait(time.monotonic() + 0.05):
-            return 0  # it stays in the kernel for long; detached when this thread ends
+            return 0  # it stays in the kernel too long; it is detached when this thread ends
         if self.seccomp and not self._filters_checked:
-            # The check takes time, so the thread does not stay stopped.
+            # The check takes time, so do not keep the thread stopped.
             filters = thread.filters()
             thread.release()
             self._check_filters(filters)
@@ -537,9 +537,9 @@ class _Borrowing:
         return self.frame != 0
 
     def _free_stack(self, registers: Registers, size: int) -> int:
-        """Return the address of `size` free bytes of the thread's stack; 0: there may be none, for example on a coroutine's stack."""
+        """Return the address of `size` free bytes on the thread's stack; 0 if there may be none, as on a coroutine's stack."""
         at = address_space.mapping_at(self.pid, registers.rsp)
-        # The C library puts a thread's control block, to which fs points, above the thread's stack.
+        # The C library puts a thread's control block, which fs points to, above its stack.
         if at is None or not (at.path == "[stack]" or at.start <= registers.fs_base < at.end):
             return 0
         frame = registers.rsp - _RED_ZONE - size & -_ALIGNMENT
@@ -561,14 +561,14 @@ class _Borrowing:
             raise
 
     def _in_restartable_sequence(self, thread: TracedThread, sleeping: bool) -> bool:
-        """Return whether the thread is inside a restartable sequence (rseq(2)): the program would have to notice that it left it."""
+        """Return whether the thread is inside a restartable sequence (rseq(2)). The program would have to notice that it left it."""
         if sleeping or not (area := thread.restartable_sequence()):
             return False
         return self.memory.some(area + 8, 8) != bytes(8)
 
     def _borrow(self, thread: TracedThread) -> tuple[int, int]:
-        """Create the worker, and restore the thread in any case. Return the memory's address, and why there is no worker: an errno
-        value, or PENDING; 0: there is one."""
+        """Create the worker, and always restore the thread. Return the memory's address, and an error: 0 if there is a worker, or an
+        errno value, or PENDING."""
         base, failure = self._map(thread)
         if not failure:
             self._prepare(base, 0)
@@ -580,7 +580,7 @@ class _Borrowing:
         return base, failure
 
     def _map(self, thread: TracedThread) -> tuple[int, int]:
-        """Map the worker's memory. Return its address, and 0; or 0, and the errno value."""
+        """Map the worker's memory. Return its address and 0; on failure, 0 and the errno value."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         base = self._call(
             thread, NUMBERS["mmap"], 0, SIZE, mmap.PROT_READ | mmap.PROT_EXEC, flags, _NO_FILE, 0
@@ -598,7 +598,7 @@ class _Borrowing:
         self.memory.write(base + DATA, bytes(data))
 
     def _frame(self) -> bytes:
-        """Return a struct rt_sigframe, with which the thread can return to its code by itself, and the vector state."""
+        """Return a struct rt_sigframe, through which the thread can return to its code by itself, and the vector state."""
         s = self.saved
         rip, rax = s.rip, s.rax
         if s.in_syscall and s.rax in ptrace.RESTARTS:
@@ -613,15 +613,15 @@ class _Borrowing:
             self.mask,
         )
         flags = 7  # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
-        no_mode = 4  # an invalid stack_t.ss_flags: the kernel then leaves the alternate signal stack as it is
+        no_mode = 4  # an invalid stack_t.ss_flags, so that the kernel keeps the alternate signal stack
         head = struct.pack("<QQQQI4xQ", self.returning, flags, 0, 0, no_mode, 0) + general
         return head.ljust(_VECTOR, b"\0") + _vector_frame(self.xstate)
 
     def _interrupted_call(self) -> int:
         """Return the number of the system call to make again.
 
-        rt_sigreturn forgets what restart_syscall would continue: it would return EINTR. The original call is made instead, if the
-        instruction before it (mov $NUMBER, %eax) tells which one that is.
+        rt_sigreturn discards the state that restart_syscall needs, so restart_syscall would return EINTR. The original call is made
+        instead, if the instruction before it (mov $NUMBER, %eax) identifies it.
         """
         move = self.memory.some(self.saved.rip - 7, 5)
         if self.saved.orig_rax == NUMBERS["restart_syscall"] and move[:1] == b"\xb8":
@@ -637,13 +637,15 @@ class _Borrowing:
         own.rax = own.rbp = 0
         own.orig_rax, own.eflags = ptrace.NO_SYSCALL, 0x202
         fresh = bytearray(self.xstate)
-        struct.pack_into("<H", fresh, 0, 0x37F)  # no floating-point exceptions, whatever the program has set
+        struct.pack_into(
+            "<H", fresh, 0, 0x37F
+        )  # mask floating-point exceptions, whatever the program has set
         struct.pack_into("<I", fresh, 24, 0x1F80)
         thread.set_xstate(bytes(fresh))
         thread.set_registers(own)
 
     def _run_stub(self, thread: TracedThread, base: int) -> int:
-        """Let the thread run the stub. Return what pthread_create returned, or PENDING if it waits for a lock."""
+        """Let the thread run the stub. Return pthread_create's result, or PENDING if it waits for a lock."""
         until, last = time.monotonic() + CREATE_TIMEOUT, time.monotonic() + 5 * CREATE_TIMEOUT
         asked = False
         thread.to_syscall()
@@ -663,7 +665,7 @@ class _Borrowing:
                 and registers.rip == base + STUB_END
             ):
                 created: int = struct.unpack("<i", self.memory.read(base + DATA + CREATED, 4))[0]
-                # PENDING: its mprotect failed, so it could not even write there.
+                # PENDING: the stub's mprotect failed, so it could not write its result.
                 return created if created != PENDING else errno.ENOMEM
             if (
                 asked
@@ -690,7 +692,7 @@ class _Borrowing:
     def _to_entry(self, thread: TracedThread, registers: Registers) -> None:
         """Continue with `registers` up to the entry of the system call at their instruction pointer."""
         thread.set_registers(registers)
-        thread.block_signals(_ALL_OTHERS)  # not earlier: the frame does not restore the mask until then
+        thread.block_signals(_ALL_OTHERS)  # not earlier: until then, the frame does not restore the mask
         self._continue(thread)
         while True:
             self._wait_for_stop(thread)
@@ -714,13 +716,13 @@ class _Borrowing:
             self.deferred = number
 
     def _wait_for_stop(self, thread: TracedThread) -> bool:
-        """Wait until the thread is stopped. Raises ThreadEnded if it is not within 5 s."""
+        """Wait until the thread is stopped. Raises ThreadEnded if that takes more than 5 s."""
         if not thread.wait(time.monotonic() + 5):
             raise ThreadEnded
         return True
 
     def _restore(self, thread: TracedThread) -> None:
-        """Restore the thread's state and detach: it continues where it was stopped, and does not notice."""
+        """Restore the thread's state and detach. The thread continues where it was stopped, and does not notice."""
         back = self.saved.copy()
         back.rip, back.rsp, back.orig_rax = self.returning, self.frame + 8, ptrace.NO_SYSCALL
         thread.set_registers(back)  # at the entry of a system call, this also skips the call
@@ -731,7 +733,9 @@ class _Borrowing:
         # Here the kernel checks for signals and restarts system calls. It uses these registers as if they were its own.
         thread.set_xstate(self.xstate)
         thread.block_signals(self.mask)
-        thread.set_registers(self.saved)  # last: until here, the thread could return to its code by itself
+        thread.set_registers(
+            self.saved
+        )  # must be last: until here, the thread could return to its code by itself
         thread.detach(self.deferred)
 
 
@@ -739,9 +743,9 @@ def _vector_frame(xstate: bytes) -> bytes:
     """Return the part of a signal frame that restores a thread's vector state."""
     (machine,), (used,) = struct.unpack_from("<Q", xstate, _SOFTWARE), struct.unpack_from("<Q", xstate, 512)
     if machine & _AMX and not used & _AMX:
-        # rt_sigreturn ignores a state that is larger than the thread's may become, and most threads may not use AMX.
+        # rt_sigreturn ignores a state larger than the thread may have, and most threads may not use AMX.
         xstate = xstate[:_WITHOUT_AMX]
-    # struct _fpx_sw_bytes tells rt_sigreturn that the whole vector state is there.
+    # struct _fpx_sw_bytes tells rt_sigreturn that the vector state is complete.
     software = struct.pack("<IIQI", 0x46505853, len(xstate) + 4, machine, len(xstate))
     state = bytearray(xstate + struct.pack("<I", 0x46505845))
     state[_SOFTWARE : _SOFTWARE + len(software)] = software

@@ -1,20 +1,20 @@
-"""Report every process that begins to use the CUDA driver: eBPF programs at `cuInit` in driver files (`CuInitProbes`).
+"""Report every process that starts to use the CUDA driver, with eBPF programs at `cuInit` in driver files (`CuInitProbes`).
 
-They are as well at `hsa_queue_create` in files of AMD's ROCr: a process needs a queue before it can launch a kernel. What is said here
-of cuInit holds for both.
+They are also attached at `hsa_queue_create` in AMD's ROCr files: a process needs a queue before it can launch a kernel. Statements
+about cuInit here apply to both.
 
-A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for
-the first time, the program reports the thread through a ring buffer. Then the thread waits right there, in the program, until the
-hold helper has stopped it (`release_thread`). So it is stopped at the entry of cuInit, where it holds no lock, and has run no
-instruction of the driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
+A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for the
+first time, the program reports the thread through a ring buffer. Then the thread waits in the program until the hold helper has
+stopped it (`release_thread`). So it is stopped at the entry of cuInit. There it holds no lock, and has run no instruction of the
+driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
 
 For a process that the tool has finished with (`ignore_process`), the program does one hash lookup. When such a process executes
-another program, or ends, that is reported, and the process is forgotten. The programs for this are at raw tracepoints. At
-tracepoints with records, the kernel sometimes skips programs. A process that is not forgotten would not be reported again, nor
+another program, or ends, that is reported, and the process is forgotten. The programs for this are at raw tracepoints, because the
+kernel sometimes skips programs at tracepoints with records. A process that is not forgotten would not be reported again, and neither
 would the next process with its ID.
 
-The programs wait in a loop that the verifier follows to its end, and restart themselves by tail calls. That needs no newer kernel
-than the ring buffer does (Linux 5.8). script/prebuild.py compiles them, so that the hold helper needs neither bcc nor clang.
+The programs wait in a loop that the verifier can follow to its end, and restart themselves by tail calls. That works on every kernel
+with the ring buffer (Linux 5.8). script/prebuild.py compiles them, so the hold helper needs neither bcc nor clang.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ int gpubpf_exit(void *ctx)
 }
 """
 
-WAIT_NS = 4_000_000  # how long a thread waits for the hold helper at the entry of cuInit, at most
+WAIT_NS = 4_000_000  # longest time that a thread waits for the hold helper at the entry of cuInit
 CALLED_CUINIT, EXECUTED, ENDED = range(3)  # enum kind
 _TRACKED, _IGNORED = 1, 2
 _SETTINGS = struct.Struct("<QQQII")  # struct settings
@@ -225,9 +225,9 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the inode of /proc/sel
 
 @dataclass(frozen=True)
 class Event:
-    """What happened at `ts` (ns, CLOCK_MONOTONIC).
+    """An event at time `ts` (ns, CLOCK_MONOTONIC).
 
-    Of a call of cuInit: `entry` is the function's address, and `return_address` lies at `sp`; they are 0 for other kinds.
+    For a call of cuInit, `entry` is the function's address, and `return_address` is stored at `sp`. They are 0 for other kinds.
     """
 
     kind: int
@@ -244,7 +244,7 @@ class CuInitProbes:
     """The programs, loaded into the kernel.
 
     `tool`: ID of a process that is never reported. `cpu`: the CPU on which the reader of the events runs, at a higher priority than
-    ordinary threads; -1: none. A thread that calls cuInit on this CPU need not wait, since it cannot continue before the reader has
+    ordinary threads; -1: none. A thread that calls cuInit on this CPU need not wait, because it cannot continue before the reader has
     run. Raises OSError if the kernel refuses, or if this process lacks a privilege.
     """
 
@@ -280,13 +280,13 @@ class CuInitProbes:
         return self._close_with(stack, bpf_syscall.load_program(kind, code, program.license, name))
 
     def close(self) -> None:
-        """Detach and unload all programs. Threads that wait continue."""
+        """Detach and unload all programs. Waiting threads continue."""
         bpf_syscall.close_all(self._uprobes)
         self._files.close()
 
     @property
     def file(self) -> int:
-        """A file descriptor that is readable while there are events."""
+        """A file descriptor that is readable while events are pending."""
         return self._maps["events"]
 
     def attach(self, path: str, offset: int) -> None:
@@ -294,7 +294,7 @@ class CuInitProbes:
         self._uprobes.append(bpf_syscall.attach_uprobe(self._cuinit_program, path, offset))
 
     def events(self) -> list[Event]:
-        """Return the events that have not been read yet, in order."""
+        """Return the unread events, in order."""
         found = []
         for record in self._ring.records():
             if len(record) == _EVENT.size:
@@ -304,8 +304,8 @@ class CuInitProbes:
         return found
 
     def release_thread(self, event: Event) -> None:
-        """Let the thread of this event leave the program: it does not wait any longer. Other calls in the same stack frame are not
-        reported until `forget_thread`."""
+        """Let this event's thread leave the program without further waiting. Other calls in the same stack frame are not reported
+        until `forget_thread`."""
         with contextlib.suppress(FileNotFoundError):  # it ended
             waiting = _WAITING.pack(event.sp, 0, 1)
             bpf_syscall.update(self._maps["threads"], _ID.pack(event.tid), waiting, existing=True)
@@ -316,18 +316,18 @@ class CuInitProbes:
             bpf_syscall.delete(self._maps["threads"], _ID.pack(tid))
 
     def track_process(self, pid: int) -> None:
-        """Report when the process executes another program or ends, as for a process that called cuInit."""
+        """Report when a process executes another program or ends, as for a process that called cuInit."""
         self._set_state(pid, _TRACKED)
 
     def ignore_process(self, pid: int) -> None:
-        """Report no cuInit of the process until it executes another program or ends, which is reported."""
+        """Do not report cuInit in a process until it executes another program or ends. That is reported."""
         self._set_state(pid, _IGNORED)
 
     def _set_state(self, pid: int, state: int) -> None:
         bpf_syscall.update(self._maps["processes"], _ID.pack(pid), struct.pack("<I", state))
 
     def stop_ignoring(self, pid: int) -> None:
-        """Report cuInit of this process ID again: the ignored process executed another program, or has ended."""
+        """Report cuInit for this process ID again, because the ignored process executed another program or has ended."""
         key = _ID.pack(pid)
         if bpf_syscall.lookup(self._maps["processes"], key, 4) == struct.pack("<I", _IGNORED):
             with contextlib.suppress(FileNotFoundError):
@@ -335,7 +335,7 @@ class CuInitProbes:
 
     @property
     def lost(self) -> int:
-        """How many calls of cuInit, and ends of processes, could not be reported."""
+        """Number of cuInit calls and process ends that could not be reported."""
         value = bpf_syscall.lookup(self._maps["lost"], bytes(4), 8)
         return int.from_bytes(value or b"", "little")
 
@@ -343,7 +343,7 @@ class CuInitProbes:
     def skipped(self) -> int:
         """How often the kernel did not run the program at cuInit, because the CPU was inside another program or bpf(2).
 
-        Kernels since 6.0 always run it. Kernels before 5.12 do not count this.
+        Linux 6.0 and later always run it. Linux before 5.12 does not count this.
         """
         return bpf_syscall.statistics(self._cuinit_program).missed
 

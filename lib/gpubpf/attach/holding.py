@@ -1,28 +1,28 @@
 """The hold helper: a separate process that holds processes in their first cuInit until the tool has attached (machine.py starts it).
 
-It has a probe at `cuInit` in driver files, and at `hsa_queue_create` in files of AMD's ROCr (cuinit.py). What is said here of cuInit
-holds for both. When a process calls cuInit for the first time, the helper stops the thread
-with ptrace; no shell and no parent process notices. The thread creates a worker thread for the tool, and waits, no longer traced,
-until it is released (borrow.py, `make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. Other
-threads of the process that call cuInit meanwhile stay stopped until then.
+It has a probe at `cuInit` in driver files, and at `hsa_queue_create` in AMD's ROCr files (cuinit.py). Statements about cuInit here
+apply to both. When a process calls cuInit for the first time, the helper stops the thread with ptrace; no shell and no parent process
+notices. The thread creates a worker thread for the tool. Then it waits, no longer traced, until it is released (borrow.py,
+`make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. Other threads of the process that call cuInit
+meanwhile stay stopped until then.
 
 The helper is a single thread with real-time priority, and does nothing else. The tool itself has other work, and Python runs only one
-of its threads at a time; a stopped process must not wait for that. When the tool exits, the helper releases all processes and exits.
+of its threads at a time. A stopped process must not wait for that. When the tool exits, the helper releases all processes and exits.
 
 Messages are JSON objects, one per packet. To the helper:
 
-    place       path and offset: attach a probe there. Answer: 0, or the error's number (errno)
-    release     the process continues
-    done        the process continues, and is not held again, unless the message says so (`again`). Answer: whether it called cuInit
-                while it was attached to as it ran
-    ask         a running process, and when it was seen (ns). Answer: whether to attach to it
-    lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
+        place       path and offset: attach a probe there. Answer: 0, or the errno value
+        release     let the process continue
+        done        let the process continue, and do not hold it again, unless `again` is set. Answer: whether it called cuInit while the
+                    tool attached to it as a running process
+        ask         a running process, and when it was seen (ns). Answer: whether to attach to it
+        lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
 
-A message with an `id` is answered by one with the same `id`, and `answer`. Other messages from the helper:
+    A message with an `id` gets a reply with the same `id`, and `answer`. Other messages from the helper:
 
-    held        a process is held
-    late        a process called cuInit, but could not be held
-    forget      a process has executed another program, or has ended
+        held        a process is held
+        late        a process called cuInit, but could not be held
+        forget      a process has executed another program, or has ended
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from gpubpf.errors import SessionError
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
-LIMIT = 5.0  # seconds for which a process is held at most
-BORROW = 0.2  # seconds for reaching a position where a thread can be borrowed
+LIMIT = 5.0  # longest time in seconds that a process is held
+BORROW = 0.2  # seconds to reach a position where a thread can be borrowed
 AGAIN = 0.001  # seconds until a thread is stopped again
-# Seconds in which an interrupted thread stops, unless it sleeps in the kernel or has ended.
+# Seconds within which an interrupted thread stops, unless it sleeps in the kernel or has ended.
 SOON = 1.0
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
-FORGOTTEN = 4096  # processes whose end is remembered
+FORGOTTEN = 4096  # ended processes to remember
 
 _ANOTHER: dict[str, Any] = {}  # in _HoldHelper._pending: the process has executed another program or ended
 _C_LIBRARY = re.compile(
@@ -66,7 +66,7 @@ _C_LIBRARY = re.compile(
 
 @dataclass
 class _Thread:
-    """A thread that is inside cuInit, as far as is known. `traced` None: it is stopped again at the time `again`."""
+    """A thread that is inside cuInit, as far as known. `traced` None: stop it again at time `again`."""
 
     event: Event
     traced: ptrace.TracedThread | None = None
@@ -77,7 +77,7 @@ class _Thread:
 class _Arrival:
     """A process in its first cuInit.
 
-    `base`: address of the worker's memory, once a thread has created the worker, waits, and the tool has been told; else 0.
+    `base`: the address of the worker's memory, once a thread has created the worker and the tool has been told; otherwise 0.
     `late`: one of its threads could not be held.
     """
 
@@ -95,19 +95,19 @@ class _HoldHelper:
     def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
         self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
-        # Threads to detach from as soon as they stop, and since when. Nobody else can trace them until then.
+        # Threads to detach from as soon as they stop, each with the time when that began. Until then, no one else can trace them.
         self._leaving: list[tuple[ptrace.TracedThread, float]] = []
-        # The `late` message about a process, until the helper has detached from all its threads.
+        # `late` messages to send once the helper has detached from all threads of the process.
         self._late: dict[int, dict[str, Any]] = {}
-        # When the tool was done with a process that it knows, in ns; None: it is not done yet.
+        # When the tool finished with a process that it knows, in ns; None: it has not finished yet.
         self._known: dict[int, int | None] = {}
-        # What happened to a process before the tool was done with it: `_ANOTHER` if it executed another program, or ended and its
-        # ID was reused; after that, the message about the new program or process. It is sent when the tool is done with the
+        # What happened to a process before the tool finished with it. `_ANOTHER`: it executed another program, or ended and its ID
+        # was reused. Then follows the message about the new program or process. It is sent once the tool has finished with the
         # previous one.
         self._pending: dict[int, list[dict[str, Any]]] = {}
         # When known processes executed another program or ended, in ns; only the most recent ones, the oldest first.
         self._forgotten: dict[int, int] = {}
-        # Processes that called cuInit while the tool attached to them as they ran.
+        # Processes that called cuInit while the tool attached to them as running processes.
         self._overtaken: set[int] = set()
         self._unsent: deque[bytes] = deque()  # messages to the tool
 
@@ -116,7 +116,7 @@ class _HoldHelper:
             self._pause(self._poll_interval(), self._connection)
             while (message := self._received()) is not None:
                 if not message:
-                    # Agents that are installing their hooks also have to notice that the tool has exited.
+                    # Agents that are installing their hooks must also notice that the tool has exited.
                     time.sleep(0.02)
                     for pid in list(self._arrivals):
                         self._release(pid)
@@ -130,13 +130,13 @@ class _HoldHelper:
                 self._read_events()  # a thread that calls cuInit waits for this
 
     def _pause(self, seconds: float | None, *others: socket.socket) -> None:
-        """Sleep until there is an event, or for at most `seconds`; stop the threads that call cuInit meanwhile."""
+        """Sleep until there is an event, or for at most `seconds`. Stop threads that call cuInit meanwhile."""
         files: list[Any] = [self._probes.file, *others]
         select.select(files, [], [], seconds)
         self._read_events()
 
     def _poll_interval(self) -> float | None:
-        """Return after how many seconds to check what causes no event: stops, and time limits; None: nothing to check."""
+        """Return the seconds until the next check for conditions without events (stops and time limits); None: nothing to check."""
         if any(time.monotonic() < since + SOON for _, since in self._leaving) or any(
             thread.traced is None or thread.traced.status is None
             for arrival in self._arrivals.values()
@@ -145,10 +145,10 @@ class _HoldHelper:
             return 50e-6
         return 0.05 if self._arrivals or self._leaving or self._unsent else None
 
-    # --- messages of the tool ---
+    # --- messages from the tool ---
 
     def _received(self) -> dict[str, Any] | None:
-        """Return the next message; None: there is none; empty: the tool has exited."""
+        """Return the next message; None if there is none; an empty one if the tool has exited."""
         try:
             data = self._connection.recv(PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -162,8 +162,8 @@ class _HoldHelper:
         self._send_all()
 
     def _send_all(self) -> None:
-        """Send the messages that the tool has room for. The helper does not wait: the tool may be stopped, and reads them later."""
-        with contextlib.suppress(OSError):  # the tool has exited, which `_received` finds out
+        """Send the messages that fit into the socket. The helper does not wait: the tool may be stopped, and reads them later."""
+        with contextlib.suppress(OSError):  # the tool has exited; `_received` detects that
             while self._unsent:
                 self._connection.send(self._unsent[0], socket.MSG_DONTWAIT)
                 self._unsent.popleft()
@@ -178,7 +178,7 @@ class _HoldHelper:
             if answer:
                 self._known[pid] = None
                 self._probes.track_process(pid)
-                if traceable.is_exiting(pid):  # its end may have been before the probes tracked it
+                if traceable.is_exiting(pid):  # it may have ended before the probes tracked it
                     self._ended(pid, time.monotonic_ns())
         elif "done" in message:
             answer = self._done(message["done"], bool(message.get("again")))
@@ -197,8 +197,8 @@ class _HoldHelper:
         return 0
 
     def _done(self, pid: int, again: bool) -> bool:
-        """Note that the tool is done with a process, or not yet with `again`. Return whether it called cuInit while the tool attached
-        to it as it ran."""
+        """Record that the tool has finished with a process or, with `again`, not yet. Return whether it called cuInit while the tool
+        attached to it as a running process."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
         self._read_events()
@@ -222,7 +222,7 @@ class _HoldHelper:
         return overtaken
 
     def _report(self, pid: int, **message: Any) -> None:
-        """Send a message about a process that called cuInit; if the tool is not done with the previous process of this ID, keep it."""
+        """Send a message about a process that called cuInit. Keep it until the tool has finished with the ID's previous process."""
         if pid in self._pending:
             self._pending[pid].append(message)
         else:
@@ -231,9 +231,9 @@ class _HoldHelper:
     # --- processes that call cuInit ---
 
     def _ended(self, pid: int, ts: int) -> None:
-        """Note that a process executed another program, or ended, at `ts`."""
+        """Record that a process executed another program, or ended, at `ts`."""
         self._release(pid, unmapped=True)
-        self._probes.stop_ignoring(pid)  # if the tool was done with it just then
+        self._probes.stop_ignoring(pid)  # in case the tool finished with it at this moment
         if pid in self._known:
             if self._known[pid] is None:
                 self._pending.setdefault(pid, []).append(_ANOTHER)
@@ -265,17 +265,17 @@ class _HoldHelper:
         if done is None:
             self._overtaken.add(event.pid)
             return False
-        if event.ts < done:  # another of its threads, while the process was held
+        if event.ts < done:  # another of its threads called cuInit while the process was held
             return False
         self._known[event.pid] = None
         return True
 
     def _stop(self, arrival: _Arrival, thread: _Thread) -> None:
         try:
-            if thread.traced is None:  # else it has not stopped yet, and called cuInit again meanwhile
+            if thread.traced is None:  # otherwise it has not stopped yet, and has called cuInit again
                 thread.traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
                 thread.traced.interrupt()
-        except (ThreadEnded, TraceRefused):  # the tool finds out why when it attaches
+        except (ThreadEnded, TraceRefused):  # the tool finds the reason when it attaches
             self._lose(arrival, thread)
         self._probes.release_thread(thread.event)
 
@@ -294,13 +294,13 @@ class _HoldHelper:
                     self._lose(arrival, thread)
             limit = LIMIT if arrival.base else BORROW
             over = now > arrival.since + limit or not (arrival.threads or arrival.base)
-        except (SessionError, TraceRefused):  # the tool finds out why when it attaches
+        except (SessionError, TraceRefused):  # the tool finds the reason when it attaches
             over = True
         if over and self._arrivals.get(arrival.pid) is arrival:  # reading events may have replaced it
             self._release(arrival.pid)
 
     def _lose(self, arrival: _Arrival, thread: _Thread) -> None:
-        """Note that a thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
+        """Record that a thread cannot be held: it has ended, possibly long after cuInit, or another process traces it."""
         if arrival.threads.pop(thread.event.tid, None) is not None:
             self._leave(thread)
             arrival.late = True
@@ -317,7 +317,7 @@ class _HoldHelper:
                 and registers.rsp <= event.sp
             )
             if not inside and arrival.base:
-                # This thread has left cuInit. The others remain held; the tool learns of it from the answer to `done`.
+                # This thread has left cuInit. The others stay held. The answer to `done` tells the tool.
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
                 self._probes.forget_thread(event.tid)
@@ -358,15 +358,15 @@ class _HoldHelper:
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:
             if not unmapped and any(thread.pid == pid for thread, _ in self._leaving):
-                self._late[pid] = late  # the tool could not attach yet
+                self._late[pid] = late  # the tool cannot attach yet
             else:
                 self._report(pid, **late)
         elif "held" in self._pending.get(pid, [_ANOTHER])[-1]:  # the tool has not been told yet
             self._pending[pid][-1] = late
 
     def _leave(self, thread: _Thread) -> None:
-        """Detach from a thread, now or as soon as it stops. Until then, or until it is reaped, the helper must not forget it: it would
-        stay stopped, or its parent would not see its end."""
+        """Detach from a thread, now or as soon as it stops. Until then, or until it is reaped, the helper must keep it. Otherwise it
+        would stay stopped, or its parent would not be notified of its end."""
         if thread.traced is not None and not self._detached(thread.traced):
             self._leaving.append((thread.traced, time.monotonic()))
 
@@ -387,7 +387,7 @@ class _HoldHelper:
 
 
 def _set_realtime_priority() -> int:
-    """Give this thread real-time priority on one CPU. Return that CPU; -1: not allowed, the thread runs anywhere."""
+    """Give this thread real-time priority on one CPU. Return that CPU; -1 if not allowed, so that the thread may run on any CPU."""
     cpu = max(os.sched_getaffinity(0))
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -1,40 +1,40 @@
 """Load a library into a running process. (patching.py changes the code of a running process.)
 
-**Loading** (`inject`). `dlopen` may wait for the dynamic linker's lock, run constructors, and take seconds. On a thread of the program
-it could wait forever for a lock that this thread itself holds. A thread created by a bare clone() has no thread-local memory for the C
-library (errno, malloc's caches). So the tool borrows a thread of the program for one short call, `pthread_create`. Everything else
-runs on the new thread, the worker. The C library knows it, it blocks all signals, and nobody waits for it.
+**Loading** (`inject`). `dlopen` may wait for the dynamic linker's lock, run constructors, and take seconds. On a thread of the
+*program, it could wait forever for a lock that this thread itself holds. A thread created by a bare clone() has no thread-local memory
+*for the C library (errno, malloc's caches). So the tool borrows a thread of the program for one short call, `pthread_create`.
+*Everything else runs on the new thread, the worker. The C library knows this thread, it blocks all signals, and no one waits for it.
 
-The borrowed thread must not be inside malloc or the dynamic linker, because `pthread_create` takes their locks. So one of these is
-true of it:
+The borrowed thread must not be inside malloc or the dynamic linker, because `pthread_create` takes their locks. So one of these
+conditions must hold:
 
 - It sleeps in a system call that waits for an external event (`borrow.waits_for_event`). None of these locks is held across such a
-  call. A futex counts only as condition variables and semaphores use it (FUTEX_WAIT_BITSET): a thread that waits for a lock may hold
-  another one.
+  call. A futex counts only as condition variables and semaphores use it (FUTEX_WAIT_BITSET), because a thread that waits for a lock
+  may hold another one.
 - It runs other code, outside the C library or directly after a system call, and has no return address into malloc or the dynamic
   linker on its stack (`borrow.ProcessCode`).
 
-In both cases it must not be in a signal handler, which could have interrupted anything: no return address on its stack leads to
-`rt_sigreturn`. It must run on the stack that the kernel or the C library made for it, with room for a signal frame: a coroutine's
-stack may be too small. The stack may contain stale words of past calls. Then the tool tries another thread, or the same one later,
-for `borrow.PATIENCE` seconds, or up to five times as long where that is too short for `borrow.ENOUGH` tries. All other threads run
-meanwhile, so a lock that one of them holds is released.
+In both cases, it must not be in a signal handler, which could have interrupted anything: no return address on its stack may lead to
+`rt_sigreturn`. It must run on the stack that the kernel or the C library created for it, with room for a signal frame, because a
+coroutine's stack may be too small. If a condition fails, possibly because of stale words on the stack, the tool tries another thread,
+or the same one later. It does so for `borrow.PATIENCE` seconds, or up to five times as long if that is too short for `borrow.ENOUGH`
+rounds. All other threads run meanwhile, so they can release the locks that they hold.
 
-The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it
-runs for the tool ends with `rt_sigreturn` of its saved state, so it returns to its code whenever the tool is killed. Otherwise the
-tool stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There the
-kernel has not yet decided whether to restart the interrupted system call, so the thread continues as if nothing had happened. If
-`pthread_create` waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
+The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it runs
+for the tool ends with `rt_sigreturn` of its saved state, so it returns to its code even if the tool is killed. Normally, the tool
+stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There, the kernel has not
+yet decided whether to restart the interrupted system call, so the thread continues as if nothing had happened. If `pthread_create`
+waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
 
 The worker makes the calls that the tool writes into its memory (`_Worker`), then frees that memory and ends.
 
 **A starting process** (holding.py). A thread at the entry of its first cuInit holds no lock, and is borrowed there. It then waits
-until the agent has installed its hooks. The agent installs them itself, since no thread can be inside the driver (`starting`). If
-that takes too long, the thread is released (`Held.expire`). If the agent has not begun by then, it is told that threads run.
+until the agent has installed its hooks. The agent installs them itself, because no thread can be inside the driver (`starting`). If
+that takes too long, the thread is released (`Held.expire`). If the agent has not started by then, it is told that threads are running.
 
 **Containers.** Functions are found in the memory of the process. If the process does not see the same library file, or its user cannot
-read it, the library is passed as a memfd. On request, so is the agent's connection: a socket pair that is created in the process and
-fetched with pidfd_getfd(2), which works across network namespaces.
+read it, the library is passed as a memfd. On request, the agent's connection is also passed: a socket pair is created in the process
+and fetched with pidfd_getfd(2), which works across network namespaces.
 
 x86-64 with glibc only.
 """
@@ -66,15 +66,15 @@ from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
 
 ANSWER = 10.0  # seconds for one call on the worker
-_STACK = 1 << 16  # bytes of the worker's stack that are searched
+_STACK = 1 << 16  # bytes of the worker's stack to search
 _MEMFD = re.compile("/memfd:")
 
 
 class Injection:
-    """A library in the process, whose entry function runs or has returned.
+    """A library in the process, whose entry function is running or has returned.
 
-    `socket`: the tool's end of the connection, if one was requested. `stood_ns`: for how long threads of the process were stopped,
-    in ns; final once `wait` has returned.
+    `socket`: the tool's end of the connection, if one was requested. `stood_ns`: the time in ns for which threads of the process were
+    stopped; final once `wait` has returned.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class Injection:
         self.stood_ns = stood_ns
 
     def wait(self, timeout: float = ANSWER) -> int:
-        """Return what the entry function returned, a C int. Raises SessionError if it does not return within `timeout` seconds; it
-        keeps running then."""
+        """Return the entry function's result, a C int. Raises SessionError if it is still running after `timeout` seconds."""
         try:
             result, _ = self._worker.result(self._entry, timeout)
         except BaseException:
@@ -100,9 +99,9 @@ class Injection:
 
 
 class Held:
-    """A thread that is held in its first cuInit (holding.py). It has created the worker, whose memory is at `base`, and waits there
-    until it is released. `inject` finds it by its thread ID, once. `since`: when it was stopped, time.monotonic. `entry`: address of
-    the function; 0: unknown."""
+    """A thread that is held in its first cuInit (holding.py). It has created the worker, whose memory is at `base`, and waits until it
+    is released. `inject` can take it once, by thread ID. `since`: when it was stopped (time.monotonic). `entry`: the address of the
+    function; 0 if unknown."""
 
     _all: ClassVar[dict[int, Held]] = {}
 
@@ -113,7 +112,7 @@ class Held:
         with traceable.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
-        self._stood = 0.0  # seconds until it was released; 0: it is still held
+        self._stood = 0.0  # seconds that it was held; 0: it is still held
         self._entered = self._expired = False
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
@@ -129,13 +128,13 @@ class Held:
 
     @classmethod
     def entry_of(cls, tid: int) -> int:
-        """Return the address of the function that a thread is held in; 0 if that is unknown, or if nobody holds it."""
+        """Return the address of the function in which a thread is held; 0 if it is unknown or the thread is not held."""
         held = cls._all.get(tid)
         return held.entry if held is not None else 0
 
     @property
     def stood_ns(self) -> int:
-        """For how long it has been held until now, in ns."""
+        """How long it has been held so far, in ns."""
         return int((self._stood or time.monotonic() - self.since) * 1e9)
 
     @property
@@ -155,7 +154,7 @@ class Held:
         self.worker.made = True
 
     def _create_result(self) -> int | None:
-        """Return what pthread_create returned, or borrow.PENDING; None: the process has ended."""
+        """Return pthread_create's result, or borrow.PENDING; None if the process has ended."""
         result = self.worker.memory.some(self.worker.base + DATA + borrow.CREATED, 4)
         return int.from_bytes(result, "little") if len(result) == 4 else None
 
@@ -165,15 +164,15 @@ class Held:
         return not self._stood
 
     def begin_agent(self, connection: socket.socket | None) -> bool:
-        """Call this before the agent's entry function. Return whether the thread will be held until the agent has answered."""
+        """Call this before the agent's entry function. Return whether the thread stays held until the agent has answered."""
         with self._lock:
             self._entered, self._connection = not self._expired, connection
             return self._entered
 
     def expire(self) -> bool:
-        """Note that the time is up. Return whether the thread can be released now.
+        """Record that the hold has timed out. Return whether the thread can be released now.
 
-        If not, the agent is installing its hooks; this tells it to abort.
+        If not, the agent is installing its hooks, and this call tells it to abort.
         """
         with self._lock:
             self._expired = True
@@ -201,12 +200,12 @@ class Held:
         return False
 
     def mark_released(self) -> None:
-        """Note that the thread has been released."""
+        """Record that the thread has been released."""
         self._stood = self._stood or time.monotonic() - self.since
 
     def close(self) -> None:
-        """Discard it if nobody has taken it. By now a thread with the same ID may be held, of the program that the process executes
-        now: that one is kept."""
+        """Discard it if no one has taken it. If the process has executed another program, a new thread with the same ID may be held by
+        now. That one is kept."""
         if self._all.get(self.tid) is self and self._all.pop(self.tid, None) is self:
             self.worker.made = self._create_result() == 0
             self.worker.close()
@@ -222,9 +221,9 @@ def inject(
 ) -> Injection:
     """Load `library` into the process, and call its function `entry`, of type int (const char *), on a new thread.
 
-    `argument` has less than 1024 bytes. `connect`: pass the number of a connected stream socket in the process instead, behind
-    FILE_PREFIX; the result has the other end. `starting`: ID of a thread of the process that is `Held`; if it is still held,
-    STARTING_SUFFIX is appended to the argument. Raises SessionError; the process is unchanged then.
+    `argument`: less than 1024 bytes. `connect`: instead pass FILE_PREFIX and the number of a connected stream socket in the process;
+    the result has the other end. `starting`: ID of a thread of the process that is `Held`; if it is still held, STARTING_SUFFIX is
+    appended to the argument. Raises SessionError and leaves the process unchanged.
     """
     if not os.access(library, os.R_OK):
         raise SessionError(f"cannot read {library}; run script/setup")
@@ -253,7 +252,7 @@ def inject(
             connection.close()
         worker.close()
         if isinstance(error, OSError):
-            # EFAULT: the memory is another program's by now.
+            # EFAULT: the process runs another program by now.
             gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
             raise traceable.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
@@ -261,7 +260,7 @@ def inject(
 
 
 def _make_worker(pid: int) -> tuple[_Worker, int]:
-    """Return a new worker, and for how long threads were stopped, in ns."""
+    """Return a new worker, and the time for which threads were stopped, in ns."""
     with traceable.refusals(pid), contextlib.ExitStack() as stack:
         memory = stack.enter_context(Memory(pid))
         code = ProcessCode(pid, memory, address_space.mappings(pid))
@@ -279,13 +278,13 @@ class _Worker:
     memory: Memory
     base: int
     functions: dict[str, int]
-    made: bool = True  # the thread exists, as far as is known
+    made: bool = True  # the thread exists, as far as known
     parked: bool = False  # the borrowed thread may still run code in `base`
     _commands: int = field(default=0, init=False)
 
     @property
     def was_called(self) -> bool:
-        """Whether it was given a call."""
+        """Whether it has been given a call."""
         return self._commands > 0
 
     def start(self, function: int, *arguments: int, last: bool = False) -> None:
@@ -332,7 +331,7 @@ class _Worker:
         return result
 
     def text(self, text: str, slot: int) -> int:
-        """Write a C string into the worker's memory. Return its address. `slot`: one of eight, 1024 bytes each."""
+        """Write a C string into the worker's memory. Return its address. `slot`: one of eight slots of 1024 bytes."""
         data = os.fsencode(text)
         if len(data) >= 1024 and slot != 4:
             raise SessionError(f"{text[:20]}… is too long; use a shorter name")
@@ -369,7 +368,7 @@ class _Worker:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the thread alone: it ends when no command arrives for about 20 s. Its memory stays mapped."""
+        """Leave the thread alone. It ends after about 20 s without a command. Its memory stays mapped."""
         self.memory.close()
 
 
@@ -385,7 +384,7 @@ def _fetch(pid: int, file: int) -> int:
 
 
 def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
-    """Load a library. Return the address of `entry` in the process, and a descriptor that can be closed there now, or -1.
+    """Load a library. Return the address of `entry` in the process, and a descriptor to close there, or -1.
 
     Raises SessionError.
     """
@@ -402,7 +401,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
                 return symbol.address, -1
         opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
         _fill(worker.pid, opened, data)
-        # dlopen returns the library that it has loaded by the same path. So a library's path is spelled by the bits of its digest.
+        # dlopen returns a library already loaded from the same path. So the path encodes the bits of the library's digest.
         bits = f"{int(digest, 16):b}".replace("1", "./").replace("0", "/")
         path = f"/proc/self/fd/{bits}{opened}"
     handle = worker.call("dlopen", worker.text(path, 4), os.RTLD_NOW)
@@ -412,7 +411,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
         if opened >= 0:
             worker.call("close", opened)
         text = "".join(c if c.isprintable() else "?" for c in said)[:300]
-        # The dynamic linker reserves some static TLS for libraries that are loaded late. This process's libraries have used it up.
+        # The dynamic linker reserves some static TLS for libraries loaded late. This process has used it up.
         advice = "restart the program" if "static TLS" in text else "fix the cause, then try again"
         raise SessionError(f"pid {worker.pid} cannot load {library.name}: {text}; {advice}")
     return function, opened
@@ -421,8 +420,8 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
 def _fill(pid: int, number: int, data: bytes) -> None:
     """Write `data` into the memfd that the process claims to have created.
 
-    The process could name any of its files. So the descriptor is duplicated, with the access that the process itself has, and not
-    opened again with the tool's permissions.
+    The process could name any of its files. So the descriptor is duplicated, with the process's own access rights. It is not reopened
+    with the tool's permissions.
     """
     try:
         file = _fetch(pid, number)

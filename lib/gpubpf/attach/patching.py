@@ -1,8 +1,8 @@
 """Patch the code of a running process while all its threads are stopped: all patches or none.
 
-No thread may be inside the bytes that change (`ptrace.stopped`): neither its instruction pointer, nor a return address or signal frame
-on its stack, may point there. Otherwise all threads continue, and the tool tries again a little later. The bytes must be as the agent
-says, lie in code that is mapped privately from a file, and be the same as in the file. So another tracer's breakpoint is left alone.
+No thread may be inside the bytes to change (`ptrace.stopped`). Neither its instruction pointer, nor a return address or signal frame
+on its stack, may point there. Otherwise all threads continue, and the tool retries a little later. The bytes must match the agent's
+report and the mapped file, and be in code that is mapped privately. So another tracer's breakpoint is left alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from gpubpf.process import address_space, fresh_thread, ptrace, target_files, tr
 from gpubpf.process.address_space import Mapping, Memory
 from gpubpf.process.ptrace import NotStopped, TraceRefused
 
-PATIENCE = 3.0  # seconds for finding a moment at which the code can be changed
+PATIENCE = 3.0  # seconds to find a moment when the code can be changed
 PASSING = 1.0  # seconds to wait for another tool that briefly traces the threads
-RECORD = PATCH.packing()  # of a list of patches: address, old bytes, new bytes, how many bytes count
+RECORD = (
+    PATCH.packing()
+)  # an element of a list of patches: address, old bytes, new bytes, number of bytes used
 PATCH_LIMIT = 4096
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_SCANNED = 128 << 10  # bytes of each thread's stack that are searched for addresses in code that changes
+_SCANNED = 128 << 10  # bytes of each thread's stack to search for addresses in the code to change
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ class Patch:
 
 
 def read_patches(file: int) -> tuple[Patch, ...]:
-    """Read the list of patches from a memfd that a process created, and sealed so that it cannot change. Raises SessionError for
-    anything else."""
+    """Read the list of patches from a memfd that a process created and sealed against changes. Raises SessionError otherwise."""
     try:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise ValueError
@@ -65,7 +66,7 @@ def read_patches(file: int) -> tuple[Patch, ...]:
 
 
 def apply(pid: int, patches: Sequence[Patch]) -> float:
-    """Write all patches, or none, while all threads are stopped. Return for how many seconds they were stopped, in all attempts.
+    """Write all patches, or none, while all threads are stopped. Return the seconds that they were stopped, over all attempts.
 
     Raises SessionError.
     """
@@ -89,7 +90,7 @@ def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
 
 
 def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
-    """Return the original bytes from the mapped file; None: it cannot be read."""
+    """Return the original bytes from the mapped file; None if it cannot be read."""
     for opened in (
         partial(target_files.open_mapped, pid, at.start, at.end),
         partial(target_files.open_path, pid, at.path),
@@ -151,9 +152,9 @@ class _ChangedCode:
     """The code that the patches change."""
 
     def __init__(self, mapped: Sequence[Mapping], patches: Sequence[Patch]) -> None:
-        # A thread that has just made a system call may restart it, two bytes before its instruction pointer.
+        # A thread after a system call may restart it, two bytes before its instruction pointer.
         self._inside = {a for p in patches for a in range(p.address + 1, p.address + len(p.new) + 2)}
-        self._starts = [m.start for m in mapped]  # reading beyond a thread's stack takes long
+        self._starts = [m.start for m in mapped]  # reading beyond a thread's stack is slow
         self._ends = [m.end for m in mapped]
         self._beginnings = {(a >> 16).to_bytes(6, "little") for a in self._inside}
 
