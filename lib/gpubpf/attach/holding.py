@@ -11,18 +11,18 @@ of its threads at a time. A stopped process must not wait for that. When the too
 
 Messages are JSON objects, one per packet. To the helper:
 
-        place       path and offset: attach a probe there. Answer: 0, or the errno value
-        release     let the process continue
-        done        let the process continue, and do not hold it again, unless `again` is set. Answer: whether it called cuInit while the
-                    tool attached to it as a running process
-        ask         a running process, and when it was seen (ns). Answer: whether to attach to it
-        lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
+    place       path and offset: attach a probe there. Answer: 0, or the errno value
+    release     let the process continue
+    done        let the process continue, and do not hold it again, unless `again` is set. Answer: whether it called cuInit while the
+                tool attached to it as a running process
+    ask         a running process, and when it was seen (ns). Answer: whether to attach to it
+    lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
 
-    A message with an `id` gets a reply with the same `id`, and `answer`. Other messages from the helper:
+A message with an `id` gets a reply with the same `id`, and `answer`. Other messages from the helper:
 
-        held        a process is held
-        late        a process called cuInit, but could not be held
-        forget      a process has executed another program, or has ended
+    held        a process is held
+    late        a process called cuInit, but could not be held
+    forget      a process has executed another program, or has ended
 """
 
 from __future__ import annotations
