@@ -1,8 +1,8 @@
-"""Assemble PTX into a cubin with ptxas, or with nvJitLink if ptxas is missing, and read the resources that each kernel needs.
+"""Assemble PTX into a cubin with ptxas, or with nvJitLink if ptxas is missing, and read each kernel's resource use.
 
-The application's own ptxas options come with its PTX (FatbinImage.options). Without them, a kernel that was
-built for 32 registers would get as many as ptxas likes, and its large blocks would fail to launch. The options
-are as untrusted as the PTX: only options that steer the generated code are passed on, and never through a shell.
+The application's own ptxas options come with its PTX (FatbinImage.options). Without them, a kernel built for 32 registers would get as
+many as ptxas chooses, and its large blocks would fail to launch. The options are as untrusted as the PTX. Only options that affect the
+generated code are passed on, and never through a shell.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gpubpf.images import fatbin
 from gpubpf.process import privileges
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
-# Tegra GPUs. Code for them does not run on desktop GPUs of the same major number, nor the other way round (CUDA programming guide,
-# "Binary Compatibility").
+# Tegra GPUs. Their code does not run on desktop GPUs of the same major number, or vice versa (CUDA programming guide, "Binary
+# Compatibility").
 _TEGRA = ((7, 2), (8, 7), (10, 1), (11, 0))
 _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
 
-# Options that steer the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
+# Options that affect the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
 _NUMBER, _CACHING, _BOOLEAN = r"\d{1,4}|archmax|archmin", r"c[agsvb]|wb|wt|lu", r"true|false"
 _STEERING: dict[str, str | None] = {
     **dict.fromkeys(("-maxrregcount", "--maxrregcount", "-func-maxrregcount"), _NUMBER),
@@ -62,40 +62,40 @@ _STEERING: dict[str, str | None] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The device that code is generated for."""
+    """The device to generate code for."""
 
     device: str  # "gpu" or "sim": the embedded device
     cc: tuple[int, int] = (9, 0)  # compute capability
-    driver: int = 0  # the CUDA version of its driver, such as 12; 0: unknown
-    release: str = ""  # of the ptxas to use if it is installed, such as "12.8"; "": the first that suits
+    driver: int = 0  # its driver's CUDA version, such as 12; 0: unknown
+    release: str = ""  # preferred ptxas release, such as "12.8"; "": the first suitable one
 
 
 @dataclass(frozen=True)
 class KernelResources:
-    """The resources that one kernel needs, as `ptxas -v` prints them: 32-bit registers per thread, everything else in bytes."""
+    """The resources that one kernel needs, as printed by `ptxas -v`: 32-bit registers per thread; everything else in bytes."""
 
     registers: int
     spill_stores: int = 0
     spill_loads: int = 0
-    stack: int = 0  # of the deepest call chain
+    stack: int = 0  # for the deepest call chain
     shared: int = 0  # static
     constant: int = 0
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """An assembled module: what the device loads, and what its functions need."""
+    """An assembled module: the code that the device loads, and its functions' resources."""
 
-    cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads itself
+    cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads directly
     functions: dict[str, KernelResources]  # by mangled name; empty for the embedded device
-    ignored: tuple[str, ...] = ()  # options of the application that were not passed on
-    advisories: tuple[str, ...] = ()  # "C7508: Potential Performance Loss: …", of any kernel
+    ignored: tuple[str, ...] = ()  # the application's options that were not passed on
+    advisories: tuple[str, ...] = ()  # "C7508: Potential Performance Loss: …", for any kernel
 
 
 def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     """Assemble `ptx` into the image that `target` loads. The embedded device loads PTX, so nothing is assembled for it.
 
-    `options` are the application's own for ptxas. Raises AssembleError with the message of ptxas.
+    `options`: the application's own ptxas options. Raises AssembleError with the message of ptxas.
     """
     passed, ignored = steering(options)
     if target.device == "sim":
@@ -105,17 +105,17 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
 
 
 def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
-    """Yield compute capabilities (90 for 9.0) and cubins of `ptx` for them, as far as there is an assembler.
+    """Yield compute capabilities (90 for 9.0) and cubins of `ptx` for them, where an assembler is available.
 
     A cubin runs on its GPU and on later ones with the same major number. driver: as in Target.
     """
     for cc in GENERATIONS:
-        with contextlib.suppress(AssembleError, OSError):  # OSError: ptxas was removed since it was found
+        with contextlib.suppress(AssembleError, OSError):  # OSError: ptxas was removed after it was found
             yield cc, assemble(ptx, Target("gpu", divmod(cc, 10), driver)).cubin
 
 
 def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
-    """Return what each kernel of `ptx` would need on a GPU; None if there is no assembler, or if it rejects the PTX."""
+    """Return the resources that each kernel of `ptx` needs on a GPU; None without an assembler, or if it rejects the PTX."""
     try:
         return _assemble(ptx, target, steering(options)[0])[1]
     except AssembleError:
@@ -123,7 +123,7 @@ def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelRe
 
 
 def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options that may be passed on, one argument each, and the options that are ignored."""
+    """Return the options to pass on, one argument each, and the ignored options."""
     passed: list[str] = []
     ignored: list[str] = []
     words = iter(options.split())
@@ -146,10 +146,10 @@ _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
 
 def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
-    """Return what the first assembler makes that knows the PTX version and the GPU, or what the cache has of it.
+    """Return the result of the first assembler that supports the PTX version and the GPU, from the cache if possible.
 
-    A driver loads cubins of its own CUDA version and of older ones ("CUDA Compatibility", minor version compatibility): those of
-    ptxas 13 carry an ELF ABI version that drivers of CUDA 12 do not know.
+    A driver loads cubins of its own CUDA version and of older ones ("CUDA Compatibility", minor version compatibility). Cubins of
+    ptxas 13 have an ELF ABI version that CUDA 12 drivers reject. Raises AssembleError.
     """
     cc = target.cc
     data = _encode(ptx)
@@ -185,7 +185,7 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
 
 
 def _architectures(cc: tuple[int, int], suffix: str) -> list[str]:
-    """Return what may be assembled for a GPU, the best first: an assembler older than the GPU knows an older one of its generation."""
+    """Return the architectures to try for a GPU, best first. An older assembler may support an earlier GPU of the generation."""
     major, newest = cc
     alone = suffix == "a" or cc in _TEGRA
     minors = [m for m in range(newest, -1, -1) if m == newest or not (alone or (major, m) in _TEGRA)]
@@ -193,7 +193,7 @@ def _architectures(cc: tuple[int, int], suffix: str) -> list[str]:
 
 
 def _run(assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
-    """Return what an assembler makes, from the cache if possible. Raises AssembleError. The cache has _REFUSALS, too."""
+    """Return an assembler's result, from the cache if possible. Raises AssembleError. The cache also holds _REFUSALS."""
     store = cache.default()
     key = cache.key(_version(), assembler.identity, arch, " ".join(options), ptx)
     kept = _unpack(store.get(_STAGE, key) or b"")
@@ -212,7 +212,7 @@ def _run(assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str
 
 @functools.cache
 def _version() -> str:
-    """Return a key of the code that reads what an assembler says."""
+    """Return a key of the code that parses an assembler's output."""
     return cache.key_of_files([Path(__file__)])
 
 
@@ -227,7 +227,7 @@ def _pack(made: _Made) -> bytes:
 
 
 def _unpack(kept: bytes) -> _Made | AssembleError | None:
-    """Return the result or the refusal in a file of the cache; None if there is neither."""
+    """Return the result or the refusal in a cache file; None if it has neither."""
     header, _, cubin = kept.partition(b"\n")
     try:
         functions, advisories = json.loads(header)
@@ -251,17 +251,17 @@ class _UnknownArchitecture(AssembleError):
     """This assembler is older than the GPU."""
 
 
-_REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # the same each time; other errors may pass
+_REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # always the same; other errors may be temporary
 
 
 class _CannotLoad(AssembleError):
-    """This assembler does not work. Another one may."""
+    """This assembler cannot be loaded. Another one may work."""
 
 
 # --- ptxas --------------------------------------------------------------------------------------------------
 
 _ERROR = re.compile(r"^ptxas (?:\S.*?, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE)
-# ptxas reads what a program supplied, so its output is untrusted, too: no pattern may take long.
+# ptxas reads input from a program, so its output is also untrusted: no pattern may take long.
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '")
 _PROPERTIES = re.compile(r"Function properties for (.+)$")
 _SPILLS = re.compile(
@@ -274,24 +274,24 @@ _AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
 
 @dataclass(frozen=True)
 class Ptxas:
-    """The assembler as a program, which CUDA's toolkit has."""
+    """The assembler as a program, from the CUDA toolkit."""
 
     path: str
 
     @functools.cached_property
     def identity(self) -> str:
-        """A part of the cache key. A new file changes it; asking ptxas for its version each time would be slower."""
+        """A part of the cache key. It changes with the file. Running ptxas for its version each time would be slower."""
         status = os.stat(self.path)
         return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
 
     @property
     def release(self) -> str:
-        """Return the CUDA release of this ptxas, such as "12.8"; "" if it does not say."""
+        """The CUDA release of this ptxas, such as "12.8"; "" if unknown."""
         return _ptxas_release(self.path)
 
     @property
     def version(self) -> int:
-        """Return the CUDA version of this ptxas, such as 12; 0 if it does not say."""
+        """The CUDA version of this ptxas, such as 12; 0 if unknown."""
         return int(self.release.partition(".")[0] or 0)
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
@@ -339,7 +339,7 @@ def _ptxas_release(path: str) -> str:
 
 
 def _refusal(talk: str, status: int) -> AssembleError:
-    """Return the first error that ptxas printed as an exception."""
+    """Return an exception for the first error that ptxas printed."""
     found = _ERROR.search(talk)
     if found is None:
         return AssembleError(f"ptxas failed with status {status}; look at the PTX with --ptx")
@@ -353,7 +353,7 @@ def _refusal(talk: str, status: int) -> AssembleError:
 
 
 def parse_advisories(talk: str) -> tuple[str, ...]:
-    """Return what ptxas says of code that runs slower than it was written for, without repetitions."""
+    """Return ptxas's advisories about slow code, without duplicates."""
     return tuple(dict.fromkeys(f"{number}: {text.strip()}" for number, text in _ADVISORY.findall(talk)))
 
 
@@ -405,7 +405,7 @@ class NvJitLink:
 
     @functools.cached_property
     def release(self) -> str:
-        """Return the CUDA release of this library, such as "12.8"; "0.0" if it does not say, as before CUDA 12.3."""
+        """The CUDA release of this library, such as "12.8"; "0.0" if unknown, as before CUDA 12.3."""
         major, minor = ctypes.c_uint(), ctypes.c_uint()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(self.path).nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -413,7 +413,7 @@ class NvJitLink:
 
     @property
     def version(self) -> int:
-        """Return the CUDA version of this library, such as 12; 0 if it does not say."""
+        """The CUDA version of this library, such as 12; 0 if unknown."""
         return int(self.release.partition(".")[0])
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
@@ -421,7 +421,7 @@ class NvJitLink:
             library = ctypes.CDLL(self.path)
         except OSError as error:
             raise _CannotLoad(f"cannot load {self.path}: {error}; install the CUDA toolkit") from None
-        # Options that nvJitLink knows, too, have the same name as for ptxas. The others go through -Xptxas.
+        # nvJitLink's own options have the same names as those of ptxas. The others go through -Xptxas.
         own = ("-maxrregcount", "-g", "-lineinfo")
         words = [f"-arch={arch}", "-verbose"]
         words += [word if word.partition("=")[0] in own else f"-Xptxas={word}" for word in options]
@@ -433,7 +433,7 @@ class NvJitLink:
             )
         try:
             ptx_input = 2  # NVJITLINK_INPUT_PTX
-            size = ctypes.c_size_t(len(ptx) + 1)  # with the terminating zero
+            size = ctypes.c_size_t(len(ptx) + 1)  # including the terminating zero
             status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
             if status == 0:
                 status = library.nvJitLinkComplete(handle)
@@ -443,7 +443,7 @@ class NvJitLink:
             talk = _log(library, handle, "Info")
             advisories = parse_advisories(talk)
             if any("setmaxnreg" in advisory for advisory in advisories):
-                # It always compiles for linking (--compile-only), and `setmaxnreg` works in whole programs only.
+                # nvJitLink always compiles for linking (--compile-only), but `setmaxnreg` needs a whole program.
                 raise AssembleError(
                     "nvJitLink ignores setmaxnreg; install nvidia-cuda-nvcc from PyPI, for its ptxas"
                 )
@@ -466,7 +466,7 @@ def _log(library: ctypes.CDLL, handle: ctypes.c_void_p, which: str) -> str:
 
 
 def _from_cubin(cubin: bytes) -> dict[str, KernelResources]:
-    """Return the registers that a cubin states for its kernels, when the assembler printed nothing."""
+    """Return the registers that a cubin states for its kernels, for use when the assembler printed nothing."""
     try:
         kernels = fatbin.kernels(cubin)
     except ImageError:
@@ -492,16 +492,16 @@ def _assemblers() -> Iterator[Ptxas | NvJitLink]:
 
 
 def assemblers(target: Target) -> list[str]:
-    """Return what identifies the installed assemblers: another one may take what these refuse. None for the embedded device."""
+    """Return the installed assemblers' identities: another one may accept rejected input. None for the embedded device."""
     found = []
     for assembler in _assemblers() if target.device == "gpu" else ():
-        with contextlib.suppress(OSError):  # removed since it was found
+        with contextlib.suppress(OSError):  # removed after it was found
             found.append(assembler.identity)
     return found
 
 
 def find_ptxas() -> str | None:
-    """Return the path of the preferred ptxas; None if there is none."""
+    """Return the path of the preferred ptxas; None if none is installed."""
     return next((assembler.path for assembler in _assemblers() if isinstance(assembler, Ptxas)), None)
 
 

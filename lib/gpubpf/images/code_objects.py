@@ -1,11 +1,11 @@
-"""Make a sidecar for AMD GPUs: the changed code object that is loaded beside the application's own.
+"""Make a sidecar for AMD GPUs: the instrumented code object, which is loaded in addition to the application's own.
 
     sidecar = instrument(data, [AmdAttachment(lowered, "exit", ("vec*",))])
     sidecar.image                     # a code object
     sidecar.kernels, sidecar.refusals
 
-Results are cached by the content of all inputs. AMD's code object manager reads what the application gave, and crashes on some
-reserved encodings. So it runs in a child process.
+Results are cached by the content of all inputs. AMD's code object manager reads the application's data, and crashes on some reserved
+encodings. So it runs in a child process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, Sid
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.ptx.values import Site
 
-_PATIENCE = 100  # seconds for a code object
-_MEMORY = 8 << 30  # bytes for it
+_PATIENCE = 100  # seconds per code object
+_MEMORY = 8 << 30  # bytes per code object
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AmdAttachment:
     """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
     lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of
-    work that is counted for it. kinds, spaces: at `access`, those of the accesses.
+    work that is counted for it. kinds, spaces: at `access`, the kinds and spaces of the accesses.
     """
 
     lowered: Callable[[int], WaveProgram]
@@ -53,7 +53,7 @@ class AmdAttachment:
 
 
 def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool = False) -> Sidecar:
-    """Return the sidecar of a code object. Raises nothing for a damaged one, because it is the application's.
+    """Return the sidecar of a code object. A damaged one raises nothing, because it is the application's.
 
     virtual: it will run on hipsim's virtual clock.
     """
@@ -88,13 +88,13 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool 
 
 
 def refused(data: bytes, reason: str) -> Sidecar:
-    """Return a sidecar in which every kernel of a code object is refused for one reason."""
+    """Return a sidecar in which every kernel of a code object is refused for the same reason."""
     entries = instrument(data, ()).entries
     return Sidecar(refusals=dict.fromkeys(entries, reason), entries=entries)
 
 
 def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list[GcnPlacement]:
-    """Return what is to be put into a kernel. Raises VerifyError."""
+    """Return the placements for a kernel. Raises VerifyError if a program cannot be placed."""
     found = []
     for attachment in attachments:
         if names.chosen(attachment.kernels, kernel.name) and attachment.kinds != ("async",):
@@ -110,16 +110,16 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
 
 
 def _in_child(data: bytes, *others: object) -> Sidecar | None:
-    """Return what `_instrument` returns; None if it crashes, or takes too long."""
+    """Return the result of `_instrument`; None if it crashes or takes too long."""
     try:
         done = subprocess.run(
-            # -P: import nothing from the working directory, which anybody may write to.
+            # -P: do not import from the working directory, which anyone may be able to write to.
             [sys.executable, "-P", "-c", "from gpubpf.images import code_objects; code_objects.serve()"],
             input=pickle.dumps((data, *others)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-            start_new_session=True,  # Ctrl-C is meant for the tool
+            start_new_session=True,  # so that Ctrl-C only reaches the tool
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
@@ -128,7 +128,7 @@ def _in_child(data: bytes, *others: object) -> Sidecar | None:
 
 
 def serve() -> None:
-    """Run the child: read the arguments of `_instrument` from stdin, write the packed sidecar to stdout."""
+    """Run the child: read the arguments of `_instrument` from stdin, and write the packed sidecar to stdout."""
     import llvmlite.binding  # noqa: F401, before privileges are dropped
 
     from gpubpf.process import privileges

@@ -1,12 +1,12 @@
-"""Find and link the PTX of code that nvlink has linked (`nvcc -rdc=true`).
+"""Find and link the PTX of code linked by nvlink (`nvcc -rdc=true`).
 
-nvlink makes machine code only. The PTX that it was made of remains beside it: each translation unit's fatbin is a *part* of the
-module. In a file, the parts are in the section ``__nv_relfatbin``. In a process, a wrapper of version 2 points to them.
+nvlink makes machine code only. The original PTX is kept next to it: each translation unit's fatbin is a *part* of the module. In a
+file, the parts are in the section ``__nv_relfatbin``. In a process, a wrapper of version 2 points to them.
 
     for images in modules(images_of_file("app")):   # with the parts that they were linked from
         chosen = choose(images, (9, 0))             # the linked PTX of the parts, or why they cannot be linked
 
-A module that was not linked is what `fatbin` says.
+Modules that were not linked are handled as in `fatbin`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.module import Function, Variable
 
 LTO = "link-time optimised code (-dlto) without PTX"
-# NVIDIA's code for launches from kernels, which nvcc adds. It uses entry points of the driver that are not public.
+# NVIDIA's code for launches from kernels, which nvcc adds. It uses private entry points of the driver.
 DEVICE_RUNTIME = "cuda_device_runtime_cu"
 _MAX_REGISTERS = re.compile(r"(-{1,2}maxrregcount)[= ]([0-9]+)")
 _STAGE = "linked"
 
 
 def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
-    """Return what `fatbin.choose` returns. The PTX of a module that was linked is that of its parts, linked."""
+    """Do the same as `fatbin.choose`. For a linked module, return the linked PTX of its parts."""
     whole = [image for image in images if not image.relocatable]
     if len(whole) == len(images) or any(image.kind == "ptx" for image in whole):
         return fatbin.choose(whole, cc, newer)
@@ -43,7 +43,7 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
 
 
 def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
-    """Group images by module as `fatbin.modules` does, with the parts in the module that was linked from them."""
+    """Group images by module as `fatbin.modules` does, and put parts into the module that was linked from them."""
     is_new = any(image.relocatable and not image.part for image in images)
     return fatbin.modules(_grouped(images) if is_new else images)
 
@@ -51,7 +51,7 @@ def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...
 def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
     """Return the linked PTX of a module's parts for compute capability `cc`, or why they cannot be linked.
 
-    Parts without suitable PTX are left out: only kernels that call them cannot be instrumented.
+    Parts without suitable PTX are left out. Then only kernels that call them cannot be instrumented.
     """
     parts: dict[tuple[int, int], list[FatbinImage]] = {}
     for image in images:
@@ -80,7 +80,7 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
 
 
 def _options(images: Iterable[FatbinImage]) -> str:
-    """Return ptxas options for all: the first one's, with the smallest limit of registers, so that the largest blocks can run."""
+    """Return ptxas options for all images: the first one's, with the smallest register limit, so that the largest blocks can run."""
     options = [image.options for image in images]
     limits = [int(match[2]) for text in options if (match := _MAX_REGISTERS.search(text))]
     words = _MAX_REGISTERS.sub("", options[0]).replace("--compile-only", "").split()
@@ -89,12 +89,12 @@ def _options(images: Iterable[FatbinImage]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _link(texts: tuple[str, ...], options: str, number: int) -> FatbinImage:
-    """Raises Error."""
+    """Link PTX texts into one image. Raises Error."""
     key = cache.key(_version(), *texts)
     store = cache.default()
     if (made := store.get(_STAGE, key)) is None:
         inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
-        # A part without PTX may define the names that are missing.
+        # A part without PTX may define the missing names.
         made = link(inputs, complete=False).encode("utf-8", "surrogateescape")
         store.put(_STAGE, key, made)
     image = fatbin.ptx_image(made, fatbin.PtxasRun(options=options), number)
@@ -109,7 +109,7 @@ def _version() -> str:
     return cache.key_of_files(sorted((package / "ptx").glob("*.py")))
 
 
-# --- what belongs together --------------------------------------------------------------------------
+# --- grouping parts by module --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class _Symbols:
 
 
 def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
-    """Return the images of a file with the parts of each device link in the module that was linked from them.
+    """Return the images of a file, with the parts of each device link in the module that was linked from them.
 
-    No table says so in a file. A part belongs to the machine code that has its kernels, and to what needs its functions and
-    variables. Parts of no machine code are one module: the driver links them.
+    A file has no table of this. A part belongs to the machine code that has its kernels, and to modules that need its functions and
+    variables. Parts that belong to no machine code form one module, which the driver links.
     """
     parts: dict[int, list[FatbinImage]] = {}
     modules: dict[int, list[FatbinImage]] = {}
@@ -150,7 +150,7 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
 def _members(
     number: int, first: set[int], parts: dict[int, list[FatbinImage]], symbols: dict[int, _Symbols]
 ) -> list[FatbinImage]:
-    """Return the images of some parts, and of those that they need, in the module `number`."""
+    """Return the images of some parts, and of the parts that they need, as members of module `number`."""
     members = set(first)
     while True:
         missing = {name for k in members for name in symbols[k].missing}
@@ -173,7 +173,7 @@ def _kernels(module: Iterable[FatbinImage]) -> set[str]:
 
 
 def _symbols(part: Iterable[FatbinImage]) -> _Symbols:
-    """Return the names that a part defines and needs: those of its PTX, or of its relocatable cubin without PTX."""
+    """Return the names that a part defines and needs, from its PTX or else from its relocatable cubin."""
     for image in sorted(part, key=lambda image: image.kind != "ptx"):
         try:
             if image.kind == "ptx":

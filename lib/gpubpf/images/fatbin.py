@@ -1,12 +1,11 @@
 """Read CUDA device code from ELF executables and libraries, fatbins, cubins and PTX text.
 
-A *fatbin* is one module in several forms: for each architecture a cubin (an ELF file of its own) or PTX.
-nvcc puts one fatbin per translation unit, one after the other, into the section ``.nv_fatbin``. Code that
-nvlink has yet to link (``-rdc=true``) goes into ``__nv_relfatbin`` (device_link.py). No public document describes
-the format: it was inferred from files that nvcc 11.8, 12.9 and 13.0 wrote, and agrees with cuobjdump.
+A *fatbin* is one module in several forms: for each architecture, a cubin (a separate ELF file) or PTX. nvcc puts one fatbin per
+translation unit, one after the other, into the section ``.nv_fatbin``. Code that nvlink must still link (``-rdc=true``) goes into
+``__nv_relfatbin`` (device_link.py). No public document describes the format: it was inferred from files that nvcc 11.8, 12.9 and 13.0
+wrote, and agrees with cuobjdump.
 
-Everything read here is untrusted: sizes are checked before they are used, and every failure is an
-`ImageError`.
+Everything read here is untrusted: sizes are checked before use, and every failure is an `ImageError`.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from gpubpf.errors import Error, ImageError
 WRAPPER_MAGIC = 0x466243B1
 FATBIN_MAGIC = 0xBA55ED50
 LARGEST_IMAGE = 1 << 30  # bytes, uncompressed
-MOST_IMAGES = 1 << 18  # of one file
+MOST_IMAGES = 1 << 18  # per file
 SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
-LARGEST_GAP = 1 << 20  # bytes between two fatbins
+LARGEST_GAP = 1 << 20  # bytes between fatbins
 
 _WRAPPER_SIZE = 24
-_CHUNK = 1 << 20  # bytes, looked through at once
+_CHUNK = 1 << 20  # bytes to search at a time
 _HEADER_LIMIT = 1 << 20
 _TEXT_LIMIT = 64 << 20
 _COMMENTS = re.compile(rb"(?:^|(?<=\0))(?:[ \t]*(?://[^\n\0]*)?\r?\n)*\Z", re.MULTILINE)
-# How a fatbin and PTX begin. Two expressions, each with a literal prefix, are six times as fast as one for both.
+# The start of a fatbin and of PTX. Two expressions, each with a literal prefix, are six times as fast as a combined one.
 _BEGINNINGS = (re.compile(rb"\x50\xed\x55\xba"), re.compile(rb"\.version[ \t]+\d"))
 _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the images
-# kind, version, header size, payload size, compressed size, offset of the options' place, minor, major, sm,
+# kind, version, header size, payload size, compressed size, offset of the options' location, minor, major, sm,
 # name offset, name size, flags, reserved, uncompressed size
 _IMAGE = struct.Struct("<HHIQIIHHIIIQQQ")
 _KINDS = {1: "ptx", 2: "elf", 8: "lto"}
-_LINKED_WRAPPER = 2  # version of a wrapper whose first fatbin was linked from the others
+_LINKED_WRAPPER = 2  # wrapper version if the first fatbin was linked from the others
 _CODECS = {0x2000: "lz4", 0x8000: "zstd"}
 _SUFFIXES = {0x100000: "a", 0x200000: "f"}
 _PTXAS_NAME = re.compile(r"ptxas (\d{1,3}\.\d{1,3})")
-# Not \s before the directive: it would match line feeds, and each line of many empty ones would be searched to the last of them.
+# No \s before the directive: it would match line feeds, which makes the search slow in many empty lines.
 _PTX_VERSION = re.compile(rb"^[ \t\r\f\v]*\.version\s+(\d{1,3})\.(\d{1,3})", re.MULTILINE)
 _PTX_TARGET = re.compile(rb"^[ \t\r\f\v]*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
@@ -69,22 +68,22 @@ class FileRange:
 class FatbinImage:
     """One form of one module.
 
-    `payload` is read and decompressed when it is first used, and raises ImageError if that fails.
+    `payload` is read and decompressed at first use, and raises ImageError if that fails.
     """
 
     kind: str  # "ptx", "elf", or "lto" (intermediate code for link-time optimisation, which cannot be instrumented)
     sm: int  # 75 for sm_75 and compute_75
-    suffix: str  # "", or "a" (this architecture only), or "f" (this family only)
-    version: tuple[int, int]  # PTX ISA version of PTX, ABI of a cubin
-    options: str  # for ptxas with this PTX, such as "-maxrregcount=32"; "" for cubins
+    suffix: str  # "", "a" (this architecture only) or "f" (this family only)
+    version: tuple[int, int]  # a PTX's ISA version, or a cubin's ABI version
+    options: str  # ptxas options for this PTX, such as "-maxrregcount=32"; "" for cubins
     flags: int
-    name: str  # the source file, with -g; of PTX that was found with its cubin "ptxas 12.8"; mostly ""
+    name: str  # the source file, with -g; "ptxas 12.8" for PTX found with its cubin; usually ""
     module: int  # images with the same number are forms of one module
-    relocatable: bool  # input of nvlink: not a whole module
+    relocatable: bool  # an input of nvlink, not a complete module
     stored: bytes | FileRange = field(repr=False)
-    codec: str = ""  # of `stored`: "", "lz4" or "zstd"
-    size: int = 0  # uncompressed, when there is a codec
-    part: int = 0  # relocatable images of one module with the same number are forms of one translation unit
+    codec: str = ""  # compression of `stored`: "", "lz4" or "zstd"
+    size: int = 0  # uncompressed size, if there is a codec
+    part: int = 0  # a module's relocatable images with the same number are forms of one translation unit
 
     @property
     def arch(self) -> str:
@@ -92,7 +91,7 @@ class FatbinImage:
 
     @property
     def release(self) -> str:
-        """Return the CUDA release of the ptxas that made the cubin of this PTX, such as "12.8"; "": unknown."""
+        """The CUDA release of the ptxas that made the cubin of this PTX, such as "12.8"; "" if unknown."""
         found = _PTXAS_NAME.fullmatch(self.name)
         return found[1] if found is not None else ""
 
@@ -101,14 +100,14 @@ class FatbinImage:
         return self.read()
 
     def read(self) -> bytes:
-        """Return the payload without keeping it, for going through gigabytes. Raises ImageError."""
+        """Return the payload without keeping it, for processing gigabytes. Raises ImageError."""
         stored = self.stored.read() if isinstance(self.stored, FileRange) else self.stored
         data = _decompress(stored, self.codec, self.size)
         return data.rstrip(b"\0") if self.kind == "ptx" else data
 
     @property
     def text(self) -> str:
-        """Return the PTX as text. Raises ImageError.
+        """The PTX as text. Raises ImageError.
 
         Bytes that are not UTF-8, such as file names in comments, survive a round trip with "surrogateescape".
         """
@@ -125,9 +124,9 @@ class FatbinImage:
 
 
 def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
-    """Return the PTX of one module that suits a device of compute capability `cc` best, or the reason why there is none.
+    """Return the PTX of one module that best suits a device of compute capability `cc`, or the reason why there is none.
 
-    If no PTX suits, but a cubin for the device contains the PTX it was made of, return that PTX.
+    If no PTX is suitable, but a cubin for the device contains the PTX it was made from, return that PTX.
     newer: whether the device also runs PTX for newer devices; the oldest of these is chosen.
     """
     ptx = [image for image in images if image.kind == "ptx"]
@@ -147,13 +146,13 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
 
 
 def cubin_for(images: Iterable[FatbinImage], cc: tuple[int, int]) -> FatbinImage | None:
-    """Return the cubin of one module that a driver chooses for a device of compute capability `cc`; None without one."""
+    """Return the cubin of one module that a driver chooses for a device of compute capability `cc`; None if it has none."""
     cubins = (i for i in images if i.kind == "elf" and not i.relocatable and i.runs_on(cc))
     return max(cubins, key=lambda image: (image.sm, image.suffix != ""), default=None)
 
 
 def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...]:
-    """Group images by module, in the order of the file."""
+    """Group images by module, in file order."""
     groups: dict[int, list[FatbinImage]] = {}
     for image in images:
         groups.setdefault(image.module, []).append(image)
@@ -168,8 +167,7 @@ def renumbered(image: FatbinImage, first: int) -> FatbinImage:
 def images_of_file(path: str | os.PathLike[str]) -> tuple[FatbinImage, ...]:
     """Return the images in a file: an ELF executable, library or object, a fatbin, a cubin, or PTX.
 
-    Raises ImageError for a file that cannot be read or is none of these. An ELF file without device code
-    has no images.
+    Raises ImageError for a file that cannot be read or has another format. An ELF file without device code has no images.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -197,18 +195,18 @@ def no_code(file: str | os.PathLike[str]) -> ImageError:
 
 
 def images_of_bytes(data: bytes) -> tuple[FatbinImage, ...]:
-    """Return the images in bytes that a program gave to the driver (`cuModuleLoadData`, `cuLibraryLoadData`). Raises ImageError."""
+    """Return the images in bytes that a program passed to the driver (`cuModuleLoadData`, `cuLibraryLoadData`). Raises ImageError."""
     return _held(_images(HeldBytes(data)))
 
 
 def _held(images: Iterable[FatbinImage]) -> tuple[FatbinImage, ...]:
-    """Read the bytes of images, so that they outlive the source, which will be closed."""
+    """Read the bytes of images, so that they remain available after the source is closed."""
     return tuple(
         replace(i, stored=i.stored.read() if isinstance(i.stored, FileRange) else i.stored) for i in images
     )
 
 
-# --- which format -------------------------------------------------------------------------------------------
+# --- detecting the format -------------------------------------------------------------------------------------------
 
 
 def images_of(source: ByteSource) -> tuple[FatbinImage, ...]:
@@ -225,7 +223,7 @@ def scan(source: ByteSource, start: int, end: int) -> Iterator[FatbinImage]:
         for match in heapq.merge(*(b.finditer(data) for b in _BEGINNINGS), key=re.Match.start):
             position, text = at + match.start(), match[0].startswith(b".")
             if match.start() >= _CHUNK or position < behind or (position % 8 and not text):
-                continue  # found again in the next chunk, or inside the previous image
+                continue  # it will be found in the next chunk, or is inside the previous image
             try:
                 if text:
                     found, behind = _text_at(source, position, end, module)
@@ -254,7 +252,7 @@ def _text_at(source: ByteSource, at: int, limit: int, module: int) -> tuple[list
 
 
 def pack(image: FatbinImage) -> bytes:
-    """Return a fatbin with only this PTX, its name and its options."""
+    """Return a fatbin that contains only this PTX, its name and its options."""
     text, name, options = image.payload, image.name.encode(), image.options.encode()
     words = (struct.pack("<II", _IMAGE.size + 8, len(options)) + options if options else b"") + name
     header = _IMAGE.size + len(words) + -len(words) % 8
@@ -272,7 +270,7 @@ def pack(image: FatbinImage) -> bytes:
 
 
 class _NoImage(ImageError):
-    """The bytes are in none of the formats that can have CUDA code."""
+    """The bytes are in no format that can contain CUDA code."""
 
 
 def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
@@ -298,9 +296,9 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
 
 
 def ptx_image(data: bytes, made_by: PtxasRun | None = None, module: int = 0) -> FatbinImage | None:
-    """Return PTX text as an image; None if it lacks `.version` and `.target` (PTX ISA 11.1), as PTX does not.
+    """Return PTX text as an image; None if the data is not PTX, which must have `.version` and `.target` (PTX ISA 11.1).
 
-    made_by: how ptxas made a cubin of this PTX, if that is known."""
+    made_by: how ptxas made a cubin from this PTX, if known."""
     data = data.rstrip(b"\0")
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None or b"\0" in data:
@@ -313,7 +311,7 @@ def ptx_image(data: bytes, made_by: PtxasRun | None = None, module: int = 0) -> 
 
 
 def _cubin(cubin: Elf, data: bytes) -> FatbinImage:
-    # Where e_flags has the architecture depends on the ABI version. Only fatbins have the suffix "a", cubins do not.
+    # The location of the architecture in e_flags depends on the ABI version. Only fatbins have the suffix "a"; cubins do not.
     sm = cubin.flags >> 8 & 0xFF if cubin.abi_version >= 8 else cubin.flags & 0xFF
     relocatable = cubin.type == elf.ET_REL
     return FatbinImage("elf", sm, "", (1, cubin.abi_version), "", 0, "", 0, relocatable, data)
@@ -332,7 +330,7 @@ def _images_of_elf(file: Elf) -> Iterator[FatbinImage]:
                         module = image.module + 1
                         yield image
         return
-    # Without section headers (sstrip), look in the loaded segments. Other data there may look like the beginning of a fatbin.
+    # Without section headers (sstrip), search the loaded segments. Other data there may look like the start of a fatbin.
     for segment in file.loads:
         end = min(segment.offset + segment.size, file.source.size)
         for image in scan(file.source, segment.offset, end):
@@ -346,7 +344,7 @@ def _images_of_elf(file: Elf) -> Iterator[FatbinImage]:
 def _fatbins(
     source: ByteSource, offset: int, end: int, module: int, relocatable: bool
 ) -> Iterator[FatbinImage]:
-    """Yield the images of consecutive fatbins from `offset` on. Only zeros may lie between them. Raises ImageError."""
+    """Yield the images of consecutive fatbins from `offset` on. Only zeros may be between them. Raises ImageError."""
     count = 0
     while (offset := _following(source, offset, end)) < end:
         images, offset = _fatbin(source, offset, end, module, relocatable)
@@ -358,7 +356,7 @@ def _fatbins(
 
 
 def _following(source: ByteSource, offset: int, end: int) -> int:
-    """Return where the next fatbin begins, or `end`. Raises ImageError if anything but zeros lies before it."""
+    """Return the offset of the next fatbin, or `end`. Raises ImageError if anything but zeros precedes it."""
     for at in range(offset, min(end, offset + LARGEST_GAP), 4096):
         data = source.read(at, min(4096, end - at))
         if rest := data.lstrip(b"\0"):
@@ -373,7 +371,7 @@ def _following(source: ByteSource, offset: int, end: int) -> int:
 def _fatbin(
     source: ByteSource, offset: int, limit: int, module: int, relocatable: bool
 ) -> tuple[list[FatbinImage], int]:
-    """Return the images of the fatbin at `offset` and the offset of its end, at most `limit`. Raises ImageError."""
+    """Return the images of the fatbin at `offset`, and the offset of its end, at most `limit`. Raises ImageError."""
     check_range(offset, _FATBIN.size, limit)
     magic, _, header_size, size = _FATBIN.unpack(source.read(offset, _FATBIN.size))
     if magic != FATBIN_MAGIC or header_size < _FATBIN.size:
@@ -387,7 +385,7 @@ def _fatbin(
             images.append(image)
         if len(images) > MOST_IMAGES:
             raise ImageError("it has more images than any program; build it again")
-    if any(image.relocatable for image in images):  # only its PTX says so
+    if any(image.relocatable for image in images):  # only its PTX indicates that
         images = [replace(image, relocatable=True) for image in images]
     return images, end
 
@@ -395,7 +393,7 @@ def _fatbin(
 def _image(
     source: ByteSource, at: int, end: int, module: int, relocatable: bool
 ) -> tuple[FatbinImage | None, int]:
-    """Return the image whose header is at `at` (None if its kind is unknown), and where the next one begins."""
+    """Return the image whose header is at `at` (None if its kind is unknown), and the offset of the next one. Raises ImageError."""
     check_range(at, _IMAGE.size, end)
     (number, _, header_size, stored_size, compressed_size, options_at, minor, major, sm, name_at, name_size,
      flags, _, size) = _IMAGE.unpack(source.read(at, _IMAGE.size))  # fmt: skip
@@ -416,7 +414,7 @@ def _image(
     header = source.read(at, min(header_size, _HEADER_LIMIT)) if name_size or options_at else b""
     name = _text(header, name_at, name_size)
     options = ""
-    if kind == "ptx" and options_at:  # points to the offset and length of the options, relative to the image
+    if kind == "ptx" and options_at:  # the location of the options' offset and length, relative to the image
         if options_at + 8 > len(header):
             raise ImageError("the options of an image lie outside its header; build it again")
         options = _text(header, *struct.unpack_from("<II", header, options_at))
@@ -446,7 +444,7 @@ def _text(header: bytes, offset: int, size: int) -> str:
 
 
 def _decompress(data: bytes, codec: str, size: int) -> bytes:
-    """Decompress `data`. Raises ImageError unless it gives exactly `size` bytes."""
+    """Decompress `data`. Raises ImageError unless the result has exactly `size` bytes."""
     if not codec:
         return data
     result = decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
@@ -456,9 +454,9 @@ def _decompress(data: bytes, codec: str, size: int) -> bytes:
 
 
 def _decompress_lz4(data: bytes, size: int) -> bytes:
-    if size > 255 * len(data) + 64:  # LZ4 cannot compress better: allocate no more
+    if size > 255 * len(data) + 64:  # LZ4 cannot compress better, so allocate no more
         raise ImageError("a compressed image has an impossible size; build it again")
-    import lz4.block  # only here: most programs have no LZ4
+    import lz4.block  # imported here because most programs have no LZ4
 
     try:
         return bytes(lz4.block.decompress(data, uncompressed_size=size))
@@ -470,9 +468,9 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
     import zstandard
 
     pieces: list[bytes] = []
-    missing = size + 1  # one byte more shows that there is too much
+    missing = size + 1  # one more byte, to detect excess data
     try:
-        # In pieces, because the sizes in the frame's header are untrusted, too.
+        # In pieces, because the sizes in the frame header are also untrusted.
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
             while missing and (piece := reader.read(min(missing, 1 << 20))):
                 pieces.append(piece)
@@ -487,14 +485,14 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class CubinKernel:
-    """What a cubin says about one of its kernels. Attributes are named as cuobjdump -elf prints them."""
+    """A cubin's data about one of its kernels. Attributes have the names that cuobjdump -elf prints."""
 
     name: str  # mangled
     parameters: tuple[tuple[int, int], ...]  # (offset, size) in bytes, in order: EIATTR_KPARAM_INFO
     parameter_size: int  # EIATTR_PARAM_CBANK, EIATTR_CBANK_PARAM_SIZE
     registers: int | None = None  # EIATTR_REGCOUNT
     code_size: int = 0  # bytes of SASS
-    max_threads: int | None = None  # of a block, if the program limits it: EIATTR_MAX_THREADS, EIATTR_REQNTID
+    max_threads: int | None = None  # per block, if the program limits it: EIATTR_MAX_THREADS, EIATTR_REQNTID
 
 
 _EIATTR_MAX_THREADS, _EIATTR_REQNTID = 0x05, 0x10
@@ -521,16 +519,16 @@ def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
 
 
 def _check_overlap(sections: Iterable[Section], size: int) -> None:
-    """Raise ImageError if many sections of a file are the same bytes: each could be as large as the file."""
+    """Raise ImageError if many sections of a file overlap, because each could be as large as the file."""
     if size < sum(section.size for section in sections if section.in_file) // 4:
         raise ImageError("its sections overlap; build it again")
 
 
 def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
-    """Return the PTX that a cubin was made of; None if the cubin does not contain it, or if it is damaged.
+    """Return the PTX that a cubin was made from; None if the cubin does not contain it or is damaged.
 
-    With -lineinfo or -G, ptxas keeps the statements in a section, one per line. Several linked texts are returned as one. Cubins by
-    Triton and by `nvcc -lineinfo` have this section, as do those by nvJitLink and NVRTC if line information was requested.
+    With -lineinfo or -G, ptxas keeps the statements in a section, one per line. Several linked texts are returned as one. Cubins from
+    Triton and from `nvcc -lineinfo` have this section. Cubins from nvJitLink and NVRTC have it if line information was requested.
     """
     try:
         file, _ = _cubin_sections(image.read())
@@ -542,7 +540,7 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
         return None
     texts = [text.replace(b"\0", b"\n") for text in texts]
     if len(texts) > 1:
-        from gpubpf.ptx.link import Input, link  # only here: few cubins are linked
+        from gpubpf.ptx.link import Input, link  # imported here because few cubins are linked
 
         try:
             texts = [link([Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]).encode()]
@@ -552,16 +550,16 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
 
 
 class PtxasRun(NamedTuple):
-    """How ptxas made a cubin: its CUDA release, such as "12.8", and its options. "" is unknown."""
+    """How ptxas made a cubin: its CUDA release, such as "12.8", and its options. "" means unknown."""
 
     release: str = ""
     options: str = ""
 
 
 def ptxas_run(cubin: bytes) -> PtxasRun:
-    """Return what a cubin says of the ptxas that made it. Raises ImageError.
+    """Return how ptxas made a cubin, according to the cubin. Raises ImageError.
 
-    They are in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
+    The data is in an ELF note (u32 size of the name, u32 size of the description, u32 type, name). Its description ends with four
     strings: the tool, its version, its build, its options.
     """
     file, _ = _cubin_sections(cubin)
@@ -577,7 +575,7 @@ def ptxas_run(cubin: bytes) -> PtxasRun:
 
 
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:
-    """Return the kernels of a cubin by mangled name, in the order of its symbol table. Raises ImageError."""
+    """Return the kernels of a cubin by mangled name, in symbol table order. Raises ImageError."""
     file, by_name = _cubin_sections(cubin)
     registers: dict[int, int] = {}
     if (common := by_name.get(".nv.info")) is not None:
@@ -596,9 +594,9 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
 
 
 def static_shared(cubin: bytes) -> dict[str, int]:
-    """Return the bytes of static shared memory of each kernel in a cubin that has some. Raises ImageError.
+    """Return the bytes of static shared memory of each kernel in a cubin that uses it. Raises ImageError.
 
-    On architectures where the system reserves shared memory, its part is included.
+    On architectures where the system reserves shared memory, that part is included.
     """
     prefix = ".nv.shared."
     found = {
@@ -610,7 +608,7 @@ def static_shared(cubin: bytes) -> dict[str, int]:
 def _entry_symbols(cubin: Elf, by_name: dict[str, Section]) -> Iterator[tuple[int, str, int]]:
     """Yield the index, name and size in bytes of each kernel in the symbol table.
 
-    Without a symbol table, the kernels are the sections of code that have parameters, with index -1.
+    Without a symbol table, the kernels are the code sections with parameters, and the index is -1.
     """
     table = next((section for section in cubin.sections if section.type == elf.SHT_SYMTAB), None)
     if table is None:
@@ -632,7 +630,9 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
         if attribute == _EIATTR_KPARAM_INFO and len(value) >= 12:
             _, ordinal, offset, packed = struct.unpack_from("<IHHI", value)
             parameters[ordinal] = (offset, packed >> 18)
-        elif attribute == _EIATTR_KPARAM_INFO_V2 and len(value) >= 12:  # since parameters may be 32,764 bytes
+        elif (
+            attribute == _EIATTR_KPARAM_INFO_V2 and len(value) >= 12
+        ):  # used since parameters may have 32,764 bytes
             _, ordinal, offset, size = struct.unpack_from("<IHHI", value)
             parameters[ordinal] = (offset, size)
         elif attribute == _EIATTR_CBANK_PARAM_SIZE:
@@ -647,7 +647,7 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the attribute and value of each entry in a .nv.info section. Raises ImageError.
 
-    An entry is a u8 format, a u8 attribute and a u16: the value, or with format 4 the size of the value that follows.
+    An entry is a u8 format, a u8 attribute and a u16: the value or, for format 4, the size of the value that follows.
     """
     position = 0
     while position + 4 <= len(info):

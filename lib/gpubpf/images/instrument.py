@@ -1,8 +1,8 @@
-"""Make a sidecar: the instrumented copy of a module, which is loaded beside the application's own.
+"""Make a sidecar: the instrumented copy of a module, which is loaded in addition to the application's own.
 
-The steps are: choose the PTX among the images, find the kernels that match, inject the device programs, assemble. Where the copy of a
-kernel needs so many registers that it may not fit where the original does, the sidecar has a second copy that is limited. Results
-are cached by the content of all inputs.
+The steps are: choose the PTX among the images, find the matching kernels, inject the device programs, assemble. If a copy needs so
+many registers that it may not fit where the original does, the sidecar also has a copy with a register limit. Results are cached by
+the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
@@ -34,7 +34,7 @@ from gpubpf.show import progress
 
 STAGE = "sidecar"  # in the cache
 _CAREFUL = "-Ofc=min"
-# The embedded device assembles nothing, so a copy's registers are not known beforehand. A probe rarely needs more than this.
+# The embedded device does not assemble, so a copy's register count is unknown beforehand. A probe rarely needs more than this.
 _PROBE_REGISTERS = 24
 
 
@@ -42,7 +42,7 @@ _PROBE_REGISTERS = 24
 class Attachment:
     """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
-    `accumulate`, `kinds`, `spaces` and `functions` are those of a `Placement`.
+    `accumulate`, `kinds`, `spaces` and `functions` are as in `Placement`.
     """
 
     fragment: Fragment
@@ -56,11 +56,11 @@ class Attachment:
 
 @dataclass(frozen=True)
 class SidecarKernel:
-    """How the instrumented copy of the kernel `name` (mangled) is launched.
+    """How to launch the instrumented copy of the kernel `name` (mangled).
 
     It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
-    attributes are those of an `InjectedKernel`. `limited`: the name of a second copy, for launches that the first does not fit; "" if
-    there is none.
+    attributes are as in `InjectedKernel`. `limited`: the name of a second copy, for launches where the first does not fit; "" if there
+    is none.
     """
 
     name: str
@@ -70,14 +70,14 @@ class SidecarKernel:
     sites: tuple[Site, ...] = ()
     waits: bool = True
     site_count: int = 0
-    unprobed: Mapping[str, int] = field(default_factory=dict)  # places by opcode
+    unprobed: Mapping[str, int] = field(default_factory=dict)  # unprobed accesses by opcode
     limited: str = ""
-    amd: AmdKernel | None = None  # of an AMD GPU
+    amd: AmdKernel | None = None  # for a kernel on an AMD GPU
 
 
 @dataclass(frozen=True)
 class AmdKernel:
-    """What only kernels of AMD GPUs have: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
+    """Attributes of kernels on AMD GPUs only: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
 
     wave: int
     most_threads: int
@@ -88,9 +88,9 @@ class AmdKernel:
 
 @dataclass(frozen=True)
 class RegisterUse:
-    """The registers per thread of a kernel and of its copy; of its limited copy, or 0 without one.
+    """The registers per thread of a kernel, of its copy, and of its limited copy (0 if there is none).
 
-    spilled: the bytes of local memory per thread that the limited copy needs beyond the original.
+    spilled: the additional local memory of the limited copy compared to the original, in bytes per thread.
     """
 
     before: int
@@ -99,7 +99,7 @@ class RegisterUse:
     spilled: int = 0
 
     def in_launches(self, instrumented: int, limited: int) -> tuple[int, int, int]:
-        """Return the registers before and after, and the bytes spilled. `limited` of the launches used the limited copy."""
+        """Return the registers before and after, and the bytes spilled. `limited`: the launches of the limited copy."""
         if not limited or not self.limited:
             return self.before, self.after, 0
         return self.before, self.limited if limited >= instrumented else self.after, self.spilled
@@ -107,9 +107,9 @@ class RegisterUse:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the agent loads. `image` is empty if no kernel matched, or if all were refused.
+    """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
 
-    `entries` are all kernels of the module (mangled). `refusals` has the reason for each matched kernel that is not in `kernels`.
+    `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
     """
 
     image: bytes = field(default=b"", repr=False)
@@ -117,7 +117,7 @@ class Sidecar:
     refusals: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[InjectedVariable, ...] = ()
     entries: tuple[str, ...] = ()
-    # For `register_use`, which computes later how many registers the probes cost.
+    # For `register_use`, which later computes how many registers the probes cost.
     original: str = field(default="", repr=False)
     text: str = field(default="", repr=False)
     options: str = ""
@@ -125,9 +125,9 @@ class Sidecar:
 
 
 def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Target) -> Sidecar:
-    """Return the sidecar of an image that was given to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
+    """Return the sidecar of an image that was passed to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
 
-    Raises nothing for a damaged image, because it is the application's: its kernels are refused instead.
+    A damaged image raises nothing, because it is the application's. Its kernels are refused instead.
     """
     try:
         images = fatbin.images_of_bytes(data)
@@ -139,7 +139,7 @@ def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Tar
 def instrument_module(
     images: Sequence[FatbinImage], attachments: Sequence[Attachment], target: Target
 ) -> Sidecar:
-    """Return the sidecar of a module, given the images that are forms of it. Raises nothing, as `instrument_image`."""
+    """Return the sidecar of a module, given the images that are its forms. Raises nothing, like `instrument_image`."""
     chosen = choose(images, target)
     if isinstance(chosen, str):
         return _refuse(_entries_for(images, target), attachments, chosen)
@@ -167,17 +167,17 @@ def instrument_module(
 
 
 def joined(data: bytes) -> bytes:
-    """Link the PTX texts that cuLink was given, which zero bytes separate, into one.
+    """Link the PTX texts passed to cuLink, which are separated by zero bytes, into one.
 
-    Return `data` itself if it is anything else, or if the texts do not fit together.
+    Return `data` itself if it is anything else, or if the texts cannot be linked.
     """
     images = _several(data)
     if not images:
         return data
-    from gpubpf.ptx.link import Input, LinkError, link  # only here: few programs link
+    from gpubpf.ptx.link import Input, LinkError, link  # imported here because few programs link
 
     try:
-        # Names that no text defines may be in an input of another kind, such as a cubin.
+        # An input of another kind, such as a cubin, may define missing names.
         made = link([Input(f"text {k}", image.text) for k, image in enumerate(images)], complete=False)
     except (PtxError, LinkError):
         return data
@@ -185,20 +185,20 @@ def joined(data: bytes) -> bytes:
 
 
 def _several(data: bytes) -> list[FatbinImage]:
-    """Return the PTX texts that zero bytes separate; none if `data` is anything else, or a single text."""
+    """Return the PTX texts separated by zero bytes; none if `data` is anything else, or a single text."""
     images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
     found = [image for image in images if image is not None]
     return found if len(found) == len(images) > 1 else []
 
 
 def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
-    """Return the PTX of one module that the target's driver would take, or that its cubin was made of; else the reason."""
+    """Return a module's PTX that the target's driver would load, or that its cubin was made from; else why there is none."""
     # The embedded device also runs PTX for a newer GPU.
     return device_link.choose(images, target.cc, newer=target.device == "sim")
 
 
 def _registers_of(images: Sequence[FatbinImage], target: Target) -> dict[str, int]:
-    """Return the registers of a module's kernels according to the cubin that the target runs; of the embedded device, any cubin."""
+    """Return the registers of a module's kernels from the cubin that the target runs; for the embedded device, from any cubin."""
     running = fatbin.cubin_for(images, target.cc)
     if running is None and target.device == "sim":
         running = next((image for image in images if image.kind == "elf" and not image.relocatable), None)
@@ -218,7 +218,7 @@ def _instrument(
     target: Target,
     before: Mapping[str, int] | None = None,
 ) -> Sidecar:
-    """Return the sidecar of a module. before: registers of its kernels, as far as they are known."""
+    """Return the sidecar of a module. before: its kernels' register counts, as far as known."""
     try:
         with progress.work("reading PTX"):
             parsed = parser.parse(text)
@@ -290,7 +290,7 @@ def _limits(
 ) -> dict[str, int]:
     """Return the kernels whose copy may not fit where the original does, with the most registers that a copy may use.
 
-    A kernel with `setmaxnreg` distributes its registers itself.
+    Kernels with `setmaxnreg` are excluded, because they distribute registers themselves.
     """
 
     def allowed(name: str, registers: int) -> int:
@@ -320,11 +320,11 @@ def _limits(
 def _with_limits(
     injected: Injected, target: Target, options: str, limits: Mapping[str, int], image: bytes
 ) -> tuple[str, bytes, frozenset[str]]:
-    """Return the PTX and the cubin with limited copies, and which kernels have one. `image`: the cubin without them."""
+    """Return the PTX and the cubin with limited copies, and the kernels that have one. `image`: the cubin without them."""
     text = injected.limited(limits)
     try:
         made = assemble(text, target, options)
-    except AssembleError:  # such as: it cannot use so few registers
+    except AssembleError:  # for example, it cannot use so few registers
         return injected.text, image, frozenset()
     needs = {name: made.functions.get(name + LIMITED) for name in limits}
     kept = [
@@ -336,13 +336,13 @@ def _with_limits(
 def _assembled(
     parsed: module.Module, injected: Injected, target: Target, options: str
 ) -> tuple[bytes, str, Mapping[str, KernelResources]]:
-    """Return the cubin, the options that it was assembled with, and what its kernels need. Raises AssembleError.
+    """Return the cubin, the options that it was assembled with, and its kernels' resources. Raises AssembleError.
 
-    `setmaxnreg` moves registers between the warps of a block. Should ptxas ignore it in the copy only, fewer blocks would fit, and the
-    tool would measure another kernel.
+    `setmaxnreg` moves registers between the warps of a block. If ptxas ignored it only in the copy, fewer blocks would fit, and the
+    tool would measure a different kernel.
 
-    ptxas gives up on some kernels that hold many predicates at a probe: `Register allocation failed with register count of '7'`,
-    seen with radix sorts of CUB. It succeeds with slightly less optimization.
+    ptxas fails on some kernels that hold many predicates at a probe: `Register allocation failed with register count of '7'`, as seen
+    with radix sorts of CUB. It succeeds with slightly less optimization.
     """
     try:
         made = assemble(injected.text, target, options)
@@ -352,7 +352,7 @@ def _assembled(
         try:
             options = f"{options} {_CAREFUL}"
             made = assemble(injected.text, target, options)
-        except AssembleError:  # an older ptxas does not know the option
+        except AssembleError:  # an older ptxas does not support the option
             raise error from None
     for advisory in made.advisories:
         if "setmaxnreg" in advisory:
@@ -371,7 +371,7 @@ def _rejected(
     target: Target,
     options: str,
 ) -> dict[str, str]:
-    """Assemble each kernel of a module alone; return those that the assembler rejects, with its message."""
+    """Assemble each kernel of a module alone. Return those that the assembler rejects, with its message."""
     found = {}
     with progress.work("assembling kernels one by one", len(injected.kernels)) as task:
         for name in injected.kernels:
@@ -402,13 +402,13 @@ def _refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: s
 
 
 def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
-    """Return the kernels of a module. The program waits, so only the image that the target runs is read, if it can be."""
+    """Return the kernels of a module. The program waits, so if possible, only the image that the target runs is read."""
     running = fatbin.cubin_for(images, target.cc)
     return (_entries_of([running]) if running is not None else []) or _entries_of(images)
 
 
 def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
-    """Return the kernels of a module in all images that can be read."""
+    """Return the kernels of a module, from all images that can be read."""
     found: dict[str, None] = {}
     for image in images:
         try:
@@ -427,7 +427,7 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     functions = {name for kernel in kernels for name in graph.reach(kernel)}
     used = [name for function in functions for name in graph.of(function).variables]
     variables: set[str] = set()
-    while used:  # a variable's initial value may name further ones
+    while used:  # a variable's initial value may refer to others
         if (name := used.pop()) not in variables and name in parsed.variables:
             variables.add(name)
             used += flow.find_initializer_names(parsed.variables[name].initializer)
@@ -438,19 +438,19 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
         elif isinstance(item, module.Variable):
             wanted = item.name in variables or item.space == "shared"
         else:
-            # Of DWARF only the names that `.loc … function_name` refers to.
+            # Of the DWARF data, keep only the names that `.loc … function_name` refers to.
             wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
         if wanted:
             kept.append(item)
-    # With `debug`, ptxas requires the sections that were dropped.
+    # With `debug`, ptxas would require the dropped sections.
     target = tuple(word for word in parsed.target if word != "debug")
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 
 def register_use(sidecar: Sidecar, target: Target) -> dict[str, RegisterUse]:
-    """Return the registers of each kernel before and after instrumentation, for the target's architecture; empty without ptxas.
+    """Return each kernel's registers before and after instrumentation, for the target's architecture; empty without ptxas.
 
-    The first call takes as long as ptxas: do not call it while a launch waits.
+    The first call takes as long as ptxas. Do not call it while a launch waits.
     """
     if not sidecar.text:
         return {}
@@ -473,9 +473,9 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, RegisterUse]:
 
 @functools.cache
 def _version() -> str:
-    """Return a key that changes with the code that makes a sidecar of PTX and fragments.
+    """Return a key that changes with the code that makes a sidecar from PTX and fragments.
 
-    How the PTX is found in an image (`fatbin`, `elf`) does not matter here: the text itself is part of a sidecar's key.
+    How the PTX is found in an image (`fatbin`, `elf`) does not matter here, because the text itself is part of a sidecar's key.
     """
     package = Path(__file__).resolve().parents[1]
     others = (
@@ -496,7 +496,7 @@ def _identity(attachment: Attachment) -> str:
 
 
 def pack(sidecar: Sidecar) -> bytes:
-    """Return a sidecar as it lies in the cache."""
+    """Return a sidecar in its cache format."""
     head = dataclasses.asdict(dataclasses.replace(sidecar, image=b""))
     head["image"] = ""
     encoded = json.dumps(head).encode()
@@ -504,7 +504,7 @@ def pack(sidecar: Sidecar) -> bytes:
 
 
 def unpack(data: bytes) -> Sidecar | None:
-    """Return a cached sidecar; None if its writer was interrupted or had another format."""
+    """Return a cached sidecar; None if its writer was interrupted or used another format."""
     try:
         length = int.from_bytes(data[:4], "little")
         head = json.loads(data[4 : 4 + length])

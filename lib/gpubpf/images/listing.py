@@ -3,8 +3,8 @@
     for kernel in listed([ImageFile("app", images_of_file("app"))], Target("gpu", (9, 0))):
         kernel.record()       # the JSON record "listed"
 
-The code that instruments kernels answers this: `instrument.choose` looks for PTX that suits the device, then the injector
-tries the tool's own probes, if it has some.
+The answer comes from the code that instruments kernels: `instrument.choose` looks for PTX that suits the device. Then the injector
+tries the tool's own probes, if it has any.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 
-# Takes a module of PTX and some of its kernels; returns the reasons of those that cannot be instrumented, by mangled name.
+# Takes a PTX module and some of its kernels. Returns the reason for each kernel that cannot be instrumented, by mangled name.
 Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
-# Takes a code object for AMD GPUs; returns a sidecar with its kernels, and the reasons of those that cannot be instrumented.
+# Takes a code object for AMD GPUs. Returns a sidecar with its kernels, and the reasons for those that cannot be instrumented.
 CheckAmd = Callable[[bytes], Sidecar]
-# Takes an image and some of its kernels; returns the instrumented PTX, and the reasons of those that cannot be instrumented.
+# Takes an image and some of its kernels. Returns the instrumented PTX, and the reasons for those that cannot be instrumented.
 Instrument = Callable[[FatbinImage, Sequence[str]], tuple[str, Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file with images, under the name that the user knows, and which of its kernels were launched."""
+    """A file with images, under the name that the user knows, and the launches of its kernels."""
 
     file: str
     images: tuple[FatbinImage, ...]
     launches: Mapping[str, int] | None = None  # by mangled name; None: nothing was run
-    pid: int | None = None  # of the process that has mapped it, the first if several have the same name
+    pid: int | None = None  # the process that mapped it; the first one if several share a name
     comm: str | None = None
     code_objects: tuple[bytes, ...] = field(default=(), repr=False)  # for AMD GPUs
 
@@ -61,7 +61,7 @@ class ListedFileKernel:
     source: ImageFile
     ptx: tuple[str, ...]  # compute capabilities: "7.5"
     sass: tuple[str, ...]
-    reason: str | None  # why it can't be instrumented
+    reason: str | None  # why it cannot be instrumented; None: it can
     launches: int | None = None
     gpus: tuple[str, ...] = ()  # of AMD: "gfx90a"
 
@@ -84,12 +84,12 @@ class ListedFileKernel:
         }
 
 
-# The device program that does nothing. A kernel that cannot carry it cannot carry any.
+# A device program that does nothing. A kernel that cannot carry it cannot carry any program.
 NOTHING = Fragment("nothing", "{\n}", ())
 
 
 def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
-    """Check whether a probe can be put at the exits of these kernels. This is a `Check`."""
+    """Check whether a probe can be placed at the exits of these kernels. This is a `Check`."""
     placements = [Placement(NOTHING, "exit")]
     return inject(parsed, dict.fromkeys(kernels, placements)).refusals
 
@@ -102,7 +102,7 @@ def listed(
 ) -> list[ListedFileKernel]:
     """Return the kernels of each file, sorted by name. `target`: the device that they would run on.
 
-    Damaged images are left out: other forms of the module may have the same kernels.
+    Damaged images are left out, because other forms of the module may have the same kernels.
     """
     found: list[ListedFileKernel] = []
     for source in sources:
@@ -124,16 +124,16 @@ def listed(
 
 @dataclass
 class _Kernel:
-    """What the modules of one file say about one kernel."""
+    """Facts about one kernel from the modules of one file."""
 
     ptx: set[tuple[int, str]] = field(default_factory=set)
     sass: set[tuple[int, str]] = field(default_factory=set)
     gpus: set[str] = field(default_factory=set)
-    # One for each module; None: it can be instrumented.
+    # One per module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
 
     def listed(self, name: names.KernelName, source: ImageFile, launches: int | None) -> ListedFileKernel:
-        # Several modules may have instances of one template.
+        # Several modules may contain instances of the same template.
         reasons = sorted(self.reasons, key=lambda reason: (reason is not None, reason == fatbin.SASS_ONLY))
         return ListedFileKernel(
             name,
@@ -156,12 +156,12 @@ def _add_module(
     """Add the kernels of one module to `kernels`."""
     chosen = choose(images, target)
     reasons: dict[str, str | None] = {}
-    # #if __CUDA_ARCH__ can leave a kernel out of the PTX that is in the SASS.
+    # #if __CUDA_ARCH__ can leave a kernel out of the PTX although the SASS has it.
     otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
     for image in images:
         try:
             mangled = _entries(image)
-        except ImageError:  # this form is damaged; another may be intact
+        except ImageError:  # this form is damaged; another one may be intact
             continue
         for name in mangled:
             kernel = kernels.setdefault(name, _Kernel())
@@ -193,7 +193,7 @@ def _add_code_object(kernels: dict[str, _Kernel], data: bytes, check: CheckAmd) 
 
 
 def _entries(image: FatbinImage) -> list[str]:
-    """Return the kernels of an image. If PTX cannot be parsed, return what looks like a kernel. Raises ImageError."""
+    """Return the kernels of an image. If PTX cannot be parsed, return what looks like kernels. Raises ImageError."""
     if image.kind != "ptx":
         return fatbin.kernel_names(image.read()) if image.kind == "elf" else []
     try:
@@ -202,11 +202,11 @@ def _entries(image: FatbinImage) -> list[str]:
         return _ENTRY.findall(image.text)
 
 
-# --- where images come from --------------------------------------------------------------------------
+# --- sources of images --------------------------------------------------------------------------
 
 
 def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
-    """Return the files that a user named, with their images. Raises ImageError for a file without any."""
+    """Return the files that a user named, with their images. Raises ImageError for a file without images."""
     sources = []
     for file in files:
         with progress.work(f"reading {file}"):
@@ -221,7 +221,7 @@ def sources_of_files(files: Iterable[str]) -> list[ImageFile]:
 def sources_of_process(pid: int) -> list[ImageFile]:
     """Return the files with images that a process has mapped. Raises Error if the process cannot be read.
 
-    Code that the process compiled at run time (NVRTC, Triton) is not among them.
+    Code that the process compiled at run time (NVRTC, Triton) is not included.
     """
     from gpubpf.images.mapped import MappedImages
     from gpubpf.process import traceable
@@ -247,7 +247,7 @@ def sources_of_process(pid: int) -> list[ImageFile]:
 
 
 class Pipeline(Protocol):
-    """What ``--list`` and ``--ptx`` need from a tool's device programs (program.py, `BPF`)."""
+    """The functions that ``--list`` and ``--ptx`` need from a tool's device programs (program.py, `BPF`)."""
 
     def target(self, args: argparse.Namespace) -> Target:
         """Return the device that would be used."""
@@ -262,11 +262,11 @@ class Pipeline(Protocol):
         """Return the sidecar of a code object with these programs in every kernel, as a `CheckAmd` does."""
 
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
-        """Run COMMAND to its end; return the modules that it loaded with the launches of their kernels, and its exit status."""
+        """Run COMMAND to its end. Return the modules that it loaded, with their kernels' launches, and its exit status."""
 
 
 def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
-    """Print ``--list`` or ``--ptx`` of a tool as text, JSON or CSV; return the exit status. Raises Error."""
+    """Print the result of ``--list`` or ``--ptx`` as text, JSON or CSV. Return the exit status. Raises Error."""
     status = 0
     if args.files:
         sources = sources_of_files(args.files)
@@ -282,7 +282,7 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
             return status
         kernels = matching(listed(sources, b.target(args), b.refusals, b.checked_code_object), args.kernel)
     except Error:
-        if status:  # COMMAND failed: its status counts
+        if status:  # COMMAND failed, so return its status
             return status
         raise
     if args.json:
@@ -325,7 +325,7 @@ def matching(kernels: Iterable[ListedFileKernel], patterns: Sequence[str]) -> li
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> str:
-    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels that were seen."""
+    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels seen."""
     different = sorted(set(seen))
     shown = ", ".join(different[:most]) + (
         f", and {len(different) - most} more" if len(different) > most else ""
@@ -334,9 +334,9 @@ def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> st
 
 
 def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str]:
-    """Return a table with a line per kernel. If there are several files, their names are headings."""
+    """Return a table with one line per kernel. If there are several files, their names are headings."""
     launched = any(kernel.launches is not None for kernel in kernels)
-    # Code for NVIDIA's GPUs, for AMD's, or both.
+    # Columns for NVIDIA GPUs, AMD GPUs, or both.
     codes = {"PTX": lambda k: k.ptx, "SASS": lambda k: k.sass} if any(not k.gpus for k in kernels) else {}
     if any(k.gpus for k in kernels):
         codes["GPU"] = lambda k: k.gpus
@@ -370,9 +370,9 @@ def instrumented(
     patterns: Sequence[str],
     instrument: Instrument,
 ) -> Iterator[tuple[str, FatbinImage, str]]:
-    """Yield the file, the image and the instrumented PTX of each module in which a kernel matches, for ``--ptx``.
+    """Yield the file, the image and the instrumented PTX of each module with a matching kernel, for ``--ptx``.
 
-    Raises Error if no kernel matches, or if none that matches can be instrumented; then the message has a reason.
+    Raises Error if no kernel matches, or if none of the matching ones can be instrumented. Then the message has a reason.
     """
     seen: list[str] = []
     refused: list[str] = []

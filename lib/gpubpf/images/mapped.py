@@ -4,9 +4,9 @@
     for file, image in mapped.images(): …
     data, reasons = mapped.find(found, target)      # docs/attach.md, "What was loaded before"
 
-A file is read as the process has it: through /proc/PID/map_files, or by its name below the process's root if that is still the
-same file, or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS, so images are read only
-when they are needed, and the names of kernels in large files are cached by the file's identity.
+A file is read as the process has it: through /proc/PID/map_files, by its name below the process's root if that is still the same file,
+or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS. So images are read only when needed,
+and kernel names in large files are cached by the file's identity.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from gpubpf.ptx.values import parameter_layout
 
 T = TypeVar("T")
 NOT_FOUND = "PTX not found"
-MOST_FILES = 4096  # of one process
-# In bytes. Images of larger files are searched only if the file mentions the kernel outside of its images.
+MOST_FILES = 4096  # per process
+# In bytes. Images of larger files are searched only if the file mentions the kernel outside its images.
 LARGE = 64 << 20
-TIMEOUT = 120.0  # seconds for reading a process's files
-# Bytes that are read from all files to find one module: a sparse file may be larger than its disk.
+TIMEOUT = 120.0  # seconds to read a process's files
+# Bytes to read from all files to find one module. A limit is needed because a sparse file may be larger than its disk.
 READ_LIMIT = 16 << 30
-SEARCH_LIMIT = 4 << 30  # bytes searched in one process for images outside of their sections
-SLOW = 4 << 20  # bytes: kernel names of files with more images are cached
-MEMORY_LIMIT = 1 << 30  # bytes of a file that are read from a process's memory
-# Bytes that the system reserves of each block's shared memory on sm_80 and newer. Some counts include them.
+SEARCH_LIMIT = 4 << 30  # bytes per process to search for images outside their sections
+SLOW = 4 << 20  # bytes: if a file's images are larger, its kernel names are cached
+MEMORY_LIMIT = 1 << 30  # bytes of a file to read from a process's memory
+# Bytes of each block's shared memory that the system reserves on sm_80 and newer. Some counts include them.
 _RESERVED_SHARED = 1024
-_MOST_THREADS = 1024  # of a block
+_MOST_THREADS = 1024  # per block
 _STAGE = "images"
 _CHUNK = 1 << 22
 _ENTRY = re.compile(rb"\.entry\s+([\w$%.]+)")
@@ -70,13 +70,13 @@ class MappedImages:
         self._lock = threading.Lock()
         self._searched = 0  # bytes
         self._budget = _ReadBudget()
-        self._timed_out = False  # reading its files does not end
+        self._timed_out = False  # reading its files timed out
 
     def images(self) -> Iterator[tuple[str, FatbinImage]]:
-        """Yield each image with the name that the process has for its file. Module numbers are unique in a file.
+        """Yield each image with the process's name for its file. Module numbers are unique in a file.
 
-        Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot
-        be read.
+        Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot be
+        read.
         """
         with self._lock:
             self._budget.left = READ_LIMIT
@@ -90,7 +90,7 @@ class MappedImages:
             self._files.clear()
 
     def code_objects(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-        """Yield the files with code objects for AMD GPUs, by the names that the process has for them. Raises OSError."""
+        """Yield the files with code objects for AMD GPUs, with the process's names for them. Raises OSError."""
         with self._lock:
             self._budget.left = READ_LIMIT
             for (_, path), mappings in self._mapped().items():
@@ -102,7 +102,7 @@ class MappedImages:
     def with_ptx(self, data: bytes) -> bytes:
         """Return an image that the process loads. For a cubin whose PTX Triton has cached, return that PTX as a fatbin instead.
 
-        The cached PTX has source lines, unlike the PTX that a cubin itself may contain.
+        The cached PTX has source lines, unlike PTX embedded in a cubin.
         """
         if not data.startswith(b"\x7fELF"):
             return data
@@ -116,9 +116,9 @@ class MappedImages:
             return data
 
     def find(self, found: Found, target: Target) -> tuple[bytes | None, dict[str, str]]:
-        """Return the PTX from which `found` can be instrumented, as a fatbin, or None; and the reason for each kernel that it lacks.
+        """Return the PTX with which to instrument `found`, as a fatbin, or None; and a reason for each kernel that the PTX lacks.
 
-        Kernels are named by their mangled names.
+        Kernels are identified by their mangled names.
         """
         names = tuple(dict.fromkeys((*(kernel.name for kernel in found.kernels), *found.names)))
         try:
@@ -129,9 +129,9 @@ class MappedImages:
     def modules(
         self, matches: Callable[[str], bool], target: Target, most: int
     ) -> list[tuple[bytes, tuple[str, ...]]]:
-        """Return the modules that the process may have loaded: the PTX that `find` would return, and its kernels that match.
+        """Return the modules that the process may have loaded: the PTX that `find` would return, and its matching kernels.
 
-        Large files are left out, because a process has loaded little of them, and what comes after `most` kernels.
+        Large files are left out, because a process loads only a small part of them. So are modules beyond `most` kernels in total.
         """
         try:
             return self._with_timeout(self._modules, matches, target, most)
@@ -154,7 +154,7 @@ class MappedImages:
         return list(found.items())
 
     def _with_timeout(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call `function` on another thread and wait for at most TIMEOUT seconds: a file system may be the process's own (FUSE).
+        """Call `function` on another thread, and wait at most TIMEOUT seconds: the process itself may serve a file system (FUSE).
 
         Raises TimeoutError. After the first timeout, every call raises it at once.
         """
@@ -199,7 +199,7 @@ class MappedImages:
         there = set(_names(usable[0]))
         reasons = {name: f"not in the PTX for {usable[0].arch}" for name in names if name not in there}
         if len(different) > 1:
-            # Only the launched kernels are known to be alike.
+            # Only the launched kernels are known to be identical.
             others = {name for image in different for name in _names(image)}
             reasons |= dict.fromkeys(others - {kernel.name for kernel in found.kernels}, AMBIGUOUS)
         return fatbin.pack(usable[0]), reasons
@@ -221,7 +221,7 @@ class MappedImages:
     def _candidates_anywhere(
         self, found: Found, names: Sequence[str], target: Target
     ) -> Iterator[_Candidate]:
-        """Yield candidates from anywhere in a file: a program may pass an image or PTX text from an array to the driver."""
+        """Yield candidates from anywhere in a file, because a program may pass an image or PTX text from an array to the driver."""
         for file in self._files.values():
             with contextlib.suppress(ImageError):
                 if self._searched < SEARCH_LIMIT and file.source.size <= LARGE:
@@ -235,7 +235,7 @@ class MappedImages:
                                 yield from _candidate(images, running, found, target)
 
     def _mapped(self) -> dict[tuple[tuple[str, int], str], list[address_space.Mapping]]:
-        """Return the mappings of files, by device and inode, and path. Raises OSError."""
+        """Return the mappings of files, by (device and inode, path). Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[address_space.Mapping]] = {}
         for mapping in address_space.mappings(self._pid):
             path = mapping.path
@@ -244,7 +244,7 @@ class MappedImages:
         return mapped
 
     def _refresh(self) -> list[_FileImages]:
-        """Return the files with device code that are mapped now. Raises OSError."""
+        """Return the files with device code that are currently mapped. Raises OSError."""
         mapped = self._mapped()
         for key in [key for key in self._files if key not in mapped]:
             self._files.pop(key).source.close()
@@ -264,7 +264,7 @@ class MappedImages:
 
 @dataclass
 class _ReadBudget:
-    """Bytes that may still be read."""
+    """The number of bytes that may still be read."""
 
     left: int = READ_LIMIT
 
@@ -275,7 +275,7 @@ class _ReadBudget:
 
 
 class _MappedFile:
-    """A mapped file as an `elf.ByteSource`. It is opened when it is read; after `close` it is opened again if it is unchanged."""
+    """A mapped file as an `elf.ByteSource`. It is opened when read. After `close`, it is reopened if it is unchanged."""
 
     def __init__(self, pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> None:
         self._pid = pid
@@ -286,7 +286,7 @@ class _MappedFile:
 
     @property
     def identity(self) -> str:
-        """What changes with the file's content; "" before the file was opened."""
+        """A string that changes with the file's content; "" before the file is first opened."""
         s = self._status
         return "" if s is None else repr((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
 
@@ -314,12 +314,12 @@ class _MappedFile:
         self.close()
 
     def held(self, image: FatbinImage) -> bytes | fatbin.FileRange:
-        """Return an image's bytes, or where they are, in a form that outlives the process."""
+        """Return an image's bytes, or their location, in a form that remains valid after the process ends."""
         self._open()
         return image.stored
 
     def changed(self) -> bool:
-        """Return whether the file has changed since it was opened first."""
+        """Return whether the file has changed since it was first opened."""
         try:
             self._open()
         except ImageError:
@@ -402,19 +402,19 @@ class _MappedMemory:
 
 @dataclass
 class _FileImages:
-    """A mapped file with device code: its images by module, and the names of their kernels."""
+    """A mapped file with device code: its images by module, and their kernels' names."""
 
     path: str
     source: _MappedFile | _MappedMemory
     modules: tuple[tuple[FatbinImage, ...], ...] = ()
-    # By module number and the image's index in it.
+    # By module number and the image's index in the module.
     _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _kept: int | None = None  # how many of `_names` are in the cache
-    _searched: bool = False  # the names of all modules that the device can run are known
+    _kept: int | None = None  # number of `_names` entries in the cache
+    _searched: bool = False  # the names are known for all modules that the device can run
 
     @cached_property
     def stored(self) -> int:
-        """The size of all images in bytes, as stored."""
+        """The stored size of all images in bytes."""
         return sum(
             len(i.stored) if isinstance(i.stored, bytes) else i.stored.size for m in self.modules for i in m
         )
@@ -441,7 +441,7 @@ class _FileImages:
         return any(name in self.names(module, image) for image in self.modules[module])
 
     def mentions(self, name: str) -> bool:
-        """Return whether a name occurs outside of the images: a program that uses the runtime registers its kernels by name."""
+        """Return whether a name occurs outside the images: programs that use the CUDA runtime register kernels by name."""
         text = name.encode("utf-8", "surrogateescape")
         if isinstance(self.source, _MappedMemory):
             return True
@@ -473,7 +473,7 @@ class _FileImages:
             self._kept = len(self._names)
 
     def cache_names(self) -> None:
-        """Cache the names of kernels for the next process that maps the file, once all modules have been searched."""
+        """Cache the kernel names for the next process that maps the file. Call it once all modules have been searched."""
         self._searched = True
         if self.stored > SLOW and self.source.identity and len(self._names) > (self._kept or 0):
             cache.default().put(_STAGE, self._key(), json.dumps(self._names).encode())
@@ -485,7 +485,7 @@ class _FileImages:
 
 @functools.cache
 def _version() -> str:
-    """Return a key that changes with the code that finds the names of kernels in a file."""
+    """Return a key that changes with the code that finds kernel names in a file."""
     package = Path(__file__).resolve().parents[1]
     return cache.key_of_files(
         package / name for name in ("elf.py", "images/fatbin.py", "images/device_link.py", "images/mapped.py")
@@ -509,12 +509,12 @@ def _is_fatbin(start: bytes) -> bool:
     return int.from_bytes(start[:4], "little") in (fatbin.FATBIN_MAGIC, fatbin.WRAPPER_MAGIC)
 
 
-# --- which one it is --------------------------------------------------------------------------------------------
+# --- matching a module --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A module that fits. `ptx`: the image to instrument, or None if there is none, for `reason`."""
+    """A module that fits. `ptx`: the image to instrument; None if there is none, for `reason`."""
 
     ptx: FatbinImage | None
     reason: str = ""
@@ -534,7 +534,7 @@ def _names(image: FatbinImage) -> Iterable[str]:
 
 
 def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target) -> str:
-    """Return why a kernel that fits no module has no PTX: the reason for a kernel of the same name in the files."""
+    """Return why a kernel without a matching module has no PTX: the reason for a kernel of the same name in the files."""
     reasons = []
     for file in files:
         for number, images in enumerate(file.modules):
@@ -546,7 +546,7 @@ def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target)
 
 
 def _taken_by_driver(images: Sequence[FatbinImage], target: Target) -> FatbinImage | None:
-    """Return the image of a module that the target's driver takes; None if none suits. The embedded device takes only PTX."""
+    """Return the image of a module that the target's driver loads; None if none suits. The embedded device loads only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
     chosen = choose(images, target)
@@ -560,7 +560,7 @@ def _has_kernels(there: Iterable[str], found: Found, names: Iterable[str]) -> bo
 def _candidate(
     images: Sequence[FatbinImage], running: FatbinImage, found: Found, target: Target
 ) -> Iterator[_Candidate]:
-    """Yield the candidate that a module is, if it may be the module `found`. `running`: the image that the driver took of it."""
+    """Yield a candidate if this module may be `found`. `running`: the module's image that the driver loads."""
     chosen = choose(images, target)
     try:
         if running.kind == "elf" and not _agrees(running.read(), found.kernels):
@@ -603,7 +603,7 @@ def _known(number: int) -> int | None:
 
 
 def _as_reported(threads: int | None) -> int | None:
-    """Return the limit as a driver reports it: no device has larger blocks."""
+    """Return the limit as a driver reports it: no device supports larger blocks."""
     return None if threads is None else min(threads, _MOST_THREADS)
 
 
@@ -613,7 +613,7 @@ def _differs(told: object, known: object) -> bool:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What PTX says about a kernel. `shared`: least and most bytes of static shared memory; `threads`: of a block, or None."""
+    """A kernel's layout in PTX. `shared`: bounds of its static shared memory in bytes. `threads`: limit per block, or None."""
 
     parameters: tuple[tuple[int, int], ...]
     shared: tuple[int, int]
@@ -634,7 +634,7 @@ class _Layout:
 
 
 def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
-    """Return the layouts of those `kernels` that the PTX has. Raises PtxError, ImageError."""
+    """Return the layouts of those `kernels` that the PTX contains. Raises PtxError, ImageError."""
     parsed = parser.parse(image.text)
     graph = flow.CallGraph(parsed)
     found = {}
@@ -660,7 +660,7 @@ def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[m
 
 
 def _threads(entry: module.Function) -> int | None:
-    """Return the most threads of a block; None if the kernel does not state it."""
+    """Return the most threads per block; None if the kernel does not state it."""
     limit = entry.block_limit("reqntid") or entry.block_limit("maxntid")
     return math.prod(limit) if limit is not None else None
 
@@ -670,7 +670,7 @@ def _without_duplicates(candidates: Iterable[FatbinImage]) -> list[FatbinImage]:
 
 
 def _alike(candidates: list[FatbinImage], found: Found) -> list[FatbinImage]:
-    """Return one candidate of those that have the same PTX for the launched kernels.
+    """Return one candidate of each group with the same PTX for the launched kernels.
 
     Several files of a program may contain the same instance of a template.
     """

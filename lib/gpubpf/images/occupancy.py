@@ -1,8 +1,8 @@
-"""How many registers a kernel may use before fewer of its warps fit on the GPU.
+"""Compute how many registers a kernel may use before fewer of its warps fit on the GPU.
 
-The rules are those of cuda_occupancy.h for compute capability 5.0 and newer, without 6.0: a multiprocessor has four parts with 16,384
-registers and 16 warps each, and a warp takes registers in units of 256, which are 8 for each thread. GPUs with 12 warps per part have
-one step less: for them, a limit may be stricter than necessary.
+The rules are those of cuda_occupancy.h for compute capability 5.0 and newer, except 6.0. A multiprocessor has four parts with 16,384
+registers and 16 warps each. A warp gets registers in units of 256, which is 8 per thread. GPUs with 12 warps per part have one step
+less, so a limit may be stricter than necessary there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from gpubpf.ptx.module import Function
 
 _PARTS = 4
 _UNIT = 8  # registers per thread
-_REGISTERS = 16384 // 32  # of a part, for each lane
-_WARPS = 16  # of a part
+_REGISTERS = 16384 // 32  # per part and lane
+_WARPS = 16  # per part
 _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
 
@@ -20,8 +20,8 @@ MOST = 255  # registers per thread
 def most_registers(kernel: Function, before: int, waits: bool) -> int:
     """Return the most registers that a copy of `kernel` may use so that it can be launched wherever the original can.
 
-    before: registers of the original. waits: its blocks may wait for each other, so all that the original has resident must fit; for
-    other kernels, a block must fit.
+    before: the original's registers. waits: its blocks may wait for each other, so all blocks that are resident in the original must
+    fit. For other kernels, one block must fit.
     """
     warps = min(_WARPS, _REGISTERS // _rounded(before))
     if not waits:

@@ -1,10 +1,10 @@
-"""Find the code objects for AMD GPUs in files: in programs and libraries that hipcc built, in bundles, and by themselves.
+"""Find code objects for AMD GPUs in files: in programs and libraries that hipcc built, in bundles, and as separate files.
 
     for data in code_objects_of_file("app"):
         CodeObject(data)
 
-A bundle is `__CLANG_OFFLOAD_BUNDLE__`, a number of entries, and for each entry the offset and size of its code and the name of its
-target. Source: "Clang Offload Bundler" in Clang's documentation. Compressed bundles (`CCOB`) hold one of these.
+A bundle is `__CLANG_OFFLOAD_BUNDLE__`, the number of entries, and for each entry the offset and size of its code and its target's
+name. Source: "Clang Offload Bundler" in Clang's documentation. A compressed bundle (`CCOB`) contains one of these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST = 1 << 30  # bytes of a bundle, decompressed
 
 
 def code_objects_of_file(path: str | os.PathLike[str]) -> list[bytes]:
-    """Return the code objects in a file; none if it is something else. Raises ImageError for a damaged bundle."""
+    """Return the code objects in a file; none if it has another format. Raises ImageError for a damaged bundle."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return code_objects_of(elf.OpenFile(file.fileno(), os.fstat(file.fileno()).st_size))
@@ -36,7 +36,7 @@ def code_objects_of_file(path: str | os.PathLike[str]) -> list[bytes]:
 
 
 def code_objects_of(source: elf.ByteSource) -> list[bytes]:
-    """Return the code objects in the bytes of a file. Raises OSError, and ImageError as `code_objects_of_file`."""
+    """Return the code objects in the bytes of a file. Raises OSError if it cannot be read, and ImageError for a damaged bundle."""
     begin = source.read(0, min(source.size, len(MAGIC)))
     if begin.startswith((MAGIC, COMPRESSED)):
         return list(code_objects(source.read(0, source.size)))
@@ -50,7 +50,7 @@ def code_objects_of(source: elf.ByteSource) -> list[bytes]:
 
 
 def code_objects(data: bytes) -> Iterator[bytes]:
-    """Yield the code objects in bundles that lie one behind the other, with zeros between them. Raises ImageError."""
+    """Yield the code objects in consecutive bundles, which zeros may separate. Raises ImageError."""
     at = 0
     while at < len(data):
         if data.startswith(COMPRESSED, at):
@@ -75,7 +75,7 @@ def code_objects(data: bytes) -> Iterator[bytes]:
 
 
 def _entries(data: bytes, at: int) -> Iterator[tuple[int, int, str]]:
-    """Yield the offset, the size and the target of each entry of the bundle at an offset. Raises ImageError."""
+    """Yield the offset, size and target of each entry of the bundle at `at`. Raises ImageError."""
     at += len(MAGIC)
     elf.check_range(at, 8, len(data))
     (count,) = struct.unpack_from("<Q", data, at)
@@ -93,10 +93,10 @@ def _entries(data: bytes, at: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the content of the compressed bundle at an offset, and how many bytes the bundle takes. Raises ImageError."""
+    """Return the content of the compressed bundle at `at`, and the bundle's size in bytes. Raises ImageError."""
     elf.check_range(at, 32, len(data))
     version, method = struct.unpack_from("<HH", data, at + 4)
-    if version == 1:  # without its own size, so it is the last one
+    if version == 1:  # it does not state its size, so it is the last one
         (size,), whole, header = struct.unpack_from("<I", data, at + 8), len(data) - at, 20
     elif version == 2:
         (whole, size), header = struct.unpack_from("<II", data, at + 8), 24

@@ -1,4 +1,4 @@
-"""Name the functions at addresses in files, by the files' symbol tables (System V ABI, chapter 4)."""
+"""Find the names of functions at addresses in files, from the files' symbol tables (System V ABI, chapter 4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RUNTIME = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 @dataclass(frozen=True)
 class FunctionOffset:
-    """A function and an address in it: the demangled name without arguments, and the distance from the function's start in bytes."""
+    """A function and an address in it: the demangled name without arguments, and the offset from its start in bytes."""
 
     name: str
     offset: int
@@ -47,7 +47,7 @@ class _Functions:
 def lookup(path: str, offset: int) -> FunctionOffset | None:
     """Return the function that contains the byte at `offset` of the file `path`; None if no symbol covers it.
 
-    A return address is the address of the next instruction: look up one byte less.
+    For a return address, look up one byte less, because it is the address of the next instruction.
     """
     functions = _functions(path)
     address = elf.address_of(functions.loads, offset) if functions is not None else None
@@ -68,14 +68,14 @@ def describe(path: str, offset: int) -> str:
 
 
 def frame_of(frame: StackFrame) -> str:
-    """Return a frame of a host stack as `describe` does. In no file: the process's own name for it, or the address."""
+    """Return a frame of a host stack in the form of `describe`. Outside files, use the process's name for it or the address."""
     if frame.file:
         return describe(frame.file, max(frame.offset - 1, 0))
     return frame.symbol or f"{frame.address:#x}"
 
 
 def caller(stack: Sequence[StackFrame]) -> str:
-    """Return who called the driver: the innermost function of a host stack outside the driver and the runtime; "" without one."""
+    """Return the caller of the driver: the innermost function of a host stack outside driver and runtime; "" if there is none."""
     for frame in stack:
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):
@@ -104,7 +104,7 @@ def _read(file: Elf) -> _Functions | None:
 
     for symbols, text in file.symbol_tables(_FUNCTIONS):
         symbols = symbols[np.lexsort((symbols["size"], symbols["value"]))]
-        # Assembly may give no size: such a function extends to the next one.
+        # Assembly functions may have no size. They extend to the next function.
         following = np.append(symbols["value"][1:], np.uint64(2**64 - 1))
         ends = np.where(symbols["size"] > 0, symbols["value"] + symbols["size"], following)
         return _Functions(symbols["value"], ends, symbols["name"], text, file.loads)

@@ -1,4 +1,4 @@
-"""Find the PTX of kernels that Triton compiled, which Triton caches beside the cubin that a program loads.
+"""Find the PTX of kernels that Triton compiled. Triton caches it next to the cubin that a program loads.
 
     cache = TritonCache(pid)
     cache.ptx_of(data)              # the PTX of a cubin, found by the cubin's content
@@ -26,17 +26,17 @@ from gpubpf.process import address_space, target_files, traceable
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
 LARGEST = 64 << 20  # bytes of a cubin or PTX
-_SLACK = 64  # bytes of zeros by which a cubin in memory may be shorter or longer than its file
+_SLACK = 64  # zero bytes by which a cubin's size in memory and in its file may differ
 _LAUNCHER = re.compile(r"(/.*)/[^/]+/(?:__triton_launcher|cuda_utils)[^/]*\.so(?: \(deleted\))?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A cubin in the cache with its PTX."""
+    """A cubin in the cache that has PTX."""
 
     directory: str
     name: str  # without the suffix
-    size: int  # bytes of the cubin
+    size: int  # size of the cubin in bytes
 
 
 class TritonCache:
@@ -44,7 +44,7 @@ class TritonCache:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        # By directory: when it was changed, and what is in it.
+        # By directory: its modification time and its entries.
         self._known: dict[str, tuple[int, tuple[_Entry, ...]]] = {}
 
     def ptx_of(self, cubin: bytes) -> FatbinImage | None:
@@ -61,7 +61,7 @@ class TritonCache:
     def modules(self, names: Sequence[str]) -> Iterator[tuple[FatbinImage, FatbinImage]]:
         """Yield the cubin and the PTX of each compilation that may have the kernels `names`."""
         for entry in self._entries():
-            # Older versions append what they specialized a kernel for to the kernel's name, not to the file's.
+            # Older versions append a kernel's specializations to the kernel's name, but not to the file's.
             if any(name.startswith(entry.name) for name in names):
                 with contextlib.suppress(ImageError):
                     for cubin in fatbin.images_of_bytes(self._read(entry, ".cubin"))[:1]:
@@ -111,11 +111,11 @@ class TritonCache:
         return known[1]
 
     def _ptx(self, entry: _Entry, cubin: bytes) -> FatbinImage | None:
-        """Return the PTX of an entry, with how ptxas made the cubin of it. Raises ImageError."""
+        """Return the PTX of an entry, with ptxas's release and options from its cubin. Raises ImageError."""
         return fatbin.ptx_image(self._read(entry, ".ptx"), fatbin.ptxas_run(cubin))
 
     def _read(self, entry: _Entry, suffix: str) -> bytes:
-        """Return the content of a file; nothing if it is too large or cannot be read."""
+        """Return the content of a file; b"" if it is too large or cannot be read."""
         try:
             with target_files.acting_as(traceable.user(self._pid)):
                 file = target_files.open_path(self._pid, os.path.join(entry.directory, entry.name + suffix))
@@ -126,7 +126,7 @@ class TritonCache:
         return data if len(data) <= LARGEST else b""
 
     def _places(self) -> Iterable[str]:
-        """Return the directories in which the process may have caches, as it names them."""
+        """Return the directories that may contain caches of the process, in the process's own naming."""
         environment: dict[bytes, bytes] = {}
         with contextlib.suppress(OSError):
             for variable in Path(f"/proc/{self._pid}/environ").read_bytes().split(b"\0"):
@@ -149,7 +149,7 @@ class TritonCache:
 
 
 def _home(pid: int) -> str:
-    """Return the home directory of the process's user, from the /etc/passwd that the process sees; "" if that has none."""
+    """Return the home directory of the process's user, from the process's /etc/passwd; "" if that has none."""
     uid = str(traceable.user(pid).uid)
     with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
         for line in file.read(1 << 20).decode("utf-8", "surrogateescape").split("\n"):
