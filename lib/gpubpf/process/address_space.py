@@ -1,7 +1,7 @@
-"""The address space of a running process: its mappings, its memory, and the libraries in it.
+"""The address space of a running process: its mappings, its memory, and its libraries.
 
-Libraries are read through the process, not by their paths. That also works for deleted files, in containers, and for other users.
-All data from the process is untrusted.
+Libraries are read through the process, not by path. That also works for deleted files, in containers, and for other users. All data
+from the process is untrusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpubpf import elf
 from gpubpf.process import target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
-AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # path of the mapped file
+AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
 
 
 def parse(data: bytes, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
-    """Return the mappings that a file like /proc/PID/maps lists: all, or those of files whose paths match `of`."""
+    """Return the mappings listed in data like /proc/PID/maps: all, or those of files whose paths match `of`."""
     found = []
     for line in _lines(data):
         if of is not None and not of.match(line, max(line.find("/"), 0)):
@@ -75,7 +75,7 @@ def parse(data: bytes, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]
 
 
 def _lines(data: bytes) -> list[str]:
-    # Not splitlines: paths can contain characters that it takes for the end of a line. The kernel escapes line feeds only.
+    # Not splitlines, which splits at more characters than line feeds. Paths can contain those; the kernel only escapes line feeds.
     return data.decode("utf-8", "replace").split("\n")
 
 
@@ -105,7 +105,7 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
 
 
 def executed_another_program(pid: int) -> bool:
-    """Return whether a process that had the agent has executed another program, so that the agent is no longer mapped."""
+    """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped."""
     try:
         mapped = mappings(pid)
     except OSError:
@@ -114,7 +114,7 @@ def executed_another_program(pid: int) -> bool:
 
 
 class Memory:
-    """/proc/PID/mem. Raises OSError for addresses that are not mapped, and when the process has ended."""
+    """/proc/PID/mem. Raises OSError for unmapped addresses, and if the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -129,7 +129,7 @@ class Memory:
         self.close()
 
     def some(self, address: int, size: int) -> bytes:
-        """Return up to `size` bytes; fewer, or none, if not all of them are mapped."""
+        """Return up to `size` bytes; fewer, or none, if they are not all mapped."""
         try:
             return os.pread(self.file, size, address)
         except (OSError, OverflowError):
@@ -149,7 +149,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identifies a file with its contents: nobody can change or replace the file and keep all of these values."""
+    """Identifies a file and its contents: no one can change or replace the file and keep all of these values."""
 
     device: int
     inode: int
@@ -161,7 +161,7 @@ _local: dict[str, bool] = {}
 
 
 def _is_local(device: str) -> bool:
-    """Return whether a device, as in /proc/PID/maps, is a file system that is also mounted here and that the kernel itself serves."""
+    """Return whether a device from /proc/PID/maps is a file system that is also mounted here and is served by the kernel itself."""
     if not _local.get(device):
         with contextlib.suppress(OSError):
             for line in _lines(Path("/proc/self/mountinfo").read_bytes()):
@@ -176,10 +176,10 @@ def _is_local(device: str) -> bool:
 
 @contextlib.contextmanager
 def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, elf.AddressSpace, int]]:
-    """Open a library for reading: yield its identity, what to read it from, and its base address there.
+    """Open a library for reading. Yield its identity, the source to read from, and its base address in the source.
 
-    This is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is None:
-    the process may have changed the library there, so what is read holds for this process only. A file in a FUSE file system is
+    The source is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is
+    None: the process may have changed the library there, so the data is valid for this process only. A file in a FUSE file system is
     not opened, because the program that serves it may never answer.
     """
     first = library.mappings[0]

@@ -1,4 +1,4 @@
-"""Use eBPF in the Linux kernel by system calls: create maps, load and attach programs, read ring buffers.
+"""Use eBPF in the Linux kernel through system calls: create maps, load and attach programs, read ring buffers.
 
 The calls go through ctypes, so a tool with prebuilt programs starts without bcc, clang and kernel headers. Numbers and structures are
 those of include/uapi/linux/bpf.h and perf_event.h. All functions raise OSError if the kernel refuses.
@@ -34,11 +34,11 @@ _MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
 KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
 # enum bpf_map_type
 HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, RINGBUF = 1, 2, 4, 5, 6, 10, 27
-NO_PREALLOC, MMAPABLE = 1 << 0, 1 << 10  # BPF_F_NO_PREALLOC, BPF_F_MMAPABLE: flags of a map
+NO_PREALLOC, MMAPABLE = 1 << 0, 1 << 10  # map flags BPF_F_NO_PREALLOC, BPF_F_MMAPABLE
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
-# Lines of the verifier's log that only say where it is, and what registers hold.
+# Lines of the verifier's log that only state its position and the registers' contents.
 _NO_MESSAGE = re.compile(
     r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
 )
@@ -57,7 +57,7 @@ class Rejected(OSError):
         self.log = log
 
     def reason(self) -> tuple[str, int | None]:
-        """Return the verifier's last message, and the number of the instruction that it is about, if the log says."""
+        """Return the verifier's last message, and the number of the instruction that it refers to, if the log has it."""
         lines = [
             s for line in self.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")
         ]
@@ -73,14 +73,13 @@ class Rejected(OSError):
 
 
 def possible_cpus() -> int:
-    """Return the number of possible CPUs: an element of a per-CPU map has so many values."""
+    """Return the number of possible CPUs, which is the number of values in an element of a per-CPU map."""
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1]
     return int(last.split("-")[-1]) + 1
 
 
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, name: str = "") -> int:
-    """Create a map. Return its file descriptor. `entries` 0: one for each possible CPU. `name` is shown by bpftool; it is cut off
-    after 15 characters."""
+    """Create a map. Return its file descriptor. `entries` 0: one per possible CPU. bpftool shows 15 characters of `name`."""
     label = "".join(c for c in name if c.isascii() and (c.isalnum() or c in "_."))[:15].encode()
     attributes = struct.pack("<7I16s", kind, key, value, entries or possible_cpus(), flags, 0, 0, label)
     return bpf(_MAP_CREATE, attributes)[0]
@@ -100,7 +99,7 @@ def delete(file: int, key: bytes) -> None:
 
 
 def lookup(file: int, key: bytes, size: int) -> bytes | None:
-    """Return an element's value, of `size` bytes (for a per-CPU map: of all CPUs); None if the map has no such element."""
+    """Return an element's value of `size` bytes (for a per-CPU map: of all CPUs); None if the map has no such element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
     try:
         bpf(_MAP_LOOKUP, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), 0))
@@ -110,7 +109,7 @@ def lookup(file: int, key: bytes, size: int) -> bytes | None:
 
 
 def value_bytes(kind: int, value_size: int) -> int:
-    """Return the size of an element's value as the kernel returns it: for a per-CPU map of all CPUs, each padded to 8 bytes."""
+    """Return the size of an element's value as the kernel returns it: for a per-CPU map, of all CPUs, each padded to 8 bytes."""
     return (value_size + 7 & ~7) * possible_cpus() if kind in _PERCPU else value_size
 
 
@@ -118,7 +117,7 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
     """Return the keys and the values (see `value_bytes`) of all elements, each concatenated. Elements may be missing if the map
     changes meanwhile."""
     size = value_bytes(kind, value_size)
-    room = min(entries, 4096) + 1024  # a whole bucket of a hash table has to fit
+    room = min(entries, 4096) + 1024  # a whole bucket of a hash table must fit
     keys, values = ctypes.create_string_buffer(room * key_size), ctypes.create_string_buffer(room * size)
     at = ctypes.create_string_buffer(max(key_size, 8))
     found: list[tuple[bytes, bytes]] = []
@@ -153,11 +152,11 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
 
 
 def load_program(kind: int, code: bytes, license: str = "GPL", name: str = "", attach: int = 0) -> int:
-    """Load a program. Return its file descriptor. `attach`: the expected attach type, for kinds of programs that need one. Raises
-    Rejected if the verifier refuses."""
+    """Load a program. Return its file descriptor. `attach`: the expected attach type, for program kinds that need one. Raises Rejected
+    if the verifier refuses it."""
     try:
         return _load(kind, code, license, name, attach, None)
-    except PermissionError:  # a capability is missing, or the verifier found that a pointer leaks
+    except PermissionError:  # a capability is missing, or the verifier found a leaking pointer
         log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
             return _load(kind, code, license, name, attach, log)
@@ -198,8 +197,8 @@ def _load(
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the kernel counted for a program. `runs` and their total time are counted while statistics are enabled. `missed` runs are
-    always counted: the program was skipped because the CPU was inside another program."""
+    """The kernel's counts for a program. `runs` and their total time are only counted while statistics are enabled. `missed` is always
+    counted: the program was skipped because the CPU was inside another program."""
 
     runs: int
     total_ns: int
@@ -207,7 +206,7 @@ class Statistics:
 
 
 def enable_statistics() -> int:
-    """Make the kernel count the runs of every program. Return a file descriptor; closing it ends this."""
+    """Make the kernel count the runs of every program. Return a file descriptor; closing it stops the count."""
     return bpf(_ENABLE_STATISTICS, struct.pack("<I", 0))[0]
 
 
@@ -222,14 +221,14 @@ def statistics(program: int) -> Statistics:
 
 
 def uprobe_type() -> int:
-    """Return the event type for uprobes of perf_event_open(2). Raises OSError if the kernel has no uprobes."""
+    """Return perf_event_open(2)'s event type for uprobes. Raises OSError if the kernel has no uprobes."""
     return int(_UPROBE_TYPE.read_text())
 
 
 def attach_uprobe(program: int, path: str, offset: int, returns: bool = False) -> int:
-    """Attach a KPROBE program to the instruction at `offset` in a file: it runs in any process that executes it.
+    """Attach a KPROBE program to the instruction at `offset` in a file. It runs in any process that executes the instruction.
 
-    `returns`: it runs when the function that begins there returns. Return a file descriptor; closing it detaches the program.
+    `returns`: run it when the function that begins there returns. Return a file descriptor; closing it detaches the program.
     """
     kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
@@ -246,8 +245,8 @@ def link_uprobes(
 ) -> int:
     """Attach a program to many instructions of a file at once: to all or none. Return a file descriptor; closing it detaches.
 
-    `cookies`: what bpf_get_attach_cookie returns at each offset. `attach`: UPROBE_MULTI or UPROBE_SESSION, the attach type with which
-    the program was loaded. A session program runs at the function's entry, and if it returned 0 there, also at the return.
+    `cookies`: the results of bpf_get_attach_cookie at each offset. `attach`: UPROBE_MULTI or UPROBE_SESSION, the attach type with
+    which the program was loaded. A session program runs at the function's entry and, if it returned 0 there, also at the return.
     """
     name = ctypes.create_string_buffer(path.encode())
     at = (ctypes.c_uint64 * len(offsets))(*offsets)
@@ -285,7 +284,7 @@ def attach_raw_tracepoint(program: int, name: str) -> int:
 
 
 def raw_arguments(name: str, count: int) -> bool:
-    """Return whether a raw tracepoint has at least `count` arguments: the kernel refuses a program that reads beyond the last one.
+    """Return whether a raw tracepoint has at least `count` arguments: the kernel refuses programs that read beyond the last one.
 
     Raises Error if there is no such tracepoint, and PermissionError without the capabilities.
     """
@@ -323,7 +322,7 @@ def _attach(program: int, kind: int, config: int, config1: int, config2: int) ->
 def tracefs() -> Iterator[Path]:
     """Yield the directory of tracefs, where the kernel describes its tracepoints.
 
-    If it is not mounted, this mounts it detached: in no directory, visible to no other process, and gone when its file descriptor is
+    If it is not mounted, mount it detached: in no directory, invisible to other processes, and removed when its file descriptor is
     closed. Raises Error if that is not possible either.
     """
     for directory in _TRACEFS:
@@ -351,7 +350,7 @@ def tracefs() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Tracepoint:
-    """A tracepoint. `number`: for `attach_tracepoint`. `fields`: (offset, size) in the record that programs receive, by name."""
+    """A tracepoint. `number`: for `attach_tracepoint`. `fields`: by name, (offset, size) in the record that programs receive."""
 
     number: int
     fields: dict[str, tuple[int, int]]
@@ -377,10 +376,10 @@ def tracepoint(name: str) -> Tracepoint:
 
 
 def start_closing(files: Sequence[int]) -> list[threading.Thread]:
-    """Close events and programs in parallel, since the kernel waits up to 0.1 s for each until no CPU is inside. Return the threads
-    that do it. Events are disabled at once."""
+    """Close events and programs in parallel, because the kernel waits up to 0.1 s for each until no CPU is inside. Return the closing
+    threads. Events are disabled at once."""
     for file in files:
-        with contextlib.suppress(OSError):  # fails for a program, which is not an event
+        with contextlib.suppress(OSError):  # fails for programs, which are not events
             fcntl.ioctl(file, _PERF_DISABLE, 0)
     threads = [threading.Thread(target=os.close, args=(file,)) for file in files]
     for thread in threads:
@@ -400,7 +399,7 @@ def close_all(files: Sequence[int]) -> None:
 class BpfRingBuffer:
     """A reader for a BPF_MAP_TYPE_RINGBUF that reads many records at once (kernel: Documentation/bpf/ringbuf.rst).
 
-    The kernel maps two pages, with the consumer and the producer position, and then the data twice in a row, so that every record is
+    The kernel maps two pages, with the consumer and the producer position, and then the data twice in a row. So every record is
     contiguous.
     """
 
@@ -413,12 +412,12 @@ class BpfRingBuffer:
         self._produced = mmap.mmap(file, page + 2 * capacity, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # an array of a caller still refers to it
+        with contextlib.suppress(BufferError):  # a caller's array still refers to it
             self._produced.close()
         self._consumed.close()
 
     def records(self) -> list[bytes]:
-        """Return and consume the records that are there, in order, each with its own size. Slow: for few records."""
+        """Return and consume the available records, in order, each with its own size. Slow, so only for few records."""
         taken = []
         at = int.from_bytes(self._consumed[:8], "little")
         end = int.from_bytes(self._produced[:8], "little")
@@ -435,7 +434,7 @@ class BpfRingBuffer:
         return taken
 
     def read(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return and consume the records that are there, in order. Records whose size is not that of `dtype` are skipped."""
+        """Return and consume the available records, in order. Records whose size differs from `dtype` are skipped."""
         import numpy as np
 
         taken: list[np.ndarray[Any, Any]] = [np.empty(0, dtype)]

@@ -1,7 +1,7 @@
 """Run a function on a thread that ends afterwards.
 
-Linux keeps some state per thread, not per process: which threads it traces, its capabilities, its user. With the thread, that state
-ends.
+Linux keeps some state per thread, not per process: which threads it traces, its capabilities, its user. That state ends with the
+thread.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def run(work: Callable[[], T], name: str) -> T:
-    """Call `work` on a new thread; return what it returns, or raise what it raises.
+    """Call `work` on a new thread. Return its result, or raise its exception.
 
-    The kernel has removed the thread by then, so every thread that it still traced runs on. `name` is the thread's name.
+    The kernel has removed the thread by then, so every thread that it still traced continues. `name`: the thread's name.
     """
     results: list[T] = []
     errors: list[BaseException] = []

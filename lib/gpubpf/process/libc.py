@@ -1,6 +1,6 @@
-"""The C library of this process, and system calls that Python has no function for.
+"""The C library of this process, and system calls that have no Python function.
 
-This is the only place that binds the C library with ctypes.
+Only this module binds the C library with ctypes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 from gpubpf.process import syscalls
 
 _ARENA_MAX = -8  # M_ARENA_MAX, malloc.h
-BPF_ATTRIBUTES = 144  # bytes of union bpf_attr that `bpf` passes; the kernel requires unused bytes to be 0
+BPF_ATTRIBUTES = 144  # size of the union bpf_attr that `bpf` passes; the kernel requires unused bytes to be 0
 
 library = ctypes.CDLL(None, use_errno=True)
 library.syscall.restype = ctypes.c_long
-library_with_gil = ctypes.PyDLL(None, use_errno=True)  # calls keep Python's global interpreter lock
+library_with_gil = ctypes.PyDLL(None, use_errno=True)  # calls hold Python's global interpreter lock
 
 
 def last_error(path: str | None = None) -> OSError:
@@ -25,7 +25,7 @@ def last_error(path: str | None = None) -> OSError:
 
 
 def system_call(name: str, *arguments: int) -> int:
-    """Make a system call, named as in `syscalls`, and return its result. Addresses are passed as integers. Raises OSError."""
+    """Make a system call, named as in `syscalls`, and return its result. Pass addresses as integers. Raises OSError."""
     result = int(library.syscall(*(ctypes.c_long(a) for a in (syscalls.number(name), *arguments))))
     if result < 0:
         raise last_error()
@@ -33,10 +33,10 @@ def system_call(name: str, *arguments: int) -> int:
 
 
 def bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> tuple[int, bytes]:
-    """Call bpf(2). Return its result, and the attributes as the kernel left them.
+    """Call bpf(2). Return its result, and the attributes as modified by the kernel.
 
-    `attributes`: the beginning of a union bpf_attr. Pass a buffer of BPF_ATTRIBUTES bytes to read what the kernel left there
-    after an error. Raises OSError.
+    `attributes`: the beginning of a union bpf_attr. Pass a buffer of BPF_ATTRIBUTES bytes to read the kernel's changes after an error.
+    Raises OSError.
     """
     if isinstance(attributes, bytes):
         attributes = bpf_attributes(attributes)
@@ -52,7 +52,7 @@ def bpf_attributes(attributes: bytes) -> ctypes.Array[ctypes.c_char]:
 def limit_malloc_arenas() -> None:
     """Let all threads of this process share two malloc arenas.
 
-    By default the C library gives each thread its own arena, and each keeps some MB. A tool runs one of its threads at a time,
-    except inside NumPy and the kernel, so two arenas are enough. Call this only in the tool's own process.
+    By default, the C library gives each thread its own arena, and each keeps several MB. A tool runs only one of its threads at a
+    time, except inside NumPy and the kernel, so two arenas are enough. Call this only in the tool's own process.
     """
     library.mallopt(_ARENA_MAX, 2)

@@ -1,16 +1,16 @@
-"""Drop privileges: capabilities that are no longer needed, and all of them for code that parses a traced process's data.
+"""Drop privileges: capabilities that are no longer needed, and all capabilities for code that parses a traced process's data.
 
 Capabilities and user IDs belong to threads (capabilities(7), credentials(7)). The C library's functions would change them for all
 threads, so this module makes the system calls itself.
 
     privileges = Privileges()
     privileges.keep(MEASURING, True)        # once everything is attached; other threads follow at their next `apply`
-    run_unprivileged(run_ptxas, (path,))    # as an unused user, where root is not needed
+    run_unprivileged(run_ptxas, (path,))    # as an unused user, if root is not needed
 
-Child processes inherit the privileges of the thread that starts them. In `run_unprivileged` they have no capability, and gain none by
-executing a set-user-ID program. If the tool runs as root, they also get an unused user ID, so that no other process can touch their
-files. The ID is one of those that systemd assigns to services, 61184 to 65519. If such a user cannot run a program, or a container
-has no such ID, the thread stays root without capabilities.
+Child processes inherit the privileges of the thread that starts them. In `run_unprivileged`, they have no capability, and gain none by
+executing a set-user-ID program. If the tool runs as root, they also get an unused user ID, so that no other process can access their
+files. The ID is one of those that systemd assigns to services, 61184 to 65519. If such a user cannot run a program, or a container has
+no such ID, the thread stays root without capabilities.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MEASURING = frozenset(
 )
 # For loading eBPF programs into the kernel, for processes that start later.
 PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
-# For attaching to further running processes.
+# For attaching to more running processes.
 JOINING = frozenset((SYS_NICE,))
 
 _FIRST_USER, _LAST_USER = 61184, 65519
@@ -77,10 +77,10 @@ def _limit(kept: Iterable[int]) -> None:
     _prctl(_AMBIENT, _AMBIENT_CLEAR)
     for n in range(64):
         if not bits >> n & 1:
-            _prctl(_BOUNDING_DROP, n)  # fails without CAP_SETPCAP, but then there is nothing to drop
+            _prctl(_BOUNDING_DROP, n)  # without CAP_SETPCAP, this fails, but then there is nothing to drop
     values = _get()
     masks = (bits & 0xFFFFFFFF, bits >> 32)
-    # The words are the effective, permitted and inheritable sets. Nothing is inheritable.
+    # The words are the effective, permitted and inheritable sets. Make nothing inheritable.
     limited = [word & masks[i // 3] if i % 3 < 2 else 0 for i, word in enumerate(values)]
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("<6I", *limited), 24)
@@ -88,21 +88,21 @@ def _limit(kept: Iterable[int]) -> None:
 
 
 class Privileges:
-    """The capabilities of a measurement's threads. Each thread drops its own, in `apply`, when `keep` has been called."""
+    """The capabilities of a measurement's threads. After `keep`, each thread drops its own in `apply`."""
 
     def __init__(self) -> None:
         self._kept: frozenset[int] | None = None
         self._thread = threading.local()
 
     def keep(self, kept: Iterable[int], here: bool) -> None:
-        """Set the capabilities that are needed from now on. `here`: this thread drops all others at once, for good, and for the
-        processes that it starts. Raises SessionError."""
+        """Set the capabilities that are needed from now on. `here`: this thread permanently drops all others at once, for itself and
+        the processes that it starts. Raises SessionError."""
         self._kept = frozenset(kept)
         if here:
             self.apply()
 
     def apply(self) -> None:
-        """Drop what this thread no longer needs. Call it before handling data from a traced process. Raises SessionError."""
+        """Drop capabilities that this thread no longer needs. Call it before handling a traced process's data. Raises SessionError."""
         kept = self._kept
         if kept is None or getattr(self._thread, "kept", None) == kept:
             return
@@ -117,10 +117,10 @@ class Privileges:
 
 
 def drop_all(programs: Sequence[str] = ()) -> bool:
-    """Drop all privileges of this thread and of the processes that it will start: all capabilities, and for root the user ID.
+    """Drop all privileges of this thread and of the processes that it will start: all capabilities and, for root, the user ID.
 
-    Return False if the thread remains root: an unused user cannot run `programs`, cannot create files in the temporary directory,
-    or does not exist here.
+    Return False if the thread remains root: an unused user cannot run `programs`, cannot create files in the temporary directory, or
+    does not exist here.
     """
     _prctl(_NO_NEW_PRIVS, 1)
     other = os.geteuid() == 0 and _usable_by_anyone(programs) and _become_unused_user()
@@ -159,13 +159,13 @@ def _become_unused_user() -> bool:
         system_call("setgroups", 0, 0)
         system_call("setresgid", user, user, user)
         system_call("setresuid", user, user, user)
-    except OSError:  # the user namespace has no such ID, or it is not allowed
+    except OSError:  # the user namespace has no such ID, or the switch is not allowed
         return False
     return True
 
 
 def run_unprivileged(function: Callable[[], T], programs: Sequence[str] = ()) -> T:
-    """Call `function` on a thread without privileges (see `drop_all`); return what it returns, or raise what it raises.
+    """Call `function` on a thread without privileges (see `drop_all`). Return its result, or raise its exception.
 
     Files that it creates belong to the unused user. Processes that it starts have no privileges either.
     """

@@ -1,15 +1,15 @@
-"""Stop and read threads of another process with ptrace(2), and detach so that the process does not notice.
+"""Stop and read threads of another process with ptrace(2), and detach without the process noticing.
 
-A stop wakes a thread from the system call in which it sleeps. The kernel restarts most system calls by itself. Those of
-`_NOT_RESTARTED` would return EINTR to the program, although no signal arrived. `_hide_stop` makes the kernel restart them, too: it
-sets the result with which the kernel requests a restart. It does so as soon as `poll` sees the stop, because the tool may be killed
-at any later moment. A signal that arrives at that very moment still causes EINTR.
-(A call such as epoll_wait then starts its timeout again. Calls that the kernel restarts by itself keep their deadline.)
+A stop wakes a thread from the system call in which it sleeps. The kernel itself restarts most system calls. Those in `_NOT_RESTARTED`
+would return EINTR to the program, although no signal arrived. `_hide_stop` makes the kernel restart them too, by setting the result
+with which the kernel requests a restart. It does so as soon as `poll` sees the stop, because the tool may be killed at any later
+moment. A signal that arrives at that very moment still causes EINTR.
+(A call such as epoll_wait then restarts its timeout. Calls that the kernel restarts itself keep their deadline.)
 
-Make all calls for one traced thread from the Python thread that created the `TracedThread`. They hold Python's global interpreter
-lock: the process is stopped meanwhile, so do not wait for another thread of this one. When the tracing thread ends, the kernel
-detaches whatever it still traces. If the process is a child of this one, no other thread may wait for it meanwhile (`Popen.poll`):
-it would take a stop for the end of the process.
+Make all calls for one traced thread from the Python thread that created the `TracedThread`. They hold Python's global interpreter lock
+while the process is stopped, so do not wait for another thread of this process meanwhile. When the tracing thread ends, the kernel
+detaches all threads that it still traces. If the traced process is a child of this one, no other thread may wait for it meanwhile
+(`Popen.poll`), because it would mistake a stop for the end of the process.
 x86-64 only. Numbers and structures are those of include/uapi/linux/ptrace.h and asm/ptrace.h.
 """
 
@@ -36,7 +36,7 @@ _ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_
 _SEIZE, _INTERRUPT, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 0x4204, 0x4205
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _DETACH = 7, 12, 13, 24, 17
 _GETSIGMASK, _SETSIGMASK, _SECCOMP_GET_FILTER, _RSEQ = 0x420A, 0x420B, 0x420C, 0x420F
-# A filter has at most BPF_MAXINSNS (4096) instructions of 8 bytes, and all filters of a thread together at most 32768.
+# A filter has at most BPF_MAXINSNS (4096) instructions of 8 bytes. All filters of a thread have at most 32768 in total.
 _FILTER_BYTES, _MOST_FILTERS = 8 * 4096, 512
 _OPTION_SYSGOOD, _OPTION_SUSPEND_SECCOMP = 1, 1 << 21
 _EVENT_STOP, _NT_XSTATE = 128, 0x202
@@ -46,7 +46,7 @@ _P_PID = 1
 _EACH = 50e-6  # seconds: each thread must be scheduled before it stops
 _STOPS = (4, 5)  # CLD_TRAPPED, CLD_STOPPED
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
-_XSTATE_BYTES = 16384  # of the buffer; the kernel returns the actual size
+_XSTATE_BYTES = 16384  # buffer size; the kernel returns the actual size
 
 EINTR_RESULT = -errno.EINTR & (1 << 64) - 1
 # ERESTART_RESTARTBLOCK: the kernel keeps the deadline (nanosleep, poll, futex with a timeout).
@@ -56,7 +56,7 @@ _RESTART_NO_HANDLER = -514 & (1 << 64) - 1
 RESTARTS = frozenset(-n & (1 << 64) - 1 for n in (512, 513, 514)) | {RESTART_BLOCK}  # ERESTARTSYS …
 NO_SYSCALL = (1 << 64) - 1
 
-# signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect: they have already had effect.
+# signal(7), "Interruption of system calls and library functions by stop signals". Not close and connect, which already had an effect.
 _NOT_RESTARTED = syscalls.numbers("""
     read write readv writev
     accept sendto recvfrom sendmsg recvmsg accept4 recvmmsg sendmmsg
@@ -113,7 +113,7 @@ class ThreadEnded(Exception):
 
 
 class TraceRefused(Exception):
-    """The kernel does not let this process trace the thread (`errno`)."""
+    """The kernel refuses to let this process trace the thread (`errno`)."""
 
     def __init__(self, code: int) -> None:
         super().__init__(os.strerror(code))
@@ -133,10 +133,10 @@ class TracedThread:
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
-        self.status: int | None = None  # of the stop: signal | event << 8; None: it runs
+        self.status: int | None = None  # the stop's signal | event << 8; None: it runs
         self.detached = False
         self.pause: Callable[[float], None] = time.sleep  # called in `wait`
-        self._registers: Registers | None = None  # as read in this stop
+        self._registers: Registers | None = None  # cached while the thread is stopped
         self._info = ctypes.create_string_buffer(128)
         _call(_SEIZE, tid, 0, _OPTION_SYSGOOD)
 
@@ -153,7 +153,7 @@ class TracedThread:
         kinds = _WEXITED | _WSTOPPED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD
         if _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0:
             raise ThreadEnded
-        pid, _, status = struct.unpack_from("=iIi", self._info, 16)  # of siginfo_t: si_pid, si_uid, si_status
+        pid, _, status = struct.unpack_from("=iIi", self._info, 16)  # siginfo_t: si_pid, si_uid, si_status
         if not pid:
             return False
         if struct.unpack_from("=i", self._info, 8)[0] not in _STOPS:
@@ -165,7 +165,7 @@ class TracedThread:
         return True
 
     def _hide_stop(self) -> None:
-        """Set the registers with which the thread must continue so that the program does not notice the stop."""
+        """Set the registers so that the program does not notice the stop when it continues."""
         registers = self.registers()
         if registers.rax == EINTR_RESULT and registers.orig_rax in _NOT_RESTARTED:
             changed = registers.copy()
@@ -175,7 +175,7 @@ class TracedThread:
     def check(self) -> None:
         """Raise ThreadEnded if the thread was killed while it was stopped."""
         ctypes.memset(self._info, 0, 32)
-        kinds = _WEXITED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD  # a stop is also reported again
+        kinds = _WEXITED | _WNOWAIT | _WNOHANG | _WALL | _WNOTHREAD  # this also reports a stop again
         failed = _libc.waitid(_P_PID, self.tid, self._info, kinds) != 0
         code, _, pid = struct.unpack_from("=iii", self._info, 8)
         if failed or (pid and code not in _STOPS):
@@ -183,12 +183,12 @@ class TracedThread:
             raise ThreadEnded
 
     def _reap(self) -> None:
-        """Wait for a thread that has ended: nobody else does so, and the parent of a process only sees its end afterwards."""
+        """Wait for a thread that has ended: no one else does so, and a process's parent is notified of its end only afterwards."""
         if self.tid != self.pid or parent(self.pid) != os.getpid():
             _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
 
     def wait(self, until: float) -> bool:
-        """Wait until the thread is stopped, or until the time `until` (time.monotonic). Return whether it is stopped."""
+        """Wait until the thread is stopped, or until time `until` (time.monotonic). Return whether it is stopped."""
         turns = 0
         while not self.poll():
             if time.monotonic() > until:
@@ -202,19 +202,19 @@ class TracedThread:
 
     @property
     def signal(self) -> int:
-        """The signal that stopped the thread and has to be delivered to it; 0: none."""
+        """The signal that stopped the thread and must be delivered to it; 0 if there is none."""
         if self.status is None or self.status >> 8 or self.status == _SYSCALL_STOP:
             return 0
         return self.status
 
     @property
     def interrupted(self) -> bool:
-        """Whether `interrupt` caused this stop, and nothing else."""
+        """Whether this stop was caused only by `interrupt`."""
         return self.status == signal.SIGTRAP | _EVENT_STOP << 8
 
     @property
     def at_syscall(self) -> bool:
-        """Whether the thread is stopped at the entry or the exit of a system call, after `to_syscall`."""
+        """Whether the thread is stopped at the entry or exit of a system call, after `to_syscall`."""
         return self.status == _SYSCALL_STOP
 
     def to_syscall(self) -> None:
@@ -223,15 +223,15 @@ class TracedThread:
         _call(_SYSCALL, self.tid)
 
     def to_user(self) -> None:
-        """Continue to where the kernel returns to user space, after signal delivery, and stop there."""
-        self.interrupt()  # any other stop cancels it
+        """Continue to the point where the kernel returns to user space, after signal delivery, and stop there."""
+        self.interrupt()  # any other stop cancels the interrupt
         self.status = self._registers = None
         _call(_CONT, self.tid)
 
     # --- state ---
 
     def registers(self) -> Registers:
-        """Return the general registers. Change only a copy of them."""
+        """Return the general registers. Do not change them; change a copy."""
         if self._registers is None:
             registers = Registers()
             _call(_GETREGS, self.tid, 0, ctypes.addressof(registers))
@@ -243,7 +243,7 @@ class TracedThread:
         _call(_SETREGS, self.tid, 0, ctypes.addressof(registers))
 
     def xstate(self) -> bytes:
-        """Return all registers except the general ones, in the layout of XSAVE."""
+        """Return all other registers, in the layout of XSAVE."""
         buffer = ctypes.create_string_buffer(_XSTATE_BYTES)
         vector = _Iovec(ctypes.addressof(buffer), _XSTATE_BYTES)
         _call(_GETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
@@ -255,7 +255,7 @@ class TracedThread:
         _call(_SETREGSET, self.tid, _NT_XSTATE, ctypes.addressof(vector))
 
     def blocked_signals(self) -> int:
-        """Return the signal mask; inside a call such as ppoll, the mask that is restored when the call returns."""
+        """Return the signal mask. Inside a call such as ppoll, it is the mask that is restored when the call returns."""
         mask = ctypes.c_uint64()
         _call(_GETSIGMASK, self.tid, 8, ctypes.addressof(mask))
         return mask.value
@@ -265,7 +265,7 @@ class TracedThread:
         _call(_SETSIGMASK, self.tid, 8, ctypes.addressof(value))
 
     def restartable_sequence(self) -> int:
-        """Return the address of the thread's struct rseq; 0: it has none, or the kernel does not tell."""
+        """Return the address of the thread's struct rseq; 0 if it has none or the kernel does not report it."""
         configuration = ctypes.create_string_buffer(24)
         try:
             _call(_RSEQ, self.tid, 24, ctypes.addressof(configuration))
@@ -274,7 +274,7 @@ class TracedThread:
         return int.from_bytes(configuration.raw[:8], "little")
 
     def suspend_seccomp(self) -> bool:
-        """Suspend the thread's seccomp filters while it is traced. Requires CAP_SYS_ADMIN; return whether it succeeded."""
+        """Suspend the thread's seccomp filters while it is traced, which requires CAP_SYS_ADMIN. Return whether it succeeded."""
         try:
             _call(0x4200, self.tid, 0, _OPTION_SYSGOOD | _OPTION_SUSPEND_SECCOMP)
         except TraceRefused:
@@ -282,8 +282,7 @@ class TracedThread:
         return True
 
     def filters(self) -> list[bytes]:
-        """Return the thread's seccomp filters, each an array of struct sock_filter. Empty if the kernel does not give them: that
-        requires CAP_SYS_ADMIN."""
+        """Return the thread's seccomp filters, each an array of struct sock_filter. Empty without CAP_SYS_ADMIN, which it requires."""
         found: list[bytes] = []
         buffer = ctypes.create_string_buffer(_FILTER_BYTES)
         while len(found) < _MOST_FILTERS:
@@ -293,16 +292,16 @@ class TracedThread:
             found.append(ctypes.string_at(buffer, 8 * count))
         return found
 
-    # --- end ---
+    # --- detach ---
 
     def detach(self, signal_number: int = 0) -> None:
-        """Stop tracing the thread, which continues with this signal; 0: none."""
+        """Stop tracing the thread. It continues with this signal; 0: none."""
         with contextlib.suppress(ThreadEnded):
             _call(_DETACH, self.tid, 0, signal_number)
             self.detached = True
 
     def release(self) -> bool:
-        """Stop tracing the thread, which continues where it stopped, with its pending signal. Return False if it is ending."""
+        """Stop tracing the thread. It continues where it stopped, with its pending signal. Return False if it is ending."""
         self.detach(self.signal)
         return self.detached
 
@@ -317,7 +316,7 @@ def threads_of(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BlockedCall:
-    """The system call in which a thread sleeps, as /proc/PID/task/TID/syscall shows it without a stop."""
+    """The system call in which a thread sleeps, as shown by /proc/PID/task/TID/syscall without a stop."""
 
     number: int
     arguments: tuple[int, ...]
@@ -326,7 +325,7 @@ class BlockedCall:
 
 
 def blocked_call(pid: int, tid: int) -> BlockedCall | None:
-    """Return the system call in which a thread sleeps; None: it runs, or that cannot be read."""
+    """Return the system call in which a thread sleeps; None if it is running or the call cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
     except OSError:
@@ -339,7 +338,7 @@ def blocked_call(pid: int, tid: int) -> BlockedCall | None:
 
 
 def parent(pid: int) -> int:
-    """Return the ID of the parent process; 0: not known."""
+    """Return the ID of the parent process; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
@@ -366,7 +365,7 @@ class NotStopped(Exception):
     """A thread could not be stopped in time. All threads continue."""
 
 
-# A child may run in the same memory meanwhile.
+# During these calls, a child may be running in the same memory.
 _CREATES_PROCESSES = syscalls.numbers("clone fork vfork clone3")
 
 
@@ -374,17 +373,17 @@ _CREATES_PROCESSES = syscalls.numbers("clone fork vfork clone3")
 def stopped(pid: int, patience: float = 0.005) -> Iterator[StoppedProcess]:
     """Stop all threads of `pid` while the block runs, including threads that are created meanwhile.
 
-    A thread that sleeps in the kernel and cannot be woken counts as stopped: it executes no instruction of the program before it
-    stops. It is detached when it has woken, or when the calling thread ends. So call this on a thread of its own
+    A thread that sleeps in the kernel and cannot be woken counts as stopped, because it executes no instruction of the program before
+    it stops. It is detached when it has woken, or when the calling thread ends. So call this on a separate thread
     (`fresh_thread.run`).
 
-    Raises NotStopped if, after `patience` seconds and some more for each thread, a thread still runs or is creating a process.
-    Raises ThreadEnded and TraceRefused.
+    Raises NotStopped if, after `patience` seconds plus some time per thread, a thread still runs or is creating a process. Raises
+    ThreadEnded and TraceRefused.
     """
     traced: dict[int, TracedThread] = {}
     priority = contextlib.ExitStack()
     try:
-        _seize(pid, traced)  # takes a while with many threads, which run meanwhile
+        _seize(pid, traced)  # takes a while with many threads, which keep running
         if not traced:
             raise ThreadEnded
         priority.enter_context(_realtime_priority())
@@ -418,7 +417,7 @@ def stopped(pid: int, patience: float = 0.005) -> Iterator[StoppedProcess]:
 
 @contextlib.contextmanager
 def _realtime_priority() -> Iterator[None]:
-    """Run this thread at real-time priority, if allowed: while it keeps others stopped, it should not wait for a CPU."""
+    """Run this thread at real-time priority, if allowed. It should not wait for a CPU while it keeps other threads stopped."""
     before: tuple[int, os.sched_param] | None = None
     with contextlib.suppress(OSError):
         before = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -432,7 +431,7 @@ def _realtime_priority() -> Iterator[None]:
 
 
 def _seize(pid: int, traced: dict[int, TracedThread]) -> bool:
-    """Begin to trace the threads that are not traced yet. Return whether there were any."""
+    """Start tracing the threads that are not traced yet. Return whether there were any."""
     new = False
     for tid in threads_of(pid):
         if tid in traced:

@@ -1,8 +1,8 @@
 """Find out whether a process's seccomp filters would kill it for a system call of the agent.
 
 Most filters fail the call with an error, which the agent handles or reports. Some kill the process, such as systemd's
-SystemCallFilter= and many sandboxes. Such a process must not get an agent. A tracer that has CAP_SYS_ADMIN and no filter itself
-can read the filters of a stopped thread (PTRACE_SECCOMP_GET_FILTER). This module runs them on the agent's system calls.
+SystemCallFilter= and many sandboxes. Such a process must not get an agent. A tracer that has CAP_SYS_ADMIN and no filter itself can
+read the filters of a stopped thread (PTRACE_SECCOMP_GET_FILTER). This module runs them on the agent's system calls.
 Classic BPF: include/uapi/linux/filter.h; struct seccomp_data: linux/seccomp.h.
 """
 
@@ -49,11 +49,11 @@ _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 
 class MalformedFilter(Exception):
-    """The kernel would not accept this filter, or this module does not understand it."""
+    """The kernel would not accept this filter, or this module does not support it."""
 
 
 def fatal_call(filters: Iterable[bytes]) -> str | None:
-    """Return the name of a system call of the agent for which one of the filters kills the process; None: no such call is known."""
+    """Return the name of a system call of the agent for which a filter kills the process; None if no such call is known."""
     for code in filters:
         if (name := _fatal_call(code)) is not None:
             return name
@@ -72,7 +72,7 @@ def _fatal_call(code: bytes) -> str | None:
 
 
 def run_filter(code: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """Return what a filter (an array of struct sock_filter) returns for a system call. Raises MalformedFilter."""
+    """Return the result of a filter (an array of struct sock_filter) for a system call. Raises MalformedFilter."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.unpack("<16I", struct.pack("<IIQ6Q", number, _X86_64, 0, *padded))
     instructions = list(struct.iter_unpack("<HBBI", code))

@@ -46,7 +46,7 @@ open_tree_attr
 NAMES = dict(enumerate(_FROM_0)) | {335: "uretprobe", 336: "uprobe"} | dict(enumerate(_FROM_424, 424))
 
 NUMBERS = {name: number for number, name in NAMES.items()}
-# Calls that the tools make on other architectures, too. Calls from 424 on have the same number everywhere.
+# System calls that the tools also make on other architectures. Calls from 424 on have the same number everywhere.
 _GENERIC = {  # include/uapi/asm-generic/unistd.h, which arm64 uses
     "capget": 90,
     "capset": 91,
@@ -61,7 +61,7 @@ _HERE = NUMBERS if platform.machine() == "x86_64" else NUMBERS | _GENERIC
 
 
 def name(number: int) -> str:
-    """Return the name of a system call; `syscall N` if this table does not have it."""
+    """Return the name of a system call; `syscall N` if it is not in this table."""
     return NAMES.get(number, f"syscall {number}")
 
 
@@ -71,5 +71,5 @@ def number(name: str) -> int:
 
 
 def numbers(names: str) -> frozenset[int]:
-    """Return the x86-64 numbers of several system calls, which are separated by white space."""
+    """Return the x86-64 numbers of several system calls, separated by white space."""
     return frozenset(NUMBERS[name] for name in names.split())

@@ -1,4 +1,4 @@
-"""Open files as another process sees them: in its root directory, through its own symbolic links, and only regular files.
+"""Open files as another process sees them: in its root directory, through its symbolic links, and regular files only.
 
     descriptor = open_path(pid, "/home/me/app")        # in its mount namespace and its chroot
     descriptor = open_mapped(pid, 0x7f0000000000, 0x7f0000021000)
@@ -23,7 +23,7 @@ _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.
 
 
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file, or with O_DIRECTORY a directory, for reading. Return its descriptor. Raises OSError."""
+    """Open a file or, with O_DIRECTORY, a directory for reading. Return its descriptor. Raises OSError."""
     directory = bool(flags & os.O_DIRECTORY)
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -40,8 +40,7 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_mapped(pid: int, start: int, end: int) -> int:
-    """Open the file that is mapped there, even if it has been deleted. Raises OSError, also without the capability that proc(5)
-    requires, CAP_CHECKPOINT_RESTORE."""
+    """Open the file that is mapped there, even if it has been deleted. Raises OSError, also without CAP_CHECKPOINT_RESTORE (proc(5))."""
     return open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}")
 
 
@@ -51,7 +50,7 @@ def open_regular(path: str) -> int:
 
 
 def _regular(path_descriptor: int) -> int:
-    """Open for reading what was opened with O_PATH, and close `path_descriptor`."""
+    """Reopen an O_PATH descriptor for reading, and close `path_descriptor`."""
     try:
         if not stat.S_ISREG(os.fstat(path_descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
@@ -62,7 +61,7 @@ def _regular(path_descriptor: int) -> int:
 
 @contextlib.contextmanager
 def acting_as(user: User) -> Iterator[None]:
-    """Open files on this thread with the permissions of `user`, so that root does not read for a user what the user may not read.
+    """Open files on this thread with the permissions of `user`, so that root does not read files for a user who may not read them.
 
     Raises OSError if the thread cannot act as this user.
     """

@@ -26,11 +26,11 @@ def comm(pid: int) -> str:
 
 
 class RefusedForNow(SessionError):
-    """The kernel refused to trace a process, and may not refuse in a moment: another tool may trace one of its threads."""
+    """The kernel refused to trace a process, but may allow it soon: another tool may be tracing one of its threads."""
 
 
 class AlreadyTraced(RefusedForNow):
-    """Another process traces it: a debugger, or for some milliseconds another tool of this project."""
+    """Another process traces it: a debugger or, for some milliseconds, another tool of this project."""
 
 
 class ProcessEnded(SessionError):
@@ -47,7 +47,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def check_traceable(pid: int) -> None:
-    """Raise SessionError if it is known, without touching the process, that it cannot be traced."""
+    """Raise SessionError if a process is known to be untraceable. This does not touch the process."""
     known = status(pid)
     if not known:
         raise SessionError(f"there is no process {pid}; run ps to list the processes")
@@ -92,7 +92,7 @@ def check_traceable(pid: int) -> None:
 
 @contextlib.contextmanager
 def refusals(pid: int) -> Iterator[None]:
-    """Turn errors of tracing into SessionError with a message for the user."""
+    """Turn tracing errors into SessionError with a message for the user."""
     try:
         yield
     except ThreadEnded:
@@ -109,7 +109,7 @@ def refusal(pid: int, code: int) -> SessionError:
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended during attach; name a running process")
     try:
-        check_traceable(pid)  # another tracer may have come, or the process has ended
+        check_traceable(pid)  # another tracer may have attached, or the process may have ended
     except SessionError as error:
         return error
     who = f"pid {pid} ({known.get('Name', '')})"
@@ -135,7 +135,7 @@ def refusal(pid: int, code: int) -> SessionError:
         return SessionError(
             f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
-    # Another tool traces a thread for some milliseconds as it attaches. It may have left since.
+    # Another tool traces a thread for some milliseconds when it attaches. It may have detached since.
     kind = RefusedForNow if code == errno.EPERM else SessionError
     return kind(
         f"{who} cannot be traced ({os.strerror(code)});"
@@ -152,13 +152,13 @@ def user(pid: int) -> User:
 
 
 def is_exiting(pid: int) -> bool:
-    """Return whether a process has begun to exit, or has ended."""
+    """Return whether a process has started to exit, or has ended."""
     flags = _flags(pid)
     return flags is None or bool(flags & _EXITING)
 
 
 def _flags(pid: int) -> int | None:
-    """Return the kernel's flags (PF_*) of a process's main thread; None: it has ended."""
+    """Return the kernel's flags (PF_*) of a process's main thread; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[6])
     except (OSError, IndexError, ValueError):

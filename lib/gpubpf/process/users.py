@@ -1,4 +1,4 @@
-"""The user that a command runs as: the one that `--user` names, or the one who called sudo."""
+"""The user that a command runs as: the user given with `--user`, or the one who called sudo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpubpf.errors import SessionError
 
 @dataclass(frozen=True)
 class User:
-    """A user account, as a command needs it."""
+    """The properties of a user account that a command needs."""
 
     name: str
     uid: int
@@ -25,7 +25,7 @@ class User:
 
 
 def command_user(name: str | None, environment: Mapping[str, str] = os.environ) -> User | None:
-    """Return the user that `--user` names, or the one who called sudo; None: the user who runs the tool. Raises SessionError."""
+    """Return the user given with `--user`, or the one who called sudo; None: the user who runs the tool. Raises SessionError."""
     if name is None:
         name = environment.get("SUDO_USER") if os.geteuid() == 0 else None
         if name in (None, "root"):
@@ -43,7 +43,7 @@ def command_user(name: str | None, environment: Mapping[str, str] = os.environ) 
 
 
 def can_read(user: User, path: Path) -> bool:
-    """Return whether the mode bits of `path` and of its parent directories let `user` read it."""
+    """Return whether the mode bits of `path` and its parent directories let `user` read it."""
     for part, bits in [(path, 4), *((parent, 1) for parent in path.parents)]:
         state = part.stat()
         shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.groups else 0
