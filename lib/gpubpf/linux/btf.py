@@ -1,7 +1,7 @@
-"""Find the offsets of members of the kernel's structures in its BTF type information, /sys/kernel/btf/vmlinux.
+"""Find the offsets of structure members in the kernel's BTF type information, /sys/kernel/btf/vmlinux.
 
-The format is described in the kernel's Documentation/bpf/btf.rst. To be fast, this module does not walk all types. It finds the
-offset of the structure's name among the strings, and searches the types for that number.
+The format is described in the kernel's Documentation/bpf/btf.rst. To be fast, this module does not walk all types. It finds the offset
+of the structure's name among the strings, and searches the types for that number.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _HEADER = struct.Struct("<HBBIIIII")
 # Name, info, size. Members of a structure have the same layout: name, type, offset.
 _TYPE = struct.Struct("<III")
 _MAGIC, _STRUCT = 0xEB9F, 4
-_BIT_FIELDS = 1 << 31  # in `info`: the members' offsets have the size of a bit field in the highest byte
+_BIT_FIELDS = 1 << 31  # in `info`: the highest byte of the members' offsets is the size of a bit field
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a structure. `offset`: of the byte with its first bit. `shift`: that bit in the byte. `bits`: 0 if it is not a bit
-    field."""
+    """A member of a structure. `offset`: of the byte with its first bit. `shift`: that bit's number in the byte. `bits`: 0 if it is
+    not a bit field."""
 
     offset: int
     shift: int = 0
@@ -34,7 +34,7 @@ class Member:
 def member(structure: str, name: str, kernel: bytes | None = None) -> Member:
     """Return the member `name` of `struct structure`. `kernel`: BTF data; None: that of the running kernel.
 
-    Raises Error if the kernel has no type information, or the structure no such member.
+    Raises Error if the kernel has no type information, or the structure has no such member.
     """
     missing = Error(
         f"the kernel's type information has no {structure}.{name}; use a kernel with CONFIG_DEBUG_INFO_BTF"
@@ -59,7 +59,7 @@ def member(structure: str, name: str, kernel: bytes | None = None) -> Member:
 
 
 def _member_at(data: bytes, at: int, end: int, name: int) -> Member | None:
-    """Return the member, if there is a structure at offset `at`: the number of its name also occurs elsewhere in the data."""
+    """Return the member if there is a structure at offset `at`: the number of its name also occurs elsewhere in the data."""
     if at + _TYPE.size > end:
         return None
     _, info, size = _TYPE.unpack_from(data, at)

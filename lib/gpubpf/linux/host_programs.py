@@ -1,7 +1,8 @@
-"""Host programs and shared arrays: the part of a measurement that is not on the GPU (docs/timing.md).
+"""Host programs and shared arrays: the part of a measurement that does not run on the GPU (docs/timing.md).
 
-Host programs run in the Linux kernel if the tool may load them there. Otherwise programs for launches run in the traced process, as
-native code that its agent calls. An array that device and host programs share is memory of one traced process: each has its own.
+Host programs run in the Linux kernel if the tool may load them there. Otherwise, programs for launches run in the traced process, as
+native code that its agent calls. An array that device and host programs share is memory of one traced process; each process has its
+own.
 
     host = Host(program, (HostProbe("on_launch", "launch"),))
     process = host.process()                # for each traced process
@@ -43,7 +44,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 @dataclass(frozen=True)
 class HostProbe:
-    """A host program and the event to attach it to: `launch`, `operation`, a tracepoint CATEGORY:NAME, or a raw tracepoint NAME."""
+    """A host program and its event: `launch`, `operation`, a tracepoint CATEGORY:NAME, or a raw tracepoint NAME."""
 
     function: str
     event: str
@@ -51,22 +52,22 @@ class HostProbe:
 
 @dataclass(frozen=True)
 class RunCount:
-    """How often a host program ran in the kernel, and how long it took on average, by the kernel's own count."""
+    """How often a host program ran in the kernel, and its average time, according to the kernel."""
 
     function: str
     runs: int
     mean_ns: float
-    missed: int  # skipped, because the CPU was inside another program
+    missed: int  # runs skipped because the CPU was inside another program
 
 
 class Host:
     """The host side of one measurement. Raises VerifyError if a program is rejected, and Error if it cannot run here.
 
-    `functions`: programs at functions of libraries. `params`: the values of parameters, in bytes. `native`: returns the native
-    form of a launch program, or raises VerifyError; called if this process may not load programs into the kernel. `virtual`: the
-    embedded device has a virtual clock, so programs that read the time cannot run in the kernel. `companions`: other hosts that
-    are attached, detached and closed together with this one. `statistics`: the kernel counts runs. `hold_notices`: about
-    libraries, see `Uprobes`. `note`: called with notices for the user.
+    `functions`: programs at library functions. `params`: the values of parameters, in bytes. `native`: returns the native form of a
+    launch program, or raises VerifyError; called if this process may not load programs into the kernel. `virtual`: the embedded device
+    has a virtual clock, so programs that read the time cannot run in the kernel. `companions`: other hosts that are attached, detached
+    and closed together with this one. `statistics`: the kernel counts runs. `hold_notices`: hold notices about libraries, see
+    `Uprobes`. `note`: called with notices for the user.
     """
 
     def __init__(
@@ -94,20 +95,20 @@ class Host:
         # Called when no program runs any more, while the maps still exist.
         self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
-        self.uprobes: uprobes.Uprobes | None = None  # the programs at functions of libraries
+        self.uprobes: uprobes.Uprobes | None = None  # the programs at library functions
         programs = [a.function for a in attachments] + [t.function for t in functions]
         used = {i.map for name in programs for i in program.functions[name].instructions if i.map}
         self._shared = {d.name: d for d in shared} | {
             name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
         }
         self._used = sorted(used - set(self._shared))
-        self._files: dict[str, int] = {}  # file descriptors of the maps that all processes share
+        self._files: dict[str, int] = {}  # file descriptors of maps shared by all processes
         self._rings: dict[str, bpf_syscall.BpfRingBuffer] = {}
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
-        self._ended_runs: list[RunCount] = []  # of programs that have been detached
-        self._closing: list[threading.Thread] = []  # threads that close them
+        self._ended_runs: list[RunCount] = []  # counts of detached programs
+        self._closing: list[threading.Thread] = []  # threads that close detached programs
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
         self._loaded = False
@@ -121,12 +122,12 @@ class Host:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether programs of this host or of a companion run in the kernel, so that processes must be attached."""
+        """Whether programs of this host or of a companion run in the kernel, so that they must be attached to processes."""
         return self._loaded or any(companion.in_kernel for companion in self._companions)
 
     @property
     def points(self) -> frozenset[str]:
-        """Those of HOST_POINTS at which programs run in the kernel."""
+        """The HOST_POINTS at which programs run in the kernel."""
         own = {a.event for a in self._attachments if a.event in HOST_POINTS} if self._loaded else set()
         return frozenset(own).union(*(companion.points for companion in self._companions))
 
@@ -134,7 +135,7 @@ class Host:
         """Return the attach point of a program that runs in traced processes."""
         return self._program.functions[function].point
 
-    # --- start ---
+    # --- startup ---
 
     def _start(self, native: Callable[[str], Native] | None, virtual: bool) -> None:
         launches = [a.function for a in self._attachments if a.event in HOST_POINTS]
@@ -165,7 +166,7 @@ class Host:
         if any(a.event in HOST_POINTS for a in self._attachments):
             bpf_syscall.uprobe_type()
         if self._statistics:
-            with contextlib.suppress(OSError):  # then runs are not counted, and nothing else is missing
+            with contextlib.suppress(OSError):  # without statistics, only the counts of runs are missing
                 self._events.append(bpf_syscall.enable_statistics())
         for name in self._used:
             definition = self._program.maps[name]
@@ -192,7 +193,9 @@ class Host:
             file = load(self._program, function, self._files, raw=raw)
             self._programs.append((function.name, file))
             self._events.append(_attach(file, attachment.event))
-        for attachment in self._attachments:  # loaded again for each process, but errors are reported now
+        for (
+            attachment
+        ) in self._attachments:  # load now to report errors; they are loaded again for each process
             if attachment.event in HOST_POINTS:
                 try_load(self._program, self._program.functions[attachment.function])
         if self._tables:
@@ -207,7 +210,7 @@ class Host:
     # --- processes ---
 
     def process(self) -> HostProcess:
-        """Return the host side for one more traced process."""
+        """Return the host side for another traced process."""
         made = HostProcess(self)
         with self._lock:
             self._processes.append(made)
@@ -220,7 +223,7 @@ class Host:
                 self._ended_runs += process._runs()
 
     def runs(self) -> list[RunCount]:
-        """Return the counts of every program, summed over all processes. Empty if they run in the agents, or without statistics."""
+        """Return every program's counts, summed over all processes. Empty if programs run in the agents, or without statistics."""
         if not self._statistics:
             return []
         with self._lock:
@@ -240,7 +243,7 @@ class Host:
         ]
 
     def missed(self) -> dict[str, int]:
-        """Return how often the kernel skipped runs of this host's programs, by name; also without statistics."""
+        """Return how often the kernel skipped runs of this host's programs, by name. This also works without statistics."""
         with self._lock:
             found = list(self._ended_runs)
         found += _count([*self._programs, *(self.uprobes.programs if self.uprobes is not None else ())])
@@ -273,21 +276,21 @@ class Host:
         return found
 
     def records(self, name: str) -> np.ndarray[Any, Any]:
-        """Return the new records of a ring buffer since the last call, of its `value_dtype`."""
+        """Return the new records of a ring buffer since the last call, with its `value_dtype`."""
         definition = self._program.maps[name]
         if name not in self._rings:
             self._rings[name] = bpf_syscall.BpfRingBuffer(self._files[name], definition.capacity)
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
-        """Return one element's value, for a per-CPU map the values of all CPUs, each padded to 8 bytes; None if there is none."""
+        """Return one element's value; for a per-CPU map, the values of all CPUs, each padded to 8 bytes; None if there is none."""
         definition = self._program.maps[name]
         kind, _, size, _, _ = definition.kernel_attributes
         return bpf_syscall.lookup(self._files[name], key, bpf_syscall.value_bytes(kind, size))
 
     def stack(self, name: str, number: int) -> tuple[int, ...]:
-        """Return the addresses of a stack, the innermost first. `number`: what `get_stackid` returned. Empty if that failed, or if
-        the stack has been replaced."""
+        """Return the addresses of a stack, innermost first. `number`: the result of `get_stackid`. Empty if that failed, or if the
+        stack has been replaced."""
         if number < 0 or (value := self.lookup(name, number.to_bytes(4, "little"))) is None:
             return ()
         return tuple(at for (at,) in struct.iter_unpack("<Q", value) if at)
@@ -296,22 +299,22 @@ class Host:
         bpf_syscall.update(self._files[name], key, value)
 
     def delete(self, name: str, key: bytes) -> None:
-        """Delete an element; do nothing if there is none."""
+        """Delete an element, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             bpf_syscall.delete(self._files[name], key)
 
-    # --- end ---
+    # --- shutdown ---
 
     def detach(self) -> None:
         """Detach all programs. The kernel takes 0.1 s for that; `wait_until_detached` and `close` wait for it. Maps keep their
-        contents, and the counts of runs their last values."""
+        contents, and run counts keep their last values."""
         with self._lock:
             processes = list(self._processes)
         self._ended_runs += _count(self._programs)
         files = [*self._events, *(file for _, file in self._programs)]
         self._events.clear()
         self._programs.clear()
-        if self.uprobes is not None:  # first: their programs may rely on the others' data
+        if self.uprobes is not None:  # first, because their programs may rely on the others' data
             self._ended_runs += _count(self.uprobes.programs)
             bpf_syscall.close_all(self.uprobes.stop())
         for process in processes:
@@ -367,7 +370,7 @@ class HostProcess:
         self._stopped = False
         self._lock = threading.Lock()
         self._mapped: dict[str, mmap.mmap] = {}
-        self.files: dict[str, int] = {}  # file descriptors of the shared arrays, which the agent maps
+        self.files: dict[str, int] = {}  # file descriptors of the shared arrays, for the agent to map
         try:
             for name, definition in host.shared.items():
                 size = maps.storage_size(definition)
@@ -381,7 +384,7 @@ class HostProcess:
         """Attach the programs for launches and operations to their stubs, at `offset` in the file `stubs`, which the process sent.
 
         The caller keeps ownership of `stubs`. If programs run in the agent, this does nothing. Raises SessionError if the kernel
-        refuses, or if the file does not have the stub: the probe would then slow down and trace other programs.
+        refuses, or if the file does not contain the stub: the probe would then slow down and trace other programs.
         """
         for companion in self._companions:
             companion.attach(stubs, offset)
@@ -394,7 +397,7 @@ class HostProcess:
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         files = {**host._files, **self.files}
         with self._lock:
-            # Reversed: the kernel runs the program first that was attached last.
+            # Reversed, because the kernel runs the program first that was attached last.
             for name, operation in reversed(wanted) if not self._stopped else ():
                 try:
                     file = load(host._program, host._program.functions[name], files)
@@ -410,7 +413,7 @@ class HostProcess:
                     ) from None
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a copy of a shared array, of shape (entries,) and the map's `value_dtype`."""
+        """Return a copy of a shared array, with shape (entries,) and the map's `value_dtype`."""
         definition = self._host.shared[name]
         return maps.decode(definition, self._mapped[name][: maps.storage_size(definition)])
 
@@ -463,8 +466,8 @@ def load(
 ) -> int:
     """Load a host program into the kernel. Return its file descriptor.
 
-    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `raw`: it is for a raw tracepoint.
-    Raises VerifyError; PermissionError if this process may not load it.
+    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `raw`: the program is for a raw
+    tracepoint. Raises VerifyError; PermissionError if this process may not load it.
     """
     kind = bpf_syscall.RAW_TRACEPOINT if raw else bpf_syscall.TRACEPOINT
     if function.point in HOST_POINTS:
@@ -515,7 +518,7 @@ def _create(definition: MapDefinition) -> int:
 
 
 def _memory(name: str, size: int) -> int:
-    """Create a memfd that two processes can map, and that neither can shrink: that would kill the other with SIGBUS."""
+    """Create a memfd that two processes can map, and that neither can shrink, because that would kill the other with SIGBUS."""
     file = os.memfd_create(f"gpubpf-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -523,8 +526,8 @@ def _memory(name: str, size: int) -> int:
 
 
 def _is_stub(stubs: int, offset: int) -> bool:
-    """Return whether `stubs` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it cannot be a
-    file that other programs execute."""
+    """Return whether `stubs` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it is not a file
+    that other programs execute."""
     try:
         return (
             stat.S_ISREG(os.fstat(stubs).st_mode)
@@ -549,7 +552,7 @@ def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
 
 
 def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
-    """Return the verifier's last message, with the C line that it is about."""
+    """Return the verifier's last message, with the C line that it refers to."""
     message, at = error.reason()
     where = f"host program {function.name}"
     if at is not None and at < len(function.instructions):

@@ -1,12 +1,12 @@
 """Find the files of a library: in the loader's cache, in running processes, and in processes that load one later.
 
     names = LibraryNames("libamdhip64.so.[567]")
-    for file, mapped in running(names).items(): …   # what processes map, in any namespace
-    mappings = Mappings()                           # what any process maps from now on
+    for file, mapped in running(names).items(): …   # files that processes map, in any namespace
+    mappings = Mappings()                           # files that any process maps from now on
     for m in mappings.read([names]): …
 
 Names, paths and files come from other users' processes and are untrusted. A file is opened only if the kernel itself serves its file
-system: a program that serves it (FUSE) may never answer.
+system, because a program that serves it (FUSE) may never answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIRECTORIES = (
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
 _FLAGS = 1 << 8 | 1 << 14 | 1 << 23  # mmap, watermark, mmap2
-_PAGES = 16  # size of each CPU's buffer: some hundred records
+_PAGES = 16  # size of each CPU's buffer, enough for some hundred records
 _HEAD, _TAIL = 1024, 1032  # in struct perf_event_mmap_page
 _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
 
@@ -43,8 +43,8 @@ _LOST, _MMAP2 = 2, 10  # PERF_RECORD_*
 class LibraryNames:
     """A pattern for the file names of a library.
 
-    `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match the file names that Python
-    wheels use, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. A path matches one file. Raises UsageError.
+    `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match file names in Python
+    wheels, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. A path matches one file. Raises UsageError.
     """
 
     def __init__(self, *patterns: str) -> None:
@@ -92,8 +92,8 @@ class MappedCode:
 class Key:
     """Identifies a file as the kernel does for uprobes, which it attaches to an inode.
 
-    A file of a container image appears in several overlay file systems, but is one file. For such a file `device` is 0, and the inode
-    below is identified by its number, size and times only.
+    A file of a container image appears in several overlay file systems, but is one file. For such a file, `device` is 0, and the
+    underlying inode is identified only by its number, size and times.
     """
 
     device: int
@@ -104,7 +104,7 @@ class Key:
 
 
 def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
-    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to look in."""
+    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to search."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
     with contextlib.suppress(OSError):
         data = _CACHE.read_bytes()
@@ -116,7 +116,7 @@ def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
 
 
 def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:
-    """Return where running processes map the code of matching libraries, by (device, inode) of the file."""
+    """Return the mappings of matching libraries' code in running processes, by the file's (device, inode)."""
     found: dict[tuple[str, int], list[MappedCode]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -127,7 +127,7 @@ def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:
 
 
 def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
-    """Yield where one process maps the code of matching libraries. Raises OSError."""
+    """Yield the mappings of matching libraries' code in one process. Raises OSError."""
     data = Path(f"/proc/{pid}/maps").read_bytes()
     if not any(hint in data for hint in names.hints):
         return
@@ -175,7 +175,9 @@ def key(file: int) -> Key:
 def _served_by_kernel(pid: int, device: str) -> bool:
     kind = _file_system(str(pid), device) or _file_system("self", device)
     if kind is None:
-        root = os.stat("/").st_dev  # in a chroot no list of mounts has it; the tool itself is read from there
+        root = os.stat(
+            "/"
+        ).st_dev  # in a chroot, no list of mounts has the root device, but the tool runs from it
         return tuple(int(part, 16) for part in device.split(":")) == (os.major(root), os.minor(root))
     return not kind.startswith("fuse")
 
@@ -193,9 +195,9 @@ def _file_system(process: str, device: str) -> str | None:
 
 
 class Mappings:
-    """Reports code that any process of the machine maps from now on, from the kernel's PERF_RECORD_MMAP2 records.
+    """Reports code that any process on the machine maps from now on, from the kernel's PERF_RECORD_MMAP2 records.
 
-    Raises OSError without the capabilities. `lost`: records were dropped; look at all processes.
+    Raises OSError without the capabilities. `lost`: records were dropped, so scan all processes.
     """
 
     def __init__(self) -> None:
@@ -213,7 +215,7 @@ class Mappings:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """File descriptors, of which one becomes readable when there is something to read."""
+        """File descriptors. One of them becomes readable when there is something to read."""
         return tuple(self._files)
 
     def close(self) -> None:

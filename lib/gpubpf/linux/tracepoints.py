@@ -1,7 +1,6 @@
-"""What this kernel's tracepoints tell programs, and the layouts that programs rely on.
+"""The data that this kernel's tracepoints pass to programs, and the layouts that programs rely on.
 
-A raw tracepoint passes its arguments as words. An ordinary tracepoint passes a record, whose layout the
-kernel describes in tracefs.
+A raw tracepoint passes its arguments as words. An ordinary tracepoint passes a record, whose layout the kernel describes in tracefs.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from gpubpf.process import bpf_syscall
 
 RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in bytes, by field
 
-# include/gpubpf_switch.h has the structures.
+# The structures are in include/gpubpf_switch.h.
 RAW_SWITCH, SWITCH = "sched_switch", "sched:sched_switch"
-_SWITCH_ARGUMENTS = 4  # the last one is the state of the thread that leaves the CPU; since Linux 5.18
+_SWITCH_ARGUMENTS = 4  # the last one, since Linux 5.18, is the state of the thread that leaves the CPU
 SWITCH_RECORD: RecordLayout = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
 
 
 def has_arguments(name: str, count: int) -> bool:
     """Return whether the raw tracepoint has at least `count` arguments.
 
-    Return True if this process may not ask the kernel: attaching then fails with its own message. Raise Error
-    if there is no such tracepoint.
+    Return True if this process may not ask the kernel: attaching then fails with its own message. Raises Error if there is no such
+    tracepoint.
     """
     try:
         return bpf_syscall.raw_arguments(name, count)
@@ -40,9 +39,9 @@ def check_record(event: str, layout: RecordLayout) -> None:
 
 
 def switch_event(raw: bool) -> str:
-    """Return the tracepoint that tells of every switch between threads: RAW_SWITCH if it passes the thread's state, else SWITCH.
+    """Return the tracepoint for switches between threads: RAW_SWITCH if it passes the thread's state, otherwise SWITCH.
 
-    raw: programs can use the raw one. Raise Error if this kernel has none, or its record has another layout.
+    raw: programs can use the raw one. Raises Error if this kernel has none, or its record has another layout.
     """
     if raw and has_arguments(RAW_SWITCH, _SWITCH_ARGUMENTS):
         return RAW_SWITCH

@@ -1,13 +1,13 @@
 """Attach host programs to the entry and return of functions in user-space libraries (docs/attach-points.md).
 
 A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace, whenever that process starts. One
-program serves a whole table of functions, and tells them apart by bpf_get_attach_cookie. The method depends on the kernel:
+program serves a whole table of functions, and distinguishes them by bpf_get_attach_cookie. The method depends on the kernel:
 
     session   one link for all functions of a file, for entry and return (Linux 6.13)
     multi     one link for all entries, one for all returns (Linux 6.6)
     event     one perf event per probe, and one program per function, with the function's number in its code
 
-Libraries that processes load later are attached to when they are mapped.
+Libraries that processes load later are probed when they are mapped.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.process import bpf_syscall
 
-METHODS = ("session", "multi", "event")  # the best first
+METHODS = ("session", "multi", "event")  # best first
 _ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
 _FUNC_IP, _COOKIE = number_of("bpf_get_func_ip"), number_of("bpf_get_attach_cookie")
-_IP = 128  # of struct pt_regs, x86-64
+_IP = 128  # offset of ip in struct pt_regs, x86-64
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
-_BREAKPOINTS = (0xCC, 0xE8)  # what the kernel writes for a uprobe: int3, or call in place of a nop
+_BREAKPOINTS = (0xCC, 0xE8)  # written by the kernel for a uprobe: int3, or call in place of a nop
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
-# Seconds between two reads of mappings: a machine that starts many programs wakes the tool less often.
+# Seconds between reads of mappings. The pause limits how often a machine that starts many programs wakes the tool.
 _PAUSE = 0.002
 _MOST_NAMED = 8  # functions in one notice
 
 
 @dataclass(frozen=True)
 class Table:
-    """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: at their returns.
+    """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: attach at their returns.
     `optional`: a library may lack some of them."""
 
     function: str
@@ -84,8 +84,8 @@ def table(
 class ProbedFile:
     """The probes on one file.
 
-    `functions`: those with probes. `missing`: those that the library does not export. `refused`: why the others have no probe, by
-    name. `late`: ID of the process that first mapped the file, if that was after the start; its calls before that are not known.
+    `functions`: functions with probes. `missing`: functions that the library does not export. `refused`: by name, why the others have
+    no probe. `late`: ID of the process that first mapped the file, if that was after the start. Its calls before the probes are unknown.
     """
 
     path: str
@@ -143,7 +143,7 @@ _ZERO_OR_ONE = (
 
 
 def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFunction:
-    """Return the program for one probe: it returns 0. `cookie`: replaces calls of bpf_get_attach_cookie by this number."""
+    """Return the program for one probe, which returns 0. `cookie`: replaces calls of bpf_get_attach_cookie by this number."""
     code = _replace_exits(function.instructions, _ZERO)
     if cookie is not None:
         value = b.signed(cookie, 32)
@@ -161,7 +161,7 @@ def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFuncti
 
 
 def session_program(at_entry: BpfFunction, at_return: BpfFunction) -> BpfFunction:
-    """Return one program that runs `at_entry` at a function's entry and `at_return` at its return: at the entry, the instruction
+    """Return one program that runs `at_entry` at a function's entry and `at_return` at its return. At the entry, the instruction
     pointer is the function's address."""
     first = _replace_exits(at_entry.instructions, _ZERO_OR_ONE)
     head = [
@@ -182,7 +182,7 @@ def best_method() -> str:
             program = bpf_syscall.load_program(
                 bpf_syscall.KPROBE, _NOTHING, name="gpubpf_probe", attach=_ATTACH[name]
             )
-            try:  # older kernels ignore the attach type; a kernel that knows such links complains that "/" is not a regular file
+            try:  # older kernels ignore the attach type; a kernel with such links reports that "/" is not a regular file
                 os.close(bpf_syscall.link_uprobes(program, _ATTACH[name], "/", (0,), (0,)))
             except OSError as error:
                 if error.errno == errno.EBADF:
@@ -197,10 +197,10 @@ def best_method() -> str:
 
 
 class Uprobes:
-    """Probes for the functions of some tables, on all matching files: those that exist, and those that processes load later.
+    """Probes for the functions of some tables, on all matching files: existing ones, and those that processes load later.
 
-    `load(function, attach)`: loads a program into the kernel, see `host_programs.load`. `note`: called with notices for the user, also
-    from another thread. `hold`: keep those about a file until `told_of` says that a process of interest maps it. `method`: one of
+    `load(function, attach)`: load a program into the kernel, see `host_programs.load`. `note`: called with notices for the user, also
+    from another thread. `hold`: hold notices about a file until `told_of` reports that a process of interest maps it. `method`: one of
     METHODS; None: the best one. Raises OSError, VerifyError, Error.
     """
 
@@ -219,13 +219,13 @@ class Uprobes:
         self._groups = _groups(tables)
         self.method = method or best_method()
         self.placed: list[ProbedFile] = []
-        self.programs: list[tuple[str, int]] = []  # name, file descriptor
+        self.programs: list[tuple[str, int]] = []  # (name, file descriptor)
         self._loaded: dict[tuple[str, int | None], int] = {}
         self._events: list[int] = []
         self._seen: set[tuple[str, int]] = set()  # files, as (device, inode) in /proc/PID/maps
-        self._keys: set[tuple[int, libraries.Key]] = set()  # group, file
+        self._keys: set[tuple[int, libraries.Key]] = set()  # (group, file)
         self._notices: set[str] = set()
-        self._held: dict[str, list[str]] | None = {} if hold else None  # by path
+        self._held: dict[str, list[str]] | None = {} if hold else None  # held notices by path
         self._stopped = False
         self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
@@ -239,7 +239,7 @@ class Uprobes:
             raise
 
     def _start(self) -> None:
-        for group in self._groups:  # a program that cannot be loaded fails now
+        for group in self._groups:  # fail now if a program cannot be loaded
             self._programs(group, group.functions[0][1])
         try:
             self._mappings = Mappings()
@@ -267,7 +267,7 @@ class Uprobes:
         os.eventfd_write(self._wake, 1)
 
     def stop(self) -> list[int]:
-        """Stop attaching probes. Return the file descriptors of the probes, those at entries first, and of the programs; closing them
+        """Stop attaching probes. Return the file descriptors of the probes, those at entries first, and of the programs. Closing them
         detaches."""
         self._stopped = True
         if self._wake >= 0:
@@ -295,7 +295,7 @@ class Uprobes:
         stopped = False
         while not stopped:
             ready = poll.poll()
-            stopped = self._stopped  # mappings until then still count: a process may be that short
+            stopped = self._stopped  # mappings up to now still count, because a process may be short-lived
             if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
                 self._drop_privileges()
@@ -315,14 +315,17 @@ class Uprobes:
                 self._probe_mapped(device, inode, mapped)
 
     def _probe_mapped(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> None:
-        """Probe a file that processes have mapped, unless that has been done."""
+        """Probe a file that processes have mapped, unless that has already been done."""
         if (device, inode) in self._seen:
             return
         self._seen.add((device, inode))
         first = mapped[0]
         try:
             file = libraries.open_mapped(first)
-        except (FileNotFoundError, ProcessLookupError):  # the process has ended; the next one may be as short
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+        ):  # the process has ended; the next one may be as short-lived
             try:
                 file = libraries.open_here(first)
             except OSError:
@@ -347,7 +350,7 @@ class Uprobes:
             os.close(file)
 
     def _probe_file(self, group: _Group, file: int, path: str, mapped: Sequence[MappedCode]) -> None:
-        """Attach a group's programs to an open file, unless that has been done."""
+        """Attach a group's programs to an open file, unless that has already been done."""
         number = self._groups.index(group)
         mark = number, libraries.key(file)
         if mark in self._keys:
@@ -399,10 +402,11 @@ class Uprobes:
     def _attach(
         self, group: _Group, path: str, targets: Sequence[tuple[str, int, int]], refused: dict[str, str]
     ) -> None:
-        """Attach a group's programs to the offsets of `targets`, to returns before entries: no entry is seen without its return.
+        """Attach a group's programs to the offsets of `targets`, to returns before entries, so that no entry is seen without its
+        return.
 
-        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. But not if it has no
-        room for any probe: every attempt is slow, because the kernel waits until no CPU runs the probes that it takes back.
+        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry if it has
+        no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs the probes that it removes.
         """
         offsets, cookies = [t[1] for t in targets], [t[2] for t in targets]
         made: list[int] = []
@@ -453,7 +457,7 @@ class Uprobes:
         return self._loaded[key]
 
     def _notice(self, text: str, path: str | None = None) -> None:
-        """Pass on a notice, once; or keep one about a file, see `told_of`."""
+        """Pass on a notice, once. If it is about a file, it may be held, see `told_of`."""
         if text not in self._notices:
             self._notices.add(text)
             if path is not None and self._held is not None:
@@ -462,7 +466,7 @@ class Uprobes:
                 self._note(text)
 
     def told_of(self, pid: int) -> None:
-        """Pass on the notices about files that a process maps; all of them if it has ended."""
+        """Pass on the notices about files that a process maps; all notices if it has ended."""
         held = self._held or {}
         paths = set(held)
         with contextlib.suppress(OSError):
@@ -479,15 +483,15 @@ def _aliases(targets: Sequence[tuple[str, int, int]]) -> dict[str, str]:
 
 
 def _some_of(names: Sequence[str]) -> str:
-    """Return a list of names for a notice, with a number in place of what would make it long."""
+    """Return a list of names for a notice. A number replaces names that would make it long."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:_MOST_NAMED])} and {more} others"
 
 
 def _hooked_in(code: bytes, offset: int, mapped: Sequence[MappedCode]) -> int | None:
-    """Return the ID of a process whose code at `offset` differs from the file's, other than by a probe of the kernel; None: there is
-    none. A probe would destroy the hook there. The agent's own hooks lie after the first instruction, which they leave alone.
-    `code`: the bytes in the file."""
+    """Return the ID of a process whose code at `offset` differs from the file's, except by a kernel probe; None if there is none. A
+    probe would destroy such a hook. The agent's own hooks are after the first instruction, which they do not change. `code`: the bytes
+    in the file."""
     if not code:
         return None
     size = len(code) if code[0] in _RELATIVE else 1
