@@ -85,7 +85,7 @@ class ProbedFile:
     """The probes on one file.
 
     `functions`: functions with probes. `missing`: functions that the library does not export. `refused`: by name, why the others have
-    no probe. `late`: ID of the process that first mapped the file, if that was after the start. Its calls before the probes are unknown.
+    no probe. `late`: ID of the process that first mapped the file, if that was after the start. Earlier calls are unknown.
     """
 
     path: str

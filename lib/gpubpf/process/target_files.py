@@ -40,7 +40,7 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_mapped(pid: int, start: int, end: int) -> int:
-    """Open the file that is mapped there, even if it has been deleted. Raises OSError, also without CAP_CHECKPOINT_RESTORE (proc(5))."""
+    """Open the file that is mapped there, even if it has been deleted. Raises OSError; requires CAP_CHECKPOINT_RESTORE (proc(5))."""
     return open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}")
 
 

@@ -1,4 +1,4 @@
-// Start, service thread, end.
+// Startup, service thread, shutdown.
 //
 // The driver loads this library inside the first cuInit and calls InitializeInjection. Every wait of the
 // agent has a timeout. If no tool answers, the process runs as if there were no agent.
@@ -48,7 +48,7 @@
 #include "patch.h"
 #include "shared_files.h"
 
-// The attached tool, for the error message of a second tool; empty without one.
+// The name of the attached tool, for a second tool's error message; empty without a tool.
 extern "C" {
 __attribute__((visibility("default"))) char gpubpf_owner[gpubpf::kOwnerSize] = "";
 }
@@ -62,13 +62,13 @@ namespace {
 constexpr int kClockEvery = 1000;    // ms
 constexpr uint32_t kSwapping = 200;  // ms to wait for launches that are being replaced
 constexpr useconds_t kStep = 1000;   // µs
-// ms that the hooks stay in place while one of the agent's own driver calls waits
+// ms that the hooks stay while one of the agent's own driver calls waits
 constexpr int kPatience = 5000;
 
-// The state of one connection, and so of one attachment. A forked child that attaches anew gets its own and
-// leaves the old one untouched.
+// The state of one connection, and so of one attachment. If a forked child attaches again, it gets its own
+// state and leaves the old one untouched.
 struct Connection {
-    uint64_t number = 0;  // of the attachment
+    uint64_t number = 0;  // number of the attachment
     OwnedFile socket, wake;
     pid_t pid = 0;
     std::mutex sending;
@@ -77,17 +77,17 @@ struct Connection {
     std::map<uint32_t, std::shared_ptr<Question>> questions;
     uint32_t requests = 0;
     bool welcome = false, patched = false, gone = false;
-    // Counters, because a signal handler waits for them.
+    // These are counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
     std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false},
         kernel_records_wanted{false}, installing{false}, calibrating{false}, exiting{false};
     std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
     std::atomic<bool> finished{false};     // there was a complete drain
-    std::atomic<bool> stopped{false};      // everything was read at the tool's request; the attachment ends
-    std::atomic<bool> starting{true};      // start() is running and may still put hooks in place
+    std::atomic<bool> stopped{false};      // everything was read at the tool's request; the agent detaches
+    std::atomic<bool> starting{true};      // start() is running and may still install hooks
 
-    // Work that may wait for the driver runs on a thread of its own, so that the service thread notices at
-    // once when the tool exits.
+    // Work that may wait for the driver runs on a separate thread, so that the service thread notices at once
+    // when the tool exits.
     std::mutex jobs_lock;
     std::condition_variable jobs_changed;
     std::deque<std::function<void()>> jobs;
@@ -162,7 +162,7 @@ void answered(Connection &c, Reader &r, int image) {
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
         Module *module = question->module;
-        // A kernel that was ambiguous may not be so any more.
+        // A kernel that was ambiguous may no longer be.
         if (module->answer)
             for (const Layout &l : answer->kernels) registry().kernel(module, l.name)->refused = false;
         module->answer = answer;
@@ -226,7 +226,7 @@ void handle(Connection &c, Frame &frame) {
                 if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
                 else drain(sequence, wait_ms, flags & kOnlyRings);
                 if (!(flags & kStop)) return;
-                c.finished_at = now;  // nobody asked for later launches
+                c.finished_at = now;  // later launches were not requested
                 c.finished = true;
                 c.stopped = true;
                 wake_up(c);
@@ -238,7 +238,7 @@ void handle(Connection &c, Frame &frame) {
     if (frame.fd >= 0) close(frame.fd);
 }
 
-// Runs jobs until an empty one comes.
+// Runs jobs until it gets an empty one.
 void work(Connection *c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-work");
@@ -271,12 +271,12 @@ bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
 
 void release_signals();
 
-// Ends the attachment. Runs on the service thread, when the tool has exited or has received everything it
-// asked for.
+// Detaches. Runs on the service thread, when the tool has exited or has received everything that it
+// requested.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
-    while (c->starting) usleep(kStep);  // tool_gone() has ended whatever start() waits for
+    while (c->starting) usleep(kStep);  // tool_gone() has ended any wait in start()
     if (c->has_worker) {
         {
             std::lock_guard<std::mutex> hold(c->jobs_lock);
@@ -311,7 +311,7 @@ void end(Connection *c) {
     phase = Phase::Idle;
 }
 
-// Asks the worker thread to calibrate the clocks, unless it is doing so.
+// Asks the worker thread to calibrate the clocks, unless it already does so.
 void submit_calibration(Connection *c) {
     if (c->calibrating.exchange(true)) return;
     c->submit([c] {
@@ -320,7 +320,7 @@ void submit_calibration(Connection *c) {
     });
 }
 
-// Gives the worker thread the work that hooks have asked for, and the installation of copies if it is `due`.
+// Gives the worker thread the work that hooks have requested and, if it is `due`, the installation of copies.
 void submit_wanted(Connection *c, bool due) {
     if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
     if (c->report_wanted.exchange(false)) c->submit(report_preexisting);
@@ -337,7 +337,7 @@ void submit_wanted(Connection *c, bool due) {
         });
 }
 
-// Gives the worker thread the final drain that request number `asked` wants.
+// Gives the worker thread the final drain requested by request number `asked`.
 void submit_finish(Connection *c, uint32_t asked) {
     c->submit([c, asked] {
         quietly([&] {
@@ -406,7 +406,7 @@ void serve(Connection *c) {
     end(c);
 }
 
-// The driver shuts down after this, so our threads must not call it any more.
+// The driver shuts down after this, so the agent's threads must no longer call it.
 void at_exit() {
     agent.finish(2000);
     abandon_leftovers();
@@ -421,10 +421,10 @@ void at_exit() {
     for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
 }
 
-// Handles signals whose default action would end the process: sends the measurements first.
+// Handles signals whose default action ends the process: sends the measurements first.
 void at_signal(int signal) {
     agent.finish(1000);
-    raise(signal);  // the handler was reset, so the default action follows
+    raise(signal);  // the handler is reset, so the default action follows
 }
 
 void in_forked_child() {
@@ -453,7 +453,7 @@ void catch_signals() {
 }
 
 void release_signals() {
-    // Our sigaction hook would hide our own handlers.
+    // The agent's sigaction hook would hide its own handlers.
     auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
     if (!original) original = sigaction;
     for (int s : kSignals) {
@@ -468,8 +468,7 @@ void release_signals() {
 constexpr char kNoFile[] =
     "all: it can make no files in memory (ulimit -n limits their number, ulimit -f their size)\n";
 
-// Asks the tool to put the hooks in place while it keeps this process stopped. Returns why that failed, or
-// "".
+// Asks the tool to install the hooks while it keeps this process stopped. Returns why that failed, or "".
 std::string install_running(Connection *c, std::string &left_out) {
     std::vector<Patch> patches;
     std::string failed = prepare(hooks, hook_count(), left_out, patches);
@@ -483,8 +482,8 @@ std::string install_running(Connection *c, std::string &left_out) {
     return c->patched ? "" : "all: the tool did not put them in\n";
 }
 
-// Opens what an attachment needs: socket, wake-up event and control block. On failure, tells the tool, closes
-// everything and returns false.
+// Opens the socket, the wake-up event and the control block of an attachment. On failure, tells the tool,
+// closes everything and returns false.
 bool open_connection(Connection &c, const char *name) {
     c.pid = getpid();
     c.socket = OwnedFile(connect_to_tool(name));
@@ -521,8 +520,8 @@ void say_hello() {
     agent.send(Message::Stubs, Writer().u32(stubs >= 0), stubs);
 }
 
-// Waits for the tool's configuration. Returns false if none comes: the tool is silent, or takes too long. It
-// sends messages while it works.
+// Waits for the tool's configuration. Returns false if the tool is silent or takes too long. The tool sends
+// messages while it works.
 bool wait_for_welcome(Connection &c) {
     constexpr auto kSilence = std::chrono::seconds(5), kLongest = std::chrono::seconds(30);
     const auto until = std::chrono::steady_clock::now() + kLongest;
@@ -547,7 +546,7 @@ std::string open_log() {
     return "";
 }
 
-// Tells the tool which functions could not be hooked, and which GPUs the program uses already.
+// Tells the tool which functions could not be hooked, and which GPUs the program already uses.
 void report_hooks(const std::string &failed, const std::string &left_out) {
     std::vector<uint32_t> capabilities;
     if (agent.live && agent.late) quietly([&] { capabilities = meet_primary_contexts(); });
@@ -557,8 +556,8 @@ void report_hooks(const std::string &failed, const std::string &left_out) {
     agent.send(Message::Hooked, w);
 }
 
-// Returns where CUPTI's library may be, behind kCuptiAutomatic if the user did not ask for it. "": CUPTI is not
-// to be used.
+// Returns where CUPTI's library may be, after kCuptiAutomatic if the user did not request it. "": do not use
+// CUPTI.
 std::string cupti_wanted() {
     const char *wanted = getenv(kCuptiVariable);
     if (!wanted || !agent.config.stamps) return "";
@@ -574,7 +573,7 @@ struct Starting {
     Connection &connection;
 };
 
-// Running: the program's threads may be inside the driver's functions, so the tool puts the hooks in place.
+// Running: the program's threads may be inside the driver's functions, so the tool installs the hooks.
 enum class How { FirstInit, Running };
 
 AttachStatus start(const char *name, How how) {
@@ -583,7 +582,7 @@ AttachStatus start(const char *name, How how) {
     Phase idle = Phase::Idle;
     if (!phase.compare_exchange_strong(idle, Phase::Live))
         return idle == Phase::Live ? AttachStatus::InUse : AttachStatus::Ending;
-    std::optional<Visit> visit(std::in_place);  // the end of the attachment waits for this
+    std::optional<Visit> visit(std::in_place);  // detach waits for this
     auto connected = std::make_unique<Connection>();
     if (!name || !driver.find(library) || !open_connection(*connected, name)) {
         phase = Phase::Idle;
@@ -682,7 +681,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
         .u32(static_cast<uint32_t>(context->device))
         .raw(about.bytes.data(), about.bytes.size());
     send(type, w, file);
-    if (!connected) {  // the tool exited or the program closed the socket, so nobody would wake the waiter
+    if (!connected) {  // the tool exited or the program closed the socket, so nothing would wake the waiter
         std::lock_guard<std::mutex> hold(question->lock);
         question->done = true;
     }
@@ -693,7 +692,7 @@ void Agent::finish(uint32_t wait_ms) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-    live = false;  // nobody would read what later launches of other threads count
+    live = false;  // counts of later launches in other threads would not be read
     if (virtual_clock()) control->ended_ns = last_ns();
     if (!to_finish(*c)) return;
     c->finish_wait_ms = wait_ms;
@@ -747,8 +746,8 @@ bool is_agent_handler(void (*handler)(int)) { return handler == at_signal; }
 
 // The driver calls this inside cuInit (CUDA_INJECTION64_PATH). Nothing here may make the application fail.
 extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) {
-    // A thread that is cancelled inside the driver is unwound through our frames by another copy of libgcc.
-    // Our copy then aborts unless it is initialized. Its first use initializes it.
+    // A thread that is cancelled inside the driver is unwound through the agent's frames by another copy of
+    // libgcc. The agent's copy then aborts unless it is initialized. Its first use initializes it.
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);
     try {
         gpubpf::start(getenv(gpubpf::kSocketVariable), gpubpf::How::FirstInit);
@@ -757,7 +756,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection(void) 
     return 1;
 }
 
-// The tool calls this on a thread of its own in a running program (attach/loading.py). `name` is as for
+// The tool calls this in a running program, on a new thread (attach/loading.py). `name` is as for
 // GPUBPF_SOCKET, with kStartingSuffix if the process is inside its first cuInit. Returns an AttachStatus.
 extern "C" __attribute__((visibility("default"))) int gpubpf_attach(const char *name) {
     _Unwind_Backtrace([](_Unwind_Context *, void *) { return _URC_END_OF_STACK; }, nullptr);

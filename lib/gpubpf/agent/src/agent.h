@@ -1,4 +1,4 @@
-// The agent as a whole: its connection to the tool, and whether it is active.
+// The agent as a whole: its connection to the tool, and its state.
 #pragma once
 
 #include <atomic>
@@ -20,21 +20,21 @@ struct Question {
     std::mutex lock;
     std::condition_variable changed;
     bool done = false;       // answered, or the tool has exited
-    bool abandoned = false;  // nobody waits: the thread that gets the answer uses it
+    bool abandoned = false;  // no thread waits: the thread that gets the answer uses it
     std::shared_ptr<const Answer> answer;
     Module *module = nullptr;
     Context *context = nullptr;
 };
 
 struct Agent {
-    // The tool is connected and launches are replaced by instrumented copies. A hang-up, a stop request and a
-    // fork (in the child) clear it; then the attachment ends.
+    // The tool is connected, and launches are replaced by instrumented copies. A hang-up, a stop request and a
+    // fork (in the child) clear it. Then the agent detaches.
     std::atomic<bool> live{false};
     std::atomic<bool> connected{false};
     std::atomic<uint32_t> heard{0};            // messages received from the tool
-    std::atomic<uint32_t> silent{UINT32_MAX};  // the value of `heard` when a wait was last given up
-    // The program ran before the agent was attached: it has modules, contexts, streams and captures whose
-    // creation no hook saw.
+    std::atomic<uint32_t> silent{UINT32_MAX};  // the value of `heard` at the last wait that was given up
+    // The program was running before the agent was attached. It has modules, contexts, streams and captures
+    // whose creation no hook saw.
     bool late = false;
     NeverDestroyed<Config> config_storage;
     Config &config = config_storage.value;
@@ -42,19 +42,19 @@ struct Agent {
     int control_fd = -1;
 
     void send(Message type, const Writer &writer, int fd = -1);
-    // Asks the tool. `about` is the part of the message after the request number and the GPU. If nobody waits
-    // (`waits` is false), the answer is used as soon as that blocks nobody.
+    // Asks the tool. `about`: the part of the message after the request number and the GPU. If no thread waits
+    // (`waits` is false), the answer is used as soon as that blocks no thread.
     std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about,
                                   int file, bool waits);
-    // The process is about to end. Makes the worker thread wait for the GPU (up to wait_ms) and send
-    // everything. Returns when that is done, or after wait_ms + 3 s.
+    // The process is about to end. Makes the worker thread wait for the GPU (up to wait_ms) and send all
+    // measurements. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms);
     void wake_for_pools();          // makes the worker thread enlarge a pool
     void wake_to_report();          // makes the worker thread call report_preexisting()
     void wake_to_record_kernels();  // with CUPTI
-    void wake_to_install();         // makes the service thread ask when installs are due
-    // Counts `launches` more instrumented launches. The worker thread reads the maps each time Config::pump
-    // launches have been counted.
+    void wake_to_install();         // makes the service thread check when installs are due
+    // Counts `launches` more instrumented launches. The worker thread reads the maps once per Config::pump
+    // launches.
     void launched(uint64_t launches) {
         const uint64_t pump = config.pump;
         if (!pump) return;
@@ -63,8 +63,8 @@ struct Agent {
     }
     std::atomic<uint64_t> pumped{0};
     void wake_for_reading();
-    // Registers handlers that read the maps when the process exits. Call it after cuInit: handlers that are
-    // registered later run earlier, so ours run before the driver's.
+    // Registers handlers that read the maps when the process exits. Call it after cuInit: handlers registered
+    // later run earlier, so the agent's run before the driver's.
     void watch_exit();
 };
 
@@ -73,34 +73,34 @@ extern Agent agent;
 bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 
 // sidecar.cpp
-// Returns the image behind a wrapper, and its size. Knows fatbins, ELF and PTX; returns null for anything else.
+// Returns the image behind a wrapper, and its size. Supports fatbins, ELF and PTX; returns null for anything else.
 const void *image_at(const void *image, uint64_t &size);
-// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs), and
-// they had PTX, it copies the PTX instead.
+// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs) and the
+// inputs had PTX, it copies the PTX instead.
 int image_of(const void *image, uint64_t &size, uint32_t &linked);
 int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
-// Call it after the application's own load.
+// Call this after the application's own load.
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked);
-// Loads the sidecars of libraries into a new context. `waits`: may wait for the tool.
+// Loads the sidecars of libraries into a new context. `waits`: it may wait for the tool.
 void context_ready(Context *context, bool waits = true);
-// Gets the tool's answer and installs the copies.
+// Gets the tool's answer, and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true);
-void retry_waiting();  // after a capture
-// Without `may_load`, only a sidecar that was loaded ahead is used.
+void retry_waiting();  // call this after a capture
+// Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
 bool is_loaded_ahead(const std::string &name);
 
 // drain.cpp
-// Reads every context. `rings`: only the rings in GPU memory.
+// Reads every context. `rings`: read only the rings in GPU memory.
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();                      // of every context, without a request from the tool
-void calibrate_all();                  // of every context's GPU
+void read_maps();                      // in every context, without a request from the tool
+void calibrate_all();                  // for every context's GPU
 void close_context(Context *context);  // the final drain, before the context is destroyed
 void drain_context(Context *context);  // a drain before the context may be destroyed
 void drop_context(Context *context);   // the context no longer exists: the agent stops using it
-void enlarge_pools();                  // those that are too small, as soon as that blocks nobody
+void enlarge_pools();                  // enlarges pools that are too small, as soon as that blocks no thread
 void enlarge_pool(Context &context);
 
 }  // namespace gpubpf

@@ -1,4 +1,4 @@
-// What every replacement of a driver function needs.
+// Helpers for every replacement of a driver function.
 #pragma once
 
 #include "agent.h"

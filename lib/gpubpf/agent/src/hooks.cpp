@@ -1,5 +1,5 @@
-// Replacements of functions that launch kernels, that create and end contexts and captures, and of libc's
-// functions that end the process.
+// Replacements of functions that launch kernels, of functions that create and end contexts and captures, and
+// of libc functions that end the process.
 #include "hooks.h"
 
 #include <csignal>
@@ -39,7 +39,7 @@ const Function *function_of(CUfunction f, StreamRef where) {
     return function;
 }
 
-// Counts the launch. On kInstrumented, launch `swap` instead.
+// Counts the launch. If it returns kInstrumented, launch `swap` instead.
 uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id, void **parameters,
                 void **extra, Swap &swap) {
     if (!function) {
@@ -121,7 +121,7 @@ template <typename Launch>
     Launching launching;
     HookCall hook;
     CUresult result;
-    // Most launches do not match when few kernels are instrumented. This path keeps their cost low.
+    // Most launches do not match when few kernels are instrumented. This path keeps their overhead low.
     const Function *unmatched =
         hook && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
     if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
@@ -355,7 +355,7 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (hook.keeps_records() && r == CUDA_SUCCESS)
         quietly([&] {
             std::lock_guard<std::mutex> hold(registry().lock);
-            if (before && !registry().primary.count(device)) return;  // it has users that nobody counted
+            if (before && !registry().primary.count(device)) return;  // it has users that were not counted
             registry().primary[device] = *context;
             ++registry().retained[device];
         });
@@ -378,7 +378,7 @@ Context *primary_from_before(CUdevice device) {
     return nullptr;
 }
 
-// The primary context of `device` ends when its last user releases it, or at a reset. Returns it then.
+// Call this when a user releases the primary context of `device`, or resets it. Returns the context if it ends.
 CUcontext primary_released(CUdevice device, bool reset) {
     CUcontext handle = nullptr;
     if (Context *before = reset ? primary_from_before(device) : nullptr) {
@@ -404,7 +404,7 @@ CUcontext primary_released(CUdevice device, bool reset) {
 }
 
 // Releases the context through `original`. For a context from before the attachment, this may be the last
-// release. So its maps are read first, and the driver is asked afterwards whether the context is gone.
+// release. So its maps are read first, and the driver is asked afterwards whether the context still exists.
 template <class Original>
 CUresult release_primary(const HookCall &hook, CUdevice device, const Original &original) {
     Context *before = nullptr;
@@ -415,7 +415,8 @@ CUresult release_primary(const HookCall &hook, CUdevice device, const Original &
             if (before) drain_context(before);
             ending = before ? before->handle : primary_released(device, false);
         });
-    else if (depth() == 1) ending = primary_of(device);  // threads of an earlier attachment may be there
+    else if (depth() == 1)
+        ending = primary_of(device);  // threads of an earlier attachment may be in the context
     std::optional<ContextClosed> closed(ending);
     CUresult r = original(device);
     leftovers_end_with_device(device);
@@ -441,7 +442,8 @@ template <class Original>
 CUresult reset_primary(const HookCall &hook, CUdevice device, const Original &original) {
     CUcontext ending = nullptr;
     if (hook.keeps_records()) quietly([&] { ending = primary_released(device, true); });
-    else if (depth() == 1) ending = primary_of(device);  // threads of an earlier attachment may be there
+    else if (depth() == 1)
+        ending = primary_of(device);  // threads of an earlier attachment may be in the context
     ContextClosed closed(ending);
     CUresult r = original(device);
     leftovers_end_with_device(device);
@@ -462,7 +464,7 @@ CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
 
 CUstream own_stream(CUstream stream) { return StreamRef{stream, true}.handle(); }
 
-// The capture is counted before it begins, so that none of the agent's calls is under way then.
+// The capture is counted before it begins, so that none of the agent's calls is in progress then.
 template <typename Begin>
 [[gnu::always_inline]] inline CUresult begin_capture(CUstream stream, const Begin &original) {
     Launching launching;
@@ -585,7 +587,7 @@ static bool ends_in(const std::string &name, const char *suffix) {
     return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
 }
 
-// Deprecated since CUDA 4.0. No program of today launches by these.
+// Deprecated since CUDA 4.0. Current programs do not launch with these.
 static bool is_obsolete(const std::string &name) {
     return name == "cuLaunch" || name == "cuLaunchGrid" || name == "cuLaunchGridAsync";
 }
@@ -609,8 +611,8 @@ void find_hook_targets(void *library) {
                                        : nullptr;
         if (h.target != before[i]) h.original = before[i] = h.target;
     }
-    // The driver may return addresses that it does not export. A name without a version means one function,
-    // however it is looked up.
+    // The driver may return addresses that it does not export. A name without a version always means the same
+    // function, however it is looked up.
     auto *get = driver.cuGetProcAddress_v2;
     if (!get) return;
     for (size_t i = 0; i < kHooks; ++i) {
@@ -622,7 +624,7 @@ void find_hook_targets(void *library) {
             name.compare(0, 2, "cu") != 0)
             continue;
         if (dlsym(library, (name + "_v2").c_str()))
-            continue;  // asked for without a version, the driver returns another function
+            continue;  // without a version, the driver would return another function
         void *address = nullptr;
         CUdriverProcAddressQueryResult found;
         if (get(name.c_str(), &address, 13000, per_thread ? 2 : 1, &found) != CUDA_SUCCESS || !address)

@@ -22,13 +22,13 @@ enum HookIndex : size_t {
 };
 
 extern Hook hooks[2 * kHooks];  // the second half: other addresses of the same functions
-size_t hook_count();            // how many are to be put in place, from the start of the table
+size_t hook_count();            // how many to install, from the start of the table
 
 // Fills in the targets from the loaded libcuda (a handle of dlopen). The tool has not sent its configuration
 // yet.
 void find_hook_targets(void *library);
-// Leaves out the hooks for operations, unless the tool wants a log or a program at operations, and those of
-// functions that load libraries, unless CUPTI yields to the program.
+// Leaves out the hooks for operations, unless the tool wants a log or a program at operations. Leaves out the
+// hooks of functions that load libraries, unless CUPTI yields to the program.
 void choose_hooks(bool operations, bool loads);
 bool is_in(HookIndex hook);  // whether the function was hooked
 

@@ -1,6 +1,6 @@
 // Replacements of functions that are hooked only for the operation log and for programs at operations:
 // copies, memsets, events, synchronization, allocations. They do what the original does. The replacements in
-// hooks_held.def are here, too: they hold back work that may not end by itself.
+// hooks_held.def are also here. They hold back work that may not end by itself.
 #include <cstring>
 
 #include "driver/gpu_idle.h"
@@ -24,7 +24,7 @@ uint64_t number(const void *p) { return reinterpret_cast<uint64_t>(p); }
 
 enum class Timed { No, Yes, AsBatch };  // how the operation is timed
 
-// Calls the driver and logs the operation. `before` fills in what is known before the call, `after` the rest.
+// Calls the driver and logs the operation. `before` fills in the fields known before the call, `after` the rest.
 template <class Call, class Before, class After>
 [[gnu::always_inline]] inline CUresult logged(Kind kind, StreamRef where, uint16_t flags, Timed timed,
                                               const Call &call, const Before &before, const After &after) {
@@ -303,7 +303,7 @@ ONE(
 
 // --- allocations ---
 
-// For use before the call. `to`: where the memory will be, if the program says so.
+// Call this before the allocation. `to`: where the memory will be, if the program specifies it.
 void will_allocate(Operation &o, size_t index, uint64_t bytes, uint64_t to = 0) {
     describe_call(o.record, index, bytes);
     if (agent.config.allocation_stacks) o.record.stack = host_stack();
@@ -370,7 +370,7 @@ ONE(
     { will_allocate(o, kHook_cuIpcOpenMemHandle_v2, 0); },
     { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
 
-// Frees the allocation at `address`, or with `bytes` all allocations that begin in that range.
+// Frees the allocation at `address` or, with `bytes`, all allocations that begin in that range.
 template <class Call>
 CUresult frees(size_t index, StreamRef where, uint64_t address, uint64_t bytes, const Call &call) {
     Freeing what;
@@ -426,7 +426,7 @@ MAKES_STREAM(cuStreamCreate, (CUstream * stream, unsigned flags), (stream, flags
 MAKES_STREAM(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority),
              (stream, flags, priority))
 
-// --- what may not end by itself ---
+// --- work that may not end by itself ---
 
 void put_behind(StreamRef where) {
     if (!watchers.load(std::memory_order_acquire)) return;

@@ -43,7 +43,7 @@ void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked)
     image_loaded(m, image, size, linked);
 }
 
-// The common part of all loading functions. The driver loads first. Then the tool sees the image, before the
+// The common part of all loading functions. The driver loads first. Then the tool gets the image, before the
 // program continues.
 template <class Handle, class Source, class Call>
 [[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle,
@@ -107,7 +107,7 @@ Module *library_of(CUlibrary handle) {
     return it == registry().libraries.end() ? nullptr : it->second;
 }
 
-// Call it before the driver can reuse the module's handles. Waits for threads that are installing copies of
+// Call this before the driver can reuse the module's handles. Waits for threads that are installing copies of
 // its kernels.
 void unloading(Module *module, const char *call) {
     if (!module) return;

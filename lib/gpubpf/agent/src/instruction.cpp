@@ -1,10 +1,10 @@
 // The formats are in Intel's SDM, volume 2, chapter 2; the opcode tables in appendix A.
 //
-// This decoder is written by hand because no package has a static Zydis: libzydis-dev of Ubuntu 22.04 (3.2.1), Debian 12 and
-// Ubuntu 24.04 (both 4.0.0) has a shared library only, which a traced process need not have. A copy of Zydis' source would
-// be 6.7 MB of generated tables in place of 280 lines. In minimal mode it would add 143 kB to an agent of 910 kB, and take
-// 150 ns for an instruction instead of 15 ns. In 392 million instructions of 1617 libraries both found the same lengths, kinds
-// and relative operands wherever both knew the instruction. This decoder also knows newer ones (AVX-IFMA, SHA-512), but no XOP.
+// This decoder is hand-written because no package has a static Zydis: libzydis-dev of Ubuntu 22.04 (3.2.1), Debian 12 and
+// Ubuntu 24.04 (both 4.0.0) only has a shared library, which a traced process may lack. A copy of Zydis' source would be 6.7 MB
+// of generated tables instead of 280 lines. In minimal mode, it would add 143 kB to an agent of 910 kB, and take 150 ns per
+// instruction instead of 15 ns. In 392 million instructions of 1617 libraries, both found the same lengths, kinds and relative
+// operands wherever both knew the instruction. This decoder also knows newer ones (AVX-IFMA, SHA-512), but not XOP.
 
 #include "instruction.h"
 
@@ -12,7 +12,7 @@ namespace gpubpf {
 
 namespace {
 
-// What follows an opcode.
+// The bytes after an opcode.
 enum Operands : uint8_t {
     kNone = 0,
     kModRm = 1,
@@ -22,7 +22,7 @@ enum Operands : uint8_t {
 };
 
 constexpr size_t kLongest = 15;      // bytes of an instruction; longer ones are invalid
-constexpr size_t kMostPrefixes = 7;  // as many as assemblers write; more leave decode() no room for the rest
+constexpr size_t kMostPrefixes = 7;  // as many as assemblers emit; more leave decode() no room for the rest
 
 uint8_t one_byte_operands(uint8_t opcode) {
     if (opcode < 0x40) switch (opcode & 7) {
@@ -147,8 +147,8 @@ uint8_t two_byte_operands(uint8_t opcode) {
     }
 }
 
-// Return what follows the opcode of an instruction with a VEX or EVEX prefix. Map 1 has the opcodes behind 0F, map 2 those
-// behind 0F 38, map 3 those behind 0F 3A. Maps 5 and 6 exist with EVEX only; they hold 16-bit floating point.
+// Return the operands of an instruction with a VEX or EVEX prefix. Map 1 has the opcodes after 0F, map 2 those after 0F 38, map 3
+// those after 0F 3A. Maps 5 and 6 exist only with EVEX; they contain 16-bit floating point.
 uint8_t vector_operands(unsigned map, uint8_t opcode, bool evex) {
     switch (map) {
         case 1:
@@ -179,12 +179,12 @@ bool is_prefix(uint8_t byte) {
     }
 }
 
-// Whether a one-byte opcode that several instructions share is one of those that decode() knows. `reg` is ModRM's second field.
+// Whether decode() knows this instruction of a one-byte opcode that several instructions share. `reg`: ModRM's second field.
 bool is_known_in_group(uint8_t opcode, uint8_t reg) {
     switch (opcode) {
-        case 0x8F:  // pop; others are XOP instructions of AMD's, which are longer
+        case 0x8F:  // pop; others are AMD's XOP instructions, which are longer
         case 0xC6:
-        case 0xC7: return reg == 0;  // mov; others are xabort and xbegin, which has a distance
+        case 0xC7: return reg == 0;  // mov; others are xabort, and xbegin, which has a distance
         case 0xFE: return reg < 2;
         case 0xFF: return reg != 7;
         default: return true;

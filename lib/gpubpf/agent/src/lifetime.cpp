@@ -25,14 +25,14 @@ namespace gpubpf {
 
 namespace {
 
-// In the order in which they begin. They end in reverse order, so that each may use the ones above it until
-// its own end.
+// In the order of initialization. They end in reverse order, so that each may use the ones above it until its
+// own end.
 //
 // Three things are not in the table:
 // - agent.cpp owns the connection, the control block and the configuration. They exist before the first
 //   begin() and after the last end().
-// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is earlier
-//   than any stop(): hooks may still run.
+// - The worker thread calls stop_installing() and release_driver_objects() as its last work. That is before
+//   any stop(): hooks may still run.
 // - CUPTI's tables stay for the life of the process, because CUPTI may call back late (cupti.cpp).
 // clang-format off: one in each line
 const Lifetime *const kLifetimes[] = {

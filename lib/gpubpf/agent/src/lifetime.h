@@ -1,4 +1,4 @@
-// The lifetime of the agent's state: who makes it, who frees it, and what a forked child does with it.
+// The lifetime of the agent's state: who creates it, who frees it, and what a forked child does with it.
 //
 // A file that keeps state defines one Lifetime next to it. lifetime.cpp lists them all in one table, which
 // sets their order.
@@ -8,15 +8,15 @@
 
 namespace gpubpf {
 
-// What one file does at the turning points of an attachment. A null function means: nothing to do.
+// What one file does at the stages of an attachment. A null function means that there is nothing to do.
 struct Lifetime {
     void (*begin)();  // An attachment starts. No hook is in place yet.
-    // The attachment is over, and no thread is inside a hook. Joins threads, while the tool is still
+    // The agent has detached, and no thread is inside a hook. Joins threads, while the tool is still
     // connected.
     void (*stop)();
     void (*end)();  // After every stop(): frees what belongs to the attachment.
     // fork() has returned in the child. Only the calling thread exists there, and its parent's threads may
-    // have held any lock. So this frees nothing and waits for no lock: it abandons what the parent had.
+    // have held any lock. So this frees nothing and waits for no lock: it abandons the parent's state.
     void (*in_forked_child)();
 };
 
@@ -51,8 +51,8 @@ class AttachmentState {
     T *state_ = nullptr;
 };
 
-// State that outlives attachments, because threads of the agent use it that may outlive them. Access is one
-// load of a pointer. A forked child starts with fresh state: the parent's may be locked, and may speak of
+// State that outlives attachments, because the agent's threads that use it may outlive them. Access is one
+// load of a pointer. A forked child starts with fresh state. The parent's may be locked, and may refer to
 // threads that do not exist in the child.
 template <class T>
 class ProcessState {

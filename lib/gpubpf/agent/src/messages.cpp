@@ -6,7 +6,7 @@
 namespace gpubpf {
 
 bool parse_welcome(Reader &r, Config &config) {
-    config = Config();  // a forked child has its parent's
+    config = Config();  // a forked child still has its parent's
     if (r.u32() != kProtocolVersion) return false;
     config.map_memory = r.u64();
     config.first = r.u64();

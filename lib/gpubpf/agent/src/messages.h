@@ -1,4 +1,4 @@
-// What the tool says in its messages (Welcome, Sidecar), decoded. protocol.py encodes them.
+// The tool's messages (Welcome, Sidecar), decoded. protocol.py encodes them.
 #pragma once
 
 #include <cstdint>
@@ -44,32 +44,32 @@ struct Config {
     std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
 };
 
-struct BlockField {                              // a map's place in the launch block
+struct BlockField {                              // a map's location in the launch block
     uint32_t map, base_offset, capacity_offset;  // capacity_offset: kNoField for maps of the context
 };
 
-// In a code object of an AMD GPU: an address that a copied kernel computes from the program counter, and that must be one in
-// the original code object. `place`: of s_getpc_b64, in bytes from the kernel descriptor; `distance`: the two literals behind it.
+// A reference in an AMD GPU's code object: an address that a copied kernel computes from the program counter, and that must point
+// into the original code object. `place`: offset of s_getpc_b64 from the kernel descriptor, in bytes; `distance`: its two literals.
 struct CodeReference {
     int64_t place;
     uint64_t distance;
 };
 constexpr uint32_t kLowLiteral = 8, kHighLiteral = 16;  // bytes from `place`
 
-struct Layout {  // of one instrumented kernel
+struct Layout {  // the layout of one instrumented kernel
     std::string name;
-    std::vector<uint32_t> sizes;   // of the application's parameters, bytes
-    uint32_t block_offset = 0;     // of the launch block in the parameter buffer
+    std::vector<uint32_t> sizes;   // sizes of the application's parameters in bytes
+    uint32_t block_offset = 0;     // offset of the launch block in the parameter buffer
     uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
     bool waits = true;             // its blocks may wait for each other
     uint32_t sites = 0;
     std::string limited;  // name of a second copy, which uses fewer registers; empty: none
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;
-    uint32_t shape = kNoField;  // of the launch's shape in the block
-    uint32_t tick = kNoField;   // of the length of an AMD GPU's tick in the block
-    uint32_t wave = 32;         // lanes of a warp
-    // Threads that fit on a compute unit of an AMD GPU at once: of the copy, of the original.
+    uint32_t shape = kNoField;  // offset of the launch shape in the block
+    uint32_t tick = kNoField;   // offset of an AMD GPU's tick length in the block
+    uint32_t wave = 32;         // lanes per warp
+    // Threads that fit on an AMD GPU's compute unit at once, in the copy and in the original.
     uint32_t most_threads = UINT32_MAX, original_threads = UINT32_MAX;
     std::vector<uint8_t> block;
     std::vector<BlockField> fields;
@@ -80,7 +80,7 @@ struct Variable {
     std::string name;
     uint32_t index = 0;
     bool copied = false;
-    std::vector<std::string> kernels;  // those that need it
+    std::vector<std::string> kernels;  // kernels that need it
 };
 
 struct Answer {
@@ -92,7 +92,7 @@ struct Answer {
 
 // Reads a Welcome up to its host programs. Returns false if it is not valid.
 bool parse_welcome(Reader &r, Config &config);
-// Reads a Sidecar from behind its request number. `image`: the file that came with it, or -1. Null if it is not valid.
+// Reads a Sidecar after its request number. `image`: the file that came with it, or -1. Returns null if it is not valid.
 std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std::vector<MapSpec> &maps);
 
 }  // namespace gpubpf

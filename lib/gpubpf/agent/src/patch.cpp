@@ -24,14 +24,14 @@ namespace gpubpf {
 namespace {
 
 constexpr size_t kJumpSize = 5;          // jmp rel32
-constexpr size_t kTrampolineSize = 128;  // one hook: the way to the replacement, then the moved instructions
+constexpr size_t kTrampolineSize = 128;  // per hook: the jump to the replacement, then the moved instructions
 constexpr size_t kEntrySize = 32;        // the part of a trampoline that leads to the replacement
-constexpr size_t kReadSize = 512;        // bytes of a function that are searched for jumps
+constexpr size_t kReadSize = 512;        // bytes of a function to search for jumps
 constexpr size_t kLongestInstruction = 15;
 constexpr int64_t kReach = int64_t(1) << 31;
 
 // Allocates trampolines: executable memory within a 32-bit distance of the hooked functions. The memory is never freed, because
-// a thread may be about to run it. The destination of a trampoline can change: it lies in the next page, which stays writable.
+// a thread may be about to run it. A trampoline's destination can change. It is in the next page, which stays writable.
 class Trampolines {
   public:
     using Destination = std::atomic<const void *>;
@@ -80,7 +80,7 @@ class Trampolines {
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
                 if (p == MAP_FAILED) continue;
                 if (near(static_cast<uint8_t *>(p), target)) return static_cast<uint8_t *>(p);
-                munmap(p, 2 * kPageSize);  // older kernels take the address for a hint
+                munmap(p, 2 * kPageSize);  // older kernels treat the address as a hint
             }
         return nullptr;
     }
@@ -95,7 +95,7 @@ bool put_distance(uint8_t *at, size_t after, const uint8_t *to) {
     return true;
 }
 
-// Return whether all bytes are what compilers put between functions.
+// Return whether all bytes are padding that compilers put between functions.
 bool is_padding(const uint8_t *p, size_t n) {
     for (size_t i = 0; i < n;) {
         if (p[i] == 0xCC || p[i] == 0x90 || p[i] == 0x00) {
@@ -112,7 +112,7 @@ bool is_padding(const uint8_t *p, size_t n) {
     return true;
 }
 
-// Return where a relative instruction at `code` leads.
+// Return the destination of a relative instruction at `code`.
 const uint8_t *destination_of(const uint8_t *code, const Instruction &instruction) {
     int32_t distance = 0;
     if (instruction.distance_size == 4) memcpy(&distance, code + instruction.distance_at, 4);
@@ -120,7 +120,7 @@ const uint8_t *destination_of(const uint8_t *code, const Instruction &instructio
     return code + instruction.length + distance;
 }
 
-// Return whether an instruction further on, such as the end of a short loop, jumps between the first `span` bytes of the function.
+// Return whether a later instruction, such as the end of a short loop, jumps into the first `span` bytes of the function.
 bool jumps_into(const std::vector<uint8_t> &code, size_t span) {
     for (size_t at = 0; at + kLongestInstruction < code.size();) {
         const uint8_t *p = code.data() + at;
@@ -135,7 +135,7 @@ bool jumps_into(const std::vector<uint8_t> &code, size_t span) {
 }
 
 // Copy instructions of at least `span` bytes from `from` (`code` has their bytes) to `to`, followed by a jump back to the rest.
-// Set `moved` to their size. Return null, or why they cannot be moved.
+// Set `moved` to their size. Return null, or the reason why they cannot be moved.
 const char *move(const uint8_t *from, const std::vector<uint8_t> &code, size_t span, uint8_t *to,
                  const uint8_t *end, size_t &moved) {
     moved = 0;
@@ -208,7 +208,7 @@ class WritableCode {
 };
 
 // Change bytes of code from `before` to `after` in one store: a thread that runs there sees either the old bytes or the new ones.
-// Return false if the bytes are not `before`, or if they cross an aligned word of 16 bytes.
+// Return false if the bytes are not `before`, or if they cross an aligned 16-byte word.
 bool exchange_code(uint8_t *at, const uint8_t *before, const uint8_t *after, size_t size) {
     const auto address = reinterpret_cast<uintptr_t>(at);
     if (memcmp(at, before, size) != 0) return false;
@@ -241,7 +241,7 @@ bool exchange_code(uint8_t *at, const uint8_t *before, const uint8_t *after, siz
     }
 }
 
-// Write code that no thread runs; through /proc/self/mem if the mapping cannot be made writable.
+// Write code that no thread is running, through /proc/self/mem if the mapping cannot be made writable.
 bool write_code(WritableCode &writable, const Patch &patch) {
     auto *at = reinterpret_cast<uint8_t *>(patch.at);
     if (writable.open(at, patch.size)) {
@@ -257,7 +257,7 @@ bool write_code(WritableCode &writable, const Patch &patch) {
 
 constexpr uint8_t kEndbr64[4] = {0xF3, 0x0F, 0x1E, 0xFA};
 
-// Return where the function's own code begins: behind endbr64, which indirect calls need.
+// Return where the function's own code begins: after endbr64, which indirect calls need.
 uint8_t *entry_of(FileCode &file, void *target) {
     auto *at = static_cast<uint8_t *>(target);
     const std::vector<uint8_t> code = file.read(at, sizeof kEndbr64);
@@ -276,7 +276,7 @@ bool has_call(const std::vector<uint8_t> &code, size_t span) {
     return false;
 }
 
-// A function that was hooked once. The next attachment uses its trampoline again.
+// A function that was hooked before. The next attachment reuses its trampoline.
 struct HookedFunction {
     Patch patch{};
     uint8_t *trampoline = nullptr;
@@ -295,7 +295,7 @@ struct HookedFunctions {
 NeverDestroyed<HookedFunctions> first_functions;
 HookedFunctions *functions = &first_functions.value;
 
-// Send calls to the driver's own code again. The caller holds the lock.
+// Direct calls to the driver's own code again. The caller holds the lock.
 void take_out(HookedFunction &function, WritableCode &writable) {
     Trampolines::destination_of(function.trampoline)->store(function.original(), std::memory_order_release);
     // If the code cannot be changed back, the jump stays and leads to the original.
@@ -303,7 +303,7 @@ void take_out(HookedFunction &function, WritableCode &writable) {
         exchange_code(function.at(), function.patch.after, function.patch.before, function.patch.size);
 }
 
-// Hook a function again, through the trampoline that it has. Return why that is impossible, or null.
+// Hook a function again, through its existing trampoline. Return the reason if that is impossible, or null.
 const char *hook_again(Hook &h, HookedFunction &function, std::vector<Patch> &patches) {
     if (!function.is_in() && memcmp(function.at(), function.patch.before, function.patch.size) != 0)
         return kAlreadyChanged;
@@ -314,7 +314,7 @@ const char *hook_again(Hook &h, HookedFunction &function, std::vector<Patch> &pa
     return nullptr;
 }
 
-// Hook the function at `entry` for the first time. `code` has its bytes. Return why that is impossible, or null.
+// Hook the function at `entry` for the first time. `code` has its bytes. Return the reason if that is impossible, or null.
 const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, Trampolines &trampolines,
                             bool running, std::vector<Patch> &patches) {
     uint8_t *const trampoline = trampolines.take(entry);
@@ -326,7 +326,7 @@ const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, 
     };
     Prologue prologue = entry == h.target ? prologue_of(code.data()) : Prologue();
     const char *why = move_behind(prologue.length);
-    if (why && prologue.length) {  // not possible behind the first instruction: replace that, too
+    if (why && prologue.length) {  // not possible after the first instruction: also replace that one
         prologue = Prologue();
         why = move_behind(0);
     }
@@ -435,8 +435,8 @@ void take_out_rest(bool (*keep)(const char *name)) {
 
 namespace {
 
-// In a forked child: if another thread of the parent's held the lock, the table may be half changed. Then the child forgets it,
-// and cannot hook the same functions again.
+// In a forked child: if another thread of the parent held the lock, the table may be inconsistent. Then the child drops it, and
+// cannot hook the same functions again.
 void forget_patching() {
     auto *copy = new HookedFunctions;
     if (functions->lock.try_lock()) copy->by_entry = functions->by_entry;

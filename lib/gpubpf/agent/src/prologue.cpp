@@ -98,7 +98,7 @@ FileCode::Mapping *FileCode::mapping_of(uintptr_t at) {
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*4s %" SCNx64 " %x:%x %lu %n", &mapping.start,
                    &mapping.end, &mapping.offset, &major, &minor, &inode, &name) != 6)
             continue;
-        if (found.end) {  // code that was changed once can have several mappings
+        if (found.end) {  // code that was changed before can have several mappings
             if (mapping.start != found.end || inode != file ||
                 mapping.offset != found.offset + (mapping.start - found.start))
                 break;

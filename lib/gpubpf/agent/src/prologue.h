@@ -1,8 +1,8 @@
-// Keeps hooks apart from the kernel's uprobes, which other tracers set at the beginning of functions.
+// Keeps hooks apart from the kernel's uprobes, which other tracers put at the beginning of functions.
 //
 // The kernel can write a breakpoint there at any time (or a call, over a five-byte nop). When a thread reaches it, the kernel runs
-// the file's instruction instead, and continues behind it. A hook in the same bytes would be torn apart. So a hook leaves a
-// function's first instruction in place and begins behind it. Its effect is undone before the replacement runs.
+// the file's instruction instead, and continues after it. A hook in the same bytes would be torn apart. So a hook leaves a
+// function's first instruction in place and begins after it. The instruction's effect is undone before the replacement runs.
 #pragma once
 
 #include <cstddef>

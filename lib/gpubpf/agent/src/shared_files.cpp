@@ -18,7 +18,7 @@ struct File {
     int file;
     ino_t inode;
 };
-std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and at the end
+std::map<uint32_t, File> *arrays = nullptr;  // written before the Welcome, and on detach
 
 bool is_ours(const File &array) {
     struct stat st;

@@ -51,7 +51,7 @@ const Lifetime registry_lifetime{
 };
 
 Context::~Context() {
-    for (const auto &r : registered) munmap(r.first, r.second);  // of a context that no longer exists
+    for (const auto &r : registered) munmap(r.first, r.second);  // for a context that no longer exists
 }
 
 Copy::~Copy() {
@@ -186,7 +186,7 @@ void Registry::record(Module *module, Context *context, const void *handle, cons
     Kernel *k = kernel(module, name);
     const Function *known = functions.find(handle);
     if (known && known->kernel == k && known->context == context) return;
-    // First, because every handle in the table must be forgotten some day.
+    // First, because every handle in the table must be forgotten eventually.
     module->handles.push_back(const_cast<void *>(handle));
     functions.set(handle, &(new HandleFunction(k, context))->is);
     ++handles_changed;

@@ -1,5 +1,5 @@
 // What the agent knows about the process: contexts, modules, kernels, and their instrumented copies. Records
-// are freed only at the end of the attachment, because a launch on another thread may use them. A record of
+// are freed only when the agent detaches, because a launch on another thread may use them. A record of
 // something that no longer exists is marked, or removed from the tables.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace gpubpf {
 
 // --- the process ---
 
-// An object that the end of the attachment deletes, unless somebody deleted it before.
+// An object that is deleted on detach, unless it was deleted before.
 class AttachmentObject {
   public:
     AttachmentObject();
@@ -47,9 +47,9 @@ struct Pool {
     std::atomic<uint64_t> used{0};
 };
 
-struct Sidecar {  // in one context, while that exists
-    Module
-        *module;  // whose kernels it copies; when that is unloaded, an equal module can take over the sidecar
+struct Sidecar {  // in one context, while it exists
+    Module *
+        module;  // the module whose kernels it copies; after its unload, an equal module can take over the sidecar
     CUmodule handle;
     std::shared_ptr<const Answer> answer;
     std::vector<Copy *> copies;  // by the kernel's number in the answer; null: refused
@@ -59,9 +59,9 @@ struct RingMemory {  // a ring's records in one context
     uint32_t map, shards;
     uint64_t capacity, stride;  // records per shard, bytes per record
     CUdeviceptr control, data;
-    uint64_t bytes;                  // of `data`
+    uint64_t bytes;                  // size of `data`
     void *mapped;                    // mapping of the file with the records; null: they are in GPU memory
-    std::vector<uint64_t> consumed;  // per shard, for a ring in GPU memory: the tool's last position
+    std::vector<uint64_t> consumed;  // the tool's last position per shard, for a ring in GPU memory
 };
 
 struct GpuClock;
@@ -77,28 +77,28 @@ struct Context : AttachmentObject {
         broken{false};                    // broken: a kernel faulted, so every call fails from then on
     std::atomic<bool> told_fault{false};  // Message::KernelFailed was sent
     std::mutex busy;      // held while the agent loads, drains or destroys something in the context
-    bool before = false;  // it existed before the attachment, or no hook saw how it was made
+    bool before = false;  // it existed before the attachment, or no hook saw its creation
     std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, no load waits for a quiet moment
-    bool followed = false;               // the stream exists; from here on guarded by `busy`
-    bool prepared = false;               // the maps exist
+    bool followed = false;  // the stream exists; this and the members below are guarded by `busy`
+    bool prepared = false;  // the maps exist
     bool usable = false;
     CUstream stream = nullptr;         // the agent's own, non-blocking
-    std::vector<CUdeviceptr> storage;  // by map: the address, unless the memory depends on the launch shape
+    std::vector<CUdeviceptr> storage;  // by map: its address, unless the memory depends on the launch shape
     std::vector<RingMemory> rings;
     // host memory that the GPU can access; unmapped when the context ends
     std::vector<std::pair<void *, uint64_t>> registered;
     std::atomic<GpuClock *> clock{nullptr};  // see clock.cpp
     std::vector<Sidecar> sidecars;
 
-    std::atomic<Stamps *> stamps{nullptr};  // timing events; made once
-    std::deque<CUdeviceptr> cells;  // of graphs, currently unused; guarded by `memory`, like the next member
+    std::atomic<Stamps *> stamps{nullptr};  // timing events; created once
+    std::deque<CUdeviceptr> cells;  // unused cells of graphs; guarded by `memory`, like the next member
     std::vector<CUdeviceptr> cell_memory;
 
-    std::mutex memory;  // guards the members below; held for bookkeeping only, never across a driver call
+    std::mutex memory;  // guards the members below; never held during a driver call
     std::vector<std::unique_ptr<Pool>> pools;
     std::vector<Copy *> copies;
-    uint64_t wanted = 0;                  // size in bytes of the largest request that did not fit
-    std::atomic<uint32_t> generation{0};  // of the pools
+    uint64_t wanted = 0;                  // largest request that did not fit, in bytes
+    std::atomic<uint32_t> generation{0};  // generation of the pools
 };
 
 // An array's memory for one instance. `capacity` is in the map's units; for a site array it is
@@ -109,7 +109,7 @@ struct Array {
     uint64_t bytes, capacity;
 };
 
-// A copy with one launch shape.
+// One launch shape of a copy.
 struct Instance : AttachmentObject {
     ~Instance() override { delete[] launch_block.load(); }
     uint32_t grid[3], block[3];
@@ -117,7 +117,7 @@ struct Instance : AttachmentObject {
     uint64_t awaited = 0;  // launches that the last snapshot waited for; guarded by the context's `busy`
     // complete except for the launch id; null: no memory yet
     std::atomic<const uint8_t *> launch_block{nullptr};
-    uint32_t tried = UINT32_MAX;  // the pools' generation that was too small; UINT32_MAX before the first try
+    uint32_t tried = UINT32_MAX;  // the generation of pools that were too small; UINT32_MAX: not tried yet
     std::vector<Array> arrays;    // valid once launch_block is set
     Instance *next = nullptr;
 
@@ -128,7 +128,7 @@ struct Instance : AttachmentObject {
 
 struct Occupancy {
     uint32_t threads, shared, cluster[3];
-    uint64_t copy, limited, original;  // blocks that are resident on the whole GPU
+    uint64_t copy, limited, original;  // resident blocks on the whole GPU
     Occupancy *next;
 };
 
@@ -140,7 +140,7 @@ struct Copy : AttachmentObject {
     std::shared_ptr<const Answer> answer;  // keeps `layout` alive
     const Layout *layout = nullptr;
     CUfunction function = nullptr;
-    CUfunction limited = nullptr;             // for launches that `function` does not fit; null: none
+    CUfunction limited = nullptr;             // for launches where `function` does not fit; null: none
     CUfunction original = nullptr;            // for its occupancy; null if the driver does not return it
     static constexpr size_t kBuckets = 1024;  // some programs launch with thousands of shapes
     std::atomic<Instance *> instances[kBuckets] = {};
@@ -154,14 +154,14 @@ struct Copy : AttachmentObject {
     }
 };
 
-struct Kernel : AttachmentObject {  // the application's, of one module or library
+struct Kernel : AttachmentObject {  // the application's kernel, in one module or library
     std::string name;
     Module *module = nullptr;
     Slot *slot = nullptr;
     uint32_t slot_index = 0;
     std::atomic<bool> refused{false};
     std::atomic<bool> told_no_room{false};  // Message::NoRoom was sent
-    std::atomic<Copy *> copies{nullptr};    // one for each context
+    std::atomic<Copy *> copies{nullptr};    // one per context
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
 };
@@ -170,23 +170,23 @@ struct Module : AttachmentObject {
     ~Module() override;
     CUmodule module = nullptr;  // exactly one of the two
     CUlibrary library = nullptr;
-    Context *context = nullptr;      // of a module
+    Context *context = nullptr;      // set for a module
     std::atomic<int> installing{0};  // threads that install copies of its kernels
-    bool gone = false;               // from here on guarded by Registry::lock
+    bool gone = false;               // this and the members below are guarded by Registry::lock
     std::map<std::string, Kernel *> kernels;
-    std::vector<void *> handles;    // of functions and kernels; forgotten with the module
-    std::vector<CUmodule> modules;  // a library's, per context
+    std::vector<void *> handles;    // handles of functions and kernels; forgotten with the module
+    std::vector<CUmodule> modules;  // a library's modules, one per context
     std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
-    uint32_t linked = 0;       // number of linked inputs
-    bool preexisting = false;  // it existed before the attachment, or no hook saw how it was loaded
-    std::atomic<bool> delayed_launch{false};  // of these: a launch has waited for its copies
-    // It only stands for copies that are loaded before their module is known. It counts as unloaded, so that
+    uint32_t linked = 0;                      // number of linked inputs
+    bool preexisting = false;                 // it existed before the attachment, or no hook saw its load
+    std::atomic<bool> delayed_launch{false};  // if preexisting: a launch has waited for its copies
+    // It only represents copies that are loaded before their module is known. It counts as unloaded, so that
     // the real module takes over the sidecar.
     bool ahead = false;
-    std::atomic<bool> loaded{false};  // of these: a context has the copies
-    uint32_t request = 0;             // the request of the tool that Message::Ready answers; 0: none
+    std::atomic<bool> loaded{false};  // if ahead: a context has the copies
+    uint32_t request = 0;             // the tool's request that Message::Ready answers; 0: none
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;
@@ -202,8 +202,8 @@ struct HandleFunction : AttachmentObject {
     const Function is;
 };
 
-// Maps handles to Functions, and is read without locks. Old tables stay, because a thread may be reading
-// them.
+// Maps handles to Functions, and is read without locks. Old tables stay, because a thread may still be
+// reading them.
 class FunctionTable {
   public:
     const Function *find(const void *handle) const {
@@ -244,23 +244,23 @@ struct Registry {
     std::map<CUmodule, Module *> modules;
     std::map<CUlibrary, Module *> libraries;
     std::map<std::string, uint32_t> slots;
-    std::vector<Module *> waiting;  // for a context, or for the end of a capture
+    std::vector<Module *> waiting;  // modules waiting for a context, or for the end of a capture
     std::vector<Module *> ahead;    // copies that were loaded before their modules are known
     uint32_t serials = 0;
-    // the process's only context, if there was never another; null if that is not known
+    // the process's only context, if it never had another; null if unknown
     std::atomic<Context *> only{nullptr};
     std::atomic<int> captures{0};  // number of streams that are being captured
 
     FunctionTable functions;
 
-    // Returns the context's record, and makes it if needed; null for null. `made`: a hooked call returned the
+    // Returns the context's record, creating it if necessary; null for null. `made`: a hooked call returned the
     // handle.
     Context *context(CUcontext handle, bool made = false);
     Context *current();
     std::vector<Context *> all_contexts();
     Kernel *kernel(Module *module, const std::string &name);  // with lock held
     void record(Module *module, Context *context, const void *handle, const char *name);
-    void forget(Module *module);  // with lock held: the module's handles mean nothing from now on
+    void forget(Module *module);  // with lock held: the module's handles are invalid from now on
 };
 
 extern std::atomic<uint64_t> handles_changed;   // increases when an unknown handle may have become known

@@ -1,5 +1,5 @@
-// What files that both agents share need of the agent that they are in: the one for CUDA (agent.cpp, log/clock.cpp), or the one
-// for AMD's runtime (../hsa/agent.cpp, ../hsa/clock.cpp).
+// The interface between shared files and the agent that they are in: the CUDA agent (agent.cpp, log/clock.cpp), or the agent for
+// AMD's runtime (../hsa/agent.cpp, ../hsa/clock.cpp).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace gpubpf {
 
 void tell_tool(Message type, const Writer &writer, int file = -1);
 Control &control_block();
-// A function of the library that the program calls for its GPU. That library's frames are not the program's.
+// Returns a function of the library that the program calls for its GPU. That library's frames are not the program's.
 const void *driver_code();
 
 // Returns CLOCK_MONOTONIC in ns, or the calling thread's time on the virtual clock. Any thread may call it;
@@ -20,8 +20,8 @@ const void *driver_code();
 uint64_t now_ns();
 bool virtual_clock();
 
-// Runs the agent's work in a call of the program, which must not notice it. So no exception leaves it
-// (memory may be short), and the thread cannot be cancelled in it.
+// Runs the agent's work in a call of the program, which must not notice it. So no exception leaves it (memory
+// may be short), and the thread cannot be cancelled in it.
 template <typename Work>
 void quietly(const Work &work) noexcept {
     int before = PTHREAD_CANCEL_ENABLE;

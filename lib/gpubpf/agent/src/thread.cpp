@@ -164,7 +164,7 @@ Thread *new_record_of_thread() noexcept {
     const bool known = mine != nullptr;
     if (known)
         for (void *&memory : mine->cache)
-            free(std::exchange(memory, nullptr));  // of the thread that had the record before
+            free(std::exchange(memory, nullptr));  // from the thread that had the record before
     if (!mine) mine = new (std::nothrow) Thread;
     if (!mine) return nullptr;
     mine->id = static_cast<uint32_t>(syscall(SYS_gettid));
@@ -173,7 +173,7 @@ Thread *new_record_of_thread() noexcept {
         while (!threads.compare_exchange_weak(mine->next, mine)) {
         }
     }
-    if (pthread_setspecific(key_of_records(), mine) != 0) {  // the record would never be given back
+    if (pthread_setspecific(key_of_records(), mine) != 0) {  // the record would never be returned
         mine->used = false;
         return nullptr;
     }
@@ -195,14 +195,14 @@ __attribute__((no_sanitize("address"))) bool was_left(uintptr_t frame) noexcept 
     if (frame < of.frame) {
         // The call comes from the driver, or from a signal handler. Otherwise, later calls have overwritten
         // the other hook's return address, or the stack shows it. A frame far away is on another stack. A
-        // nearby frame may also be on another stack, one that no longer exists.
+        // nearby frame may also be on another stack that no longer exists.
         if (is_internal(*return_slot(frame)) || of.frame - frame > kNear) return false;
         const uintptr_t *slot = return_slot(of.frame);
         if (is_readable(slot) && *slot == of.from && !stack_lacks(reinterpret_cast<uintptr_t>(slot)))
             return false;
     } else {
-        // On the same stack, the other frame no longer exists. A signal handler may have a stack of its own,
-        // at any address.
+        // On the same stack, the other frame no longer exists. A signal handler may have its own stack, at
+        // any address.
         stack_t stack{};
         if (sigaltstack(nullptr, &stack) != 0 || (stack.ss_flags & SS_ONSTACK)) return false;
     }

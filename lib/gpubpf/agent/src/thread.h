@@ -1,8 +1,8 @@
-// Which threads are inside a hook (docs/attach.md, "The life of an agent"). The state of an attachment is
-// freed only when no thread can be using it.
+// Tracks which threads are inside a hook (docs/attach.md, "The life of an agent"). The state of an attachment
+// is freed only when no thread can be using it.
 //
-// Each thread says where it is with a plain store to a record of its own. The thread that frees first says
-// that the attachment is over. Then it makes all threads pass a memory barrier (membarrier) and looks at the
+// Each thread stores its position in its own record, with a plain store. The thread that frees first marks
+// the attachment as over. Then it makes all threads pass a memory barrier (membarrier) and checks the
 // records. A thread that it does not see inside a hook will see that the attachment is over.
 #pragma once
 
@@ -19,11 +19,11 @@
 
 namespace gpubpf {
 
-// Driver: in the program's own call of the driver, which may wait for long. The attachment's state may be
-// freed meanwhile, but not what the call itself launches (DriverWithCopy).
+// Driver: in the program's own call of the driver, which may wait for a long time. The attachment's state may
+// be freed meanwhile, but not what the call itself launches (DriverWithCopy).
 enum class ThreadIn : uint64_t { Application, Hook, Driver, DriverWithCopy };
 
-// What a thread caches between its calls. Each slot has a type of its own: see thread_cache().
+// What a thread caches between its calls. Each slot has its own type: see thread_cache().
 enum class CacheSlot { Context, Queues, Captures, Addresses, Unknown, Id, Random };
 constexpr size_t kCacheSlots = 7;
 
@@ -32,7 +32,7 @@ struct alignas(64) Thread {
     std::atomic<bool> launching{false};  // see Launching in gpu_idle.h; used with and without an attachment
     std::atomic<uint64_t> calls{0};      // written only by the thread itself while there is an attachment
     // The members below belong to the thread itself, except `used`.
-    uint64_t number = 0;  // of the attachment that the thread is inside; 0: none
+    uint64_t number = 0;  // number of the attachment that the thread is inside; 0: none
     uint64_t timed_since = 0, ticks = 0, slow_since = 0;
     std::atomic<bool> used{true};
     std::atomic<uint32_t> id{0};
@@ -40,10 +40,10 @@ struct alignas(64) Thread {
     void *cache[kCacheSlots] = {};
 };
 
-// The number of the current attachment; 0 if no attachment exists. Then no thread may touch its state.
+// The number of the current attachment; 0 if there is none. Then no thread may access its state.
 extern std::atomic<uint64_t> attachment;
 
-// How many hooked functions or agent calls the thread is inside. 0: the application itself makes the call.
+// The number of hooked functions or agent calls that the thread is inside. 0: the application itself makes the call.
 inline int &depth() {
     static thread_local int value __attribute__((tls_model("initial-exec"))) = 0;
     return value;
@@ -67,9 +67,9 @@ inline Entry &entry() {
 
 Thread *new_record_of_thread() noexcept;  // the calling thread's; null if memory is short
 
-// Returns the calling thread's memory for one cache slot, zeroed at first, or `otherwise` if memory is short.
+// Returns the calling thread's memory for one cache slot, initially zero, or `otherwise` if memory is short.
 // It is in the thread's record for two reasons: a library that is loaded late gets little static TLS
-// (glibc has a few hundred bytes for all of them), and other TLS is allocated at its first use.
+// (glibc has a few hundred bytes for all of them), and other TLS is allocated at first use.
 void *allocate_thread_cache(CacheSlot note, size_t size) noexcept;
 template <class T>
 T &thread_cache(CacheSlot note, T &otherwise) {
@@ -81,10 +81,10 @@ T &thread_cache(CacheSlot note, T &otherwise) {
 }
 
 // For a hook with this frame, while the thread counts as inside another hook. Returns whether that other hook
-// was abandoned: a signal handler interrupted it and jumped out (siglongjmp). Then the thread counts as
-// outside all hooks.
+// was abandoned: a signal handler interrupted it and jumped out (siglongjmp). If so, the thread then counts
+// as outside all hooks.
 bool was_left(uintptr_t frame) noexcept;
-// Call it in the hook itself, because the hook's frame counts.
+// Call it in the hook itself, because it checks the hook's frame.
 [[gnu::always_inline]] inline bool is_nested() {
     return __builtin_expect(depth() != 0, 0) &&
            !was_left(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)));
@@ -100,9 +100,9 @@ void resume_timed(Thread &thread) noexcept;
 Thread *begin_slow_path() noexcept;
 void end_slow_path(Thread &thread) noexcept;
 
-// Enters a hook. Tells whether the application itself makes the call, rather than the driver from inside
-// another hooked function, and marks the thread as inside. Use it in the hook itself, or in a function that
-// is always inlined there.
+// Enters a hook: marks the thread as inside, and determines whether the application itself makes the call,
+// rather than the driver from inside another hooked function. Use it in the hook itself, or in a function
+// that is always inlined there.
 class HookCall {
   public:
     [[gnu::always_inline]] HookCall() noexcept : HookCall(is_nested()) {}
@@ -139,8 +139,8 @@ class HookCall {
     HookCall(const HookCall &) = delete;
     HookCall &operator=(const HookCall &) = delete;
     explicit operator bool() const;  // whether launches are replaced; defined in hook_call.h
-    // Whether records are kept, even if launches are not replaced any more. The answer may change during the
-    // driver's call: if the attachment ended meanwhile, its state must not be touched.
+    // Whether records are kept, even if launches are no longer replaced. The answer may change during the
+    // driver's call: if the attachment ended meanwhile, its state must not be accessed.
     bool keeps_records() const { return thread_ && thread_->number; }
 
   private:
@@ -149,8 +149,8 @@ class HookCall {
     int before_;
 };
 
-// Marks the program's own call of the driver. Hold nothing of the attachment across it, unless HookCall says
-// afterwards that the attachment still exists. Inside the agent's own calls it does nothing.
+// Marks the program's own call of the driver. Do not use the attachment's state after it, unless HookCall
+// reports that the attachment still exists. Inside the agent's own calls, it does nothing.
 class InDriver {
   public:
     explicit InDriver(ThreadIn how = ThreadIn::Driver) noexcept {
@@ -179,8 +179,8 @@ class InDriver {
     Thread *thread_ = nullptr;
 };
 
-// For a function that the driver calls while the program is in it (InDriver), and that is hooked, too: marks the thread as inside the
-// agent. False if the thread is not in such a call, or if the attachment has ended meanwhile; then its state must not be touched.
+// For a hooked function that the driver calls during a call of the program (InDriver): marks the thread as inside the agent. False if
+// the thread is not in such a call, or if the attachment has ended meanwhile. Then its state must not be accessed.
 class BackFromDriver {
   public:
     BackFromDriver() noexcept {
@@ -205,9 +205,9 @@ class BackFromDriver {
     Thread *thread_ = nullptr;
 };
 
-// Marks rare work in hooks that may take long, such as loading a module or waiting for an answer. Every
-// occurrence is timed. If the hook call itself is being timed as a sample, that timer pauses. The program's
-// own driver call (InDriver) must not be made meanwhile.
+// Marks rare work in hooks that may take long, such as loading a module or waiting for an answer. It is
+// always timed. If the hook call itself is being timed as a sample, that timer pauses. The program's own
+// driver call (InDriver) must not be made meanwhile.
 class SlowPath {
   public:
     SlowPath() noexcept : thread_(begin_slow_path()) {}
@@ -221,7 +221,7 @@ class SlowPath {
     Thread *thread_;
 };
 
-// For the start of a thread: handlers of the application run only on its own threads.
+// For the start of a thread: the application's handlers must run only on its own threads.
 class SignalsBlocked {
   public:
     SignalsBlocked() noexcept {
@@ -237,8 +237,8 @@ class SignalsBlocked {
     sigset_t before_;
 };
 
-// For code outside hooks: a signal handler, the end of the process, the start of an attachment. Nothing is
-// freed while a Visit exists. Async-signal-safe.
+// For code outside hooks: a signal handler, process exit, the start of an attachment. Nothing is freed while
+// a Visit exists. Async-signal-safe.
 class Visit {
   public:
     Visit() noexcept { ++visits; }
@@ -251,7 +251,7 @@ class Visit {
 // Call it after the store that keeps threads from launching copies. Waits until each thread was seen outside
 // the hooks. Returns false on timeout.
 bool wait_until_each_was_out(uint32_t wait_ms);
-// The same, but each thread was seen where it launches no copy: what it was launching is in the stream, and counted.
+// The same, but each thread was seen where it launches no copy. Its launches are then in the stream, and counted.
 bool wait_until_copies_are_launched(uint32_t wait_ms);
 // The same for launches by any thread that began earlier.
 bool wait_until_none_launches(uint32_t wait_ms);
@@ -259,8 +259,8 @@ bool wait_until_none_launches(uint32_t wait_ms);
 void wait_until_out();
 // Whether a thread is still launching a copy of attachment `number`.
 bool copies_under_way(uint64_t number);
-uint64_t rest_of_calls();   // calls of all threads that the control block does not include yet
-uint64_t calls_not_told();  // the same; starts counting anew
+uint64_t rest_of_calls();   // calls of all threads that are not in the control block yet
+uint64_t calls_not_told();  // the same; also resets the counts
 extern const Lifetime thread_lifetime;
 
 }  // namespace gpubpf

@@ -82,7 +82,7 @@ bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, i
     while (message.msg_iovlen) {
         ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;  // the send has a timeout: a tool that reads nothing counts as exited
+        if (n <= 0) return false;  // sends have a timeout: a tool that does not read counts as exited
         message.msg_control = nullptr;
         message.msg_controllen = 0;
         auto sent = static_cast<size_t>(n);
@@ -141,7 +141,7 @@ int move_high(int fd) {
     return high;
 }
 
-// Whether a file may become this large. If not, the attempt would end the program (SIGXFSZ).
+// Whether a file may become this large. If not, the attempt would kill the program (SIGXFSZ).
 static bool may_become(uint64_t size) {
     rlimit limit;
     return getrlimit(RLIMIT_FSIZE, &limit) == 0 && size <= limit.rlim_cur;

@@ -68,8 +68,8 @@ const char *number_of_file(const char *name);
 int connect_to_tool(const char *name);
 std::string process_name();  // as in /proc/self/comm
 
-// A file descriptor, and whether it is still ours: a program may close every descriptor that it finds, and reuse
-// the number for a file of its own.
+// A file descriptor, and whether it is still the agent's: a program may close every descriptor that it finds, and
+// reuse the number for its own file.
 struct OwnedFile {
     OwnedFile() = default;
     explicit OwnedFile(int descriptor);
@@ -78,10 +78,10 @@ struct OwnedFile {
     uint64_t inode = 0;
 };
 
-// Makes an anonymous file of `size` zero bytes. Returns a high descriptor, or -1: programs may rely on low
+// Creates an anonymous file of `size` zero bytes. Returns a high descriptor, or -1: programs may rely on low
 // numbers.
 int memory_file(const char *name, uint64_t size);
-int sealed_file(const char *name, uint64_t size);  // its size never changes, so that others can map it
+int sealed_file(const char *name, uint64_t size);  // its size is fixed, so that others can map it
 int move_high(int fd);
 bool write_all(int fd, const void *data, size_t size, uint64_t offset);
 bool read_all(int fd, void *data, size_t size, uint64_t offset);
