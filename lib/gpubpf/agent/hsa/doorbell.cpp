@@ -82,7 +82,7 @@ void store(T &to, T value) {
 
 int type_of(const hsa_packet &packet) { return __atomic_load_n(&packet.header, __ATOMIC_ACQUIRE) & 0xff; }
 
-// Sets a queue's GPU, if known. ROCr does not report it, so it comes from a kernel in the queue or from there being only one GPU.
+// Sets a queue's GPU, if known. ROCr does not report it, so it is the GPU of a kernel in the queue, or the only GPU.
 void find_gpu(Queue &queue, const hsa_packet &packet) {
     if (queue.gpu) return;
     const Kernel *kernel = type_of(packet) == HSA_KERNEL_DISPATCH ? find_kernel(packet.kernel) : nullptr;
@@ -137,7 +137,7 @@ void write(Queue &queue, uint64_t index, const hsa_packet &packet) {
     queue.own.insert(index);
 }
 
-// Inserts the owed barriers, as far as there is room. Call with the queue's lock held.
+// Inserts the owed barriers that the queue has room for. Call with the queue's lock held.
 void put_barriers(Queue &queue) {
     while (!queue.owed.empty()) {
         const uint64_t index = hsa.queue_load_write_index_scacquire(queue.handle);

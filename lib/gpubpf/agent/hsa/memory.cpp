@@ -16,7 +16,7 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the alignment of array instances
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the fixed parts and alignment of array instances
 
 uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to - 1); }
 uint64_t map_aligned(uint64_t bytes) { return aligned(bytes, kMapAlignment); }

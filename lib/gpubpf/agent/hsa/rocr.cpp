@@ -34,7 +34,7 @@ void replace(void *&entry, Function &original, Function ours) {
     void *own = reinterpret_cast<void *>(ours);
     for (Replaced &r : replaced)
         if (r.entry == &entry) {
-            // If ours is still in, another tool has replaced it with a function that calls ours.
+            // If `in` is still set, another tool has replaced ours with a function that calls it.
             if (!r.in) {
                 r.original = entry;
                 original = reinterpret_cast<Function>(entry);
