@@ -15,8 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 // ms that the worker thread waits for a suitable moment before it does other work
 constexpr uint32_t kPatience = 20;
-constexpr int kOften = 10;  // ms between two such attempts
-// Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is in vain.
+constexpr int kOften = 10;  // ms between such attempts
+// Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is useless.
 constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{8000};
 
 struct State {

@@ -13,11 +13,11 @@ bool is_usable(const Context *context);  // it has neither ended nor failed
 // calibrated.
 void context_discovered(Context *context);
 
-// Installs copies of a module's kernels in `context` as soon as that blocks nobody. A null context means
+// Installs copies of a module's kernels in `context` as soon as that blocks no thread. A null context means
 // every context that can have them.
 void install_later(Module *module, Context *context);
 
-// The tool has made copies of a module that may have been loaded before. Loads them when that blocks nobody.
+// Loads copies of a module that may have been loaded before, as soon as that blocks no thread.
 void take_ahead(Reader &reader, int image);
 
 // For the worker thread.

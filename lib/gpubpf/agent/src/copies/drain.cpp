@@ -90,7 +90,7 @@ void each_instance(const Copy &copy, const Use &use) {
         for (Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) use(*i);
 }
 
-// Notes how often each copy was launched. Call it before the wait for these launches: what is read may lack
+// Notes how often each copy was launched. Call this before the wait for these launches: the snapshot may lack
 // later ones.
 void note_launches(Context &context) {
     std::lock_guard<std::mutex> hold(context.memory);
@@ -98,7 +98,7 @@ void note_launches(Context &context) {
         each_instance(*c, [](Instance &i) { i.awaited = i.launches.load(); });
 }
 
-// One table of the message about a snapshot.
+// One table of the Snapshot message.
 struct Table {
     uint32_t count = 0;
     Writer rows;
@@ -106,9 +106,9 @@ struct Table {
     void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
 };
 
-// What a snapshot contains, and where it is in the file.
+// The contents of a snapshot, and their locations in the file.
 struct Contents {
-    uint64_t size = 0;                                 // of the file
+    uint64_t size = 0;                                 // size of the file
     std::vector<Range> pools;                          // their used parts, from the start of the file
     std::vector<uint64_t> rings;                       // offsets of the records of each ring
     std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
@@ -298,7 +298,7 @@ bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
         try {
             {
                 std::lock_guard<std::mutex> hold(idles->lock);
-                if (idles->known[context.handle] != before) return false;  // another thread asks
+                if (idles->known[context.handle] != before) return false;  // another thread has asked
                 idles->known[context.handle] = own;
             }
             start_waiting(own, context, goes_on);
@@ -347,7 +347,7 @@ void calibrate_all() {
     }
 }
 
-// The application destroys the context now. So no other thread may be in it, and the agent does not use it
+// The application is destroying the context. So no other thread may be in it, and the agent does not use it
 // again (`dead`).
 void close_context(Context *context) {
     bool ours = lock_within(context->busy, 10000);
@@ -363,8 +363,8 @@ void close_context(Context *context) {
     if (ours) context->busy.unlock();
 }
 
-// Whether the context ends is known only after the application's call. If it does not, a later drain replaces
-// this one.
+// Whether the context ends is known only after the application's call. If it does not end, a later drain
+// replaces this one.
 void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
@@ -405,8 +405,8 @@ void enlarge_pool(Context &c) {
     uint64_t taken = 0;
     for (auto &p : c.pools) taken += p->size;
     // Allocate twice the requested size, because the next launch shape is likely to be as large. Leave half
-    // of the free memory, and take at most a quarter of the device's memory: the application may want the
-    // rest.
+    // of the free memory, and take at most a quarter of the device's memory, because the application may need
+    // the rest.
     if (current.ok() && driver.cuMemGetInfo_v2 && driver.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS) {
         uint64_t room = std::min<uint64_t>(free / 2, total / 4 > taken ? total / 4 - taken : 0);
         if (wanted <= room) add_pool(c, std::min(wanted * 2, room));

@@ -24,7 +24,7 @@ constexpr size_t kMostEdges = 65536;  // edges of one graph that are logged
 constexpr int kDeepest = 32;          // nesting of child graphs
 
 struct KernelNode {
-    CUgraphNode handle = nullptr;  // in the graph that was walked
+    CUgraphNode handle = nullptr;  // handle in the walked graph
     Function function{nullptr, nullptr};
     uint32_t slot = kNoSlot, outcome = kNotMatched;
     LaunchShape shape{};
@@ -48,7 +48,7 @@ struct Walk {
 };
 
 struct Exec {
-    // Guards the members below and the work on the executable graph, which nobody may change meanwhile.
+    // Guards the members below and the executable graph, which no other thread may change meanwhile.
     std::recursive_mutex lock;
     uint64_t serial = 0, replays = 0;
     Context *context = nullptr;
@@ -58,7 +58,7 @@ struct Exec {
     CUevent last = nullptr;   // the end of the last launch
     uint32_t last_queue = 0;  // the queue of that launch; 0 before the first launch
     bool swapped = false;     // has copies
-    // While it has copies: the same graph with the program's kernels. Null: unknown now.
+    // While it has copies: the same graph with the program's kernels. Null: unknown.
     CUgraph own = nullptr;
 };
 
@@ -179,7 +179,7 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
     std::unordered_map<CUgraphNode, size_t> place;
     for (size_t i = 0; i < nodes.size(); ++i) place[nodes[i]] = i;
     std::vector<std::vector<size_t>> after(nodes.size());
-    std::vector<size_t> open(nodes.size());  // dependencies that have not been visited
+    std::vector<size_t> open(nodes.size());  // number of dependencies that were not visited yet
     for (size_t i = 0; i < from.size(); ++i) {
         auto a = place.find(from[i]), b = place.find(to[i]);
         if (a == place.end() || b == place.end()) continue;
@@ -253,7 +253,7 @@ uint32_t outcome_of_original(const KernelNode &k) {
     return k.function.kernel && k.function.kernel->refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
 }
 
-// Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` holds the bytes.
+// Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` owns the bytes.
 bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_NODE_PARAMS &params,
                  Swap &swap) {
     if (!exec.swaps || !exec.cell || !has_copies(k)) return false;
@@ -402,7 +402,7 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
         bool any = cloned.kernels.size() == own.kernels.size() && swap_nodes(exec, cloned, 0);
         if (any && driver.cuGraphExecUpdate_v2(handle, clone, &info) == CUDA_SUCCESS) {
             exec.swapped = true;
-            // A node of the program gets the number of its clone.
+            // The program's node gets the number of its clone.
             std::unordered_map<CUgraphNode, uint32_t> index;
             for (const auto &node : own.index) {
                 CUgraphNode found = nullptr;
@@ -460,7 +460,7 @@ void count_replay(const KernelNode &k, CUresult result) {
     count_launch(k.choice.function, *k.choice.copy, *k.choice.instance);
 }
 
-// Tells the kernels of the coming launch their number: the first launch id minus the node's own.
+// Gives the kernels of the next launch their number: the first launch id minus the node's own.
 void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) {
     DriverScope scope;
     // Launches of one executable graph run one after the other. But this write, in another stream, would not
@@ -487,7 +487,7 @@ void gather_graphs(const Context &context, Leftovers &to) {
     }
     for (const auto &exec : all) {
         if (exec->context != &context) continue;
-        // A thread that launches it may wait for long.
+        // A thread that launches it may wait for a long time.
         std::unique_lock<std::recursive_mutex> hold(exec->lock, std::try_to_lock);
         if (!hold || exec->swapped) to.graphs = true;
         else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
@@ -519,7 +519,7 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
         exec->walk.whole = can_walk();
         if (can_walk()) adopt(*exec, handle, graph, false);
         if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
-            exec->walk.whole = false;  // kernels may launch it, too
+            exec->walk.whole = false;  // kernels may also launch it
     }
     std::lock_guard<std::mutex> hold(execs().lock);
     execs().all[handle] = exec;
@@ -651,7 +651,7 @@ void graph_gone(CUgraphExec handle) {
         DriverScope scope;
         forget_own(*exec);
     }
-    // The last launch may still run and read its cell. So the cell is reused as late as possible.
+    // The last launch may still be reading its cell. So the cell is reused as late as possible.
     if (!exec->context || exec->context->dead) return;
     if (exec->cell) {
         std::lock_guard<std::mutex> memory(exec->context->memory);

@@ -16,23 +16,23 @@ namespace gpubpf {
 
 extern const Lifetime graph_lifetime;
 struct Leftovers;
-void gather_graphs(const Context &context, Leftovers &to);  // collects their driver objects at the end
+void gather_graphs(const Context &context, Leftovers &to);  // collects their driver objects on detach
 
-// For use after the driver's calls. `graph` is the graph that the executable graph was made or updated from.
+// Call these after the driver's calls. `graph`: the graph from which the executable graph was made or updated.
 void graph_made(CUgraphExec exec, CUgraph graph, uint64_t flags);
 void graph_updated(CUgraphExec exec, CUgraph graph);
 void kernel_node_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params);
 void child_node_set(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);
 void graph_gone(CUgraphExec exec);     // before it is destroyed
-void graph_changed(CUgraphExec exec);  // in some other way; its copies stay as long as it exists
+void graph_changed(CUgraphExec exec);  // changed in another way; its copies stay as long as it exists
 // While the result exists, no other thread changes the executable graph. Hold it around the driver's call and
 // the calls above. The result is null for an unknown graph.
 std::shared_ptr<void> hold_exec(CUgraphExec exec);
 // Launches are no longer replaced: gives executable graphs the program's own kernels again. Waits up to
 // wait_ms for each one that is in use.
 void graphs_back(uint32_t wait_ms);
-// The same for one graph, which is about to be launched. Nobody would count its copies' work.
+// The same for one graph, which is about to be launched. Its copies' counts would not be read.
 void graph_back(CUgraphExec exec);
 
 // Launches the graph through `original`.

@@ -29,7 +29,7 @@ constexpr uint64_t kNotSaid = UINT64_MAX;
 constexpr Reason kNoReason = Reason(kReasons);
 
 // Returns the number of blocks that can be resident at once, 0 if the launch cannot run at all, or kNotSaid
-// if the driver does not tell.
+// if the driver does not report it.
 static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t multiprocessors) {
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     int n = 0;
@@ -46,7 +46,7 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     return uint64_t(n) * multiprocessors;
 }
 
-// Tells the tool why the launches of a kernel run the original: once.
+// Tells the tool once why the launches of a kernel run the original.
 static void tell_no_room(const Copy &copy, uint32_t threads, uint64_t needed, uint64_t allowed) {
     if (copy.kernel->told_no_room.exchange(true)) return;
     Writer w;
@@ -56,8 +56,8 @@ static void tell_no_room(const Copy &copy, uint32_t threads, uint64_t needed, ui
                                     .u64(allowed == kNotSaid ? kNoRecord : allowed));
 }
 
-// Finds the copy's function that can be launched in this shape, or returns why none can. Kernels whose blocks wait
-// for each other hang if fewer blocks are resident than they expect. For other kernels, one block must fit.
+// Finds the copy's function that can be launched in this shape, or returns why there is none. Kernels whose blocks wait
+// for each other hang if fewer blocks are resident than they expect. Other kernels only need room for one block.
 static Reason find_room(Copy &copy, const LaunchShape &shape, uint64_t blocks, CUfunction &function) {
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
@@ -77,7 +77,7 @@ static Reason find_room(Copy &copy, const LaunchShape &shape, uint64_t blocks, C
         }
     }
     if (o->original == 0) return kLaunchFailed;  // the driver will reject it
-    // If the driver does not tell what fits of the original, the whole grid must fit.
+    // If the driver does not report how many blocks of the original fit, the whole grid must fit.
     const uint64_t needed = !copy.layout->waits && o->copy != kNotSaid ? 1
                             : blocks < o->original                     ? blocks
                                                                        : o->original;
@@ -107,8 +107,8 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
     }
 }
 
-// Returns the number of shards of a kernel's site array. With several, multiprocessors do not wait for each other. A kernel with
-// many sites has fewer, so that its array leaves room for those of other kernels.
+// Returns the number of shards of a kernel's site array. With several shards, multiprocessors do not contend. A kernel with
+// many sites has fewer shards, so that its array leaves room for those of other kernels.
 static uint32_t site_shards(const MapSpec &map, const Copy &copy) {
     uint32_t shards = 1;
     while (shards < copy.context->multiprocessors && shards < kShards) shards *= 2;
@@ -318,7 +318,7 @@ void count_launch(CUfunction function, const Copy &copy, Instance &instance) {
 }
 
 bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
-    const bool counted = hook.keeps_records();  // else the attachment ended meanwhile
+    const bool counted = hook.keeps_records();  // otherwise the attachment ended meanwhile
     if (result == CUDA_SUCCESS) {
         if (!counted) return true;
         count_launch(swap.function, *swap.copy, *swap.instance);
@@ -329,7 +329,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
     switch (result) {
         // Errors that the copy may cause and the original may not.
         case CUDA_ERROR_INVALID_CONTEXT:
-            // The copy is of another context: one is current that no hook has seen. From now on, ask the driver which.
+            // The copy belongs to another context: the current one was seen by no hook. From now on, ask the driver for it.
             registry().only = nullptr;
             return false;
         case CUDA_ERROR_INVALID_VALUE:
@@ -343,7 +343,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
         case CUDA_ERROR_INVALID_CLUSTER_SIZE:
         case CUDA_ERROR_FUNCTION_NOT_LOADED:
         case CUDA_ERROR_NOT_SUPPORTED: return false;
-        default:  // the context was already broken, so the original would fail, too
+        default:  // the context was already broken, so the original would also fail
             return true;
     }
 }

@@ -42,7 +42,7 @@ struct Choice {
 // Finds a copy that can be launched in this shape, and its memory. Counts nothing. Returns the outcome.
 uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice);
 // Fills in `swap`: the application's parameters, followed by the launch block. Returns false if the
-// parameters make no sense.
+// parameters are invalid.
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,
            Swap &swap);
 

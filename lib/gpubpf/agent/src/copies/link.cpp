@@ -14,7 +14,7 @@ namespace gpubpf {
 namespace {
 
 constexpr size_t kMostResults = 1024;     // remembered results: programs keep copies and load them later
-constexpr size_t kMostText = 256u << 20;  // bytes of PTX in all of them together
+constexpr size_t kMostText = 256u << 20;  // bytes of PTX in all of them in total
 
 struct Inputs {
     uint32_t count = 0, texts = 0;

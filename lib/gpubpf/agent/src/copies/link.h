@@ -1,4 +1,4 @@
-// Modules that cuLink makes of PTX. Their PTX inputs are what can be instrumented.
+// Modules that cuLink makes from PTX. Their PTX inputs can be instrumented.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ void link_made(CUlinkState link, const void *image);
 void link_ended(CUlinkState link);
 
 // Returns the number of inputs that the image was linked from, wherever the program has moved it; 0: it was
-// not linked. `ptx` becomes a memory file of `size` bytes with the PTX inputs, separated by zero bytes, or
+// not linked. Sets `ptx` to a memory file of `size` bytes with the PTX inputs, separated by zero bytes, or to
 // -1.
 uint32_t linked_of(const void *image, uint64_t bytes, int &ptx, uint64_t &size);
 

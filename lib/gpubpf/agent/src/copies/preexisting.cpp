@@ -20,7 +20,7 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostNames = 65536;  // of a module
+constexpr size_t kMostNames = 65536;  // per module
 constexpr size_t kMostParameters = 4096;
 using Clock = std::chrono::steady_clock;
 
@@ -59,7 +59,7 @@ struct Unreported {  // a module that the tool has not been told about
     bool whole = false;
     std::vector<std::string> names;
     std::vector<KernelDescription> kernels;
-    size_t told = 0;  // how many of `kernels` the tool was told about, once it was
+    size_t told = 0;  // number of `kernels` that were reported to the tool
 };
 
 struct State {
@@ -76,7 +76,7 @@ struct Identity {
     std::string name;
     CUmodule module = nullptr;  // exactly one of the two is set
     CUlibrary library = nullptr;
-    CUfunction function = nullptr;  // in the current context; null: the driver does not tell
+    CUfunction function = nullptr;  // in the current context; null: the driver does not report it
 };
 
 template <class Call>
@@ -88,9 +88,9 @@ using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
 using GetKernel = CUresult (*)(CUkernel *, CUlibrary, const char *);
 using KernelGetFunction = CUresult (*)(CUfunction *, CUkernel);
 
-// A launch accepts both a CUfunction and a CUkernel, and so may any call that takes a CUfunction. So ask for
-// the function by name in the module that the driver reports. Only for a CUfunction does that return the
-// handle itself.
+// A launch accepts both a CUfunction and a CUkernel, and so may any call that takes a CUfunction. So look up
+// the function by name in the module that the driver reports. That returns the handle itself only for a
+// CUfunction.
 bool is_function(void *handle, Identity &who) {
     auto f = static_cast<CUfunction>(handle);
     auto get = original<GetFunction>(kHook_cuModuleGetFunction);
@@ -129,7 +129,7 @@ bool is_kernel(void *handle, Identity &who) {
     return true;
 }
 
-// Gets the kernel's parameters. Returns false if the driver does not tell them.
+// Gets the kernel's parameters. Returns false if the driver does not report them.
 bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
     if (!driver.cuFuncGetParamInfo) return false;
     for (size_t i = 0; i < kMostParameters; ++i) {
@@ -218,7 +218,7 @@ Module *known_module(const Identity &who) {
     return it == r.modules.end() ? nullptr : it->second;
 }
 
-// Tells the tool about a module again if its answer was ambiguous, and more kernels were launched since.
+// Reports a module to the tool again if its answer was ambiguous and more kernels were launched since.
 void tell_more(const Module *module) {
     {
         std::lock_guard<std::mutex> hold(registry().lock);
@@ -297,7 +297,7 @@ void log_unknown_allocations(const void *bytes, size_t size, const Context &cont
         });
 }
 
-// How long a launch waits for the tool to say which module its kernel is of.
+// How long a launch waits for the tool to identify its kernel's module.
 constexpr std::chrono::milliseconds kForAnswer{1000};
 constexpr useconds_t kStep = 200;  // µs
 constexpr std::chrono::milliseconds kFirstLaunch{2000};
@@ -315,8 +315,8 @@ void take_copies_loaded_ahead(Module *module, Context *context) {
     }
 }
 
-// The program has loaded a module in a way that no hook sees, and launches the first kernel of it. Waits for the copies, as after a
-// load that a hook sees: the worker thread installs them.
+// The program has loaded a module in a way that no hook sees, and launches its first kernel. Waits for the copies, as after a
+// hooked load: the worker thread installs them.
 void wait_for_copies(const Kernel &kernel) {
     LaunchPaused paused;
     const auto until = Clock::now() + kFirstLaunch;
@@ -337,7 +337,7 @@ const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
 namespace {
 
-// Work runs in the context of its stream, or for a default stream in the current context.
+// Work runs in the context of its stream or, for a default stream, in the current context.
 Context *working_context(StreamRef where) {
     Registry &r = registry();
     CUstream stream = where.handle();

@@ -1,5 +1,5 @@
-// What no hook saw: functions, modules and contexts that the program had before the agent was attached, or made
-// by an interface that is not hooked (docs/attach.md, "What was loaded before").
+// Functions, modules and contexts that no hook saw: the program had them before the agent was attached, or made
+// them through an interface that is not hooked (docs/attach.md, "What was loaded before").
 #pragma once
 
 #include "log/operation.h"
@@ -10,9 +10,9 @@ namespace gpubpf {
 
 extern const Lifetime preexisting_lifetime;
 
-// Asks the driver once what a handle stands for that no hooked call returned: its module was loaded before the
-// attachment, or by an interface that is not hooked (NVIDIA's runtime up to 11.8 loads modules through a
-// private table). For the thread that is about to use it, in `context`. Returns null if that stays unknown.
+// Asks the driver once for the meaning of a handle that no hooked call returned: its module was loaded before
+// the attachment, or by an interface that is not hooked (NVIDIA's runtime up to 11.8 loads modules through a
+// private table). For the thread that is about to use it, in `context`. Returns null if it stays unknown.
 const Function *identify_handle(const void *handle, Context *context);
 // The same for a launch. The first launch of a module that was loaded after the attachment waits for the copies.
 const Function *identify_launched(const void *handle, StreamRef where);
@@ -22,7 +22,7 @@ Context *context_of(StreamRef where);  // the context in which work for the stre
 void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
                                const void *given, size_t bytes) noexcept;
 
-// Returns modules that were identified through one of their functions, and that are `library` in some
+// Returns modules that were identified through one of their functions and that represent `library` in some
 // context. They end with the library.
 std::vector<Module *> modules_of_library(CUlibrary library);
 
@@ -32,10 +32,10 @@ std::vector<uint32_t> meet_primary_contexts();
 
 // For the worker thread: tells the tool about new findings.
 void report_preexisting();
-// The tool has answered about a module. If the answer is ambiguous, what was launched since is told, too.
+// The tool has answered about a module. If the answer is ambiguous, also reports kernels launched since.
 void found_answered(const Module *module);
 
-// Compares a preexisting kernel with the one the tool took it for. Returns null, or the reason why they
+// Compares a preexisting kernel with the one that the tool matched it to. Returns null, or the reason why they
 // differ. The context must be current.
 const char *mismatch(CUfunction original, const Layout &layout);
 // Gives the copy the attributes that the program has set on the original. Returns false if that fails.

@@ -1,5 +1,5 @@
-// From a loaded module to its sidecar: sends the image to the tool, and loads the tool's answer beside the
-// application's module.
+// From a loaded module to its sidecar: sends the image to the tool, and loads the tool's answer in addition to
+// the application's module.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -60,8 +60,8 @@ uint64_t elf_size(const Elf64_Ehdr &e, const void *image) {
     return end;
 }
 
-// Writes what nvcc -rdc=true registers as a file: a wrapper, the linked fatbin, and the fatbins it was linked from, which have the
-// PTX. Returns -1 for any other image.
+// Writes what nvcc -rdc=true registers as a file: a wrapper, the linked fatbin, and the fatbins it was linked from, which contain
+// the PTX. Returns -1 for any other image.
 int linked_image_file(const void *image, uint64_t &file_size) {
     Wrapper wrapper;
     uint32_t magic;
@@ -164,7 +164,7 @@ int image_of_file(const char *path, uint64_t &size, uint32_t &) {
     return -1;
 }
 
-// --- what the tool answers ---
+// --- the tool's answer ---
 
 // --- loading ---
 
@@ -205,10 +205,10 @@ bool add_pool(Context &context, uint64_t size) {
 
 namespace {
 
-constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the ends of a thread array's instances
+constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the fixed parts and alignment of array instances
 
-// Prepares what the operation log needs in a context: the agent's stream and the GPU's clock. Call it with
-// `busy` held and the context current.
+// Prepares a context for the operation log: the agent's stream and the GPU's clock. Call it with `busy` held
+// and the context current.
 bool prepare_log(Context &context) {
     if (context.followed) return context.stream;
     context.followed = true;
@@ -222,7 +222,7 @@ bool prepare_log(Context &context) {
     return context.stream;
 }
 
-// Prepares what instrumented kernels need in addition: map memory, maps of the whole context, and rings.
+// Prepares a context for instrumented kernels: map memory, maps of the whole context, and rings.
 bool prepare_context(Context &context) {
     if (context.prepared) return context.usable;
     context.prepared = true;
@@ -234,9 +234,9 @@ bool prepare_context(Context &context) {
         if (m.shared() && m.place == Place::Gpu) shared += map_aligned(m.fixed);
     const bool all_shared =
         std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
-    // The user's limit is for values. Everything else comes on top.
+    // The user's limit is for values only. Everything else is added to it.
     uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
-    while (size && !add_pool(context, size)) {  // the GPU is nearly full: a small pool is better than none
+    while (size && !add_pool(context, size)) {  // if the GPU is nearly full, a small pool is better than none
         if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
         size /= 2;
     }
@@ -282,7 +282,7 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
            driver.cuLibraryGetManaged(&address, &size, module.library, name) == CUDA_SUCCESS;
 }
 
-// Writes the table of variables. `missing` gets the kernels that need a variable which was not found, with
+// Writes the table of variables. Sets `missing` to the kernels that need a variable which was not found, with
 // the reason.
 bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context,
                     std::map<std::string, std::string> &missing) {
@@ -299,7 +299,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         if (found && variable_found(context.serial, v.name, address, size)) {
             std::lock_guard<std::mutex> hold(registry().lock);
             module.variables.emplace_back(address,
-                                          &context);  // the thread that unloads the module waits for us
+                                          &context);  // the thread that unloads the module waits for this one
         }
         found = found || (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) ==
                                           CUDA_SUCCESS);
@@ -407,7 +407,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         Kernel &k = *kernels[i];
         const Layout &layout = answer->kernels[i];
         Copy *made = idle->copies[i];
-        if (copy_in(k, context)) continue;  // of an earlier answer
+        if (copy_in(k, context)) continue;  // from an earlier answer
         auto copy = std::make_unique<Copy>();
         if (failed) {
             refuse(k, result == CUDA_SUCCESS ? failed
@@ -447,7 +447,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
             refuse(k, "a function attribute does not fit the copy");
             continue;
         }
-        // Without its limited copy, a kernel has fewer launches that can be measured.
+        // Without its limited copy, fewer launches of a kernel can be measured.
         if (!layout.limited.empty() &&
             (get_function(&copy->limited, sidecar, layout.limited.c_str()) != CUDA_SUCCESS ||
              (driver.cuFuncLoad && driver.cuFuncLoad(copy->limited) != CUDA_SUCCESS) ||
@@ -478,14 +478,14 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
 
 namespace {
 
-// Loads copies whose module is not known yet: install_sidecar() gives them to it when it is.
+// Loads copies whose module is not known yet. install_sidecar() assigns them to it later.
 void load_ahead(Module *ahead, Context *context) {
     const std::shared_ptr<const Answer> answer = ahead->answer;
     if (!context->before || context->cc != ahead->answer_cc || answer->image.empty()) return;
     std::lock_guard<std::mutex> busy(context->busy);
     if (context->dead || !agent.live) return;
     for (const Sidecar &s : context->sidecars)
-        if (s.answer->image == answer->image) return;  // its module is known already
+        if (s.answer->image == answer->image) return;  // its module is already known
     Current current(*context);
     auto load = reinterpret_cast<LoadModule>(hooks[kHook_cuModuleLoadData].original);
     auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
@@ -516,9 +516,9 @@ bool is_loaded_ahead(const std::string &name) {
 
 namespace {
 
-// Returns false if the tool takes too long or is silent: it may be stopped, and sends messages while it
-// works. A late answer is used when it arrives. The wait is in pieces, because this process may be stopped,
-// too.
+// Returns false if the tool takes too long or is silent. The tool may be stopped, and sends messages while it
+// works. A late answer is used when it arrives. The wait is divided into pieces, because this process may also
+// be stopped.
 bool wait_for_answer(Question &question) {
     constexpr auto kPiece = std::chrono::milliseconds(500);
     constexpr int kSilence = 20;  // number of pieces
@@ -540,7 +540,7 @@ bool wait_for_answer(Question &question) {
 
 namespace {
 
-// Returns the tool's answer about a module for a context's GPU. Null: there is none, or not yet.
+// Returns the tool's answer about a module for a context's GPU. Null: there is no answer, or not yet.
 std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool waits) {
     std::shared_ptr<const Answer> answer;
     int image = -1;
@@ -568,15 +568,15 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
 
 namespace {
 
-// Whether a load by the program has just waited for all that runs, so that another one does not wait for long. With
-// lazy loading (CUDA_MODULE_LOADING, the default since CUDA 12.2), only the first use of a kernel waits.
+// Whether a load by the program has just waited for all running work, so that another one returns soon. With lazy
+// loading (CUDA_MODULE_LOADING, the default since CUDA 12.2), only the first use of a kernel waits.
 bool loads_wait() {
     CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
     return !driver.cuModuleGetLoadingMode || driver.cuModuleGetLoadingMode(&mode) != CUDA_SUCCESS ||
            mode == CU_MODULE_EAGER_LOADING;
 }
 
-// Whether copies can be installed in a load by the program, without a look at what runs in the context.
+// Whether copies can be installed in a load by the program, without checking what runs in the context.
 bool may_load_now(const Module &module, Context &context, const Answer &answer) {
     if (answer.image.empty() || loads_wait() || !launches_begun.load()) return true;
     std::lock_guard<std::mutex> busy(context.busy);
@@ -585,8 +585,8 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
     });
 }
 
-// Installs copies while nothing runs in the context. Some kernels end only after the program has gone on: if one runs,
-// the worker thread installs the copies later.
+// Installs copies while nothing runs in the context. Some kernels end only after the program continues: if one is
+// running, the worker thread installs the copies later.
 void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
@@ -630,7 +630,7 @@ void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
     module->image_size = size;
     module->linked = linked;
     Registry &r = registry();
-    if (module->library) r.current();  // makes the context's record, if needed
+    if (module->library) r.current();  // creates the context's record, if needed
     std::vector<Context *> contexts;
     {
         std::lock_guard<std::mutex> hold(r.lock);
@@ -681,7 +681,7 @@ void retry_waiting() {
         }
         r.waiting.clear();
     }
-    // The end of a capture does not wait for running work, so this must not either.
+    // The end of a capture does not wait for running work, so neither must this.
     for (auto &w : work) {
         SlowPath slow_path;
         std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);

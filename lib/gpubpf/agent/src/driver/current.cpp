@@ -8,7 +8,7 @@
 
 namespace gpubpf {
 
-// The contexts that threads of the agent are in, once for each stay, and those that the program may be ending.
+// The contexts that the agent's threads are in, once per stay, and those that the program may be ending.
 struct Stays {
     std::mutex lock;  // guards the members below; never held across a driver call
     std::multiset<CUcontext> inside, closed;
@@ -16,7 +16,7 @@ struct Stays {
 
 namespace {
 
-constexpr uint32_t kMostMs = 2000;  // that we wait at most
+constexpr uint32_t kMostMs = 2000;  // longest wait
 constexpr useconds_t kStep = 1000;  // µs
 
 ProcessState<Stays> all;
@@ -29,7 +29,7 @@ Stay::Stay(CUcontext context, const std::atomic<bool> *dead) noexcept : context_
             Stays &stays = *all;
             std::lock_guard<std::mutex> hold(stays.lock);
             if (dead && *dead) return;
-            // Who is inside may stay several times.
+            // A thread that is inside may stay several times.
             if (stays.closed.count(context) && !stays.inside.count(context)) continue;
             stays.inside.insert(context);
             stays_ = &stays;

@@ -11,7 +11,7 @@ namespace gpubpf {
 // A thread of the agent is in a context while the object exists, or is about to enter it.
 class Stay {
   public:
-    // Refused if the program ends the context. Waits while it is closed, for 2 s at most.
+    // Refused if the program is ending the context. Waits while it is closed, for 2 s at most.
     explicit Stay(const Context &context) noexcept : Stay(context.handle, &context.dead) {}
     // For a context that has leftovers: call it before the check that it still has some.
     explicit Stay(CUcontext context) noexcept : Stay(context, nullptr) {}
@@ -26,8 +26,8 @@ class Stay {
 };
 
 // Must exist while the program's call ends a context, or may end it: no other thread may use the context then
-// (CUDA driver API, cuCtxDestroy). Waits for the threads of the agent that are in it, for 2 s at most. From
-// then on, none enters.
+// (CUDA driver API, cuCtxDestroy). Waits for the agent's threads that are in it, for 2 s at most. From then on,
+// no thread enters.
 class ContextClosed {
   public:
     explicit ContextClosed(CUcontext context) noexcept;  // null: none
@@ -39,7 +39,7 @@ class ContextClosed {
     Stays *stays_ = nullptr;
     CUcontext context_;
 };
-// Returns whether no thread of the agent is in the context, at the latest after `wait_ms`.
+// Waits up to `wait_ms`. Returns whether no thread of the agent is in the context.
 bool left_within(CUcontext context, uint32_t wait_ms);
 extern const Lifetime current_lifetime;
 

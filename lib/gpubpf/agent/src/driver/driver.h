@@ -10,7 +10,7 @@
 
 namespace gpubpf {
 
-// Of the embedded device: the first fault of a context (cudasim/src/driver/context_api.cpp).
+// For the embedded device: the first fault of a context (cudasim/src/driver/context_api.cpp).
 struct cudasim_fault_report {
     int32_t error;  // CUresult
     uint32_t line, block[3], thread[3];
@@ -95,7 +95,7 @@ struct Driver {
 #define GPUBPF_DECLARE(name, ...) CUresult (*name)(__VA_ARGS__) = nullptr;
     GPUBPF_DRIVER_FUNCTIONS(GPUBPF_DECLARE)
 #undef GPUBPF_DECLARE
-    // Of the embedded device: the thread's calls take no virtual time until 0 is passed. Calls nest.
+    // For the embedded device: the thread's calls take no virtual time until 0 is passed. Calls nest.
     void (*cudasim_untimed)(int) = nullptr;
     // Looks up the functions in the loaded libcuda. Returns false if an indispensable one is missing.
     bool find(void *library);

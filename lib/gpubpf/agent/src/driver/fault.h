@@ -8,8 +8,8 @@ namespace gpubpf {
 // Whether the error leaves the context unusable and is returned by every later call (cuda.h, CUresult).
 bool is_sticky(CUresult result);
 
-// Tells the tool that a kernel failed in the context, if one did; once. A GPU's driver gives an error only. The embedded device
-// also knows the kernel and the place. Call it with a current context.
+// Tells the tool, once, that a kernel failed in the context, if one did. A GPU's driver only reports an error. The embedded device
+// also reports the kernel and the place. Call it with a current context.
 void tell_fault(Context &context);
 
 }  // namespace gpubpf

@@ -27,12 +27,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A capture that began before the attachment is noticed when the program puts something into it. A capturing
-// program gets this long to do so before the agent waits for its context, because that would end the capture.
+// A capture that began before the attachment is noticed when the program adds work to it. A capturing program
+// gets this long to do so before the agent waits for its context, because that would end the capture.
 constexpr milliseconds kSettle{100};
-constexpr milliseconds kForQuiet{
-    25};  // a moment in which nothing runs is awaited for so long if work makes progress
-constexpr size_t kMostStreams = 4096;  // streams that are remembered as not being in an earlier capture
+constexpr milliseconds kForQuiet{25};  // longest wait for a moment when nothing runs, if work makes progress
+constexpr size_t kMostStreams = 4096;  // streams known not to be in an earlier capture
 
 // A stream, since its first launch while it is being watched.
 struct Busy {
@@ -58,9 +57,9 @@ struct Busy {
         }
         if (ahead && driver.cuEventQuery(latest) == CUDA_SUCCESS) ahead = false;
     }
-    // The stream makes progress, as far as was seen, and its current work takes no longer than earlier work.
+    // The stream makes progress, as far as known, and its current work takes no longer than earlier work.
     bool moves() const { return passed >= 2 && (!probing || expected(put)); }
-    // Nothing is launched any more, and the stream's work should end as soon as earlier work did.
+    // Launches have stopped, and the stream's work should end as soon as earlier work did.
     bool comes_to_its_end() const { return passed >= 2 && expected(put_latest); }
 
   private:
@@ -91,12 +90,12 @@ void destroy(Busy &b) {
     if (b.probe) driver.cuEventDestroy_v2(b.probe);
 }
 
-// --- what was launched before anybody watched ---
+// --- launches before the watch ---
 
-// A thread that waits for a context. It may wait for as long as the process runs. Then it stays the only one
-// for that context across attachments, so it uses no state of an attachment.
+// A thread that waits for a context. It may wait as long as the process runs. Then it stays the only one for
+// that context across attachments, so it uses no state of an attachment.
 struct Waiter {
-    // Numbers of proofs. refused: a capture was under way.
+    // Numbers of proofs. refused: a capture was in progress.
     std::atomic<uint64_t> asked{0}, done{0}, refused{0};
     std::atomic<bool> running{false};
     std::atomic<pid_t> thread{0};
@@ -178,7 +177,7 @@ bool nothing_from_before(Context &context) {
         return false;
     }
     if (number && number != kFailed && waiter->refused >= number) number = 0;
-    // A request whose thread has ended without a result: the context is broken.
+    // If a request's thread has ended without a result, the context is broken.
     number = number ? kFailed : ask(waiter, context);
     std::lock_guard<std::mutex> hold(all->lock);
     all->proofs[&context] = number;
@@ -241,7 +240,7 @@ bool wait_is_short(Context &context, uint32_t patience_ms) {
         const Clock::time_point begin = Clock::now(), until = begin + milliseconds(patience_ms);
         for (useconds_t pause = 50; current.ok() && !context.dead;
              pause = std::min<useconds_t>(pause * 2, 1000)) {
-            // A moment in which nothing runs is better.
+            // A moment when nothing runs is better.
             const State state = state_of(context, &Busy::moves);
             quiet = state == State::Quiet ||
                     (state == State::Moving &&
@@ -267,7 +266,7 @@ int64_t count(Clock::time_point at) { return at.time_since_epoch().count(); }
 
 }  // namespace
 
-// The time limit identifies the holder. A limit in the past belongs to nobody, because its holder may have
+// The time limit identifies the holder. A limit in the past belongs to no thread, because its holder may have
 // exited.
 int64_t hold_launches() noexcept {
     const Clock::time_point now = Clock::now();
@@ -291,7 +290,7 @@ bool LaunchesHeld::extend(int64_t until) {
     int64_t now = before;
     if (!before || !launches_held.compare_exchange_strong(now, until)) return false;
     until_ = until;
-    return count(Clock::now()) < before;  // else some launches were not held in between
+    return count(Clock::now()) < before;  // otherwise some launches were not held in between
 }
 
 bool LaunchesHeld::none_under_way() const {

@@ -1,9 +1,9 @@
-// Whether the driver would block for long. Loading a module, allocating and freeing may wait for everything
-// that runs on the GPU, with the context's lock held (docs/attach.md, "A driver that waits").
+// Whether the driver would block for a long time. Loading a module, allocating and freeing may wait for all
+// work on the GPU, with the context's lock held (docs/attach.md, "A driver that waits").
 //
-// While somebody wants to know, launching threads record events after their launches. Earlier launches are
-// known to be finished when the driver has waited for the whole context, which a separate thread does. At
-// other times nothing is done.
+// While a watch is active, launching threads record events after their launches. Earlier launches are known to
+// be finished when the driver has waited for the whole context, which a separate thread does. Without a watch,
+// nothing is done.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 
 namespace gpubpf {
 
-// Launches are watched while an object of this class exists. What is learnt about streams is forgotten with
-// the last one.
+// Launches are watched while an object of this class exists. The facts about streams are dropped with the last
+// one.
 class Watching {
   public:
     Watching();
@@ -60,7 +60,7 @@ class LaunchesHeld {
     bool nothing_runs(Context &context);
     // Nothing runs, so the work that follows will end soon. Extends the time limit.
     void begin_work();
-    bool more() const;  // whether there is time to begin something
+    bool more() const;  // whether there is time to begin more work
 
   private:
     bool extend(int64_t until);
@@ -68,8 +68,8 @@ class LaunchesHeld {
     int64_t latest_;  // on steady_clock: launches are not held for longer to wait for earlier work
     int64_t work_until_ = 0;
 };
-// Does `work` while nothing runs in the contexts and launches are held. Waits up to `patience_ms` for such a
-// moment, in each of them. Returns false if it did not come.
+// Does `work` while nothing runs in the contexts and launches are held. Waits up to `patience_ms` in each
+// context for such a moment. Returns false if there was none.
 bool when_idle(const std::vector<Context *> &contexts, uint32_t patience_ms,
                const std::function<void(LaunchesHeld &)> &work);
 inline bool when_idle(Context &context, uint32_t patience_ms,
@@ -78,7 +78,7 @@ inline bool when_idle(Context &context, uint32_t patience_ms,
 }
 int64_t hold_launches() noexcept;  // returns the time limit; 0: another thread holds them
 
-// Whether a launch has begun since the agent came, or may have before. False: nothing runs on any GPU.
+// Whether a launch has begun since the agent attached, or may have before. False: nothing runs on any GPU.
 extern std::atomic<bool> launches_begun;
 
 extern std::atomic<int64_t> launches_held;  // the time limit, on steady_clock; 0: launches are not held
@@ -123,7 +123,7 @@ class LaunchPaused {
 };
 
 extern const Lifetime gpu_idle_lifetime;
-void hooks_are_in();                          // the hooks are in place: captures are noticed from now on
+void hooks_are_in();                          // the hooks are installed: captures are noticed from now on
 void forget_streams(const Context *context);  // before the context is destroyed: its events end with it
 
 // --- captures ---

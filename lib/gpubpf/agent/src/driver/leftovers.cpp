@@ -33,20 +33,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr uint32_t kAtOnce = 1000;  // ms that the end of an attachment waits for a context's kernels
-constexpr uint32_t kInside = 100;   // ms that it waits for threads of the agent in a context without objects
+constexpr uint32_t kAtOnce = 1000;  // ms that a detach waits for a context's kernels
+constexpr uint32_t kInside = 100;   // ms that it waits for the agent's threads in a context without objects
 constexpr uint32_t kBusy = 20;      // ms to wait for other threads in the context, while launches are held
-constexpr milliseconds kLook{20}, kSeldom{500};  // between two looks at the leftovers
+constexpr milliseconds kLook{20}, kSeldom{500};  // between checks of the leftovers
 constexpr milliseconds kProof{50};  // how long launches are held to find out whether anything runs
 constexpr milliseconds kLeastPause{1000}, kMostPause{8000};  // until the next attempt
-// µs per step, and number of steps, that the end of the process waits for us
+// µs per step, and number of steps, that process exit waits for the agent
 constexpr useconds_t kStep = 1000, kSteps = 100;
 
 struct LeftoverList {
     std::mutex lock;                  // guards the members below; never held across a driver call
     std::condition_variable changed;  // a thread has finished waiting for a context, or an entry was removed
     std::vector<Leftovers> all;
-    uint32_t inside = 0;  // how many of our threads are in a context
+    uint32_t inside = 0;  // how many of the agent's threads are in a context
     bool thread = false;  // the releasing thread exists
 };
 ProcessState<LeftoverList> leftovers;
@@ -173,7 +173,7 @@ struct Waiting {
     }
 };
 
-// `soon`: others wait for it with launches held.
+// `soon`: other threads wait for it with launches held.
 std::shared_ptr<Waiting> wait_for_context(CUcontext context, bool soon) {
     auto waiting = std::make_shared<Waiting>();
     waiting->holds = !soon;
@@ -265,7 +265,7 @@ void free_held(CUcontext context, Turn &turn, const std::vector<uint64_t> &attac
     }
 }
 
-// Looks at one context.
+// Checks one context.
 void take_turn(CUcontext context, Turn &turn, const std::vector<uint64_t> &attachments) {
     if (!turn.waiting) {
         if (Clock::now() >= turn.next && !captures.load()) turn.waiting = wait_for_context(context, false);
@@ -319,7 +319,7 @@ void *free_later(void *) {
         for (auto &c : contexts)
             if (!abandoned) quietly([&] { take_turn(c.first, turns[c.first], c.second); });
         if (contexts.empty() && hooked)
-            take_out_rest(serves_leftovers);  // launches need not be held back any more
+            take_out_rest(serves_leftovers);  // launches no longer need to be held back
         hooked = !contexts.empty();
     }
     if (!abandoned) take_out_rest(serves_leftovers);

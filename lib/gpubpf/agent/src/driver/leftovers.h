@@ -1,5 +1,5 @@
-// The objects that the agent has in the driver, and how they are released (docs/attach.md, "The life of an
-// agent"). A kernel that does not end keeps them in use. Then they outlive the attachment.
+// The agent's objects in the driver, and how they are released (docs/attach.md, "The life of an agent"). A
+// kernel that does not end keeps them in use. Then they outlive the attachment.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace gpubpf {
 
 struct Context;
 
-// The objects in one context. Running copies may still use all of them. There may be none, but a thread of the
-// agent that is still in the context.
+// The objects in one context. Running copies may still use all of them. There may be no objects, but a thread
+// of the agent that is still in the context.
 struct Leftovers {
     CUcontext context = nullptr;
     CUdevice device = 0;
@@ -28,7 +28,7 @@ struct Leftovers {
 };
 
 // The attachment's last work in the driver, on one of the agent's threads. Releases the agent's objects in
-// all contexts. If that would block somebody, a separate thread does it later, and ends afterwards. From then
+// all contexts. If that would block a thread, a separate thread does it later, and ends afterwards. From then
 // on, the agent does nothing in any context.
 void release_driver_objects(uint64_t attachment);
 
@@ -44,11 +44,11 @@ void leftovers_end_with_device(CUdevice device);  // the device's primary contex
 // Returns the device's primary context, or null if it has none now. Takes no lock; asks the driver.
 CUcontext primary_of(CUdevice device);
 bool is_primary(CUcontext context, CUdevice device);
-// A capture began (+1) or ended (-1). While one is known, nobody may wait for a context.
+// A capture began (+1) or ended (-1). While one is known, no thread may wait for a context.
 void leftovers_captured(int more);
 
 extern const Lifetime leftovers_lifetime;
-// The process ends, and the driver with it: no thread touches the objects any more.
+// The process ends, and the driver with it: no thread may access the objects any more.
 void abandon_leftovers();
 
 }  // namespace gpubpf

@@ -26,9 +26,9 @@ namespace {
 // A thread is inside the driver, past its check for captures, when it has used kInsideAfter of CPU time since it
 // began the call, or sleeps there. Wall-clock time would prove nothing about a thread that is not scheduled.
 constexpr int64_t kAsleep = 1'000'000;    // ns
-constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if nothing can be found out
+constexpr int64_t kUnknown = 50'000'000;  // ns after which it counts as inside if its state is unknown
 constexpr int64_t kPause = 200'000;       // ns
-constexpr size_t kMostCalls = 64;         // more calls at once are refused
+constexpr size_t kMostCalls = 64;         // further concurrent calls are refused
 
 CallSlot slots[kMostCalls];
 

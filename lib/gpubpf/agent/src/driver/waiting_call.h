@@ -13,13 +13,13 @@ namespace gpubpf {
 
 struct CallSlot;
 
-// A thread that has used this much CPU time since its check counts as inside the driver, in ns. The way there
-// takes far less, but in a virtual machine a thread may be charged time that the host took from the CPU.
+// A thread that has used this much CPU time since its check counts as inside the driver, in ns. Entering the
+// driver takes far less, but in a virtual machine, a thread may be charged time that the host took from the CPU.
 constexpr int64_t kInsideAfter = 1'000'000;
 constexpr int64_t kMostHeld = 1'000'000'000;  // ns that a capture waits at most
 
-// Must exist from before the check for captures until the driver call has returned. The call must be the next
-// thing that the thread does.
+// Must exist from before the check for captures until the driver call has returned. The thread must make the
+// call next.
 class WaitingCall {
   public:
     // `captured`: whether a stream is being captured. The program's captures count before they begin.

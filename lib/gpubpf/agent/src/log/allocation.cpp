@@ -16,9 +16,9 @@ namespace gpubpf {
 
 namespace {
 
-// Freed ranges that are remembered. Beyond that, any allocation may reuse freed memory.
+// Remembered freed ranges. Beyond that, any allocation may reuse freed memory.
 constexpr size_t kMostRanges = 4096;
-constexpr size_t kMostLive = 1 << 20;    // allocations that are known at once
+constexpr size_t kMostLive = 1 << 20;    // allocations known at a time
 constexpr size_t kMostVariables = 4096;  // variables of loaded modules that are logged
 
 struct Live {
@@ -69,7 +69,7 @@ void remember(Allocations &a, uint64_t base, uint64_t end) {
 
 // The range of values that look like GPU addresses.
 constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
-// The driver is asked about values that look like addresses, until so many of them were none.
+// The driver is asked about values that look like addresses, until this many were none.
 constexpr uint32_t kMostMisses = 100000;
 
 bool is_known(uint64_t address) {
@@ -179,7 +179,7 @@ void freed(const Freeing &what) {
         while (first != a.live.end() && first->first < end) first = a.live.erase(first);
         return remember(a, what.base, end);
     }
-    if (!what.serial) {  // there was no room to remember it
+    if (!what.serial) {  // there was no room for its record
         a.anywhere = true;
         return;
     }

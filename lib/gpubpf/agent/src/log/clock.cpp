@@ -24,7 +24,7 @@ constexpr uint64_t kNever = UINT64_MAX;
 // In ns: how long the host waits for the kernel to begin, for all answers, and for its end; and how long it
 // spins before it yields.
 constexpr uint64_t kStart = 150000000, kAnswers = 200000000, kEnd = 5000000, kSpin = 30000;
-// how many brackets are taken, and how many of the narrowest are logged
+// number of brackets taken, and of the narrowest that are logged
 constexpr unsigned kRounds = 40, kKept = 4;
 constexpr uint64_t kPage = 4096;
 // ns: the resolution of timing events, 0.5 µs for each of two (CUDA driver API, cuEventElapsedTime)
@@ -39,14 +39,14 @@ uint64_t monotonic() {
     return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// What host and kernel exchange, in a page of host memory.
+// The data that host and kernel exchange, in a page of host memory.
 struct Page {
     std::atomic<uint64_t> request;  // counts up; kNever: end
     uint64_t pad[7];
     std::atomic<uint64_t> answer;  // the request that the values below answer
     uint64_t gpu, clock64;
     uint32_t sm, tick_ns;
-    uint64_t first, last;  // when the kernel began, when it ended
+    uint64_t first, last;  // start and end of the kernel
     std::atomic<uint64_t> ended;
 };
 static_assert(offsetof(Page, answer) == 64 && offsetof(Page, ended) == 112, "clock.ptx knows these");
@@ -66,7 +66,7 @@ bool until(uint64_t deadline, const Condition &condition) {
 struct GpuClock : AttachmentObject {
     ~GpuClock() override { newest.reset(); }  // returns its event to `free`
     bool usable = false;
-    bool pending = false;  // one of our kernels has not ended
+    bool pending = false;  // one of the agent's kernels has not ended
     CUstream stream = nullptr;
     CUmodule module = nullptr;
     CUfunction function = nullptr;
@@ -76,7 +76,7 @@ struct GpuClock : AttachmentObject {
 
     std::mutex lock;  // guards the members below
     std::shared_ptr<const Reference> newest;
-    std::vector<CUevent> free;  // of references that nobody holds any more
+    std::vector<CUevent> free;  // events of references that are no longer held
 };
 
 namespace {
@@ -85,7 +85,7 @@ namespace {
 const uint8_t *clock_kernel_for(uint32_t cc) {
     const std::vector<uint8_t> *best = nullptr;
     for (const auto &[built_for, cubin] : agent.config.clock_kernels)
-        if (built_for / 10 == cc / 10 && built_for <= cc) best = &cubin;  // they come in order
+        if (built_for / 10 == cc / 10 && built_for <= cc) best = &cubin;  // they are in ascending order
     return best ? best->data() : nullptr;
 }
 

@@ -11,8 +11,8 @@ namespace gpubpf {
 
 struct Context;
 
-// Looks for the virtual clock of the embedded device in the loaded driver. Call it once, before anything asks
-// for the time.
+// Looks for the embedded device's virtual clock in the loaded driver. Call it once, before any use of the
+// time.
 void find_clock(void *library);
 uint64_t last_ns();  // the latest time of any thread, on the virtual clock
 
@@ -32,7 +32,7 @@ std::shared_ptr<const Reference> reference_of(Context &context);
 void calibrate(Context &context);
 
 struct Leftovers;
-// Collects the driver objects of the clock, at the end of the attachment.
+// Collects the driver objects of the clock, on detach.
 void gather_clock(Context &context, Leftovers &to);
 
 }  // namespace gpubpf

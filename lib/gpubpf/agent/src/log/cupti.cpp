@@ -39,12 +39,12 @@ enum Activity : uint32_t {
     kExternal = 39
 };
 constexpr uint64_t bit(uint32_t activity) { return uint64_t(1) << activity; }
-constexpr uint32_t kForced = 1;  // flag of cuptiActivityFlushAll: incomplete buffers, too
-constexpr uint32_t kCustom = 3;  // kind of our external correlation ids
+constexpr uint32_t kForced = 1;  // flag of cuptiActivityFlushAll: include incomplete buffers
+constexpr uint32_t kCustom = 3;  // kind of the agent's external correlation ids
 constexpr int kSuccess = 0;
 constexpr uint32_t kDriverDomain = 1, kCalls = 4096;  // of callbacks; more calls than any driver has
 constexpr size_t kBuffer = 1 << 20, kAligned = 8;
-constexpr size_t kMost = 1 << 16;   // operations that wait for their times; also half-known records
+constexpr size_t kMost = 1 << 16;   // operations waiting for their times; also incomplete records
 constexpr uint32_t kPatience = 50;  // ms that the recording of kernels waits for a suitable moment
 constexpr std::chrono::nanoseconds kLeastPause = std::chrono::seconds(1),
                                    kMostPause = std::chrono::minutes(1);
@@ -83,16 +83,16 @@ Waiting *waiting = nullptr;
 std::atomic<bool> on{false}, yielding{false};
 std::atomic<bool> own_clock{false};  // CUPTI's times are on the log's clock
 std::atomic<uint64_t> enabled{0};    // kinds of activities
-std::vector<uint32_t> calls;         // of the driver, that CUPTI records
+std::vector<uint32_t> calls;         // driver calls that CUPTI records
 std::atomic<uint64_t> reported{0};   // kinds of operations (Kind)
-// Held while these change, and while CUPTI returns buffers. Who cannot wait for it sets `ends`: then the thread
-// that holds it ends the recording.
+// Held while these change, and while CUPTI returns buffers. A thread that cannot wait for it sets `ends`. Then
+// the thread that holds it ends the recording.
 std::timed_mutex changing;
 std::atomic<bool> ends{false};
 bool recording = false;
-constexpr std::chrono::milliseconds kLongest{100};  // that a dlopen() of the program waits
+constexpr std::chrono::milliseconds kLongest{100};  // longest time that the program's dlopen() waits
 // On steady_clock: when to try to record kernels, and how long to wait after a try that failed.
-constexpr int64_t kNever = INT64_MAX;  // a try is under way, or kernels are recorded
+constexpr int64_t kNever = INT64_MAX;  // an attempt is in progress, or kernels are recorded
 std::atomic<int64_t> kernels_due{0};
 std::chrono::nanoseconds kernels_pause = kLeastPause;  // only the worker thread uses it
 
@@ -103,8 +103,8 @@ T at(const uint8_t *record, size_t offset) {
     return value;
 }
 
-// Adds an entry. The oldest goes if there is no room: of a call that never ran, or of work of the program that
-// is not timed here. CUPTI's numbers ascend.
+// Adds an entry. If there is no room, the oldest entry is dropped: it belongs to a call that never ran, or to
+// work of the program that is not timed here. CUPTI's numbers ascend.
 template <typename T>
 void add(std::map<uint32_t, T> &entries, uint32_t correlation, T entry) {
     if (entries.size() >= kMost) entries.erase(entries.begin());
@@ -144,8 +144,8 @@ uint64_t cupti_clock() {
     return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// What CUPTI must record for the times of an operation. 0: it gives none. A launch of a graph, for example, has
-// a record for each node.
+// Returns what CUPTI must record for the times of an operation. 0: it cannot time it. A launch of a graph, for
+// example, has a record for each node.
 uint64_t activities_of(Kind kind) {
     switch (kind) {
         case Kind::Kernel: return bit(kDriver) | bit(kConcurrentKernel);
@@ -158,8 +158,8 @@ uint64_t activities_of(Kind kind) {
     }
 }
 
-// CUPTI keeps no buffer of ours afterwards, so it cannot give one to another user's callback. Call it with
-// `changing` held.
+// CUPTI keeps none of the agent's buffers afterwards, so it cannot give one to another user's callback. Call
+// it with `changing` held.
 void disable_all() {
     ends = false;
     if (!recording) return;
@@ -180,7 +180,7 @@ void disable_all() {
     waiting->times.clear();
 }
 
-// Does `work` while CUPTI records, and ends the recording if somebody asked for that meanwhile.
+// Does `work` while CUPTI records, and ends the recording if that was requested meanwhile.
 template <typename Work>
 void while_recording(const Work &work) {
     {
@@ -200,7 +200,7 @@ void stop_recording() {
     disable_all();
 }
 
-// The same for a thread of the program, which may be what CUPTI waits for.
+// The same for a thread of the program, for which CUPTI may be waiting.
 void stop_recording_soon() {
     on = yielding = false;
     ends = true;
@@ -313,7 +313,7 @@ int64_t steady_ns() {
         .count();
 }
 
-// Has the worker thread record kernels, if a try is due.
+// Has the worker thread record kernels, if an attempt is due.
 void want_kernels() {
     int64_t due = kernels_due.load(std::memory_order_relaxed);
     if (due != kNever && steady_ns() >= due && kernels_due.compare_exchange_strong(due, kNever))

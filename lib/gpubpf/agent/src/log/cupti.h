@@ -1,5 +1,5 @@
 // Times of operations that no probe measures, from CUPTI's activity records. They replace timing events
-// (stamp.h) where the user wants it, or where nobody else can use CUPTI (other_profilers.h). CUPTI's library is
+// (stamp.h) if the user requests it, or if nothing else can use CUPTI (other_profilers.h). CUPTI's library is
 // NVIDIA's; cupti.cpp declares the parts of its interface that are used here.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace gpubpf {
 
-// Loads the first library in a colon-separated list that records, and begins to record. Returns "" on success,
-// else the reason. Call it inside cuInit: nothing runs on a GPU then, so CUPTI waits for nothing.
+// Loads the first library in a colon-separated list that works, and begins to record. Returns "" on success,
+// otherwise the reason. Call it inside cuInit: nothing runs on a GPU then, so CUPTI waits for nothing.
 // With `yields`, recording ends for good when the program loads a library, which could use CUPTI itself. The
-// agent then has a copy of CUPTI of its own. It records kernels from the first one without a probe, because that
+// agent then has its own copy of CUPTI. It records kernels from the first one without a probe, because that
 // slows all of them.
 std::string start_cupti(const std::string &libraries, bool yields);
-void record_kernels();     // for the worker thread: begins to, if nothing runs; else it is asked again
-void end_cupti_records();  // at the end of an attachment
+void record_kernels();     // for the worker thread: begins if nothing runs; otherwise it is requested again
+void end_cupti_records();  // on detach
 
 enum class Recorded { No, Perhaps, Yes };  // Perhaps: CUPTI has not reported an operation of this kind yet
 

@@ -31,9 +31,9 @@ struct Program {
     void (*code)(const uint64_t *arguments) = nullptr;
     uint32_t count = 0;
     uint64_t arguments[kArguments] = {};  // constant arguments
-    uint8_t fields[kArguments] = {};      // for the others: 1 + the number of the field in the context
+    uint8_t fields[kArguments] = {};      // for other arguments: 1 + the number of the context field
     std::vector<uint8_t> parameters;
-    size_t size = 0;  // of the code
+    size_t size = 0;  // size of the code
 
     ~Program() {
         if (code) munmap(reinterpret_cast<void *>(code), size);
@@ -46,15 +46,15 @@ ino_t stub_inode = 0;
 struct Point {
     std::atomic<bool> in_kernel{false};
     std::atomic<const Program *> programs{
-        nullptr};  // freed at the end, because another thread may be running one
+        nullptr};  // freed on detach, because another thread may be running one
 };
 Point points[kHostPoints];
 Point &at(HostPoint point) { return points[static_cast<uint32_t>(point)]; }
 
-// --- the kernel's helpers, for a program that runs in this process; each is called as in the kernel ---
+// --- the kernel's helpers, for programs that run in this process; called as in the kernel ---
 
 NeverDestroyed<std::vector<uint64_t>> cgroups_storage;
-auto &cgroups = cgroups_storage.value;  // the process's, from the root to its own
+auto &cgroups = cgroups_storage.value;  // the process's cgroups, from the root to its own
 
 // Returns the ids of the process's cgroups. A cgroup's id is the inode of its directory.
 std::vector<uint64_t> find_cgroups() {
@@ -260,7 +260,7 @@ int make_stubs() {
     int fd = memory_file("gpubpf-stubs", kStubFile);
     struct stat st;
     if (fd < 0) return -1;
-    // Seals it, so that the tool recognizes it as ours.
+    // Seals it, so that the tool recognizes it as the agent's.
     if (write_all(fd, kHostStub, sizeof kHostStub, 0) &&
         write_all(fd, kHostStub, sizeof kHostStub, kOperationStub) && fstat(fd, &st) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {

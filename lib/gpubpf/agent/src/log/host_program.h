@@ -21,10 +21,10 @@ bool operation_program();  // at operations
 void run_host_program(const HostLaunch &launch);
 void run_operation_program(const HostOperation &operation);
 
-// Makes and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if memory is short.
+// Creates and maps a file with the stubs that the tool may put a uprobe on. Returns -1 if memory is short.
 // The file stays open until close_stub_file().
 int make_stubs();
-void close_stub_file();  // the tool has sent the Welcome, so it has attached its probes
+void close_stub_file();  // call this after the Welcome: the tool has attached its probes
 
 // Reads the host programs from the Welcome. u32 mode: 0 none, 1 they run in the kernel, 2 they run in this
 // process.

@@ -40,7 +40,7 @@ void Log::put(const Record &record) {
     if (!h) return;
     uint64_t position = h->reserved.load(std::memory_order_relaxed);
     do {
-        // A faulty tool may claim to have consumed more than there is.
+        // A faulty tool may claim to have consumed more records than exist.
         if (position - h->consumed.load(std::memory_order_acquire) >= capacity_) {
             h->lost.fetch_add(1, std::memory_order_relaxed);
             return;
@@ -52,7 +52,7 @@ void Log::put(const Record &record) {
     __atomic_store_n(&to.mark, position + 1, __ATOMIC_RELEASE);
 }
 
-// Uses the name that the program's source has.
+// Uses the name in the program's source.
 void describe_call(Record &r, uint32_t index, const char *name, uint64_t bytes) {
     r.api.function = index;
     r.api.bytes = bytes;

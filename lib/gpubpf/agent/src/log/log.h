@@ -1,5 +1,5 @@
-// The operation log: one record per driver call that gives work to the GPU, in a ring that the tool maps
-// (docs/timing.md). Nobody waits for room: if the ring is full, a record is lost and counted.
+// The operation log: one record per driver call that submits work to the GPU, in a ring that the tool maps
+// (docs/timing.md). No thread waits for room: if the ring is full, a record is lost and counted.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@ namespace gpubpf {
 
 class Log {
   public:
-    // Makes the log with room for `records`, a power of two. Returns its file, sealed against shrinking, or
-    // -1. The caller sends the file and closes it. Call it once per attachment; a forked child makes its own.
+    // Creates the log with room for `records`, a power of two. Returns its file, sealed against shrinking, or
+    // -1. The caller sends the file and closes it. Call it once per attachment; a forked child creates its own.
     int open(uint64_t records, bool virtual_clock);
     void forget() { header_ = nullptr; }  // in a forked child: the file is its parent's
-    void close();                         // at the end of the attachment, when no thread is inside a hook
+    void close();                         // on detach, when no thread is inside a hook
     bool on() const { return header_ != nullptr; }
     void put(const Record &record);  // any thread
 
@@ -32,7 +32,7 @@ extern Log oplog;
 // Zeroes the last 64 bytes, whose meaning depends on the kind.
 inline void clear_part(Record &record) { memset(record.part, 0, sizeof record.part); }
 
-// Fill in a record of Kind::Api: the name of the call, which is hooks[index] or none (kNoFunction), and the memory that it
+// Fill in a record of Kind::Api: the name of the call, from hooks[index] unless it is kNoFunction, and the memory that it
 // allocates or frees.
 void describe_call(Record &record, uint32_t index, const char *name, uint64_t bytes);
 inline void describe_memory(Record &record, uint64_t address, uint64_t epoch) {
@@ -46,9 +46,9 @@ inline void describe_memory(Record &record, uint64_t address, uint64_t epoch) {
 uint64_t take_ids(uint64_t n);
 uint64_t other_id();
 extern const Lifetime log_lifetime;
-// `number` is the tool's. A process id is not unique: it stays after exec, and repeats in other namespaces.
+// `number` is the tool's. A process id is not unique: it survives exec, and repeats in other namespaces.
 void number_process(uint64_t number);
-// Increases with each start of the agent. Values that were cached under an earlier generation are void.
+// Increases with each start of the agent. Values that were cached under an earlier generation are invalid.
 uint32_t generation_of_process();
 uint32_t process_id();
 uint32_t thread_id();  // of the calling thread

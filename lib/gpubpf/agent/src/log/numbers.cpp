@@ -10,7 +10,7 @@ Log oplog;
 
 namespace {
 
-// Of this process. A forked child that attaches gets its own.
+// For this process. A forked child that attaches gets its own.
 std::atomic<uint64_t> next_id{0}, next_other{0};
 std::atomic<uint32_t> generation{0}, process{0};
 

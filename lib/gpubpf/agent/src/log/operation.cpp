@@ -21,7 +21,7 @@ namespace {
 struct Queues {
     std::mutex lock;  // guards the members below
     std::unordered_map<StreamKey, Queue, StreamKey::Hash> known;
-    std::unordered_set<CUstream> made;  // since the attachment, in a program that ran before
+    std::unordered_set<CUstream> made;  // streams created since the attachment, in a program that ran before
     uint32_t count = 0;
 };
 

@@ -7,7 +7,7 @@
 namespace gpubpf {
 
 // A stream argument of a driver call. `per_thread`: null means the calling thread's default stream. `any`:
-// the call has no stream argument and puts nothing into a stream.
+// the call has no stream argument and submits nothing to a stream.
 struct StreamRef {
     CUstream given = nullptr;
     bool per_thread = false;
@@ -17,11 +17,11 @@ struct StreamRef {
 
 constexpr StreamRef kNoStream{nullptr, false, true};
 
-// What tells streams apart: default streams have the same handle in every context and thread.
+// Distinguishes streams: default streams have the same handle in every context and thread.
 struct StreamKey {
     CUstream stream;
     const Context *context;
-    uint64_t thread;  // of a per-thread default stream
+    uint64_t thread;  // the thread of a per-thread default stream
     bool operator==(const StreamKey &o) const {
         return stream == o.stream && context == o.context && thread == o.thread;
     }
@@ -40,7 +40,7 @@ struct Queue {
     Context *context = nullptr;  // null: unknown
 };
 Queue queue_of(StreamRef where);     // never throws; logs a queue that is new
-void new_stream(CUstream stream);    // the stream was created just now, so its history is known
+void new_stream(CUstream stream);    // the stream was just created, so its history is known
 void forget_queue(CUstream stream);  // before the stream is destroyed
 void forget_queues(const Context *context);
 
@@ -65,7 +65,7 @@ class Operation {
     void announce() noexcept;
     void announce(uint64_t bytes, uint64_t destination, uint64_t source) noexcept;
     // Makes CUPTI record the operation, puts timing events around it, or both, if the tool wants times. Several
-    // copies of one call (`batch`) have several records of CUPTI's, so timing events time them as one.
+    // copies in one call (`batch`) have several CUPTI records, so timing events time them as one.
     void time(bool batch = false) noexcept;
     void called() noexcept;  // the driver's call comes next
     void returned(CUresult result) noexcept;
@@ -80,7 +80,7 @@ class Operation {
   private:
     StreamRef where_;
     Stamp *stamp_ = nullptr;
-    bool recorded_ = false;  // by CUPTI, perhaps also by timing events
+    bool recorded_ = false;  // recorded by CUPTI, perhaps also by timing events
     bool over_ = false;
 };
 

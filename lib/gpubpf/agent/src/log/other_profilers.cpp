@@ -84,7 +84,7 @@ std::vector<Object> loaded_objects() {
     return found;
 }
 
-// Marks what the expected objects need.
+// Marks the objects that the expected ones need.
 void follow_needs(std::vector<Object> &objects) {
     for (bool more = true; more;) {
         more = false;
@@ -129,8 +129,8 @@ class File {
     int fd_;
 };
 
-// Returns whether the code or data of a file mentions CUPTI, or cannot be read. Device code is left out: in
-// some libraries it has hundreds of megabytes.
+// Returns whether the code or data of a file mentions CUPTI, or cannot be read. Device code is skipped: some
+// libraries have hundreds of megabytes of it.
 bool mentions_cupti(const std::string &path) {
     const File file(path.c_str());
     const uint64_t size = file.size();

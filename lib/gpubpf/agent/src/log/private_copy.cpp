@@ -81,8 +81,8 @@ void *load_private_copy(const std::string &path) {
     const int file = memory_file(slash ? slash + 1 : path.c_str(), 0);
     if (file < 0) return nullptr;
     void *library = nullptr;
-    // dlopen returns the library that it has loaded by the same path. So each path is spelled by the bits of another number. A second
-    // agent in this process begins at another one.
+    // dlopen returns a library already loaded from the same path. So each path encodes the bits of another number. A second agent in
+    // this process starts at another number.
     static std::atomic<uint64_t> copies{reinterpret_cast<uint64_t>(&copies) << 16};
     std::string name = "/proc/self/fd/";
     for (uint64_t n = ++copies; n != 0; n >>= 1) name += n & 1 ? "./" : "/";

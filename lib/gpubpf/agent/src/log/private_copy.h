@@ -1,5 +1,5 @@
-// A library for the agent alone. The loader takes a library that is in the process for every later one with the
-// same DT_SONAME, so a program that loads another version of the library would get the agent's.
+// A library for the agent alone. The loader uses a loaded library for every later one with the same DT_SONAME.
+// So a program that loads another version of the library would get the agent's.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace gpubpf {
 
-// Changes DT_SONAME in the bytes of a library. Returns false if the file is not what is expected.
+// Changes DT_SONAME in the bytes of a library. Returns false if the file has an unexpected format.
 bool rename_library(std::vector<char> &bytes) noexcept;
 
 // Loads a copy of the library at `path` under another DT_SONAME. Returns a handle of dlopen, or null.

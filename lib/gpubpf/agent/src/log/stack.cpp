@@ -121,7 +121,7 @@ size_t tell(uint32_t number, const Frames &f) {
 struct Known {
     std::mutex lock;
     std::unordered_map<uint64_t, uint32_t> stacks;  // by hash of their addresses
-    std::atomic<size_t> bytes{0};                   // bytes that were sent
+    std::atomic<size_t> bytes{0};                   // bytes sent so far
 };
 
 // A stack seen at one stack depth. If all return addresses are found again in the same slots, from the
@@ -129,7 +129,7 @@ struct Known {
 struct Remembered {
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
     uint32_t generation = 0, number = 0;
-    uintptr_t here = 0;  // of the agent's own frame
+    uintptr_t here = 0;  // address of the agent's own frame
     Frames frames;
 };
 constexpr size_t kRemembered = 256;  // sets of kWays entries
@@ -145,7 +145,7 @@ bool still(const Remembered &r, uintptr_t here) {
 
 AttachmentState<Known> known;
 
-// Returns a number for `hash`, or 0 if there are too many. `is_new`: the tool must be told.
+// Returns a number for `hash`, or 0 if there are too many. `is_new`: it must be sent to the tool.
 uint32_t number_for(uint64_t hash, bool &is_new) {
     std::lock_guard<std::mutex> hold(known->lock);
     auto it = known->stacks.find(hash);

@@ -1,4 +1,4 @@
-// The host stack of a launch: how the program got to the driver.
+// The host stack of a launch: how the program reached the driver.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ extern const Lifetime stack_lifetime;
 // tool. Returns 0 if the stack is unknown, or there are too many. Never throws.
 uint32_t host_stack() noexcept;
 
-// Returns the function of the driver that the program has called, by its symbol, if the calling thread is in one; null if unknown.
+// Returns the symbol of the driver function that the program has called, if the calling thread is in one; null if unknown.
 const char *called_function() noexcept;
 
 // Returns a number for a name that is too long for a record. The tool gets it as a stack of one frame with

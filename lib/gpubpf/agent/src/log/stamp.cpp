@@ -38,7 +38,7 @@ struct Stamps : AttachmentObject {  // of a context
 namespace {
 
 constexpr size_t kMost = 4096;         // per context; when all are in use, further operations are not timed
-constexpr size_t kAtOnce = 1024;       // finished by the polling thread in one turn
+constexpr size_t kAtOnce = 1024;       // most that the polling thread finishes in one turn
 constexpr uint32_t kResolution = 500;  // ns, of timing events (CUDA driver API, cuEventElapsedTime)
 
 struct Poller {
@@ -51,7 +51,7 @@ struct Poller {
 
 Poller *poller = nullptr;
 
-// Marks a driver call that the agent makes in a hook, so that nested hooks do not take it for the program's.
+// Marks a driver call that the agent makes in a hook, so that nested hooks do not mistake it for the program's.
 struct AgentCall {
     AgentCall() { ++depth(); }
     ~AgentCall() { --depth(); }

@@ -15,11 +15,11 @@ extern const Lifetime stamp_lifetime;  // stop() joins the polling thread, which
 // Collects all of the context's events, with context.busy held. None of them is used afterwards.
 void gather_stamps(const Context &context, std::vector<CUevent> &events);
 
-// Before the driver's call: records the first event. Returns null if that failed; then nothing happened. The
-// stream must not be in a capture.
+// Call this before the driver's call: records the first event. Returns null if that failed, without any
+// effect. The stream must not be in a capture.
 Stamp *begin_stamp(Context &context, CUstream stream) noexcept;
-// After the call: records the second event, unless the operation failed. The span is logged when both events
-// have completed.
+// Call this after it: records the second event, unless the operation failed. The span is logged when both
+// events have completed.
 void end_stamp(Stamp *stamp, CUstream stream, const Record &operation, CUresult result) noexcept;
 
 // Logs finished spans. Waits up to wait_ms for the others. Call it with context.busy held.
