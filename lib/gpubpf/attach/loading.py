@@ -11,12 +11,12 @@ conditions must hold:
 - It sleeps in a system call that waits for an external event (`borrow.waits_for_event`). None of these locks is held across such a
   call. A futex counts only as condition variables and semaphores use it (FUTEX_WAIT_BITSET), because a thread that waits for a lock
   may hold another one.
-- It runs other code, outside the C library or directly after a system call, and has no return address into malloc or the dynamic
-  linker on its stack (`borrow.ProcessCode`).
+- It runs other code, outside the C library or directly after a system call. No return address on its stack leads into malloc or the
+  dynamic linker (`borrow.ProcessCode`).
 
 In both cases, it must not be in a signal handler, which could have interrupted anything: no return address on its stack may lead to
-`rt_sigreturn`. It must run on the stack that the kernel or the C library created for it, with room for a signal frame, because a
-coroutine's stack may be too small. If a condition fails, possibly because of stale words on the stack, the tool tries another thread,
+`rt_sigreturn`. It must run on the stack that the kernel or the C library created for it, with room for a signal frame: a coroutine's
+stack may be too small. If a condition fails, possibly because of stale words on the stack, the tool tries another thread,
 or the same one later. It does so for `borrow.PATIENCE` seconds, or up to five times as long if that is too short for `borrow.ENOUGH`
 rounds. All other threads run meanwhile, so they can release the locks that they hold.
 

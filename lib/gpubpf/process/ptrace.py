@@ -9,7 +9,7 @@ moment. A signal that arrives at that very moment still causes EINTR.
 Make all calls for one traced thread from the Python thread that created the `TracedThread`. They hold Python's global interpreter lock
 while the process is stopped, so do not wait for another thread of this process meanwhile. When the tracing thread ends, the kernel
 detaches all threads that it still traces. If the traced process is a child of this one, no other thread may wait for it meanwhile
-(`Popen.poll`), because it would mistake a stop for the end of the process.
+(`Popen.poll`): it would mistake a stop for the end of the process.
 x86-64 only. Numbers and structures are those of include/uapi/linux/ptrace.h and asm/ptrace.h.
 """
 
