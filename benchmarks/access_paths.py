@@ -19,7 +19,7 @@ from pathlib import Path
 from gpubpf.errors import Error
 
 # What is told of a path; all else may be on it or not.
-_LANDMARKS = (
+LANDMARKS = (
     ("SHFL", r"SHFL"),
     ("MATCH", r"MATCH"),
     ("add", r"(?:REDG?|ATOMG?)\.E\.ADD\.64\b[^+]*$"),  # to the first numbers of a cell
@@ -45,9 +45,11 @@ def paths(covered: bool, both: bool) -> list[str]:
     return names[3:] if covered and both else names[1:3] if covered else names[:1]
 
 
-def executed(cubin: bytes, kernel: str, wanted: Sequence[str]) -> list[str]:
+def executed(
+    cubin: bytes, kernel: str, wanted: Sequence[str], landmarks: Sequence[tuple[str, str]] = LANDMARKS
+) -> list[str]:
     """The SASS instructions on the shortest way through a kernel, into and out of its functions, whose landmarks are `wanted`: a
-    path, then the application's own. Raises Error where there is no such way."""
+    path, then the application's own. `landmarks`: names and patterns. Raises Error where there is no such way."""
     code, targets = disassembled(cubin, kernel)
     # Where: instruction, landmarks passed, where a call goes back to. How far it is there, and from where.
     queue: list[tuple[int, tuple[int, int, int], tuple[int, int, int] | None]] = [(0, (0, 0, -1), None)]
@@ -60,21 +62,21 @@ def executed(cubin: bytes, kernel: str, wanted: Sequence[str]) -> list[str]:
         came[here] = before
         guard, name, operands = code[at]
         landmark = next(
-            (mark for mark, pattern in _LANDMARKS if re.match(pattern, f"{name} {operands}")), None
+            (mark for mark, pattern in landmarks if re.match(pattern, f"{name} {operands}")), None
         )
-        if landmark is not None:
+        if landmark is not None and not (guard and landmark == "load"):  # the number of a graph's launch
             if passed == len(wanted) or wanted[passed] != landmark:
                 continue
             passed += 1
-        if name == "EXIT" and not guard:
-            if passed < len(wanted):
-                continue
+        if name == "EXIT" and passed == len(wanted):
             way = []
             step: tuple[int, int, int] | None = here
             while step is not None:
                 way.append(" ".join(code[step[0]]).strip())
                 step = came[step]
             return way[::-1]
+        if name == "EXIT" and not guard:
+            continue
         following = [(at + 1, back)]
         if name.startswith("RET"):
             following = [(back, -1), *(following if guard else ())]

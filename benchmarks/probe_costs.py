@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""What the shipped probes cost in a kernel with one exit and one access: SASS instructions, and registers.
+
+    python3 benchmarks/probe_costs.py [FILE.md]
+
+ptxas assembles the kernel with and without the probes, and nvdisasm lists both. Nothing runs and no time is measured, so the machine
+need not be idle.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
+
+import access_paths  # noqa: E402
+
+from gpubpf.program import BPF  # noqa: E402
+from gpubpf.ptx.inject import inject  # noqa: E402
+from gpubpf.ptx.parser import parse  # noqa: E402
+from gpubpf.show import cli  # noqa: E402
+from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
+from gpubpf_sass import assembled, registers, sass  # noqa: E402
+
+TARGETS = ("sm_75", "sm_80", "sm_90")
+KERNEL = """.version 8.3
+.target {arch}
+.address_size 64
+.visible .entry k(.param .u64 p) {{
+    .reg .b32 %r<2>; .reg .b64 %rd<4>;
+    mov.u32 %r1, %tid.x;
+    ld.param.u64 %rd1, [p];
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    st.volatile.global.u32 [%rd3], %r1;
+    ret;
+}}
+"""
+OWN = ("store",)  # what the kernel itself does with memory
+# What paths are told by: operations on memory.
+OPERATIONS = (
+    ("max", r"(?:RED|ATOM)G?\.E\.MAX"),
+    ("add", r"(?:RED|ATOM)G?\.E\.ADD"),
+    ("load", r"LDG?\.E"),
+    ("store", r"STG?\.E"),
+    ("other", r"(?:RED|ATOM)"),
+)
+# Those of kernelretsnoop's probe in a lane.
+EXITS = {
+    "all lanes of a warp together": ("add", "max", "max", "add"),
+    "the same in a block's first warp": ("add", "max", "max", "add", "store", "store"),
+    "one lane alone, late": ("add", "max", "max", "add", "add", "max", "max", "add"),
+}
+HEAD = """# Probes on NVIDIA GPUs
+
+What probes add to a kernel with one store and one exit: SASS instructions (ptxas, nvdisasm), and
+registers. No GPU ran, and no time is measured. "In the code" are all instructions of the probes.
+"Executed" are those that the warp issues on the path named, in the lane that executes most; what a
+false predicate switches off counts. No launch is that of a graph.
+
+    python3 benchmarks/probe_costs.py benchmarks/results/probe_costs.md
+"""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of a tool. paths: what a lane executes, told by what happens on the way (`access_paths.executed`)."""
+
+    label: str
+    bpf: BPF
+    paths: dict[str, Sequence[str]]
+    landmarks: Sequence[tuple[str, str]] = OPERATIONS
+
+
+def probes() -> list[Probes]:
+    """Return the probes to measure: those of the default mode of each tool, and what options make of them."""
+    made = []
+    for work in ("stores", "instructions"):
+        b = BPF(text=threadhist.PROGRAM)
+        b.attach_gpu_exit(fn_name="on_exit", accumulate=work)
+        made.append(Probes(f"threadhist --work {work}", b, {"each thread": (*OWN, "add", "add")}))
+    for label, function in (("kernelretsnoop", "on_exit"), ("kernelretsnoop --block", "on_chosen_exit")):
+        b = BPF(text=kernelretsnoop.PROGRAM)
+        b.attach_gpu_exit(fn_name=function)
+        made.append(Probes(label, b, {name: (*OWN, *path) for name, path in EXITS.items()}))
+    b = BPF(text=launchlate.PROGRAM)
+    b.attach_gpu_entry(fn_name="on_entry")
+    b.attach_gpu_exit(fn_name="on_exit")
+    # A thread looks at a cell before it changes it. Most find that another one was there before.
+    late = {
+        "not a block's first thread, nor late": (*OWN, "load"),
+        "a block's first thread, late": ("load", *OWN, "load", "max"),
+    }
+    made.append(Probes("launchlate", b, late))
+    for option in ("--no-allocations", ""):
+        b = BPF(text=memtrace.PROGRAM)
+        memtrace.attach(b, cli.parse(memtrace.build_parser(), [*option.split(), "--", "true"]))
+        (path,) = [name for name in access_paths.paths(not option, False) if "first" not in name]
+        unit = {"unit stride": (*access_paths.PATHS[path], *OWN)}
+        made.append(Probes(f"memtrace {option}".strip(), b, unit, access_paths.LANDMARKS))
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, and print a table; also write it to a file, if one is named."""
+    lines = [
+        "| probes | GPU | registers before | after | in the code | path | executed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        for found in probes():
+            lines += [row for arch in TARGETS for row in rows(Path(place), arch, found)]
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    if arguments:
+        Path(arguments[0]).write_text(f"{HEAD}\n{text}")
+    return 0
+
+
+def rows(place: Path, arch: str, found: Probes) -> list[str]:
+    """Return the rows of some probes on a GPU: one for each path."""
+    plain = KERNEL.format(arch=arch)
+    made = inject(parse(plain), {"k": found.bpf._placements()})
+    costs = []
+    for text, paths in ((plain, [OWN] * len(found.paths)), (made.text, list(found.paths.values()))):
+        cubin, said = assembled(text, arch, place)
+        length = sum(not line.startswith(".L") for line in sass(cubin)["k"])
+        ways = [access_paths.executed(cubin.read_bytes(), "k", path, found.landmarks) for path in paths]
+        costs.append((registers(said)["k"], length, [len(way) for way in ways]))
+    (before, short, alone), (after, long, executed) = costs
+    return [
+        f"| {found.label} | {arch} | {before} | {after} | {long - short} | {name} | {more - own} |"
+        for name, more, own in zip(found.paths, executed, alone, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
