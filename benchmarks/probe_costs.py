@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
 
 import access_paths  # noqa: E402
-
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.inject import inject  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
@@ -52,16 +51,18 @@ OPERATIONS = (
 )
 # Those of kernelretsnoop's probe in a lane.
 EXITS = {
-    "all lanes of a warp together": ("add", "max", "max", "add"),
-    "the same in a block's first warp": ("add", "max", "max", "add", "store", "store"),
-    "one lane alone, late": ("add", "max", "max", "add", "add", "max", "max", "add"),
+    "all lanes of a warp together": ("add", "max"),
+    "the same in a block's first warp": ("add", "max", "store", "store"),
+    "one lane alone, late": ("max", "max", "max", "add", "add", "add", "max", "add"),
 }
+CHOSEN_EXITS = {**EXITS, "one lane alone, late": ("add", "max", "max", "max", "add", "add", "add", "max")}
 HEAD = """# Probes on NVIDIA GPUs
 
 What probes add to a kernel with one store and one exit: SASS instructions (ptxas, nvdisasm), and
 registers. No GPU ran, and no time is measured. "In the code" are all instructions of the probes.
-"Executed" are those that the warp issues on the path named, in the lane that executes most; what a
-false predicate switches off counts. No launch is that of a graph.
+"Executed" are those that the warp issues on the path named, the shortest one with its accesses to
+memory, in the lane that executes most; what a false predicate switches off counts. No launch is that
+of a graph.
 
     python3 benchmarks/probe_costs.py benchmarks/results/probe_costs.md
 """
@@ -84,10 +85,13 @@ def probes() -> list[Probes]:
         b = BPF(text=threadhist.PROGRAM)
         b.attach_gpu_exit(fn_name="on_exit", accumulate=work)
         made.append(Probes(f"threadhist --work {work}", b, {"each thread": (*OWN, "add", "add")}))
-    for label, function in (("kernelretsnoop", "on_exit"), ("kernelretsnoop --block", "on_chosen_exit")):
+    for label, function, exits in (
+        ("kernelretsnoop", "on_exit", EXITS),
+        ("kernelretsnoop --block", "on_chosen_exit", CHOSEN_EXITS),
+    ):
         b = BPF(text=kernelretsnoop.PROGRAM)
         b.attach_gpu_exit(fn_name=function)
-        made.append(Probes(label, b, {name: (*OWN, *path) for name, path in EXITS.items()}))
+        made.append(Probes(label, b, {name: (*OWN, *path) for name, path in exits.items()}))
     b = BPF(text=launchlate.PROGRAM)
     b.attach_gpu_entry(fn_name="on_entry")
     b.attach_gpu_exit(fn_name="on_exit")

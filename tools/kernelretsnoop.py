@@ -42,17 +42,18 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart */
+#define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart: in slots */
 #define BINS 1024       /* of a histogram; each power of two has 32 */
 #define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
-struct warp { u64 first, late; };                /* ~(first exit); time from there to the last exit */
-struct round { u64 left, clock, time_sm; };      /* number of exits; readings of clock and timer */
-struct block { u32 exits[GPU_LANES]; struct round rounds[LAUNCHES]; };  /* exits by lane */
+struct slot { u64 first, late, left; };          /* ~(first exit); time from there to the last exit; exits of single lanes */
+struct warp { struct slot slots[LAUNCHES]; u32 whole; };  /* whole: how often all lanes exited together */
+struct round { u64 clock, time; u32 launch, sm, none[2]; };  /* readings of the clock and the timer, and of which launch */
+struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane, without those of all lanes together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
-GPU_WARP_ARRAY(warps, struct warp, LAUNCHES);
+GPU_WARP_ARRAY(warps, struct warp, 1);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
 GPU_KERNEL_ARRAY(lateness, struct late, GPU_LANES); /* by lane */
 GPU_RINGBUF(departures, struct record, 16384);
@@ -68,56 +69,92 @@ static inline void count(int lane, u64 cycles, u64 site) {
     gpu_max(&late->worst, cycles << 24 | (site < 0xffff ? site : 0xffff));
 }
 
-static inline int leave(u64 number, u64 site, u64 now, int chosen) {
-    gpu_mask leaving = gpu_active(), all = ~(gpu_mask)0;
-    u32 lane = gpu_lane() & (GPU_LANES - 1);
-    u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
-    int key = 0, slot = number & (LAUNCHES - 1);
+static inline void count_exit(void) {
+    u32 lane = gpu_lane();
+    int key = 0;
     struct block *block = blocks.lookup(&key);
-    struct warp *warp = warps.lookup(&slot);
+    if (block)
+        __sync_fetch_and_add(&block->exits[lane & (GPU_LANES - 1)], 1);
+}
 
-    if (!block || !warp)
-        return 0;
-    if (chosen)
-        __sync_fetch_and_add(&block->exits[lane], 1);
-    gpu_mask before = leaving & (((gpu_mask)1 << lane) - 1); /* the lowest lane acts for all that exit together */
-    if (before && leaving == all)
-        return 0;                                /* all lanes exit together: none is late */
-    u64 was = gpu_max(&warp->first, earlier), late = (was - earlier) & CLOCK;
-    if (was > (launch | CLOCK)) {                /* a later launch uses the cell: the lateness is unknown */
+static inline void look(u64 number) {            /* in the first warp of a block: relates the clock to the timer */
+    int key = 0;
+    struct block *block = gpu_warp() ? 0 : blocks.lookup(&key);
+    if (!block)
+        return;
+    struct round *round = &block->rounds[number & (LAUNCHES - 1)];
+    u64 clock = GPUBPF_HERE(u64, gpu_clock()), time = bpf_get_globaltimer();
+    round->clock = clock;
+    round->time = time;
+    round->launch = number;
+    round->sm = gpu_sm();
+}
+
+static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen) {
+    u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
+    u32 lane = gpu_lane();
+    struct slot *slot = &warp->slots[number & (LAUNCHES - 1)];
+
+    gpu_max(&slot->left, launch);                /* before the first exit: it says that lanes are counted */
+    u64 was = gpu_max(&slot->first, earlier), late = (was - earlier) & CLOCK;
+    if (was < launch) {                          /* the first of its warp */
+        if (gpu_first(leaving)) {                /* this lane acts for all that exit with it */
+            __sync_fetch_and_add(&slot->left, gpu_popcount(leaving));
+            look(number);
+        }
+    } else if (was >> BITS != number % (1 << (64 - BITS))) {  /* a later launch uses the slot: the lateness is unknown */
         struct late *unknown = lateness.lookup(&lane);
-        if (unknown && chosen && leaving != all)
+        if (unknown && chosen)
             __sync_fetch_and_add(&unknown->lost, 1);
-        return 0;
-    }
-    if (was >= launch && late && late < CLOCK - (1 << 24)) {  /* larger: negative, an earlier exit arrived later */
-        gpu_max(&warp->late, launch | late);
-        if (chosen)
+    } else {
+        int known = late - 1 < CLOCK - (1 << 24) - 1;  /* not 0, nor negative: an earlier exit that arrived later */
+        if (known)
+            gpu_max(&slot->late, launch | late);
+        if (gpu_first(leaving))
+            __sync_fetch_and_add(&slot->left, gpu_popcount(leaving));
+        if (known && chosen)
             count(lane, late, site);
     }
-    if (before)
-        return 0;
-    struct round *round = &block->rounds[number & (LAUNCHES - 1)];
-    if (gpu_max(&round->left, launch) > (launch | CLOCK))
-        return 0;
-    __sync_fetch_and_add(&round->left, gpu_popcount(leaving));
-    if (was < launch && !gpu_warp()) {
-        round->clock = gpu_clock();
-        round->time_sm = bpf_get_globaltimer() << 16 | (u16)gpu_sm();
+}
+
+static inline void leave_together(struct warp *warp, u64 number, u64 now) {  /* none is late, and one lane acts for all */
+    gpu_max(&warp->slots[number & (LAUNCHES - 1)].first, number << BITS | (~now & CLOCK));
+    look(number);
+}
+
+static inline int whole(gpu_mask lanes) {
+    return lanes == (gpu_mask)~0ull >> (GPU_LANES - gpu_warp_size());
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    u64 now = gpu_clock(), number = ctx->launch;
+    gpu_mask leaving = gpu_active();
+    int key = 0;
+    struct warp *warp = warps.lookup(&key);
+    if (warp && !whole(leaving)) {
+        leave(warp, number, ctx->site, now, leaving, 1);
+        count_exit();
+    } else if (warp && !gpu_lane()) {
+        __sync_fetch_and_add(&warp->whole, 1);
+        leave_together(warp, number, now);
     }
     return 0;
 }
 
-int on_exit(struct gpu_exit *ctx) {
-    u64 now = gpu_clock();
-    return leave(ctx->launch, ctx->site, now, 1);
-}
-
 int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
-    u64 now = gpu_clock();
+    u64 now = gpu_clock(), number = ctx->launch;
+    gpu_mask leaving = gpu_active();
     int key = 0;
-    struct gpu_filter *chosen = filter.lookup(&key);
-    return leave(ctx->launch, ctx->site, now, chosen && gpu_selected(chosen));
+    struct gpu_filter *filtered = filter.lookup(&key);
+    struct warp *warp = warps.lookup(&key);
+    int chosen = filtered && gpu_selected(filtered);
+    if (chosen)
+        count_exit();
+    if (warp && !whole(leaving))
+        leave(warp, number, ctx->site, now, leaving, chosen);
+    else if (warp && !gpu_lane())
+        leave_together(warp, number, now);
+    return 0;
 }
 
 int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on the virtual clock, where each lane has its own */

@@ -17,6 +17,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
+from gpubpf.exits import cells
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
@@ -65,7 +66,9 @@ class ExitLog:
         self._exits: dict[KernelShape, Exits] = {}
         self.shapes = KernelShapes(recorded)
         self._reported: dict[KernelShape, int] = {}
-        self._latest: dict[tuple[int, int], Reading] = {}
+        self._latest: dict[
+            tuple[int, int], list[tuple[KernelShape, LaneLateness, int]]
+        ] = {}  # sums, launches
         self._before: dict[KernelShape, LaneLateness] = {}
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
         self._readings: dict[tuple[int, int], Any] = {}  # of clocks: rows are multiprocessor, cycles, ns
@@ -112,12 +115,15 @@ class ExitLog:
     # --- maps ---
 
     def _take_reading(self, reading: Reading) -> None:
-        self._latest[reading.pid, reading.context] = reading
-        for warps, blocks in zip(reading.instances["warps"], reading.instances["blocks"], strict=False):
-            kernel = _kernel_of(blocks)
-            if kernel != _kernel_of(warps) or not kernel.shape.threads:
+        maps = (reading.instances[name] for name in ("lateness", "blocks", "warps"))
+        sums = self._latest[reading.pid, reading.context] = []
+        for late, packed, slots in zip(*maps, strict=False):
+            kernel = _kernel_of(packed)
+            if not kernel.shape.threads or {_kernel_of(late), _kernel_of(slots)} != {kernel}:
                 continue
-            rounds = blocks.array.reshape(-1)["rounds"].reshape(-1)
+            warps, blocks = cells.unpacked(slots.array, packed.array, kernel.shape)
+            sums.append((kernel, LaneLateness.of_maps(late.array, blocks), late.launches))
+            rounds = blocks["rounds"].reshape(-1)
             rounds = rounds[rounds["time_sm"] != 0]
             columns = (
                 (rounds["time_sm"] & np.uint64(0xFFFF)).astype(np.int64),
@@ -127,20 +133,15 @@ class ExitLog:
             self._ticked(kernel.pid, kernel.gpu, columns)
             chosen = _mask(kernel.grid, self._ranges[0])
             tick = float(self.shapes.ticks.get((kernel.pid, kernel.gpu), 0))
-            self._of(kernel).take_maps(warps.array, blocks.array, self._rate(kernel), chosen, tick)
+            self._of(kernel).take_maps(warps, blocks, self._rate(kernel), chosen, tick)
 
     def _lateness(self) -> tuple[dict[KernelShape, LaneLateness], dict[KernelShape, int]]:
         """Return the sums in the maps, and the number of launches, for each kernel."""
         found: dict[KernelShape, LaneLateness] = {}
         launches: dict[KernelShape, int] = {}
-        for reading in self._latest.values():
-            for late, blocks in zip(reading.instances["lateness"], reading.instances["blocks"], strict=False):
-                kernel = _kernel_of(late)
-                if kernel != _kernel_of(blocks):
-                    continue
-                here = LaneLateness.of_maps(late.array, blocks.array)
-                found[kernel] = found[kernel].plus(here) if kernel in found else here
-                launches[kernel] = launches.get(kernel, 0) + late.launches
+        for kernel, sums, count in (one for latest in self._latest.values() for one in latest):
+            found[kernel] = found[kernel].plus(sums) if kernel in found else sums
+            launches[kernel] = launches.get(kernel, 0) + count
         for kernel, sums in found.items():
             # Launches that began while the maps were being read have exits, too.
             begun = -(-int(sums.exits.sum()) // kernel.shape.threads)

@@ -172,6 +172,10 @@ class _Lowering(HelperCalls):
             if self.is_short_shift(i):
                 return self.short_shift(left, i.imm)
             result = self.value(f"{name} {kind} {left}, {amount}")
+        elif (
+            op == b.MUL and bits == 64 and not i.opcode & 0x08 and i.imm > 0 and "scale" in self.backend.calls
+        ):
+            return self.scaled(left, i.imm)
         elif op in (b.DIV, b.MOD):
             result = self.divide(op == b.DIV, i.offset == 1, kind, left, right)
         else:
@@ -194,6 +198,12 @@ class _Lowering(HelperCalls):
     def short_shift(self, value: str, amount: int) -> str:
         """Emit such a shift in 32 bits, so that the computation before it can have 32 bits too. LLVM does not do this itself."""
         return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
+
+    def scaled(self, value: str, factor: int) -> str:
+        """Emit a product in two halves. LLVM leaves the upper one out where it knows that it is 0, as of an index; ptxas does not."""
+        low = self.value(self.call("scale", f"i32 {self.low(value)}", f"i32 {factor}"))
+        high = self.value(f"mul i64 {self.value(f'lshr i64 {value}, 32')}, {factor}")
+        return self.value(f"add i64 {low}, {self.value(f'shl i64 {high}, 32')}")
 
     def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
         """Emit a division as eBPF defines it: x / 0 = 0, x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""

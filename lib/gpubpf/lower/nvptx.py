@@ -39,6 +39,7 @@ NVPTX = Backend(
         "sm": (f"{_SREG}smid", "i32"),
         # LLVM would do these with 64-bit instructions, because it does not know that they cost more.
         "element": ('asm "mad.wide.u32 $0, $1, $2, $3;", "=l,r,n,l"', "i64"),
+        "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
         # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),

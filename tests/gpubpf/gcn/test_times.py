@@ -12,6 +12,7 @@ import pytest
 import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
+from gpubpf.exits.cells import unpacked
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.gcn import kernel_writer
 from gpubpf.gcn.code_object import CodeObject
@@ -241,6 +242,7 @@ def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: 
         for name, short in (("warps", "w"), ("blocks", "b"), ("lateness", "t"))
     )
     summed = Exits(launch)
+    warps, blocks = unpacked(warps, blocks, launch)
     summed.take_maps(warps, blocks, CycleLength(3.0))
     reports = [
         ExitReport.of(singly, 1, CycleLength(3.0)),

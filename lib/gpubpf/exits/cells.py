@@ -1,0 +1,45 @@
+"""Unpack what kernelretsnoop's device programs keep of the latest launches, for `Exits.take_maps` and `LaneLateness.of_maps`.
+
+The programs store as little as they can. If all lanes of a warp exit together, they note when, and count one exit for all lanes. Only
+of other warps do they count the lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, ROUNDS
+from gpubpf.session.launch_shape import Shape
+
+WARP = np.dtype([("first", "<u8"), ("late", "<u8")])
+ROUND = np.dtype([("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")])
+
+
+def unpacked(warps: np.ndarray, blocks: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maps `warps` and `blocks` of the device programs as [ROUNDS, warp] of WARP, and [1, block] of the exits and rounds.
+
+    exits   uint32 [lane]   all exits of a block
+    left    launch << CLOCK_BITS | exits of this launch; 0 if the block has no warp in it, or not all
+    time_sm time << 16 | multiprocessor
+    """
+    slots, whole = warps["slots"].reshape(shape.blocks, shape.warps, ROUNDS), warps["whole"]
+    rounds = blocks["rounds"].reshape(shape.blocks, ROUNDS)
+    made = np.zeros((ROUNDS, shape.blocks * shape.warps), WARP)
+    for name in WARP.names or ():
+        made[name] = slots[name].reshape(-1, ROUNDS).T
+    found = np.zeros((1, shape.blocks), [("exits", blocks.dtype["exits"]), ("rounds", ROUND, (ROUNDS,))])
+    found["exits"] = blocks["exits"]
+    together = whole.reshape(shape.blocks, shape.warps).sum(axis=1, dtype=np.uint32)
+    found["exits"][..., : shape.warp] += together[:, None]
+    launch, counted = slots["first"] >> np.uint64(CLOCK_BITS), slots["left"] >> np.uint64(CLOCK_BITS)
+    # Where a launch has not counted the lanes, they exited together.
+    exits = np.where(counted == launch, slots["left"] & np.uint64(CLOCK_MASK), np.uint64(shape.warp))
+    exits = np.minimum(exits, np.uint64(shape.block_size + 1)).sum(axis=1)
+    # The clocks are of the launch that wrote last, and so may be of another one than the exits.
+    same = (launch == launch[:, :1]).all(axis=1)
+    same &= rounds["launch"] & np.uint64((1 << 64 - CLOCK_BITS) - 1) == launch[:, 0]
+    read = found["rounds"][0]
+    read["left"] = np.where(same, (launch[:, 0] << np.uint64(CLOCK_BITS)) + exits, np.uint64(0))
+    read["clock"] = rounds["clock"]
+    read["time_sm"] = rounds["time"] << np.uint64(16) | rounds["sm"] & np.uint64(0xFFFF)
+    return made, found

@@ -1,0 +1,39 @@
+"""What kernelretsnoop's probe costs on the paths that most warps take, as benchmarks/probe_costs.py counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import access_paths
+import probe_costs
+from gpubpf.program import BPF
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.tools import kernelretsnoop
+from gpubpf_sass import assembled, nvdisasm, registers
+
+MOST = 60  # instructions that a warp executes if all of its lanes exit together
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("arch", probe_costs.TARGETS)
+def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None:
+    nvdisasm()
+    b = BPF(text=kernelretsnoop.PROGRAM)
+    b.attach_gpu_exit(fn_name="on_exit")
+    plain = probe_costs.KERNEL.format(arch=arch)
+    made = inject(parse(plain), {"k": b._placements()})
+    before, _ = assembled(plain, arch, tmp_path)
+    alone = len(access_paths.executed(before.read_bytes(), "k", probe_costs.OWN, probe_costs.OPERATIONS))
+    after, said = assembled(made.text, arch, tmp_path)
+    *together, late = probe_costs.EXITS.values()
+    for path in together:
+        way = access_paths.executed(
+            after.read_bytes(), "k", (*probe_costs.OWN, *path), probe_costs.OPERATIONS
+        )
+        # Nothing waits for an answer from memory: additions and maxima whose old values nobody reads.
+        assert len(way) - alone <= MOST and not any("ATOM" in line for line in way)
+    assert access_paths.executed(after.read_bytes(), "k", (*probe_costs.OWN, *late), probe_costs.OPERATIONS)
+    assert registers(said)["k"] <= 20
