@@ -47,10 +47,10 @@ PROGRAM = r"""
 #define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
-struct slot { u64 first, late, left; };          /* ~(first exit); time from there to the last exit; exits of single lanes */
+struct slot { u64 first, late, left; };          /* ~(first exit); time from there to the last exit; exits, if not all together */
 struct warp { struct slot slots[LAUNCHES]; u32 whole; };  /* whole: how often all lanes exited together */
-struct round { u64 clock, time; u32 launch, sm, none[2]; };  /* readings of the clock and the timer, and of which launch */
-struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane, without those of all lanes together */
+struct round { u64 clock, time; u32 launch, sm, none[2]; };  /* readings of the clock and the timer in a launch */
+struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane, if not all together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(warps, struct warp, 1);
