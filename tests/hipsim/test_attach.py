@@ -66,7 +66,10 @@ def launches(records: Records) -> dict[str, int]:
 def left(pid: int) -> list[str]:
     """What a process has of a tool, apart from the agent's code: threads, files, memory."""
     threads = [traceable.comm(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")]
-    files = [os.readlink(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd")]
+    files = []
+    for file in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files.append(os.readlink(f"/proc/{pid}/fd/{file}"))
     mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [
         text for text in (*threads, *files, *mapped) if "gpubpf" in text and "libgpubpf-agent" not in text
