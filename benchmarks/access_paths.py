@@ -49,7 +49,7 @@ def executed(
     cubin: bytes, kernel: str, wanted: Sequence[str], landmarks: Sequence[tuple[str, str]] = LANDMARKS
 ) -> list[str]:
     """The SASS instructions on the shortest way through a kernel, into and out of its functions, whose landmarks are `wanted`: a
-    path, then the application's own. `landmarks`: names and patterns. Raises Error where there is no such way."""
+    path, then the application's own. `landmarks`: names and patterns. Raises Error if there is no such path."""
     code, targets = disassembled(cubin, kernel)
     # Where: instruction, landmarks passed, where a call goes back to. How far it is there, and from where.
     queue: list[tuple[int, tuple[int, int, int], tuple[int, int, int] | None]] = [(0, (0, 0, -1), None)]

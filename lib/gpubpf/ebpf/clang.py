@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gpubpf import elf
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import LD_IMM64, PSEUDO_MAP, without_comments
 from gpubpf.errors import CompileError
@@ -31,10 +32,8 @@ _FLAGS = (
     *"-target bpf -mcpu=v3 -O2 -g -c -x c - -o - -nostdinc -w -fno-jump-tables -fno-color-diagnostics".split(),
     *("-Xclang", "-fconvergent-functions", f"-I{headers.INCLUDE}"),
 )
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQ")
-_FUNC, _GLOBAL = 2, 1
+_GLOBAL = 1  # STB_GLOBAL
 # Kinds of types in BTF.
 _INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
 _TYPEDEF, _VOLATILE, _CONST, _PROTOTYPE, _VAR, _SECTION_OF, _TAG, _ENUM64 = 8, 9, 10, 13, 14, 15, 17, 19
@@ -116,30 +115,24 @@ class _Object:
     """clang's object file: ELF, with the types of BTF. It is as trusted as clang is."""
 
     def __init__(self, data: bytes) -> None:
-        (at,), (count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)
-        raw = [_SECTION.unpack_from(data, at + n * _SECTION.size) for n in range(count)]
-        table = raw[names][4]
-        self._numbers: dict[str, int] = {}
-        self._sections: list[bytes] = []
-        for number, (name, _, _, _, offset, size, *_) in enumerate(raw):
-            self._numbers[_text(data, table + name)] = number
-            self._sections.append(data[offset : offset + size])
-        symbols, strings = self._section(".symtab"), self._section(".strtab")
-        self._symbols = [
-            (_text(strings, name), kind & 15, kind >> 4, where, value, size)
-            for name, kind, _, where, value, size in _SYMBOL.iter_unpack(symbols)
-        ]
+        """Raises ImageError for what is no ELF file."""
+        self._elf = elf.of_bytes(data)
+        self._symbols: list[tuple[str, elf.SymbolEntry]] = []
+        for section in self._elf.sections:
+            if section.type == elf.SHT_SYMTAB:
+                names = self._elf.name_table(section)
+                self._symbols = [(names.at(one.name), one) for one in self._elf.symbols(section)]
 
     def _section(self, name: str) -> bytes:
-        return self._sections[self._numbers[name]] if name in self._numbers else b""
+        return next((self._elf.contents(one) for one in self._elf.sections if one.name == name), b"")
 
     def functions(self) -> Iterator[CompiledFunction]:
         """Yield the global functions. Raises CompileError if one refers to anything but maps."""
         code = bytearray(self._section(".text"))
         used: dict[int, str] = {}
         for offset, info in _RELOCATION.iter_unpack(self._section(".rel.text")):
-            name, _, _, where, _, _ = self._symbols[info >> 32]
-            if code[offset] != LD_IMM64 or not self._section_name(where).startswith("maps/"):
+            name, symbol = self._symbols[info >> 32]
+            if code[offset] != LD_IMM64 or not self._section_of(symbol).startswith("maps/"):
                 raise CompileError(
                     "the C text refers to a function that is not inlined, or to a variable; use static inline functions and maps"
                 )
@@ -148,22 +141,21 @@ class _Object:
             code[offset + 1] = code[offset + 1] & 0x0F | PSEUDO_MAP << 4
             struct.pack_into("<i", code, offset + 4, number)
         lines = self._lines()
-        for name, kind, binding, where, value, size in self._symbols:
-            if kind == _FUNC and binding == _GLOBAL and self._section_name(where) == ".text":
-                slots = range(value // 8, (value + size) // 8)
-                yield CompiledFunction(
-                    name, bytes(code[value : value + size]), used, tuple(lines.get(n, 0) for n in slots)
-                )
+        for name, symbol in self._symbols:
+            if symbol.info == _GLOBAL << 4 | elf.STT_FUNC and self._section_of(symbol) == ".text":
+                begin, end = symbol.value, symbol.value + symbol.size
+                own = tuple(lines.get(n, 0) for n in range(begin // 8, end // 8))
+                yield CompiledFunction(name, bytes(code[begin:end]), used, own)
 
-    def _section_name(self, number: int) -> str:
-        return next((name for name, n in self._numbers.items() if n == number), "")
+    def _section_of(self, symbol: elf.SymbolEntry) -> str:
+        """Return the name of a symbol's section, "" for a special one."""
+        sections = self._elf.sections
+        return sections[symbol.section].name if symbol.section < len(sections) else ""
 
     @cached_property
     def _symbols_of_maps(self) -> list[str]:
         return [
-            name
-            for name, _, _, where, _, _ in self._symbols
-            if self._section_name(where).startswith("maps/") and name
+            name for name, symbol in self._symbols if self._section_of(symbol).startswith("maps/") and name
         ]
 
     # --- types ---
@@ -236,11 +228,11 @@ class _Object:
     def maps(self) -> Iterator[CompiledMap]:
         """Yield the maps: variables in sections maps/KIND, whose type has the members `key` and `leaf`."""
         variables = {name: size for name, kind, size, _ in self._types if kind & 0xFF == _VAR}
-        for name, _, _, where, value, _ in self._symbols:
-            if not name or not (section := self._section_name(where)).startswith("maps/"):
+        for name, symbol in self._symbols:
+            if not name or not (section := self._section_of(symbol)).startswith("maps/"):
                 continue
             members = {member: (of, offset) for member, of, offset in self._members(variables[name])}
-            data = self._sections[where]
+            data, value = self._section(section), symbol.value
 
             def number(member: str, value: int = value, data: bytes = data, members: Any = members) -> int:
                 return (
