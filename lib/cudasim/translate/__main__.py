@@ -1,7 +1,7 @@
 """Translate, compile and link PTX for the embedded device, from the command line.
 
-`python -m cudasim.translate [--virtual] IN.ptx OUT`: OUT is a shared object, or C text if it ends in `.c`. `--virtual`: for the
-virtual clock.
+`python -m cudasim.translate [--virtual] [--count DIRECTORY] IN.ptx OUT`: OUT is a shared object, or C text if it ends in `.c`.
+`--virtual`: for the virtual clock. `--count`: it counts how often each basic block runs (counts.py).
 
 Large modules are compiled in parts: OUT describes the module only. The C text of its code is beside it in OUT.0.c, OUT.1.c, …
 (OUT without its suffix). `python -m cudasim.translate IN.c OUT …` compiles these, several at once.
@@ -15,6 +15,7 @@ that do not fit together. A failure prints one line on standard error.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,17 @@ from gpubpf.ptx.link import Input, LinkError, link
 from gpubpf.ptx.parser import parse
 
 from .compiler import CompilerError, compile_c
+from .counts import Counting
 from .program import TranslatedModule
 
 
-def _translate(source: Path, output: Path, virtual: bool) -> None:
-    image, *parts = TranslatedModule(parse(source.read_bytes()), virtual).c_texts()
+def _translate(source: Path, output: Path, virtual: bool, directory: str) -> None:
+    ptx = source.read_bytes()
+    counting = None
+    if directory:
+        counting = Counting(Path(directory).resolve(), hashlib.sha256(ptx).hexdigest()[:16] + ".ptx")
+        (counting.directory / counting.module).write_bytes(ptx)
+    image, *parts = TranslatedModule(parse(ptx), virtual, counting).c_texts()
     for k, text in enumerate(parts):
         temporary = output.with_suffix(f".{k}.{os.getpid()}.tmp")
         temporary.write_text(text)
@@ -57,20 +64,19 @@ def _compile(words: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    virtual = arguments[:1] == ["--virtual"]
     try:
-        match arguments:
+        match arguments[virtual:]:
             case ["--link" | "--check" as how, output, *words] if words and len(words) % 2 == 0:
                 _link(how == "--link", Path(output), words)
-            case ["--virtual", source, output]:
-                _translate(Path(source), Path(output), True)
+            case ["--count", directory, source, output]:
+                _translate(Path(source), Path(output), virtual, directory)
             case [source, output] if not source.endswith(".c"):
-                _translate(Path(source), Path(output), False)
-            case [source, _, *_] if source.endswith(".c") and len(arguments) % 2 == 0:
+                _translate(Path(source), Path(output), virtual, "")
+            case [source, _, *_] if source.endswith(".c") and not virtual and len(arguments) % 2 == 0:
                 _compile(arguments)
             case _:
-                usage = (
-                    "[--virtual] IN.ptx OUT | IN.c OUT [IN.c OUT ...] | --link|--check OUT NAME IN.ptx ..."
-                )
+                usage = "[--virtual] [--count DIRECTORY] IN.ptx OUT | IN.c OUT [IN.c OUT ...] | --link|--check OUT NAME IN.ptx ..."
                 print("usage: python -m cudasim.translate", usage, file=sys.stderr)
                 return 1
     except (CompilerError, OSError) as error:

@@ -47,6 +47,7 @@ class Block:
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, including the terminator
     turn: bool = False  # virtual clock: its first instruction communicates, so it waits for its turn
+    lines: list[int] = field(default_factory=list)  # of its instructions, in the PTX text
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()
@@ -82,9 +83,11 @@ class FunctionCode:
         functions: dict[str, Function],
         indices: dict[str, int],
         virtual: bool = False,
+        counted: bool = False,
     ) -> None:
         self.function = function
         self.virtual = virtual
+        self.counted = counted
         self.index = index
         self.functions = functions
         self.names = Names(function, module_scope)
@@ -205,6 +208,7 @@ class FunctionCode:
                 result = next(find_names(statement.operands[:1]), "_")
                 used = statement.opcode == "atom" and result != "_" and mentions[result] > 1
                 self.observes |= memory.observes(statement, used, not self.kernel or position in again)
+            self._current.lines.append(statement.line)
             v.begin(statement, scope)
             v.injected = position in self.names.injected
             v.elapsed, v.cost = self._current.reached, int(not v.injected)
@@ -982,6 +986,8 @@ class FunctionCode:
             lines += self._prologue(block)
         if block.turn:
             lines.append(f"TURN({here}u);")
+        if self.counted:
+            lines.append(f"COUNT({here});")
         lines += self._pass_time(block)
         live = set(block.live_out)
         if block.head is not None and not self._head_joins(block):

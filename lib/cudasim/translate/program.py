@@ -17,6 +17,7 @@ from gpubpf.ptx.module import (
     type_size,
 )
 
+from . import counts
 from .compiler import PROBED
 from .function import SLOT, FunctionCode, kernel_parameters
 from .outline import outline
@@ -49,16 +50,20 @@ def _align(value: int, alignment: int) -> int:
 class TranslatedModule:
     """The translation of a module. `c_texts()` is the result.
 
-    With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches.
+    With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches. With `counting`,
+    the translation counts how often each basic block runs.
     """
 
-    def __init__(self, module: Module, virtual: bool = False) -> None:
+    def __init__(
+        self, module: Module, virtual: bool = False, counting: counts.Counting | None = None
+    ) -> None:
         if module.address_size != 64:
             raise PtxError(
                 f".address_size {module.address_size}: CUDA has only programs with 64-bit addresses"
             )
-        self.module = module = outline(module)
+        self.module = module = module if counting else outline(module)
         self.virtual = virtual
+        self.counting = counting
         self.scope: dict[str, Storage] = {}
         self.variables: list[Variable] = []
         self.shared: list[Variable] = []
@@ -182,7 +187,13 @@ class TranslatedModule:
             function = self.functions[name]
             try:
                 code = FunctionCode(
-                    function, self.indices[name], self.scope, self.functions, self.indices, self.virtual
+                    function,
+                    self.indices[name],
+                    self.scope,
+                    self.functions,
+                    self.indices,
+                    self.virtual,
+                    self.counting is not None,
                 )
                 if (
                     code.names.local_size > MOST_LOCAL
@@ -330,6 +341,8 @@ class TranslatedModule:
         self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
         probed = any(code.names.injected for code in self.codes.values())
         head = (PROBED if probed else "") + '#include "device_runtime.h"\n'
+        if self.counting:
+            head += counts.head(self.npcs)
         apart = []
         lines = {n: body.count("\n") for n, body in bodies.items()}
         if sum(lines.values()) > split:
@@ -353,8 +366,10 @@ class TranslatedModule:
         return ["\n".join([head, *together, *tables, self._image(nfunctions)]), *apart]
 
     def _part(self, names: list[str]) -> str:
+        codes = {n: self.codes[n] for n in names}
+        counted = counts.tail(self.counting, codes, self.base) if self.counting else ""
         rows = "".join(f"{{{self.codes[n].index}, fn_{self.codes[n].index}}}, " for n in names)
-        return (
+        return counted + (
             f"static const struct cs_code code[] = {{{rows}{{0}}}};\n"
             '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
             f"{{CS_ABI, {len(names)}, code}};\n"

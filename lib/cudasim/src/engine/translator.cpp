@@ -212,10 +212,14 @@ int run_translator(const std::vector<std::string> &arguments, const std::string 
     return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
 
+// Returns the directory for counts of executed basic blocks; empty: none are counted.
+static std::string counts() { return embedded::variable("CUDASIM_COUNT"); }
+
 std::string translation_key(std::string_view ptx, bool virtual_clock) {
     embedded::Sha256 hash;
     hash_translator(hash);
     hash.add(virtual_clock ? "virtual" : "real");
+    hash.add(counts());
     hash.add(ptx.data(), ptx.size());
     return hash.hex();
 }
@@ -227,6 +231,7 @@ bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made
         return false;
     }
     std::vector<std::string> words = {scratch.path() + "/module.ptx", scratch.path() + "/module.so"};
+    if (!counts().empty()) words.insert(words.begin(), {"--count", counts()});
     if (virtual_clock) words.insert(words.begin(), "--virtual");
     std::string log;
     const int status = run_translator(words, scratch.path(), log);

@@ -1,0 +1,58 @@
+"""Translations that count how often each basic block runs: CUDASIM_COUNT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .function import FunctionCode
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Where counts go: a new file in `directory` each time a process unloads the translation. `module`: the file in it that has the
+    PTX text."""
+
+    directory: Path
+    module: str
+
+
+def head(blocks: int) -> str:
+    """Return C that stands before the functions of a text: COUNT(N) counts block N of `blocks` for the lanes of `mask`."""
+    return (
+        f"static struct {{ uint64_t warps, lanes; }} counts_[{blocks}];\n"
+        "#define COUNT(N) (__atomic_fetch_add(&counts_[N].warps, 1, __ATOMIC_RELAXED), "
+        "__atomic_fetch_add(&counts_[N].lanes, __builtin_popcount(mask), __ATOMIC_RELAXED))\n"
+    )
+
+
+def tail(counting: Counting, codes: Mapping[str, FunctionCode], base: Mapping[str, int]) -> str:
+    """Return C that writes the counts of the functions `codes` to a new file when the translation is unloaded.
+
+    base: the number of each function's first block. The file's first line names the module. Each other line has executions by warps,
+    by lanes, the function, and the lines of the block's instructions in the PTX text."""
+    rows = [
+        f'{{{base[name] + block.number}u, "{name} {" ".join(map(str, block.lines))}"}},'
+        for name, code in codes.items()
+        for block in code.blocks
+        if block.lines
+    ]
+    place = str(counting.directory).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        "static const struct { uint32_t block; const char *text; } counted_[] = {\n"
+        + "\n".join([*rows, "{0, 0}};\n"])
+        + "__attribute__((destructor)) static void write_counts_(void) {\n"
+        "    char name[4096];\n"
+        f'    snprintf(name, sizeof name, "{place}/%d-%p.counts", (int)getpid(), (void *)counts_);\n'
+        '    FILE *file = fopen(name, "w");\n'
+        "    if (!file) return;\n"
+        f'    fprintf(file, "{counting.module}\\n");\n'
+        "    for (int k = 0; counted_[k].text; k++) {\n"
+        "        const uint64_t warps = counts_[counted_[k].block].warps, lanes = counts_[counted_[k].block].lanes;\n"
+        '        if (warps) fprintf(file, "%lu %lu %s\\n", warps, lanes, counted_[k].text);\n'
+        "    }\n"
+        "    fclose(file);\n"
+        "}\n"
+    )
