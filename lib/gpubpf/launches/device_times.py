@@ -42,17 +42,21 @@ class DeviceCells:
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
-        ends = ends.reshape(slots, -1)
         generation = starts >> np.uint64(TIME_BITS)
         # An end counts if it has the generation of its start. Starts are copied first: the slot may be reused in the meantime, and
         # then some of the ends are lost.
-        of = ends >> np.uint64(TIME_BITS)
-        torn = (of > generation[:, None]).any(axis=1)
-        own = (of == generation[:, None]) & ~torn[:, None]
-        last = np.where(own, ends & np.uint64(MASK), np.uint64(0)).max(axis=1)
+        torn, ended, last = np.zeros(slots, bool), np.zeros(slots, bool), np.zeros(slots, np.uint64)
+        for shard in np.ascontiguousarray(ends.reshape(slots, -1).T):
+            of = shard >> np.uint64(TIME_BITS)
+            torn |= of > generation
+            own = of == generation
+            ended |= own
+            np.maximum(last, shard & np.uint64(MASK), out=last, where=own)
+        ended &= ~torn
+        last[torn] = 0
         seen = np.zeros(slots, CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
-        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1)
+        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, ended
         before = self._now
         reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
         self._readings += 1
@@ -66,7 +70,9 @@ class DeviceCells:
         settled = before["idle"] & ~reused & (before["end"] == seen["end"])
         seen["idle"] |= settled
         torn &= before["used"] & ~reused  # the previous reading remains valid
-        self._now = np.where(seen["used"] & ~torn, seen, before)
+        kept = ~seen["used"] | torn
+        seen[kept] = before[kept]
+        self._now = seen
 
     def forget(self, counters: Integers) -> None:
         """Drop the readings of reused slots, except for these launches."""

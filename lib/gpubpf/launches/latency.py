@@ -113,6 +113,27 @@ class LaunchView:
         is_kernel = before >= 0 and self.ops.kind[before] == Kind.KERNEL
         return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
+    def waits_alike(self, at: Integers) -> Integers:
+        """Return a number for each of some operations that waited. Those that waited for the same, as `waited_for` and
+        `kernel_waited_for` tell it, have equal numbers."""
+        columns, ops = self.columns, self.ops
+        before = self.waits.waited_for[at]
+        kind = ops.kind[before]
+        event = np.isin(kind, (Kind.RECORDED, Kind.WAIT))
+        # What the name of an operation of each kind depends on, besides its kind.
+        named = np.select(
+            [kind == Kind.KERNEL, kind == Kind.GRAPH, event, kind == Kind.SYNC, kind == Kind.API],
+            [
+                columns.name[before],
+                ops.graph[before],
+                columns.event[before].astype(np.int64),
+                ops.what[before],
+                columns.api[before],
+            ],
+        )
+        process = np.where(kind == Kind.SYNC, columns.process[before], 0)
+        return dependencies.row_numbers(kind, self.waits.by_event[at].astype(np.int64), named, process)
+
     def common(self, at: int) -> dict[str, Any]:
         """Return the fields pid, comm, gpu and vendor."""
         return self.owner(at)._asdict()

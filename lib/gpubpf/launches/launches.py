@@ -250,7 +250,7 @@ class Launches:
         The `last` call also returns those that are still running. When very many are running, the oldest are returned earlier.
         """
         over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
-        untold = ~np.isin(columns.ops.id, self._told)
+        untold = ~_among(columns.ops.id, self._told)
         over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
         new = np.flatnonzero(over & untold)
         if not last:
@@ -268,7 +268,7 @@ class Launches:
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
             left -= len(latest)
-            told = np.isin(earlier["id"].astype(np.int64), self._told)
+            told = _among(earlier["id"].astype(np.int64), self._told)
             open_ = (earlier["kind"] > operation_log.SPAN) | (earlier["kind"] == operation_log.KERNEL) & ~told
             self._note_work(process, earlier[~open_])
             earlier = earlier[open_][-(left + KEPT) :]
@@ -309,6 +309,13 @@ class Launches:
         return _ColumnsBuilder(self._records, self._cells, self._slots, self._numbers, self._unseen).columns(
             self._origin, self._kernels, passed
         )
+
+
+def _among(values: Integers, some: Integers) -> NDArray[np.bool_]:
+    """Return which values are in `some`, which is sorted. np.isin would sort all of them, which takes longer."""
+    if not len(some):
+        return np.zeros(len(values), bool)
+    return some[np.minimum(np.searchsorted(some, values), len(some) - 1)] == values
 
 
 def _joined(parts: Sequence[Records]) -> Records:

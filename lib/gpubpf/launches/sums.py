@@ -143,15 +143,22 @@ class LaunchGroup:
         for n, name in enumerate(METHODS):
             if name:
                 self.methods[name] += int((columns.method[at] == n).sum())
-        for place in at[waits.waited_for[at] >= 0].tolist():
+        waiting = at[waits.waited_for[at] >= 0]
+        _, first, alike, counts = np.unique(
+            view.waits_alike(waiting), return_index=True, return_inverse=True, return_counts=True
+        )
+        waited = np.zeros(len(first), np.int64)
+        np.add.at(waited, alike, np.maximum(waits.wait[waiting], 0))
+        for n in np.argsort(first).tolist():  # in the order in which they were waited for
+            place = int(waiting[first[n]])
             key = tuple((view.waited_for(place) or {}).items())
             if (mangled := view.kernel_waited_for(place)) is not None:
                 key += (("mangled", mangled),)
             if key not in self.waited and len(self.waited) >= MOST_WAITED:
                 key = (("kind", "api"), ("name", "other work"))
             entry = self.waited.setdefault(key, [0, 0])
-            entry[0] += 1
-            entry[1] += max(int(waits.wait[place]), 0)
+            entry[0] += int(counts[n])
+            entry[1] += int(waited[n])
 
     @property
     def mangled(self) -> str | None:
