@@ -50,6 +50,7 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
 LIMIT = 5.0  # longest time in seconds that a process is held
 BORROW = 0.2  # seconds to reach a position where a thread can be borrowed
+MISSED = 0.002  # seconds until the helper looks for stops of which no signal came
 AGAIN = 0.001  # seconds until a thread is stopped again
 # Seconds within which an interrupted thread stops, unless it sleeps in the kernel or has ended.
 SOON = 1.0
@@ -78,11 +79,12 @@ class _Arrival:
     """A process in its first cuInit.
 
     `base`: the address of the worker's memory, once a thread has created the worker and the tool has been told; otherwise 0.
-    `late`: one of its threads could not be held.
+    `late`: one of its threads could not be held. `worked`: how long the helper had worked on others when it came, in seconds.
     """
 
     pid: int
     comm: str
+    worked: float
     since: float = field(default_factory=time.monotonic)
     threads: dict[int, _Thread] = field(default_factory=dict)
     base: int = 0
@@ -95,6 +97,7 @@ class _HoldHelper:
     def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
         self._connection, self._probes = connection, probes
         self._arrivals: dict[int, _Arrival] = {}
+        self._worked = 0.0  # seconds spent on threads that had stopped
         # Threads to detach from as soon as they stop, each with the time when that began. Until then, no one else can trace them.
         self._leaving: list[tuple[ptrace.TracedThread, float]] = []
         # `late` messages to send once the helper has detached from all threads of the process.
@@ -110,6 +113,10 @@ class _HoldHelper:
         # Processes that called cuInit while the tool attached to them as running processes.
         self._overtaken: set[int] = set()
         self._unsent: deque[bytes] = deque()  # messages to the tool
+        # SIGCHLD comes when a traced thread stops or ends. It writes to `_signalled`, so that the helper need not poll.
+        self._signalled, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(end, warn_on_full_buffer=False)
 
     def run(self) -> None:
         while True:
@@ -130,9 +137,11 @@ class _HoldHelper:
                 self._read_events()  # a thread that calls cuInit waits for this
 
     def _pause(self, seconds: float | None, *others: socket.socket) -> None:
-        """Sleep until there is an event, or for at most `seconds`. Stop threads that call cuInit meanwhile."""
-        files: list[Any] = [self._probes.file, *others]
-        select.select(files, [], [], seconds)
+        """Sleep until there is an event, or for the longer of `seconds` and MISSED. Stop threads that call cuInit meanwhile."""
+        files: list[Any] = [self._probes.file, self._signalled, *others]
+        ready, _, _ = select.select(files, [], [], None if seconds is None else max(seconds, MISSED))
+        if self._signalled in ready:
+            os.read(self._signalled, PACKET)
         self._read_events()
 
     def _poll_interval(self) -> float | None:
@@ -251,7 +260,7 @@ class _HoldHelper:
                 self._ended(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
                 if arrival is None:
-                    arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm)
+                    arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm, self._worked)
                     self._probes.track_process(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
@@ -289,10 +298,13 @@ class _HoldHelper:
                     elif thread.traced.status is not None:
                         thread.traced.check()
                     elif thread.traced.poll():
+                        began = time.monotonic()
                         self._handle_stop(arrival, thread, thread.traced)
+                        self._worked += time.monotonic() - began
                 except ThreadEnded:
                     self._lose(arrival, thread)
-            limit = LIMIT if arrival.base else BORROW
+            # While the helper works on one process, the others wait for it.
+            limit = LIMIT if arrival.base else min(LIMIT, BORROW + self._worked - arrival.worked)
             over = now > arrival.since + limit or not (arrival.threads or arrival.base)
         except (SessionError, TraceRefused):  # the tool finds the reason when it attaches
             over = True
