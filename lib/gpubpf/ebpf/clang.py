@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubpf import elf
-from gpubpf.ebpf import headers
+from gpubpf.ebpf import btf, headers
 from gpubpf.ebpf.bytecode import LD_IMM64, PSEUDO_MAP, without_comments
 from gpubpf.errors import CompileError
 
@@ -34,9 +34,6 @@ _FLAGS = (
 )
 _RELOCATION = struct.Struct("<QQ")
 _GLOBAL = 1  # STB_GLOBAL
-# Kinds of types in BTF.
-_INT, _POINTER, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
-_TYPEDEF, _VOLATILE, _CONST, _PROTOTYPE, _VAR, _SECTION_OF, _TAG, _ENUM64 = 8, 9, 10, 13, 14, 15, 17, 19
 
 
 def find() -> str | None:
@@ -161,77 +158,36 @@ class _Object:
     # --- types ---
 
     @cached_property
-    def _btf(self) -> tuple[bytes, bytes]:
-        """The types and the strings of the BTF."""
-        data = self._section(".BTF")
-        header, types, size, strings, length = struct.unpack_from("<IIIII", data, 4)
-        return data[header + types :][:size], data[header + strings :][:length]
-
-    @cached_property
-    def _types(self) -> list[tuple[str, int, int, bytes]]:
-        """The types by number: name, kind with the number of members << 8, size or type, what follows."""
-        data, strings = self._btf
-        found: list[tuple[str, int, int, bytes]] = [("void", 0, 0, b"")]
-        at = 0
-        while at < len(data):
-            name, info, size = struct.unpack_from("<III", data, at)
-            kind, members = info >> 24 & 31, info & 0xFFFF
-            more = {_INT: 4, _ARRAY: 12, _STRUCT: 12 * members, _UNION: 12 * members, _ENUM: 8 * members}
-            more |= {
-                _PROTOTYPE: 8 * members,
-                _VAR: 4,
-                _SECTION_OF: 12 * members,
-                _TAG: 4,
-                _ENUM64: 12 * members,
-            }
-            end = at + 12 + more.get(kind, 0)
-            found.append((_text(strings, name), kind | members << 8, size, data[at + 12 : end]))
-            at = end
-        return found
-
-    def _plain(self, number: int) -> int:
-        """Return a type without typedefs and qualifiers."""
-        while self._types[number][1] & 0xFF in (_TYPEDEF, _VOLATILE, _CONST):
-            number = self._types[number][2]
-        return number
-
-    def _size(self, number: int) -> int:
-        number = self._plain(number)
-        _, kind, size, more = self._types[number]
-        if kind & 0xFF == _ARRAY:
-            element, _, count = struct.unpack("<III", more)
-            return self._size(element) * int(count)
-        return 8 if kind & 0xFF == _POINTER else size
-
-    def _members(self, number: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the members of a structure: name, type, offset in bytes."""
-        _, kind, _, more = self._types[self._plain(number)]
-        for name, member, bits in struct.iter_unpack("<III", more[: 12 * (kind >> 8)]):
-            yield _text(self._btf[1], name), member, (bits & 0xFFFFFF) // 8
+    def _types(self) -> btf.Types:
+        return btf.Types(self._section(".BTF"))
 
     def _described(self, number: int) -> Any:
         """Return a type as bcc describes it: the name of a scalar, or [name, members, "struct" or "union"]."""
-        name, kind, _, _ = self._types[self._plain(number)]
-        if kind & 0xFF in (_STRUCT, _UNION):
+        types = self._types
+        number = types.plain(number)
+        kind = types.kind(number)
+        if kind in btf.COMPOSITE:
             members = []
-            for member, of, _ in self._members(number):
-                dimensions = []
-                while self._types[self._plain(of)][1] & 0xFF == _ARRAY:
-                    of, _, count = struct.unpack("<III", self._types[self._plain(of)][3])
+            for member in types.members(number):
+                of, dimensions = types.plain(member.type), []
+                while types.kind(of) == btf.ARRAY:
+                    of, count = types.array(of)
+                    of = types.plain(of)
                     dimensions.append(count)
-                members.append([member, self._described(of), *([dimensions] if dimensions else [])])
-            return [name, members, "struct" if kind & 0xFF == _STRUCT else "union"]
-        if kind & 0xFF == _POINTER:
+                members.append([member.name, self._described(of), *([dimensions] if dimensions else [])])
+            return [types.name(number), members, "struct" if kind == btf.STRUCT else "union"]
+        if kind == btf.POINTER:
             return "unsigned long long"
-        return "unsigned int" if kind & 0xFF == _ENUM else name
+        return "unsigned int" if kind == btf.ENUM else types.name(number)
 
     def maps(self) -> Iterator[CompiledMap]:
         """Yield the maps: variables in sections maps/KIND, whose type has the members `key` and `leaf`."""
-        variables = {name: size for name, kind, size, _ in self._types if kind & 0xFF == _VAR}
+        types = self._types
         for name, symbol in self._symbols:
             if not name or not (section := self._section_of(symbol)).startswith("maps/"):
                 continue
-            members = {member: (of, offset) for member, of, offset in self._members(variables[name])}
+            variable = types.plain(types.variables[name])
+            members = {member.name: (member.type, member.offset // 8) for member in types.members(variable)}
             data, value = self._section(section), symbol.value
 
             def number(member: str, value: int = value, data: bytes = data, members: Any = members) -> int:
@@ -242,13 +198,13 @@ class _Object:
                 )
 
             key, leaf = members["key"][0], members["leaf"][0]
-            sizes = self._size(key), self._size(leaf)
+            sizes = types.size(key), types.size(leaf)
             described = self._described(key), self._described(leaf)
             yield CompiledMap(name, section[5:], *described, *sizes, number("max_entries"), number("flags"))
 
     def _lines(self) -> dict[int, int]:
         """Return the line of each instruction in the text, by its number; those of included files have the line before."""
-        data, strings = self._section(".BTF.ext"), self._btf[1]
+        data, types = self._section(".BTF.ext"), self._types
         if len(data) < 24:
             return {}
         (header,), (offset, size) = struct.unpack_from("<I", data, 4), struct.unpack_from("<II", data, 16)
@@ -261,14 +217,10 @@ class _Object:
             for _ in range(count):
                 where, file, _, line = struct.unpack_from("<IIII", data, at)
                 at += width
-                if _text(strings, section) == ".text" and _text(strings, file).endswith("<stdin>"):
+                if types.string(section) == ".text" and types.string(file).endswith("<stdin>"):
                     found[where // 8] = line >> 10
         last, lines = 0, {}
         for slot in range(len(self._section(".text")) // 8):
             last = found.get(slot, last)
             lines[slot] = last
         return lines
-
-
-def _text(data: bytes, at: int) -> str:
-    return data[at : data.index(b"\0", at)].decode("utf-8", "replace")
