@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpubpf.images.instrument import Attachment, Sidecar
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
+    from gpubpf.linux.process_functions import FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.programs import LoweredPrograms
     from gpubpf.ptx.module import Module
@@ -111,14 +112,15 @@ class BPF:
 
     Raises CompileError. Attaching a device program raises VerifyError if it must not run. Prebuilt programs need neither bcc nor
     privileges. With `any_user`, others need neither, either, if clang is installed: without CAP_BPF, only gpubpf's own verifier
-    judges them (`verified_by`).
+    judges them (`verified_by`). `source`: programs that come from elsewhere than a C text.
     """
 
-    def __init__(self, text: str, any_user: bool = False) -> None:
+    def __init__(self, text: str = "", any_user: bool = False, source: LoweredPrograms | None = None) -> None:
         self.text, self._any_user = text, any_user
         self.probes: list[Probe] = []
         self.host_programs: list[HostProbe] = []
         self.tables: list[Table] = []
+        self.process_functions: list[FunctionProbe] = []
         self.companions: list[Companion] = []
         self.values: dict[str, bytes] = {}  # of parameters
         # Overrides the size of maps of host programs, in entries; of a ring buffer in bytes.
@@ -127,7 +129,7 @@ class BPF:
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
-        self._programs = programs.load(text, any_user)
+        self._programs = source if source is not None else programs.load(text, any_user)
         self._for_amd: LoweredPrograms | None = None
         self._fragments: dict[str, Fragment] = {}
 
@@ -305,6 +307,18 @@ class BPF:
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
         self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
 
+    def attach_process_function(self, path: str, function: str, fn_name: str, ret: bool = False) -> None:
+        """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when a traced process enters this function of a
+        program or library, or with `ret` returns from it.
+
+        path: as `library` of `attach_uprobe`. It runs from the process's first call of cuInit on, and may use shared arrays.
+        """
+        from gpubpf.linux.process_functions import FunctionProbe
+
+        if self._programs.points.get(fn_name) != "uprobe":
+            raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
+        self.process_functions.append(FunctionProbe(fn_name, path, function, ret))
+
     def _attach_host(self, name: str, point: str, event: str) -> None:
         from gpubpf.linux.host_programs import HostProbe
 
@@ -349,7 +363,7 @@ class BPF:
         """
         companions = [host for other in self.companions if (host := other.host(args, note, virtual))]
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
-        if not (shared or self.host_programs or self.tables or companions):
+        if not (shared or self.host_programs or self.tables or self.process_functions or companions):
             return None
         from gpubpf.linux.host_programs import Host
 
@@ -361,6 +375,7 @@ class BPF:
             replace(self.program, maps=sized),
             self.host_programs,
             functions=self.tables,
+            own=self.process_functions,
             shared=shared,
             params=self.params(args),
             native=self._programs.native,
@@ -438,6 +453,7 @@ class BPF:
 
     def _host_maps(self) -> set[str]:
         names = [probe.function for probe in self.host_programs] + [table.function for table in self.tables]
+        names += [probe.function for probe in self.process_functions]
         if not names:
             return set()
         functions = [self.program.functions[name] for name in names]
@@ -446,6 +462,14 @@ class BPF:
     def formats(self) -> dict[int, str]:
         """Return the texts that attached programs print, by number (see `maps.prints`)."""
         return {n: t for probe in self.probes for n, t in self._fragment(probe).formats.items()}
+
+    def printing(self) -> dict[int, tuple[str, ...]]:
+        """Return the attached programs that print each text of `formats`, by its number."""
+        found: dict[int, tuple[str, ...]] = {}
+        for probe in self.probes:
+            for number in self._fragment(probe).formats:
+                found[number] = tuple(dict.fromkeys((*found.get(number, ()), probe.function)))
+        return found
 
     def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
         """Return the bytes of every parameter.
@@ -481,7 +505,7 @@ class BPF:
             self.host_side = self.host(args, note, virtual)
             return self.host_side
 
-        if not self.probes and not self.host_programs and not self.tables:
+        if not (self.probes or self.host_programs or self.tables or self.process_functions):
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )

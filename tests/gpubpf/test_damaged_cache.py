@@ -62,7 +62,7 @@ class Made:
             case "program":
                 made: object = compile.compile_text(TEXT)
             case "fragment":
-                made = programs.CompiledPrograms(TEXT).fragment(self.function)
+                made = programs.compiled(TEXT).fragment(self.function)
             case "sidecar":
                 made = instrument.instrument_module(
                     [IMAGE], [Attachment(TIME, "exit")], Target("sim", (9, 0))

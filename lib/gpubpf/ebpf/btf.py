@@ -231,6 +231,36 @@ class Types:
         return found
 
 
+LINES, RELOCATIONS = 1, 2  # parts of .BTF.ext: where instructions are from; CO-RE relocations
+
+
+def extension(data: bytes, part: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Yield the records of a part of .BTF.ext: the name of the ELF section, as an offset among the strings, and the first four
+    numbers. Nothing if there is no such part. Raises ImageError."""
+    if not data:
+        return
+    try:
+        (header,) = struct.unpack_from("<I", data, 4)
+        if header < 8 + 8 * (part + 1):
+            return
+        offset, size = struct.unpack_from("<II", data, 8 + 8 * part)
+        at, end = header + offset, header + offset + size
+        if not size:
+            return
+        (width,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if width < 16 or end > len(data):
+            raise _damaged("a record has the wrong size")
+        while at + 8 <= end:
+            section, count = struct.unpack_from("<II", data, at)
+            at += 8
+            for _ in range(count):
+                yield section, struct.unpack_from("<IIII", data, at)
+                at += width
+    except struct.error:
+        raise _damaged("it is cut short") from None
+
+
 def essential_name(name: str) -> str:
     """Return the name of a type without the flavor that libbpf ignores: what follows three underscores."""
     return name.partition("___")[0] or name

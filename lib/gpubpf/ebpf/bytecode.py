@@ -31,6 +31,7 @@ ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = (
 )
 LD_IMM64 = 0x18
 PSEUDO_MAP = 1  # src of an ld_imm64 whose value is a map
+PSEUDO_VALUE = 2  # the same for an address in the first value of a map
 PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
 
 STACK_SIZE = 512
@@ -84,7 +85,8 @@ WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 class Instruction:
     """One instruction slot. An ld_imm64 has its whole 64-bit value in `imm`; the slot after it has opcode 0.
 
-    `line` is the line in the C text, from 1; 0 if unknown. `map` names the map whose address an ld_imm64 loads.
+    `line` is the line in the C text, from 1; 0 if unknown. `map` names the map whose address an ld_imm64 loads;
+    with PSEUDO_VALUE, `imm` is the offset in its value.
     """
 
     opcode: int
@@ -187,7 +189,7 @@ def encode(instructions: Iterable[Instruction], fds: Mapping[str, int]) -> bytes
         imm = i.imm
         if i.opcode == LD_IMM64:
             if i.map is not None:
-                imm = fds[i.map]
+                imm = fds[i.map] | i.imm << 32
             high = imm >> 32 & 0xFFFFFFFF
         elif i.opcode == 0:
             imm, high = high, 0

@@ -204,21 +204,12 @@ class _Object:
 
     def _lines(self) -> dict[int, int]:
         """Return the line of each instruction in the text, by its number; those of included files have the line before."""
-        data, types = self._section(".BTF.ext"), self._types
-        if len(data) < 24:
-            return {}
-        (header,), (offset, size) = struct.unpack_from("<I", data, 4), struct.unpack_from("<II", data, 16)
-        at, end = header + offset + 4, header + offset + size
-        found: dict[int, int] = {}
-        (width,) = struct.unpack_from("<I", data, header + offset)
-        while at + 8 <= end:
-            section, count = struct.unpack_from("<II", data, at)
-            at += 8
-            for _ in range(count):
-                where, file, _, line = struct.unpack_from("<IIII", data, at)
-                at += width
-                if types.string(section) == ".text" and types.string(file).endswith("<stdin>"):
-                    found[where // 8] = line >> 10
+        types = self._types
+        found = {
+            where // 8: line >> 10
+            for section, (where, file, _, line) in btf.extension(self._section(".BTF.ext"), btf.LINES)
+            if types.string(section) == ".text" and types.string(file).endswith("<stdin>")
+        }
         last, lines = 0, {}
         for slot in range(len(self._section(".text")) // 8):
             last = found.get(slot, last)

@@ -57,7 +57,7 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 
 @functools.cache
-def _version() -> str:
+def version() -> str:
     """Return a key of the code of bcc and of the stages ebpf, verify and lower, whose results the cache keeps."""
     here = Path(__file__).parent.parent
     patterns = ("ebpf/*.py", "ebpf/*.h", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
@@ -73,7 +73,7 @@ def program_key(text: str, any_user: bool = False) -> str:
 
     What clang compiles has another one, and so has what the kernel's verifier did not see."""
     clang = ("clang", str(capable())) if any_user and not usable() else ()
-    return cache.key(_version(), text, headers.content(), *clang)
+    return cache.key(version(), text, headers.content(), *clang)
 
 
 def compile_text(text: str, any_user: bool = False) -> Program:

@@ -102,7 +102,8 @@ class MapDefinition:
 
     `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that
     the library added. `kernel_type` is the kind that bcc takes the map for (enum bpf_map_type). `kind` is "type N" if GPU memory
-    has no map of this kind.
+    has no map of this kind. `contents` are the first values of an array, one after the other; the others are zero.
+    `constant`: they never change.
     """
 
     name: str
@@ -114,6 +115,8 @@ class MapDefinition:
     value_type: Any = None
     flags: int = 0
     kernel_type: int = 0
+    contents: bytes = b""
+    constant: bool = False
 
     @cached_property
     def value_dtype(self) -> np.dtype[Any]:
@@ -320,7 +323,16 @@ def header(defn: MapDefinition) -> bytes:
     """Return the first bytes of a map's initial storage. The rest of it is zero, so copy this to memory that is set to zero."""
     if defn.kind == "hash":
         return b"".join(v.to_bytes(8, "little") for v in (0, 0, defn.slots))
-    return b""
+    return defn.contents if defn.kind == "array" else b""
+
+
+def fill(defn: MapDefinition, file: int) -> None:
+    """Write the contents of an array to a map in the kernel. Raises OSError."""
+    for number, at in enumerate(range(0, len(defn.contents), defn.value_size)):
+        value = defn.contents[at : at + defn.value_size]
+        bpf_syscall.update(file, number.to_bytes(4, "little"), value.ljust(defn.stride, b"\0"))
+    if defn.constant:
+        bpf_syscall.freeze(file)
 
 
 def initial(defn: MapDefinition, units: int = 0) -> bytes:

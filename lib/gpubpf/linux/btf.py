@@ -1,15 +1,17 @@
 """Find the offsets of structure members in the kernel's BTF type information, /sys/kernel/btf/vmlinux.
 
-The format is described in the kernel's Documentation/bpf/btf.rst. To be fast, this module does not walk all types. It finds the offset
+The format is described in the kernel's Documentation/bpf/btf.rst. To be fast, `member` does not walk all types. It finds the offset
 of the structure's name among the strings, and searches the types for that number.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpubpf.ebpf.btf import Types
 from gpubpf.errors import Error
 
 _FILE = Path("/sys/kernel/btf/vmlinux")
@@ -73,3 +75,14 @@ def _member_at(data: bytes, at: int, end: int, name: int) -> Member | None:
         if member_name == name and first < 8 * size:
             return Member(first // 8, first % 8, bits)
     return None
+
+
+@functools.cache
+def types() -> Types:
+    """Return all types of the running kernel. Raises Error if it has no type information."""
+    try:
+        return Types(_FILE.read_bytes())
+    except OSError:
+        raise Error(
+            "the kernel has no type information, which CO-RE relocations require; use a kernel with CONFIG_DEBUG_INFO_BTF"
+        ) from None

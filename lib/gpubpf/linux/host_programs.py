@@ -29,13 +29,14 @@ from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
-from gpubpf.linux import uprobes
+from gpubpf.linux import process_functions, uprobes
 from gpubpf.lower import context
 from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.linux.process_functions import FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
 
@@ -63,11 +64,11 @@ class RunCount:
 class Host:
     """The host side of one measurement. Raises VerifyError if a program is rejected, and Error if it cannot run here.
 
-    `functions`: programs at library functions. `params`: the values of parameters, in bytes. `native`: returns the native form of a
-    launch program, or raises VerifyError; called if this process may not load programs into the kernel. `virtual`: the embedded device
-    has a virtual clock, so programs that read the time cannot run in the kernel. `companions`: other hosts that are attached, detached
-    and closed together with this one. `statistics`: the kernel counts runs. `hold_notices`: hold notices about libraries, see
-    `Uprobes`. `note`: called with notices for the user.
+    `functions`: programs at library functions. `own`: programs at functions of each traced process alone. `params`: the values of
+    parameters, in bytes. `native`: returns the native form of a launch program, or raises VerifyError; called if this process may not
+    load programs into the kernel. `virtual`: the embedded device has a virtual clock, so programs that read the time cannot run in the
+    kernel. `companions`: other hosts that are attached, detached and closed together with this one. `statistics`: the kernel counts
+    runs. `hold_notices`: hold notices about libraries, see `Uprobes`. `note`: called with notices for the user.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Host:
         attachments: Sequence[HostProbe],
         *,
         functions: Sequence[Table] = (),
+        own: Sequence[FunctionProbe] = (),
         shared: Sequence[MapDefinition] = (),
         params: Mapping[str, bytes] | None = None,
         native: Callable[[str], Native] | None = None,
@@ -95,8 +97,10 @@ class Host:
         # Called when no program runs any more, while the maps still exist.
         self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
+        self._own = tuple(own)
         self.uprobes: uprobes.Uprobes | None = None  # the programs at library functions
         programs = [a.function for a in attachments] + [t.function for t in functions]
+        programs += [o.function for o in own]
         used = {i.map for name in programs for i in program.functions[name].instructions if i.map}
         self._shared = {d.name: d for d in shared} | {
             name: program.maps[name] for name in used if program.maps[name].kind == "shared_array"
@@ -153,8 +157,9 @@ class Host:
             except BaseException:
                 self._release()
                 raise
-        if tracepoints or self._tables:
-            names = ", ".join([*(a.event for a in tracepoints), *(t.what for t in self._tables)])
+        if tracepoints or self._tables or self._own:
+            what = [*(a.event for a in tracepoints), *(t.what for t in self._tables)]
+            names = ", ".join([*what, *(o.what for o in self._own)])
             raise Error(f"{reason}: host programs at {names} require CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
             raise Error(f"{reason}: host program {launches[0]} requires it; run as root")
@@ -198,6 +203,8 @@ class Host:
         ) in self._attachments:  # load now to report errors; they are loaded again for each process
             if attachment.event in HOST_POINTS:
                 try_load(self._program, self._program.functions[attachment.function])
+        for one in self._own:
+            try_load(self._program, self._program.functions[one.function])
         if self._tables:
             self.uprobes = uprobes.Uprobes(
                 self._program,
@@ -374,7 +381,7 @@ class HostProcess:
         try:
             for name, definition in host.shared.items():
                 size = maps.storage_size(definition)
-                self.files[name] = _create(definition) if host._loaded else _memory(name, size)
+                self.files[name] = _create(definition) if host._loaded else _memory(definition, size)
                 self._mapped[name] = mmap.mmap(self.files[name], size, mmap.MAP_SHARED, mmap.PROT_READ)
         except BaseException:
             self.close()
@@ -411,6 +418,26 @@ class HostProcess:
                     raise SessionError(
                         f"the kernel refused a uprobe ({error.strerror}); launches of the process are not traced"
                     ) from None
+
+    def attach_functions(self, pid: int) -> None:
+        """Attach the programs at functions of this process alone. A function that the process does not have gets a notice."""
+        for companion in self._companions:
+            companion.attach_functions(pid)
+        host = self._host
+        if not host._loaded or not host._own:
+            return
+        files = {**host._files, **self.files}
+        with self._lock:
+            for probe in host._own if not self._stopped else ():
+                with process_functions.found(pid, probe) as place:
+                    if isinstance(place, str):
+                        host._note(f"process {pid} {place}; program {probe.function} does not run there")
+                        continue
+                    file = load(host._program, host._program.functions[probe.function], files)
+                    self._programs.append((probe.function, file))
+                    self._events.append(
+                        bpf_syscall.attach_uprobe(file, place.path, place.offset, probe.returns, pid)
+                    )
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return a copy of a shared array, with shape (entries,) and the map's `value_dtype`."""
@@ -506,7 +533,9 @@ def try_load(program: Program, function: BpfFunction, raw: bool | None = None) -
 def _create(definition: MapDefinition) -> int:
     kind, key, value, entries, flags = definition.kernel_attributes
     try:
-        return bpf_syscall.create_map(kind, key, value, entries, flags, definition.name)
+        file = bpf_syscall.create_map(kind, key, value, entries, flags, definition.name)
+        maps.fill(definition, file)
+        return file
     except PermissionError:
         raise
     except OSError as error:
@@ -517,10 +546,12 @@ def _create(definition: MapDefinition) -> int:
         ) from None
 
 
-def _memory(name: str, size: int) -> int:
-    """Create a memfd that two processes can map, and that neither can shrink, because that would kill the other with SIGBUS."""
-    file = os.memfd_create(f"gpubpf-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _memory(definition: MapDefinition, size: int) -> int:
+    """Create a memfd with a shared array. Two processes map it, and neither can shrink it: that would kill the other with SIGBUS."""
+    file = os.memfd_create(f"gpubpf-{definition.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    for number, at in enumerate(range(0, len(definition.contents), definition.value_size)):
+        os.pwrite(file, definition.contents[at : at + definition.value_size], number * definition.stride)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return file
 

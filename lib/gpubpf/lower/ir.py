@@ -131,7 +131,10 @@ class _Lowering(HelperCalls):
         if i.cls in (b.ALU, b.ALU64):
             self.put(i.dst, self.alu(i))
         elif i.cls == b.LD:
-            self.put(i.dst, str(b.signed(i.imm)) if i.map is None else "0")
+            number = str(b.signed(i.imm)) if i.map is None else "0"
+            if i.map is not None and i.src == b.PSEUDO_VALUE:
+                number = self.value(f"add i64 {self.base(i.map)}, {i.imm}")
+            self.put(i.dst, number)
             self.go(self.pc + 2)
             return
         elif i.cls == b.LDX:
@@ -243,7 +246,10 @@ class _Lowering(HelperCalls):
         width = b.WIDTH[i.opcode & 0x18]
         kind = f"i{8 * width}"
         access = self.access()
-        if access.kind == "context":
+        known = self.checked.constants.get((self.chain, self.pc))
+        if known is not None:
+            value = str(b.signed(known, 8 * width))
+        elif access.kind == "context":
             value = self.context(access.name)
             if access.offset:
                 value = self.value(f"lshr i64 {value}, {8 * access.offset}")

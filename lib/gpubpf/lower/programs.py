@@ -62,7 +62,14 @@ class LoweredPrograms(Protocol):
 def load(text: str, any_user: bool = False) -> LoweredPrograms:
     """Return the programs of a C text. Raises CompileError. any_user: see `compile.compile_text`."""
     found = find_prebuilt(text)
-    return PrebuiltPrograms(text, found) if found is not None else CompiledPrograms(text, any_user)
+    return PrebuiltPrograms(text, found) if found is not None else compiled(text, any_user)
+
+
+def compiled(text: str, any_user: bool = False) -> CompiledPrograms:
+    """Compile a C text, or take it from the cache. Raises CompileError."""
+    from gpubpf.ebpf import compile
+
+    return CompiledPrograms(compile.compile_text(text, any_user), compile.program_key(text, any_user))
 
 
 class PrebuiltPrograms:
@@ -107,13 +114,10 @@ class PrebuiltPrograms:
 
 
 class CompiledPrograms:
-    """The programs of a text that is compiled here. The cache keeps what was made."""
+    """The programs of a text that is compiled here, or of an object. The cache keeps what was made, by `key` and name."""
 
-    def __init__(self, text: str, any_user: bool = False) -> None:
-        from gpubpf.ebpf import compile
-
-        self.program = compile.compile_text(text, any_user)
-        self._key = compile.program_key(text, any_user)
+    def __init__(self, program: Program, key: str) -> None:
+        self.program, self._key = program, key
 
     @property
     def maps(self) -> Mapping[str, MapDefinition]:
@@ -133,19 +137,20 @@ class CompiledPrograms:
                 return Fragment.from_json(json.loads(kept))
             except (ValueError, KeyError, TypeError, AttributeError):
                 pass  # damaged: made again
-        fragment, _ = verified(self.program, name)
+        from gpubpf.lower import nvptx
+
+        fragment = nvptx.lower(self.program, self._checked(name))
         store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment
 
     def wave_program(self, name: str, wave: int) -> WaveProgram:
+        return _wave_program(self._key, name, wave, lambda: (self.program, self._checked(name)))
+
+    def _checked(self, name: str) -> Checked:
+        """Return a device program that both gates let pass. Raises VerifyError."""
         from gpubpf.verify import verify
 
-        return _wave_program(
-            self._key,
-            name,
-            wave,
-            lambda: (self.program, verify(self.program, self.program.functions[name])[0]),
-        )
+        return verify(self.program, self.program.functions[name])[0]
 
     def native(self, name: str) -> Native:
         from gpubpf.lower import x86

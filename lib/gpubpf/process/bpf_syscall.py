@@ -28,13 +28,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
-_OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_LOOKUP_BATCH, _LINK_CREATE, _ENABLE_STATISTICS = 15, 17, 24, 28, 32
+_OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_FREEZE, _MAP_LOOKUP_BATCH = 15, 17, 22, 24
+_LINK_CREATE, _ENABLE_STATISTICS = 28, 32
 UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
 _MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
 KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
 # enum bpf_map_type
 HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, RINGBUF = 1, 2, 4, 5, 6, 10, 27
-NO_PREALLOC, MMAPABLE = 1 << 0, 1 << 10  # map flags BPF_F_NO_PREALLOC, BPF_F_MMAPABLE
+NO_PREALLOC, CONSTANT, MMAPABLE = (
+    1 << 0,
+    1 << 7,
+    1 << 10,
+)  # BPF_F_NO_PREALLOC, BPF_F_RDONLY_PROG, BPF_F_MMAPABLE
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
@@ -90,6 +95,11 @@ def update(file: int, key: bytes, value: bytes, existing: bool = False) -> None:
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     flags = _EXISTS if existing else 0
     bpf(_MAP_UPDATE, struct.pack("<I4xQQQ", file, ctypes.addressof(k), ctypes.addressof(v), flags))
+
+
+def freeze(file: int) -> None:
+    """Make the elements of a map constant. If its flags have CONSTANT, the verifier then knows them."""
+    bpf(_MAP_FREEZE, struct.pack("<I", file))
 
 
 def delete(file: int, key: bytes) -> None:
@@ -225,14 +235,15 @@ def uprobe_type() -> int:
     return int(_UPROBE_TYPE.read_text())
 
 
-def attach_uprobe(program: int, path: str, offset: int, returns: bool = False) -> int:
+def attach_uprobe(program: int, path: str, offset: int, returns: bool = False, pid: int = -1) -> int:
     """Attach a KPROBE program to the instruction at `offset` in a file. It runs in any process that executes the instruction.
 
-    `returns`: run it when the function that begins there returns. Return a file descriptor; closing it detaches the program.
+    `pid`: only in this process. `returns`: run it when the function that begins there returns. Return a file descriptor; closing it
+    detaches the program.
     """
     kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
-    return _attach(program, kind, int(returns), ctypes.addressof(name), offset)
+    return _attach(program, kind, int(returns), ctypes.addressof(name), offset, pid)
 
 
 def link_uprobes(
@@ -304,11 +315,12 @@ def raw_arguments(name: str, count: int) -> bool:
     return True
 
 
-def _attach(program: int, kind: int, config: int, config1: int, config2: int) -> int:
+def _attach(program: int, kind: int, config: int, config1: int, config2: int, pid: int = -1) -> int:
     attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
-    # The kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
-    event = system_call("perf_event_open", ctypes.addressof(buffer), -1, 0, -1, _PERF_CLOSE_ON_EXEC)
+    # Without a pid the kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
+    cpu = 0 if pid < 0 else -1
+    event = system_call("perf_event_open", ctypes.addressof(buffer), pid, cpu, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)
         fcntl.ioctl(event, _PERF_ENABLE, 0)

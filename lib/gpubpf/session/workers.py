@@ -445,6 +445,8 @@ def _welcome(
                 process.send(protocol.shared(number, config.maps[number].fixed), file)
             if stubs is not None and measurement.host.in_kernel:
                 host.attach(stubs)
+            if measurement.host.in_kernel:
+                host.attach_functions(process.pid)
             with measurement.lock:
                 process.host = host
             if process.disconnected:

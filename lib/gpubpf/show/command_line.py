@@ -7,6 +7,7 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     command      list[str] | None   COMMAND [ARG…] after ``--``
     pid          list[int]          -p
     files        list[str]          FILE… of --list and --ptx
+    operand      str | None         the first word, of tools that need one (`Parser.operand`)
     specs        list[str]          SPEC…, of tools that take them (`Parser.takes_specs`)
     interval     float | None       seconds
     count        int | None         number of intervals
@@ -57,9 +58,11 @@ class Parser(argparse.ArgumentParser):
     """A parser whose usage errors are one line and exit status 2.
 
     takes_specs: words like POINT:KERNEL before COMMAND are specifications, in `args.specs`.
+    operand: what the first word before COMMAND is, which must be there; it is in `args.operand`. "": there is none.
     """
 
     takes_specs = False
+    operand = ""
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
@@ -94,6 +97,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         pid=[],
         files=[],
         specs=[],
+        operand=None,
         interval=None,
         count=None,
         kernel=[],
@@ -135,6 +139,10 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         args.specs = [word for word in words if _SPEC.match(word)]
         words = [word for word in words if not _SPEC.match(word)]
         advice = f"; a SPEC is POINT:KERNEL{advice}"
+    if made.operand:
+        if not words:
+            made.error(f"{made.operand} is missing")
+        args.operand = words.pop(0)
     if command == []:
         made.error("no COMMAND after '--'")
     if command and args.pid:

@@ -28,15 +28,19 @@ from gpubpf.show.option_values import (
 KERNEL_GLOB = "whose demangled name (without template arguments and parameter list) matches GLOB, or whose mangled name equals it"
 
 
-def add_targets(made: Parser, specs: str = "") -> None:
+def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "")) -> None:
     """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND.
 
-    specs: what a SPEC is, for --help, of a tool that takes specifications."""
+    specs: what a SPEC is, for --help, of a tool that takes specifications. operand: the name of the first word of a tool that needs
+    one, such as OBJECT, and what it is."""
     group = made.add_argument_group("what to trace, and for how long")
     words, about = "interval [count]", "print every interval seconds, count times"
     if specs:
         made.takes_specs = True
         words, about = f"SPEC... [{words}]", f"SPEC: {specs}; {about}"
+    if operand[0]:
+        made.operand = operand[0]
+        words, about = f"{operand[0]} [{words}]", f"{operand[0]}: {operand[1]}; {about}"
     group.add_argument("positional", nargs="*", metavar=words, help=about)
     group.add_argument(
         "-p",

@@ -228,10 +228,12 @@ class HelperCall:
         counted = ArgumentKind.SIZE in self.helper.registers
         if not counted:  # the text ends at the first zero byte
             self.size = self._text_length(register)
-        content = self._memory(register, self.size, "text")
-        if content is None or any(byte.range.constant is None for byte in content):
-            raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
-        data = bytes(byte.range.constant or 0 for byte in content)
+        data = self.machine.constant_bytes(self._argument(register), self.size)
+        if data is None:
+            content = self._memory(register, self.size, "text")
+            if content is None or any(byte.range.constant is None for byte in content):
+                raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
+            data = bytes(byte.range.constant or 0 for byte in content)
         self.text = data.split(b"\0", 1)[0].decode("utf-8", "replace")
         if ArgumentKind.PRINTED not in self.helper.registers:
             self.text = self.text.replace("%", "%%")
@@ -343,6 +345,11 @@ class HelperCall:
         """Return the size in bytes of the constant text on the stack, including the zero byte at its end."""
         value = self._argument(register)
         at = value.range.constant
+        if value.kind == "value":
+            definition = self.machine.program.maps[str(value.object)]
+            end = definition.contents.find(b"\0", at or 0) if definition.constant and at is not None else -1
+            if at is not None and end >= 0:
+                return end + 1 - at
         if value.kind != "stack" or at is None:
             raise self.reject(f"{self.name}: its text is not on the stack", "print with gpu_puts")
         stack = self.state.stacks[int(value.object or 0)]

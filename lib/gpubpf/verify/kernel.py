@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
@@ -151,6 +152,10 @@ def _create_map(definition: MapDefinition, perf: bool) -> int:
         kind, key, value, entries = bpf_syscall.PERF_EVENT_ARRAY, 4, 4, 1
     elif definition.kind == "ringbuf":
         kind, key, value, entries = bpf_syscall.RINGBUF, 0, 0, 4096
+    if definition.constant:
+        file = bpf_syscall.create_map(kind, key, value, entries, bpf_syscall.CONSTANT)
+        maps.fill(definition, file)
+        return file
     return bpf_syscall.create_map(kind, key, value, max(entries, 1), flags)
 
 

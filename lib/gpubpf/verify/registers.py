@@ -24,13 +24,15 @@ from gpubpf.verify.values import (
 class AbstractMachine:
     """The registers and memory of a program that is being verified.
 
-    `accesses` and `calls` collect what was learnt, by place. `stack_low` is the lowest stack offset that the program writes.
+    `accesses`, `calls` and `constants` collect what was learnt, by place; of a load that does not always give the same number,
+    `constants` has None. `stack_low` is the lowest stack offset that the program writes.
     """
 
     def __init__(self, program: Program, function: BpfFunction) -> None:
         self.program, self.function = program, function
         self.accesses: dict[CodePlace, CheckedAccess] = {}
         self.calls: dict[CodePlace, CheckedCall] = {}
+        self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
         self._ids = 0
 
@@ -148,6 +150,8 @@ class AbstractMachine:
             raise self.reject(
                 pc, f"an access of {size} bytes that is not aligned", "do not pack the structure"
             )
+        if name and definition.constant and write:
+            raise self.reject(pc, f"writes to a constant in {name}", "declare the variable without const")
         if name and definition.kind == "param":
             if write:
                 raise self.reject(pc, f"writes to parameter {name}", "parameters are read-only; use an array")
@@ -165,7 +169,12 @@ class AbstractMachine:
         size = b.WIDTH[i.opcode & 0x18]
         base = self.read(state, i.src)
         where = self._reach(state, base, i.offset, size, False)
-        if base.kind == "stack":
+        known = self._constant(base, where, size)
+        place = (state.chain, state.pc)
+        self.constants[place] = known if self.constants.setdefault(place, known) == known else None
+        if known is not None:
+            value = Value("number", constant(known))
+        elif base.kind == "stack":
             value = self._stack_load(state, int(base.object or 0), signed64(where.lo), size)
         elif base.kind == "context" or size == 8:
             value = NUMBER if size == 8 else Value("number", within(0, (1 << 8 * size) - 1))
@@ -175,6 +184,22 @@ class AbstractMachine:
             self.number(state, value, "truncates an address")
             value = Value("number", ranges.extend(value.range, 8 * size))
         state.registers[i.dst] = value
+
+    def _constant(self, base: Value, where: Range, size: int) -> int | None:
+        """Return the number at an offset of a constant map; None if it is not known."""
+        data = self.constant_bytes(base, size, where)
+        return int.from_bytes(data, "little") if data is not None else None
+
+    def constant_bytes(self, base: Value, size: int, where: Range | None = None) -> bytes | None:
+        """Return bytes of the first value of a constant map, which an address leads to; None if they are not known."""
+        at = (base.range if where is None else where).constant
+        if base.kind != "value" or at is None:
+            return None
+        definition = self.program.maps[str(base.object)]
+        inside = definition.constant and definition.max_entries == 1
+        return (
+            definition.contents[at : at + size] if inside and at + size <= len(definition.contents) else None
+        )
 
     def _stack_load(self, state: State, frame: int, at: int, size: int) -> Value:
         stack = state.stacks[frame]

@@ -92,6 +92,7 @@ class _Checker(AbstractMachine):
             frozenset(self.edges),
             self.steps,
             self.stack_low,
+            {place: known for place, known in self.constants.items() if known is not None},
         )
 
     def _finish(self, mark: Checkpoint | None) -> None:
@@ -260,9 +261,11 @@ class _Checker(AbstractMachine):
         if i.cls in (b.ALU, b.ALU64):
             self._alu(state, i)
         elif i.cls == b.LD:
-            definition = i.map
-            if definition is not None:
-                state.registers[i.dst] = Value("map", constant(0), definition)
+            name = i.map
+            if name is not None and i.src == b.PSEUDO_VALUE:
+                state.registers[i.dst] = self._first_value(state.pc, name, i.imm)
+            elif name is not None:
+                state.registers[i.dst] = Value("map", constant(0), name)
             else:
                 state.registers[i.dst] = Value("number", constant(i.imm))
             state.pc += 1
@@ -277,6 +280,12 @@ class _Checker(AbstractMachine):
             return self._jump(state, i)
         state.pc += 1
         return [state]
+
+    def _first_value(self, pc: int, name: str, offset: int) -> Value:
+        """Return the address of a variable, which is in the first value of a map."""
+        if self.program.maps[name].kind not in ("array", "shared_array"):
+            raise self.reject(pc, f"map {name} holds no variables", "compile it again")
+        return Value("value", constant(offset), name, self.new_id())
 
     def _operand(self, state: State, i: Instruction) -> Value:
         if i.opcode & 0x08:

@@ -63,7 +63,7 @@ class CheckedCall:
 @dataclass(frozen=True)
 class Checked:
     """A program that passed the second gate, with what was learnt: accesses and calls by place, all places that can be reached, and
-    the ways that each conditional jump can go."""
+    the ways that each conditional jump can go. `constants`: what loads from constant maps give, by place."""
 
     function: BpfFunction
     accesses: Mapping[CodePlace, CheckedAccess]
@@ -72,6 +72,7 @@ class Checked:
     edges: frozenset[tuple[CodePlace, bool]]
     steps: int
     stack_low: int  # lowest stack offset that is written
+    constants: Mapping[CodePlace, int] = field(default_factory=dict)
 
 
 NUMBER = Value("number", ANY)

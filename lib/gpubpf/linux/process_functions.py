@@ -1,0 +1,85 @@
+"""Find functions in one process, for programs that run there alone.
+
+Unlike `uprobes`, this also finds functions that a program does not export, in its full symbol table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpubpf import elf
+from gpubpf.errors import ImageError
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import LibraryNames
+
+
+@dataclass(frozen=True)
+class FunctionProbe:
+    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it.
+
+    Raises UsageError for a path that names no library."""
+
+    function: str
+    path: str
+    symbol: str
+    returns: bool = False
+
+    def __post_init__(self) -> None:
+        LibraryNames(self.path)
+
+    @property
+    def what(self) -> str:
+        return f"{self.symbol} of {self.path}"
+
+
+@dataclass(frozen=True)
+class FunctionPlace:
+    """Where a function is: a path that this process can open while the place is used, and the offset in the file."""
+
+    path: str
+    offset: int
+
+
+@contextlib.contextmanager
+def found(pid: int, probe: FunctionProbe) -> Iterator[FunctionPlace | str]:
+    """Yield where the function of a probe is in a process, or why it is not there, as the end of a sentence about the process."""
+    try:
+        mapped = next(iter(libraries.mapped(pid, LibraryNames(probe.path))), None)
+        if mapped is None:
+            yield f"has not loaded {probe.path}"
+            return
+        file = libraries.open_mapped(mapped)
+    except OSError as error:
+        yield f"cannot be read ({error.strerror})"
+        return
+    try:
+        offset = _offset(file, probe.symbol)
+        name = os.path.basename(mapped.path)
+        place = FunctionPlace(f"/proc/self/fd/{file}", offset) if offset is not None else None
+        yield place or f"has no function {probe.symbol} in {name}"
+    finally:
+        os.close(file)
+
+
+def _offset(file: int, symbol: str) -> int | None:
+    """Return the offset of a function in a file; None if the file does not have it."""
+    library = elf.LoadedFile(file)
+    with contextlib.suppress(OSError, ImageError):
+        exported = elf.exports(library).get(symbol)
+        if exported is not None:
+            return library.offset(exported.address)
+        wanted = symbol.encode()
+        for symbols, names in elf.of_file(file).symbol_tables((elf.STT_FUNC,)):
+            at = _string(names, wanted)
+            for one in symbols[symbols["name"] == at] if at is not None else ():
+                return library.offset(int(one["value"]))
+    return None
+
+
+def _string(names: bytes, wanted: bytes) -> int | None:
+    """Return the offset of a whole string in a table of names."""
+    at = names.find(b"\0" + wanted + b"\0")
+    return at + 1 if at >= 0 else None

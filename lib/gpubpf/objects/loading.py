@@ -1,0 +1,236 @@
+"""Load an object: its programs and maps as a `Program`, verified and lowered like those of a C text.
+
+loaded = load("probe.bpf.o")
+b = BPF(programs=loaded.programs)
+loaded.attach(b)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpubpf import cache
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import compile, maps
+from gpubpf.ebpf.bytecode import BpfFunction, Program
+from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.errors import Error, ImageError, UsageError, VerifyError
+from gpubpf.linux import btf
+from gpubpf.lower.programs import CompiledPrograms
+from gpubpf.objects import map_kinds, settings
+from gpubpf.objects.attach_points import AttachPoint, attach_point
+from gpubpf.objects.core import POISON, Relocations
+from gpubpf.objects.linking import Linker
+from gpubpf.objects.object_file import LARGEST, ObjectFile
+
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.program import BPF
+    from gpubpf.verify.values import Checked
+
+_OPTIONAL = "?"  # before the name of a section: libbpf does not load the program unless it is asked to
+_LARGEST_HOST_MAP = 1 << 30  # bytes
+_SPACES = ("global", "local", "const")  # of bpftime's __memcapture
+
+
+class ObjectPrograms(CompiledPrograms):
+    """The programs of an object."""
+
+    def __init__(self, program: Program) -> None:
+        contents = [one.contents.hex() for one in program.maps.values()]
+        key = cache.key(
+            "object",
+            compile.version(),
+            str(compile.capable()),
+            json.dumps(compile.to_json(program)),
+            *contents,
+        )
+        super().__init__(program, key)
+
+    def _checked(self, name: str) -> Checked:
+        try:
+            checked = super()._checked(name)
+        except VerifyError as error:
+            raise _explained(error) from None
+        for (_, pc), access in checked.accesses.items():
+            if access.kind == "context":
+                line = self.program.functions[name].instructions[pc].line
+                raise VerifyError(
+                    f"device program {name}, C line {line}: reads its argument, but a GPU has no struct pt_regs;"
+                    " use helpers such as bpf_get_thread_idx"
+                )
+        return checked
+
+
+@dataclass(frozen=True)
+class LoadedObject:
+    """An object: its programs, and where each goes."""
+
+    programs: ObjectPrograms
+    places: Mapping[str, AttachPoint]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that programs name; none if a program goes into every kernel, or all programs are on the host."""
+        device = [place for place in self.places.values() if place.event in ("entry", "exit", "access")]
+        every = any(not place.kernels for place in device)
+        return () if every else tuple(dict.fromkeys(name for place in device for name in place.kernels))
+
+    @property
+    def attached(self) -> tuple[str, ...]:
+        """The programs that `attach` attaches: all but those that run alone."""
+        return tuple(name for name, place in self.places.items() if place.event != "alone")
+
+    def choose_kernels(self, args: argparse.Namespace) -> None:
+        """Set `args.kernel` to the kernels that programs name. Raises UsageError for --kernel if all programs name theirs."""
+        if args.kernel and self.kernels:
+            raise UsageError(
+                f"--kernel and the kernels that the programs name ({', '.join(self.kernels)}) exclude each other;"
+                " give a program another kernel with --attach"
+            )
+        args.kernel = args.kernel or list(self.kernels)
+
+    def attach(self, bpf: BPF, kernels: Iterable[str] = ()) -> None:
+        """Attach all programs but those that run alone. kernels: for programs that name none, as globs.
+
+        Raises VerifyError, and UsageError if there are no others."""
+        if not self.attached:
+            raise UsageError(
+                f"all programs ({', '.join(self.places)}) are kernels of their own, which no COMMAND launches"
+            )
+        for name, place in self.places.items():
+            if place.event == "entry":
+                bpf.attach_gpu_entry(place.kernels, name)
+            elif place.event == "exit":
+                bpf.attach_gpu_exit(place.kernels, name)
+            elif place.event == "access":
+                bpf.attach_gpu_access(tuple(kernels), name, kinds=("load", "store"), spaces=_SPACES)
+            elif place.event == "tracepoint":
+                bpf.attach_tracepoint(place.target, name)
+            elif place.event == "raw":
+                bpf.attach_raw_tracepoint(place.target, name)
+            elif place.event == "function":
+                bpf.attach_process_function(place.path, place.target, name, place.returns)
+
+
+def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+    """Return the NAME=VALUE of an option that was given several times. Raises UsageError."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(
+                f"{option} {text!r} has no value; write PROGRAM=SECTION, such as on_entry=kprobe/scale"
+            )
+        found[name] = value
+    return found
+
+
+def load(path: str, sections: Mapping[str, str] | None = None, values: Iterable[str] = ()) -> LoadedObject:
+    """Return the object in a file. `sections`: by name of a program, a section that replaces its own. `values`: see `settings`.
+
+    Raises Error, whose message begins with the path if it is about the file; UsageError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise Error(
+            f"{path}: cannot be read ({error.strerror}); check its name and its permissions"
+        ) from None
+    try:
+        return read(data, sections, values)
+    except ImageError as error:
+        raise Error(f"{path}: {error}") from None
+
+
+def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterable[str] = ()) -> LoadedObject:
+    """Return the object in these bytes; see `load`. Raises ImageError, and Error if the kernel's types are needed and missing."""
+    file = ObjectFile(data)
+    types, own = file.types, dict(sections or {})
+    if unknown := own.keys() - {function.name for function in file.programs}:
+        raise ImageError(
+            f"it has no program {', '.join(sorted(unknown))}; use one of: {', '.join(f.name for f in file.programs)}"
+        )
+    places = {}
+    for function in file.programs:
+        section = own.get(function.name, file.sections[function.section].name)
+        if section.startswith(_OPTIONAL):
+            continue
+        try:
+            places[function.name] = attach_point(section)
+        except ImageError as error:
+            raise ImageError(f"program {function.name}: {error}") from None
+    if not places:
+        raise ImageError(
+            "it loads none of its programs: the names of all sections begin with '?'; name some with --attach"
+        )
+    variables = map_kinds.names_of_variables(file.variables.values(), file.maps)
+    linker = Linker(file, variables, functools.cache(lambda: Relocations(types, btf.types())))
+    functions = {
+        function.name: BpfFunction(function.name, places[function.name].point, linker.program(function))
+        for function in file.programs
+        if function.name in places
+    }
+    sizes = map_kinds.record_sizes(function.instructions for function in functions.values())
+    definitions = {
+        name: map_kinds.definition(one, types, sizes.get(name, 0)) for name, one in file.maps.items()
+    }
+    used = {i.map for function in functions.values() for i in function.instructions}
+    for number, name in variables.items():
+        if name in used:
+            definitions[name] = map_kinds.of_variables(file.variables[number], name, types)
+    definitions = settings.with_values(map_kinds.placed(definitions, functions.values()), values)
+    _check_helpers(functions.values())
+    program = Program(linker.text(), functions, definitions, file.license)
+    return LoadedObject(ObjectPrograms(program), places)
+
+
+def check_room(bpf: BPF, memory: int) -> None:
+    """Raise Error if a map needs more than `memory` bytes on the GPU, or more host memory than any measurement needs."""
+    left = memory
+    for one in bpf.definitions():
+        size = maps.storage_size(one, 1)
+        if one.kind not in ("ringbuf", "shared_array"):
+            left -= size
+        if left < 0:
+            raise Error(
+                f"map {one.name} of {size:,} bytes does not fit into {memory:,} bytes of GPU memory; make it smaller,"
+                " or raise --map-memory"
+            )
+        if size > _LARGEST_HOST_MAP:
+            raise Error(f"map {one.name} has {size:,} bytes (at most {_LARGEST_HOST_MAP:,}); make it smaller")
+
+
+def _check_helpers(functions: Iterable[BpfFunction]) -> None:
+    """Raise ImageError if a program calls a helper that its side does not have."""
+    for function in functions:
+        on_gpu = function.point in b.DEVICE_POINTS
+        for i in function.instructions:
+            if i.opcode != b.JMP | b.CALL or i.src or i.imm == POISON:
+                continue
+            helper = HELPERS.get(i.imm)
+            name = helper.name if helper is not None else f"helper number {i.imm}"
+            if on_gpu and (helper is None or helper.device is None):
+                raise ImageError(
+                    f"program {function.name}, C line {i.line}: calls {name}, which does not exist on a GPU"
+                )
+            if not on_gpu and helper is not None and not helper.in_kernel:
+                raise ImageError(
+                    f"program {function.name}, C line {i.line}: calls {name}, which exists only on a GPU"
+                )
+
+
+def _explained(error: VerifyError) -> VerifyError:
+    """Return the error in words if it is about code that a CO-RE relocation replaced."""
+    if str(POISON) not in str(error):
+        return error
+    where = str(error).partition(":")[0]
+    return VerifyError(
+        f"{where}: uses a member or type that this kernel does not have; test it with bpf_core_field_exists first"
+    )

@@ -1,0 +1,171 @@
+"""The maps of an object as maps of this library: which kind each type is, and on which side it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.btf import Types
+from gpubpf.ebpf.bytecode import BpfFunction, Instruction
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
+from gpubpf.ebpf.maps import MAX_RECORD, MapDefinition
+from gpubpf.errors import ImageError
+from gpubpf.objects.object_file import ObjectMap, Variables
+from gpubpf.process import bpf_syscall
+
+# enum bpf_map_type of the Linux kernel.
+_KERNEL_TYPES = (
+    "unspec hash array prog_array perf_event_array percpu_hash percpu_array stack_trace cgroup_array lru_hash lru_percpu_hash lpm_trie"
+    " array_of_maps hash_of_maps devmap sockmap cpumap xskmap sockhash cgroup_storage reuseport_sockarray percpu_cgroup_storage queue"
+    " stack sk_storage devmap_hash struct_ops ringbuf inode_storage task_storage bloom_filter user_ringbuf cgrp_storage arena"
+).split()
+# bpftime's map type number → our kind, and the type that its host programs know.
+BPFTIME = {
+    1501: ("hash", bpf_syscall.HASH),
+    1502: ("thread_array", bpf_syscall.ARRAY),
+    1503: ("array", bpf_syscall.ARRAY),
+    1504: ("shared_array", bpf_syscall.ARRAY),
+    1512: ("thread_array", bpf_syscall.ARRAY),
+    1513: ("array", bpf_syscall.ARRAY),
+    1527: ("ringbuf", bpf_syscall.RINGBUF),
+}
+_BPFTIME_RING = 1527
+_ARRAYS = ("array", "shared_array")
+LARGEST_VALUE = 1 << 16  # bytes of a key or value of a map in GPU memory
+LARGEST_VARIABLES = 1 << 20  # bytes of a section of variables
+_LEAST_RING = 1 << 20  # bytes: bpftime's rings have room for each thread
+_RING_CALLS = (ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE)
+
+
+def kind_of(number: int) -> tuple[str, int]:
+    """Return the kind of a type of map, and the type that the kernel takes it for. Kinds that GPU memory lacks keep their names."""
+    if number in BPFTIME:
+        return BPFTIME[number]
+    if number == bpf_syscall.PERF_EVENT_ARRAY:
+        return "ringbuf", number
+    name = _KERNEL_TYPES[number] if number < len(_KERNEL_TYPES) else f"type {number}"
+    return name, number
+
+
+def definition(one: ObjectMap, types: Types, record_size: int) -> MapDefinition:
+    """Return the definition of a map. record_size: what programs send, if it is a ring buffer; 0: they send nothing.
+
+    Raises ImageError."""
+    kind, kernel_type = kind_of(one.type)
+    key_type, value_type = (types.layout(number) if number else None for number in (one.key, one.value))
+    entries, key_size, value_size = one.max_entries, one.key_size, one.value_size
+    if one.type >= max(1000, len(_KERNEL_TYPES)) and one.type not in BPFTIME:
+        raise ImageError(
+            f"map {one.name} is of type {one.type}, which is not known; use a type of the kernel or of bpftime"
+        )
+    if kind == "ringbuf":
+        value_type = value_type if record_size == value_size else None
+        value_size = record_size or value_size
+        if one.type == _BPFTIME_RING:  # its entries are those of a thread
+            entries = max(_LEAST_RING, entries * maps.pad8(maps.RECORD_HEADER + value_size))
+        elif kernel_type == bpf_syscall.PERF_EVENT_ARRAY:
+            entries = _LEAST_RING
+        key_size, key_type = 0, None
+    elif not one.max_entries and kernel_type in (bpf_syscall.ARRAY, bpf_syscall.HASH):
+        raise ImageError(f"map {one.name} has no max_entries; declare them with __uint(max_entries, N)")
+    if kind in (*_ARRAYS, *maps.SHAPED, "percpu_array") and key_size != 4:
+        raise ImageError(
+            f"map {one.name} is an array, but its key has {key_size} bytes; use a key of 4 bytes"
+        )
+    for what, size in (("key", key_size), ("value", value_size)):
+        if kind in (*_ARRAYS, *maps.SHAPED, "hash", "percpu_array") and not 0 < size <= LARGEST_VALUE:
+            raise ImageError(f"map {one.name} has a {what} of {size} bytes; use 1 to {LARGEST_VALUE} bytes")
+    return MapDefinition(
+        one.name, kind, key_size, value_size, entries, key_type, value_type, one.flags, kernel_type
+    )
+
+
+def of_variables(one: Variables, name: str, types: Types) -> MapDefinition:
+    """Return the map that holds a section of variables: an array with one value. Raises ImageError."""
+    size = len(one.contents)
+    if size > LARGEST_VARIABLES:
+        raise ImageError(
+            f"section {one.name} has {size:,} bytes (at most {LARGEST_VARIABLES:,}); use a map for large data"
+        )
+    fields = [[field, layout, at] for field, at, of in one.fields if (layout := types.layout(of)) is not None]
+    fits = all(at + maps.type_size(layout) <= size for _, layout, at in fields)
+    padded = maps.pad8(size)
+    layout = {"fields": fields, "size": padded} if fits else None
+    contents = one.contents.ljust(padded, b"\0")
+    flags = bpf_syscall.CONSTANT if one.constant else 0
+    return MapDefinition(
+        name, "array", 4, padded, 1, "<u4", layout, flags, bpf_syscall.ARRAY, contents, one.constant
+    )
+
+
+def names_of_variables(sections: Iterable[Variables], used: Collection[str]) -> dict[int, str]:
+    """Return the names of the maps for sections of variables, such as `data` for .data, by number of the section."""
+    found: dict[int, str] = {}
+    for one in sections:
+        name = one.name.lstrip(".").replace(".", "_")
+        name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+        while name in used or name in found.values():
+            name += "_"
+        found[one.section] = name
+    return found
+
+
+def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
+    """Return the size in bytes of the records that programs send to each ring buffer: the largest.
+
+    Both are taken from the instructions before a call. The verifier checks each call later."""
+    found: dict[str, int] = {}
+    for code in codes:
+        for pc, i in enumerate(code):
+            helper = HELPERS.get(i.imm) if i.opcode == b.JMP | b.CALL and not i.src else None
+            kinds = helper.registers if helper is not None else {}
+            size = next((kinds[kind][0] for kind in _RING_CALLS if kind in kinds), None)
+            if size is None or ArgumentKind.MAP not in kinds:
+                continue
+            ring = next((j.map for j in _before(code, pc) if _sets(j, kinds[ArgumentKind.MAP][0])), None)
+            bytes_ = next((j for j in _before(code, pc) if _sets(j, size)), None)
+            constant = bytes_ is not None and bytes_.opcode & ~4 == b.ALU | b.MOV  # of 32 or 64 bits
+            if ring is not None and bytes_ is not None and constant and 0 < bytes_.imm <= MAX_RECORD:
+                found[ring] = max(found.get(ring, 0), bytes_.imm)
+    return found
+
+
+def _before(code: Sequence[Instruction], pc: int) -> Iterable[Instruction]:
+    return reversed(code[max(0, pc - 64) : pc])
+
+
+def _sets(i: Instruction, register: int) -> bool:
+    return i.cls in (b.LD, b.LDX, b.ALU, b.ALU64) and i.opcode != 0 and i.dst == register
+
+
+def placed(
+    definitions: Mapping[str, MapDefinition], functions: Iterable[BpfFunction]
+) -> dict[str, MapDefinition]:
+    """Return the maps with those in host memory that both sides use. Raises ImageError if that is not possible."""
+    users: dict[str, dict[bool, str]] = {}
+    for function in functions:
+        for i in function.instructions:
+            if i.map is not None:
+                users.setdefault(i.map, {}).setdefault(function.point in b.DEVICE_POINTS, function.name)
+    result = dict(definitions)
+    for name, sides in users.items():
+        one = definitions[name]
+        if len(sides) == 2 and not one.constant:
+            if one.kind not in _ARRAYS:
+                raise ImageError(
+                    f"map {name} of kind {one.kind} is used by {sides[True]} on the GPU and by {sides[False]} on the host;"
+                    " only arrays can be shared, so use BPF_MAP_TYPE_ARRAY"
+                )
+            result[name] = replace(one, kind="shared_array")
+        elif True in sides and one.kind not in (*_ARRAYS, *maps.SHAPED, "hash", "percpu_array", "ringbuf"):
+            raise ImageError(
+                f"map {name} is of kind {one.kind}, which GPU memory does not have, and {sides[True]} uses it on the GPU;"
+                " use an array, a hash or a ring buffer"
+            )
+        elif True not in sides and one.kind in maps.SHAPED:
+            raise ImageError(
+                f"map {name} has a value for each GPU thread, but only {sides[False]} on the host uses it; use an array"
+            )
+    return result

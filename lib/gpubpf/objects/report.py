@@ -1,0 +1,228 @@
+"""What an object's programs print and leave in maps, as records, rows and text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import names
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.objects.values import columns, plain, shown
+from gpubpf.show import table
+
+if TYPE_CHECKING:
+    from gpubpf.program import BPF
+    from gpubpf.session.session import Session
+    from gpubpf.show.output import Output
+    from gpubpf.show.result_writer import ResultWriter
+
+COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in one map, or the new records of a ring buffer.
+
+    owner    fields that say whose it is: pid and comm of a process, gpu; none for a map of the Linux kernel
+    kernel   fields that say of which kernel and launch shape it is; none if it is not by kernel
+    entries  keys and values as JSON knows them; records have no keys
+    unit     what the values of an entry are lists by, such as "thread"; "": they are no lists
+    """
+
+    definition: MapDefinition
+    owner: Mapping[str, Any]
+    kernel: Mapping[str, Any]
+    entries: Sequence[tuple[Any, Any]]
+    unit: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ring = self.definition.kind == "ringbuf"
+        entries = [{"value": value} if ring else {"key": key, "value": value} for key, value in self.entries]
+        head = {"type": "map", **self.owner, "map": self.definition.name, "kind": self.definition.kind}
+        return head | dict(self.kernel) | {"entries": entries}
+
+    def rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of the CSV table with COLUMNS."""
+        first = tuple(self.owner.get(name, "") for name in COLUMNS[:3])
+        head = (*first, self.definition.name, self.kernel.get("kernel", ""))
+        for key, value in self.entries:
+            cells = enumerate(value) if self.unit else [("", value)]
+            for unit, one in cells:
+                yield (*head, unit, "" if key is None else shown(key), shown(one))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines for people. Equal values that follow each other are one line."""
+        title = f"{self.definition.name} ({self.definition.kind.replace('_', ' ')}"
+        title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
+        if self.kernel:
+            title += f" of {self.kernel['kernel']}, {_shape(self.kernel)}"
+        if self.owner:
+            title += f"; {table.printable(str(self.owner['comm']))} (pid {self.owner['pid']})"
+        yield title
+        if not self.entries:
+            yield "  empty"
+        for key, value in self.entries:
+            if not self.unit:
+                continue
+            for first, last, one in _runs(list(enumerate(value))):
+                units = f"{self.unit} {first}" if first == last else f"{self.unit}s {first}-{last}"
+                yield f"  {shown(key)}: {units}: {shown(one)}"
+        if not self.unit and self.definition.kind == "ringbuf":
+            yield from (f"  {shown(value)}" for _, value in self.entries)
+        elif not self.unit:
+            for first, last, one in _runs(self.entries):
+                yield f"  {shown(first) if first == last else f'{shown(first)}-{shown(last)}'}: {shown(one)}"
+
+
+def _shape(kernel: Mapping[str, Any]) -> str:
+    grid, block = (" x ".join(map(str, kernel[name])) for name in ("grid", "block_dim"))
+    return f"grid {grid}, block {block}"
+
+
+def _runs(entries: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (first key, last key, value) of entries: successive numbers with equal values are one."""
+    run: tuple[Any, Any, Any] | None = None
+    for key, value in entries:
+        if run is not None and value == run[2] and isinstance(key, int) and key == run[1] + 1:
+            run = (run[0], key, value)
+            continue
+        if run is not None:
+            yield run
+        run = (key, key, value)
+    if run is not None:
+        yield run
+
+
+class Reader:
+    """Reads what an object's programs print, send and keep. `programs`: the names of those that are attached."""
+
+    def __init__(self, bpf: BPF, programs: Iterable[str]) -> None:
+        self._bpf = bpf
+        used = {i.map for name in programs for i in bpf.program.functions[name].instructions}
+        self._definitions = [one for one in bpf.maps.values() if one.name in used and not one.constant]
+        self._printing = bpf.printing()
+
+    def prints(self, session: Session) -> list[dict[str, Any]]:
+        """Return the records of what was printed on GPUs since the last call."""
+        found = []
+        formats = self._bpf.formats()
+        for part in session.rings(maps.PRINTS) if session.has_map(maps.PRINTS) else ():
+            owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
+            for record in part.records:
+                number = int(record["format"])
+                if number in formats:
+                    text = maps.format_print(formats[number], [int(v) for v in record["arguments"]])
+                    program = ", ".join(self._printing.get(number, ()))
+                    found.append(
+                        {"type": "print", **owner, "program": program, "text": text.removesuffix("\n")}
+                    )
+        return found
+
+    def records(self, session: Session) -> list[Contents]:
+        """Return the new records of all ring buffers."""
+        found = []
+        for one in self._definitions:
+            if one.kind != "ringbuf":
+                continue
+            if session.has_map(one.name):
+                for part in session.rings(one.name):
+                    owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
+                    found.append(_of_ring(one, owner, part.records))
+            elif self._bpf.host_side is not None:
+                found.append(_of_ring(one, {}, self._bpf.host_side.records(one.name)))
+        return [part for part in found if part.entries]
+
+    def contents(self, session: Session) -> list[Contents]:
+        """Return the contents of all other maps, in the order of the object."""
+        found: list[Contents] = []
+        for one in self._definitions:
+            if one.kind == "shared_array":
+                for part in session.shared(one.name):
+                    owner = {"pid": part.pid, "comm": part.comm}
+                    found.append(Contents(one, owner, {}, list(enumerate(columns(part.array)))))
+            elif one.kind != "ringbuf" and session.has_map(one.name):
+                found += [_of_instance(part) for part in session.instances(one.name)]
+            elif one.kind != "ringbuf" and self._bpf.host_side is not None:
+                found += _of_kernel(one, self._bpf.host_side)
+        return found
+
+    def lost(self, session: Session) -> int:
+        """Return how many prints and records found no room."""
+        rings = [maps.PRINTS, *(one.name for one in self._definitions if one.kind == "ringbuf")]
+        counts = (session.ring_counts(name) for name in rings if session.has_map(name))
+        return sum(shard.lost for ring in counts for context in ring for shard in context.shards)
+
+
+def _of_ring(definition: MapDefinition, owner: Mapping[str, Any], records: Any) -> Contents:
+    return Contents(definition, owner, {}, [(None, value) for value in columns(records)])
+
+
+def _of_instance(one: Any) -> Contents:
+    definition, array = one.definition, one.array
+    owner = {"pid": one.pid, "comm": one.comm, "gpu": one.gpu}
+    if definition.kind == "hash":
+        entries = sorted(zip(columns(array["key"]), columns(array["value"]), strict=True), key=_order)
+        return Contents(definition, owner, {}, entries)
+    if definition.kind not in maps.SHAPED:
+        return Contents(definition, owner, {}, list(enumerate(columns(array))))
+    kernel = {
+        "kernel": names.demangle(one.mangled).short,
+        "mangled": one.mangled,
+        "grid": list(one.grid),
+        "block_dim": list(one.block_dim),
+        "launches": one.launches,
+    }
+    entries = [(key, columns(row)) for key, row in enumerate(array)]
+    return Contents(definition, owner, kernel, entries, maps.SHAPED[definition.kind])
+
+
+def _of_kernel(definition: MapDefinition, host: Any) -> list[Contents]:
+    """Return the contents of a map in the Linux kernel; nothing if it has no elements that can be listed."""
+    try:
+        items = host.items(definition.name)
+    except (OSError, KeyError):
+        return []
+    entries = [(plain(item["key"]), plain(item["value"])) for item in items]
+    unit = "CPU" if items.dtype["value"].shape else ""
+    return [Contents(definition, {}, {}, sorted(entries, key=_order), unit)]
+
+
+def _order(entry: tuple[Any, Any]) -> tuple[int, Any]:
+    """Order numbers by value, and other keys as text."""
+    key = entry[0]
+    return (0, key) if isinstance(key, (int, float)) else (1, shown(key))
+
+
+class Printer:
+    """Writes what a `Reader` finds, in the form that the user chose."""
+
+    def __init__(self, reader: Reader, out: Output, results: ResultWriter) -> None:
+        self._reader, self._out, self._results = reader, out, results
+
+    def stream(self, session: Session) -> None:
+        """Write what was printed and sent since the last call."""
+        prints, records = self._reader.prints(session), self._reader.records(session)
+        if self._results.json:
+            self._out.records([*prints, *(one.record() for one in records)])
+        elif not self._results.csv:
+            self._out.lines(f"{one['program']}: {table.printable(one['text'])}" for one in prints)
+            self._out.lines(line for one in records for line in one.lines())
+        else:
+            self._rows(records)
+
+    def maps(self, session: Session) -> None:
+        """Write the contents of the maps."""
+        self._results.begin()
+        found = self._reader.contents(session)
+        if self._results.json:
+            self._out.records(one.record() | self._results.stamp for one in found)
+        elif self._results.csv:
+            self._rows(found)
+        else:
+            self._out.lines(line for one in found for line in (*one.lines(), ""))
+
+    def _rows(self, found: Iterable[Contents]) -> None:
+        self._results.table(COLUMNS, (row for one in found for row in one.rows()))

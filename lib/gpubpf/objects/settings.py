@@ -1,0 +1,160 @@
+"""Values that a user gives to an object's variables and arrays before its programs run: NAME=VALUE, NAME[KEY]=VALUE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.ebpf import maps
+from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SETTING = re.compile(r"(\w+)(?:\[(\w+)\])?=(.*)", re.S)
+_MOST_CONTENTS = 1 << 24  # bytes of an array that are set
+_ARRAYS = ("array", "shared_array")
+
+
+def with_values(
+    definitions: Mapping[str, MapDefinition], settings: Iterable[str]
+) -> dict[str, MapDefinition]:
+    """Return the maps with these settings in their contents. Raises UsageError."""
+    result = dict(definitions)
+    for text in settings:
+        match = _SETTING.fullmatch(text)
+        if match is None:
+            raise UsageError(f"--set {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
+        name, key, value = match.groups()
+        holder, variable = _variable(result, name)
+        if variable is None and name not in result:
+            known = [
+                *_variables(result),
+                *(one for one, d in result.items() if d.kind in _ARRAYS and not _holds(d)),
+            ]
+            raise UsageError(
+                f"--set {text!r}: there is no variable or array {name}; use one of: {', '.join(known) or 'none'}"
+            )
+        if variable is not None:
+            result[holder] = _with_variable(result[holder], variable, key, value, text)
+        else:
+            result[name] = _with_elements(result[name], key, value, text)
+    return result
+
+
+def _holds(definition: MapDefinition) -> bool:
+    """Return whether this is a section of variables."""
+    return definition.max_entries == 1 and len(definition.contents) == definition.value_size
+
+
+def _variables(definitions: Mapping[str, MapDefinition]) -> dict[str, tuple[str, Any, int]]:
+    """Return the variables by name: map, type, offset."""
+    return {
+        field: (name, kind, at)
+        for name, one in definitions.items()
+        if _holds(one) and one.value_type is not None
+        for field, kind, at in one.value_type["fields"]
+    }
+
+
+def _variable(definitions: Mapping[str, MapDefinition], name: str) -> tuple[str, tuple[Any, int] | None]:
+    found = _variables(definitions).get(name)
+    return ("", None) if found is None else (found[0], found[1:])
+
+
+def _with_variable(
+    definition: MapDefinition, variable: tuple[Any, int], key: str | None, value: str, text: str
+) -> MapDefinition:
+    kind, at = variable
+    whole = maps.dtype(kind, maps.type_size(kind))
+    if key is not None:
+        base, shape = whole.subdtype or (whole, ())
+        index = _number(key, text)
+        if len(shape) != 1 or not 0 <= index < shape[0]:
+            raise UsageError(f"--set {text!r}: the variable has no element {key}")
+        at, whole = at + index * base.itemsize, base
+    return _written(definition, at, _bytes(whole, value, text))
+
+
+def _with_elements(definition: MapDefinition, key: str | None, value: str, text: str) -> MapDefinition:
+    """Return an array with one element, or with the first elements, one for each number of a list."""
+    if definition.kind not in _ARRAYS:
+        raise UsageError(
+            f"--set {text!r}: map {definition.name} is of kind {definition.kind}; only arrays can be set"
+        )
+    kind, size = definition.value_dtype, definition.value_size
+    if key is None and kind.subdtype is None and kind.names is None and kind.kind in "iufb":
+        data = b"".join(_bytes(kind, one, text) for one in value.split(","))
+        first = 0
+    else:
+        data, first = _bytes(kind, value, text), _number(key or "0", text)
+    if not 0 <= first < definition.max_entries or len(data) > (definition.max_entries - first) * size:
+        raise UsageError(f"--set {text!r}: map {definition.name} has {definition.max_entries} elements")
+    if first * size + len(data) > _MOST_CONTENTS:
+        raise UsageError(f"--set {text!r}: only the first {_MOST_CONTENTS:,} bytes of a map can be set")
+    return _written(definition, first * size, data)
+
+
+def _written(definition: MapDefinition, at: int, data: bytes) -> MapDefinition:
+    old = definition.contents.ljust(at + len(data), b"\0")
+    size = definition.value_size
+    contents = old[:at] + data + old[at + len(data) :]
+    return replace(definition, contents=contents.ljust(-(-len(contents) // size) * size, b"\0"))
+
+
+def _number(text: str, setting: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise UsageError(f"--set {setting!r}: {text!r} is not a number") from None
+
+
+def _bytes(kind: np.dtype[Any], value: str, setting: str) -> bytes:
+    """Return a value of a type: a number, a list of numbers for arrays and structures of numbers, or a text for arrays of char."""
+    import numpy as np
+
+    if kind.kind == "S":
+        data = value.encode()
+        if len(data) >= kind.itemsize:
+            raise UsageError(
+                f"--set {setting!r}: the text has {len(data)} bytes (at most {kind.itemsize - 1})"
+            )
+        return data.ljust(kind.itemsize, b"\0")
+    base, shape = kind.subdtype or (kind, ())
+    single = [base] * int(np.prod(shape)) if kind.names is None else [kind[name] for name in kind.names]
+    parts = value.split(",")
+    if len(parts) != len(single):
+        raise UsageError(f"--set {setting!r}: {len(parts)} values for a type of {len(single)}")
+    found = np.zeros((), kind)
+    try:
+        numbers = [_scalar(one, part.strip()) for one, part in zip(single, parts, strict=True)]
+        if kind.names is None:
+            return b"".join(number.tobytes() for number in numbers)
+        for name, number in zip(kind.names, numbers, strict=True):
+            found[name] = number
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--set {setting!r}: {value!r} does not fit the type; write numbers, such as 7, -1, 0x10 or 0.5"
+        ) from None
+    return found.tobytes()
+
+
+def _scalar(kind: np.dtype[Any], text: str) -> np.ndarray[Any, Any]:
+    """Return a number of this type. Raises ValueError or OverflowError."""
+    import numpy as np
+
+    if kind.kind == "f":
+        return np.array(float(text), kind)
+    if kind.kind == "b":
+        return np.array(
+            {"true": 1, "false": 0}.get(text) if text in ("true", "false") else int(text, 0) != 0, kind
+        )
+    if kind.kind not in "iu":
+        raise ValueError
+    number, info = int(text, 0), np.iinfo(kind)
+    if not info.min <= number <= info.max:
+        raise OverflowError
+    return np.array(number, kind)

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""gpurun   Run the programs of an eBPF object file in GPU kernels and on the host.
+
+USAGE: gpurun OBJECT [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+OBJECT is a file that `clang -target bpf -g` made, in the conventions of libbpf and bpftime: the names of its sections say where its
+programs go. gpurun verifies them, attaches them, and shows what they print and what is in their maps. The traced program needs no
+change and no rebuild.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/gpurun.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TOOL = "gpurun"
+EXAMPLES = """examples:
+    gpurun probe.bpf.o -- ./app                 print its maps at the end
+    gpurun probe.bpf.o 1 10 -p 1234             each second, ten times
+    gpurun probe.bpf.o --json -o out.jsonl -- ./app
+    gpurun probe.bpf.o --attach on_entry=kprobe/_Z5scalePf -- ./app
+    gpurun probe.bpf.o --set limit=100 -- ./app a variable of the object
+    gpurun probe.bpf.o --set 'sizes[3]=64' -- ./app
+    gpurun probe.bpf.o --ebpf                   show what is in the object
+"""
+USAGE = """gpurun OBJECT [options] [interval [count]]
+              [-p PID[,PID...] | -- COMMAND [ARG...]]"""
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: the object, what to change in it, and the shared options."""
+    parser = cli.parser(TOOL, "Run the programs of an eBPF object in GPU kernels.", EXAMPLES, USAGE)
+    cli.add_targets(parser, operand=("OBJECT", "an eBPF object file"))
+    group = parser.add_argument_group("what to change in the object")
+    group.add_argument(
+        "--attach",
+        action="append",
+        default=[],
+        metavar="PROGRAM=SECTION",
+        help="attach PROGRAM as if it were in SECTION, such as kprobe/KERNEL; repeatable",
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="begin with this value of a variable, or of an element of an array: NAME[KEY]=VALUE; repeatable",
+    )
+    cli.add_kernels(parser)
+    cli.add_device(parser, times=True)
+    cli.add_rings(parser)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    args = cli.parse(build_parser(), argv)
+    from gpubpf.objects import loading
+
+    loaded = loading.load(args.operand, loading.pairs("--attach", args.attach), args.set)
+    loaded.choose_kernels(args)
+    out = cli.open_results(args)
+    if args.ebpf:
+        from gpubpf.objects import listing
+
+        out.lines(listing.lines(loaded))
+        return 0
+    from gpubpf.program import BPF
+
+    b = BPF(source=loaded.programs)
+    loaded.attach(b, args.kernel)
+    loading.check_room(b, args.map_memory)
+    if args.list or args.ptx:
+        from gpubpf.images import listing as images
+
+        return images.show(b, args, out)
+    args.measures_times = not (b.host_programs or b.process_functions)  # these read the real clock
+    with b.trace(args) as session:
+        from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
+
+        results = cli.ResultWriter(args, out, session.now_ns)
+        reader = Reader(b, loaded.attached)
+        printer = Printer(reader, out, results)
+        for _ in session.intervals(args.interval, args.count, tick=lambda: printer.stream(session)):
+            printer.maps(session)
+            if out.closed:
+                break
+        results.end(session.summary() | {"verified_by": b.verified_by})
+    return session.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
