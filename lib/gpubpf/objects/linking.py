@@ -108,8 +108,10 @@ class Linker:
                     f"function {function.name}, instruction {pc}, refers to no variable; compile it again"
                 )
             return replace(i, src=b.PSEUDO_VALUE, imm=at, map=self._variables[found.section])
+        callee = self._file.functions.get((found.section, found.offset + (i.imm & 0xFFFFFFFF)))
         raise ImageError(
-            f"function {function.name} takes the address of function {found.name}; helpers that call functions back are not supported"
+            f"function {function.name} takes the address of function {callee.name if callee else found.name};"
+            " helpers that call functions back are not supported"
         )
 
     # --- source lines ---

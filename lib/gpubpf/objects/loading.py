@@ -185,7 +185,9 @@ def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterabl
     for number, name in variables.items():
         if name in used:
             definitions[name] = map_kinds.of_variables(file.variables[number], name, types)
-    definitions = settings.with_values(map_kinds.placed(definitions, functions.values()), values)
+    definitions = settings.with_values(
+        map_kinds.placed(definitions, functions.values()), variables.values(), values
+    )
     _check_helpers(functions.values())
     program = Program(linker.text(), functions, definitions, file.license)
     return LoadedObject(ObjectPrograms(program), places)

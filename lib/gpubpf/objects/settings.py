@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,55 +20,38 @@ _ARRAYS = ("array", "shared_array")
 
 
 def with_values(
-    definitions: Mapping[str, MapDefinition], settings: Iterable[str]
+    definitions: Mapping[str, MapDefinition], sections: Collection[str], settings: Iterable[str]
 ) -> dict[str, MapDefinition]:
-    """Return the maps with these settings in their contents. Raises UsageError."""
+    """Return the maps with these settings in their contents. sections: the maps that hold variables. Raises UsageError."""
     result = dict(definitions)
+    variables = {
+        field: (name, kind, at)
+        for name, one in definitions.items()
+        if name in sections and one.value_type is not None
+        for field, kind, at in one.value_type["fields"]
+    }
+    arrays = [name for name, one in definitions.items() if one.kind in _ARRAYS and name not in sections]
     for text in settings:
         match = _SETTING.fullmatch(text)
         if match is None:
             raise UsageError(f"--set {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
         name, key, value = match.groups()
-        holder, variable = _variable(result, name)
-        if variable is None and name not in result:
-            known = [
-                *_variables(result),
-                *(one for one, d in result.items() if d.kind in _ARRAYS and not _holds(d)),
-            ]
+        if name in variables:
+            holder, *variable = variables[name]
+            result[holder] = _with_variable(result[holder], *variable, key, value, text)
+        elif name in result and name not in sections:
+            result[name] = _with_elements(result[name], key, value, text)
+        else:
+            known = [*(one for one in variables if one.isidentifier()), *arrays]
             raise UsageError(
                 f"--set {text!r}: there is no variable or array {name}; use one of: {', '.join(known) or 'none'}"
             )
-        if variable is not None:
-            result[holder] = _with_variable(result[holder], variable, key, value, text)
-        else:
-            result[name] = _with_elements(result[name], key, value, text)
     return result
 
 
-def _holds(definition: MapDefinition) -> bool:
-    """Return whether this is a section of variables."""
-    return definition.max_entries == 1 and len(definition.contents) == definition.value_size
-
-
-def _variables(definitions: Mapping[str, MapDefinition]) -> dict[str, tuple[str, Any, int]]:
-    """Return the variables by name: map, type, offset."""
-    return {
-        field: (name, kind, at)
-        for name, one in definitions.items()
-        if _holds(one) and one.value_type is not None
-        for field, kind, at in one.value_type["fields"]
-    }
-
-
-def _variable(definitions: Mapping[str, MapDefinition], name: str) -> tuple[str, tuple[Any, int] | None]:
-    found = _variables(definitions).get(name)
-    return ("", None) if found is None else (found[0], found[1:])
-
-
 def _with_variable(
-    definition: MapDefinition, variable: tuple[Any, int], key: str | None, value: str, text: str
+    definition: MapDefinition, kind: Any, at: int, key: str | None, value: str, text: str
 ) -> MapDefinition:
-    kind, at = variable
     whole = maps.dtype(kind, maps.type_size(kind))
     if key is not None:
         base, shape = whole.subdtype or (whole, ())
@@ -123,6 +106,9 @@ def _bytes(kind: np.dtype[Any], value: str, setting: str) -> bytes:
                 f"--set {setting!r}: the text has {len(data)} bytes (at most {kind.itemsize - 1})"
             )
         return data.ljust(kind.itemsize, b"\0")
+    if kind.kind == "V" and kind.names is None and kind.subdtype is None:  # as `values.plain` shows it
+        size = kind.itemsize
+        kind = np.dtype(("<u8", (size // 8,)) if size % 8 == 0 else ("|u1", (size,)))
     base, shape = kind.subdtype or (kind, ())
     single = [base] * int(np.prod(shape)) if kind.names is None else [kind[name] for name in kind.names]
     parts = value.split(",")

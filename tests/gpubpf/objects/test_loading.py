@@ -1,0 +1,338 @@
+"""eBPF objects become programs and maps; bad ones are refused with one line."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ebpf import bytecode as b
+from gpubpf.errors import Error, ImageError, UsageError, VerifyError
+from gpubpf.objects import listing, loading
+from gpubpf.objects.attach_points import attach_point
+from gpubpf.objects.object_file import ObjectFile
+from gpubpf_objects import build, needs_clang
+
+pytestmark = needs_clang
+
+TEXT = """
+struct cell { u8 small; s32 pair[2]; struct { u16 inner; char name[5]; } part; u64 last; };
+MAP(cells, GPU_ARRAY, u32, struct cell, 7);
+MAP(sums, GPU_HASH, u64, u32, 100);
+MAP(tallies, THREAD_ARRAY, u32, u64, 2);
+struct { __uint(type, ARRAY); __uint(max_entries, 3); __uint(key_size, 4); __uint(value_size, 12); } plain SEC(".maps");
+const volatile u32 limit = 5;
+const volatile char label[8] = "begin";
+u64 counts[4] = {1, 2};
+u32 zeros[3];
+
+static __noinline u64 twice(u64 x) { counts[1] += x; return 2 * x; }
+static __noinline u64 deeper(u64 x) { return x > limit ? twice(x) + 1 : twice(x + 3); }
+
+SEC("kprobe/_Z4workPi")
+int on_entry(void *ctx) {
+    u64 x, y, z;
+    bpf_get_thread_idx(&x, &y, &z);
+    counts[0] += deeper(x);
+    print("thread %lu of %u", x, limit);
+    return 0;
+}
+
+SEC("kprobe/_Z4workPi")
+int second(void *ctx) {
+    u32 key = 1, size[3] = {1, 2, 3};
+    u64 *mine = bpf_map_lookup_elem(&tallies, &key), four = 4;
+    struct cell *cell = bpf_map_lookup_elem(&cells, &key);
+    if (mine)
+        *mine += deeper(label[0]);
+    if (cell)
+        cell->last = zeros[2]++;
+    bpf_map_update_elem(&plain, &key, size, 0);
+    return 0;
+}
+
+SEC("kretprobe/_Z4workPi")
+int on_exit(void *ctx) {
+    u64 key = 9;
+    u32 one = limit;
+    bpf_map_update_elem(&sums, &key, &one, 0);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(TEXT, tmp_path_factory.mktemp("objects") / "probe.bpf.o")
+
+
+def test_maps_have_their_types_and_kinds(path: Path) -> None:
+    found = loading.load(str(path)).programs.maps
+    kinds = {name: (one.kind, one.key_size, one.value_size, one.max_entries) for name, one in found.items()}
+    assert kinds == {
+        "cells": ("array", 4, 32, 7),
+        "sums": ("hash", 8, 4, 100),
+        "tallies": ("thread_array", 4, 8, 2),
+        "plain": ("array", 4, 12, 3),
+        "data": ("array", 4, 32, 1),
+        "bss": ("array", 4, 16, 1),
+        "rodata": ("array", 4, len(found["rodata"].contents), 1),
+    }
+    cell = found["cells"].value_dtype
+    assert {name: cell.fields[name][1] for name in cell.names or ()} == {
+        "small": 0,
+        "pair": 4,
+        "part": 12,
+        "last": 24,
+    }
+    assert cell["part"]["name"].kind == "S"
+    assert found["data"].value_dtype.names == ("counts",) and found["bss"].value_dtype.names == ("zeros",)
+    assert struct.unpack("<4Q", found["data"].contents) == (1, 2, 0, 0)
+    assert found["rodata"].constant and not found["data"].constant
+    assert {"limit", "label"} <= set(found["rodata"].value_dtype.names or ())
+
+
+def test_programs_of_one_section_have_the_subprograms_that_they_call(path: Path) -> None:
+    loaded = loading.load(str(path))
+    functions = loaded.programs.program.functions
+    assert {name: (place.event, place.kernels) for name, place in loaded.places.items()} == {
+        "on_entry": ("entry", ("_Z4workPi",)),
+        "second": ("entry", ("_Z4workPi",)),
+        "on_exit": ("exit", ("_Z4workPi",)),
+    }
+    for name, exits in {"on_entry": 3, "second": 3, "on_exit": 1}.items():
+        code = functions[name].instructions
+        assert sum(i.opcode == b.JMP | b.EXIT for i in code) == exits, name
+        for pc, i in enumerate(code):
+            if i.opcode == b.JMP | b.CALL and i.src == b.PSEUDO_CALL:
+                assert 0 < pc + 1 + i.imm < len(code)
+    line = next(
+        i.line for i in functions["on_entry"].instructions if i.imm == 505 and i.opcode == b.JMP | b.CALL
+    )
+    assert "bpf_get_thread_idx" in loaded.programs.program.quote(line)
+
+
+def test_both_verifiers_accept_them_and_know_constants(path: Path) -> None:
+    programs = loading.load(str(path)).programs
+    for name in programs.points:
+        programs.fragment(name)
+    assert list(programs.fragment("on_entry").formats.values()) == ["thread %lu of %u"]
+    # `limit` is a constant: nothing reads it from memory.
+    assert {a.map for a in programs.fragment("on_exit").arguments if a.kind == "map_base"} == {"sums"}
+    assert {a.map for a in programs.fragment("on_entry").arguments if a.kind == "map_base"} == {
+        "data",
+        "gpubpf_prints",
+    }
+
+
+def test_values_are_set_before_the_programs_run(path: Path) -> None:
+    settings = ("limit=0x10", "label=else", "counts[3]=7", "plain[1]=1,0,0,0,2,0,0,0,3,0,0,0", "tallies=1")
+    maps = loading.load(str(path), None, settings[:-1]).programs.maps
+    constants = maps["rodata"]
+    at = {name: offset for name, _, offset in constants.value_type["fields"]}
+    assert constants.contents[at["limit"] :][:4] == (16).to_bytes(4, "little")
+    assert struct.unpack("<6I", maps["plain"].contents) == (0, 0, 0, 1, 2, 3)
+    assert constants.contents[at["label"] :][:8] == b"else\0\0\0\0"
+    assert struct.unpack("<4Q", maps["data"].contents) == (1, 2, 0, 7)
+    for wrong, why in {
+        "tallies=1": "map tallies is of kind thread_array; only arrays can be set",
+        "limit": "has no value",
+        "limit=-1": "does not fit the type",
+        "limit=1,2": "2 values for a type of 1",
+        "counts[4]=1": "no element 4",
+        "plain[3]=1,2,3,4,5,6,7,8,9,10,11,12": "map plain has 3 elements",
+        "label=muchtoolong": "the text has 11 bytes (at most 7)",
+        "other=1": "there is no variable or array other; use one of: limit, label, counts, zeros, cells, plain",
+    }.items():
+        with pytest.raises(UsageError) as error:
+            loading.load(str(path), None, (wrong,))
+        assert why in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_program_gets_another_section(path: Path) -> None:
+    loaded = loading.load(str(path), {"on_exit": "kretprobe/a,b", "second": "?kprobe/c"})
+    assert loaded.places["on_exit"].kernels == ("a", "b") and "second" not in loaded.places
+    with pytest.raises(Error, match=r"has no program three; use one of: on_entry, second, on_exit$"):
+        loading.load(str(path), {"three": "kprobe/a"})
+
+
+def test_the_listing_names_maps_helpers_and_lines(path: Path) -> None:
+    text = "\n".join(listing.lines(loading.load(str(path))))
+    assert "map cells: array, key 4 bytes, value 32 bytes, 7 entries" in text
+    assert "program on_exit: section kretprobe/_Z4workPi" in text
+    assert "bpf_map_update_elem" in text and "bpf_map_update_elem(&sums, &key, &one, 0);" in text
+
+
+# --- sections ---
+
+
+@pytest.mark.parametrize(
+    ("section", "event", "kernels", "target"),
+    [
+        ("kprobe/_Z4workPi", "entry", ("_Z4workPi",), ""),
+        ("kretprobe/cuda_do_exit", "exit", ("do_exit",), ""),
+        ("kprobe/__memcapture", "access", (), ""),
+        ("kprobe/__directly_run", "alone", (), ""),
+        ("tracepoint/sched/sched_switch", "tracepoint", (), "sched:sched_switch"),
+        ("tp/sched/sched_switch", "tracepoint", (), "sched:sched_switch"),
+        ("raw_tp/sched_switch", "raw", (), "sched_switch"),
+        ("uretprobe//usr/lib/libc.so.6:malloc", "function", (), "malloc"),
+    ],
+)
+def test_sections(section: str, event: str, kernels: tuple[str, ...], target: str) -> None:
+    found = attach_point(section)
+    assert (found.event, found.kernels, found.target) == (event, kernels, target)
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ("xdp", "is not supported"),
+        ("perf_event", "is not supported"),
+        ("kprobe", "names no kernel; name it with --attach, as in --attach PROGRAM=kprobe/KERNEL"),
+        ("uprobe", "does not say where its program goes"),
+        ("uprobe/./app", "names no function; use uprobe/PATH:FUNCTION"),
+        ("tracepoint/sched", "names no tracepoint"),
+        ("kprobe/__other", "bpftime's names are __memcapture and __directly_run"),
+    ],
+)
+def test_sections_that_are_refused(section: str, why: str) -> None:
+    with pytest.raises(ImageError) as error:
+        attach_point(section)
+    assert why in str(error.value)
+
+
+def test_a_function_of_linux_is_no_kernel_of_a_gpu() -> None:
+    with pytest.raises(ImageError, match="the Linux kernel has a function vfs_read"):
+        attach_point("kprobe/vfs_read")
+
+
+# --- what is refused ---
+
+BODY = 'SEC("kprobe/k") int f(void *ctx) {{ u32 key = 0; {} return 0; }}'
+WRONG = {
+    "section": ('SEC("xdp") int f(void *ctx) { return 0; }', "program f: section 'xdp' is not supported; use kprobe/KERNEL"),
+    "helper": (BODY.format("((long (*)(void))203)();"), "program f, C line 1: calls helper number 203, which does not exist on a GPU"),
+    "helper of the host": (BODY.format("bpf_get_current_task();"), "calls bpf_get_current_task, which does not exist on a GPU"),
+    "helper of the GPU": (
+        'SEC("uprobe/./app:f") int f(void *ctx) { u64 x, y, z; bpf_get_block_idx(&x, &y, &z); return 0; }',
+        "calls bpf_get_block_idx, which exists only on a GPU",
+    ),
+    "map type": (
+        "MAP(m, 1777, u32, u64, 1);" + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "map m is of type 1777, which is not known",
+    ),
+    "map of the kernel": (
+        "MAP(m, LRU_HASH, u32, u64, 1);" + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "map m is of kind lru_hash, which GPU memory does not have, and f uses it on the GPU",
+    ),
+    "no entries": (
+        "MAP(m, HASH, u32, u64, 0);" + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "map m has no max_entries",
+    ),
+    "key of an array": (
+        "MAP(m, ARRAY, u64, u64, 1);" + BODY.format("u64 k = 0; bpf_map_lookup_elem(&m, &k);"),
+        "map m is an array, but its key has 8 bytes",
+    ),
+    "large value": (
+        "struct big { char c[70000]; }; MAP(m, ARRAY, u32, struct big, 1);" + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "map m has a value of 70000 bytes",
+    ),
+    "inner maps": (
+        "struct { __uint(type, 13); __uint(max_entries, 1); __type(key, u32); int *values[]; } m SEC(\".maps\");"
+        + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "map m: it is declared with values, which is not supported",
+    ),
+    "old maps": (
+        "struct { u32 type, key_size, value_size, max_entries; } m SEC(\"maps\") = {2, 4, 4, 1};"
+        + BODY.format("bpf_map_lookup_elem(&m, &key);"),
+        "it has maps of the old kind, in a section 'maps'",
+    ),
+    "hash of both sides": (
+        "MAP(m, HASH, u32, u64, 8);"
+        + BODY.format("bpf_map_lookup_elem(&m, &key);")
+        + ' SEC("uprobe/./app:g") int g(void *ctx) { u32 key = 0; bpf_map_lookup_elem(&m, &key); return 0; }',
+        "map m of kind hash is used by f on the GPU and by g on the host; only arrays can be shared",
+    ),
+    "kernel symbol": ("extern int jiffies; " + BODY.format("if (jiffies) return 1;"), "refers to jiffies, which it does not define"),
+    "no program": ("int x;", "it has no programs"),
+    "call back": (
+        "static long each(u32 i, void *c) { return i; }" + BODY.format("((long (*)(u32, void *, void *, u64))181)(4, each, &key, 0);"),
+        "takes the address of function each",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_objects_that_are_refused(name: str, tmp_path: Path) -> None:
+    text, why = WRONG[name]
+    path = build(text, tmp_path / "wrong.bpf.o")
+    with pytest.raises(Error) as error:
+        loading.load(str(path))
+    assert (
+        str(error.value).startswith(f"{path}: ") and why in str(error.value) and "\n" not in str(error.value)
+    )
+
+
+def test_a_device_program_cannot_read_registers_of_the_host(tmp_path: Path) -> None:
+    text = 'SEC("kprobe/k") int f(u64 *ctx) { print("%lu", ctx[3]); return 0; }'
+    programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
+    with pytest.raises(
+        VerifyError, match=r"program f, C line 1: reads its argument, but a GPU has no struct pt_regs"
+    ):
+        programs.fragment("f")
+
+
+def test_a_constant_cannot_be_written(tmp_path: Path) -> None:
+    text = 'const volatile u32 limit = 1; SEC("kprobe/k") int f(void *ctx) { *(volatile u32 *)&limit = 2; return 0; }'
+    programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
+    with pytest.raises(VerifyError, match="writes to a constant in rodata"):
+        programs.fragment("f")
+
+
+def test_files_that_are_no_objects(path: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    for data, why in {
+        b"": "it is not a 64-bit little-endian ELF file",
+        b"#!/bin/sh\n": "it is not a 64-bit little-endian ELF file",
+        Path("/bin/true").read_bytes(): "it is for machine 62, not eBPF",
+        path.read_bytes()[:-40]: "it (is cut short|has more sections than it has room for)",
+        path.read_bytes()[:100]: "it is cut short",
+    }.items():
+        wrong.write_bytes(data)
+        with pytest.raises(Error, match=why):
+            loading.load(str(wrong))
+    with pytest.raises(Error, match=r"nothing: cannot be read \(No such file or directory\)"):
+        loading.load(str(tmp_path / "nothing"))
+
+
+def test_no_type_information(tmp_path: Path) -> None:
+    path = build(TEXT, tmp_path / "bare.bpf.o", "-g0")
+    with pytest.raises(Error, match=r"it has no type information \(BTF\); compile it with -g"):
+        loading.load(str(path))
+
+
+def test_every_truncation_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    for size in range(0, len(data), 257):
+        with pytest.raises(Error):
+            loading.read(data[:size])
+
+
+def test_a_stripped_object_is_refused(path: Path, tmp_path: Path) -> None:
+    strip = next(
+        (
+            Path(f"/usr/bin/llvm-strip{v}")
+            for v in ("", "-15", "-19")
+            if Path(f"/usr/bin/llvm-strip{v}").exists()
+        ),
+        None,
+    )
+    if strip is None:
+        pytest.skip("needs llvm-strip")
+    bare = tmp_path / "bare.o"
+    subprocess.run([strip, "--strip-all", "-o", bare, path], check=True)
+    with pytest.raises(ImageError):
+        ObjectFile(bare.read_bytes()).programs  # noqa: B018
