@@ -37,8 +37,8 @@ def with_values(
             raise UsageError(f"--set {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
         name, key, value = match.groups()
         if name in variables:
-            holder, *variable = variables[name]
-            result[holder] = _with_variable(result[holder], *variable, key, value, text)
+            holder, kind, at = variables[name]
+            result[holder] = _with_variable(result[holder], kind, at, key, value, text)
         elif name in result and name not in sections:
             result[name] = _with_elements(result[name], key, value, text)
         else:

@@ -299,7 +299,7 @@ def test_files_that_are_no_objects(path: Path, tmp_path: Path) -> None:
         b"#!/bin/sh\n": "it is not a 64-bit little-endian ELF file",
         Path("/bin/true").read_bytes(): "it is for machine 62, not eBPF",
         path.read_bytes()[:-40]: "it (is cut short|has more sections than it has room for)",
-        path.read_bytes()[:100]: "it is cut short",
+        path.read_bytes()[:100]: "it (is cut short|has more sections than it has room for)",
     }.items():
         wrong.write_bytes(data)
         with pytest.raises(Error, match=why):
