@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing as images
 
         return images.show(b, args, out)
+    verified_by = b.verified_by
     args.measures_times = not (b.host_programs or b.process_functions)  # these read the real clock
     with b.trace(args) as session:
         from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
             printer.maps(session)
             if out.closed:
                 break
-        results.end(session.summary() | {"verified_by": b.verified_by})
+        results.end(session.summary() | {"verified_by": verified_by})
     return session.status
 
 

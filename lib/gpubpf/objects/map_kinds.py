@@ -126,7 +126,7 @@ def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
                 continue
             ring = next((j.map for j in _before(code, pc) if _sets(j, kinds[ArgumentKind.MAP][0])), None)
             bytes_ = next((j for j in _before(code, pc) if _sets(j, size)), None)
-            constant = bytes_ is not None and bytes_.opcode & ~4 == b.ALU | b.MOV  # of 32 or 64 bits
+            constant = bytes_ is not None and bytes_.opcode & 0xF8 == b.MOV
             if ring is not None and bytes_ is not None and constant and 0 < bytes_.imm <= MAX_RECORD:
                 found[ring] = max(found.get(ring, 0), bytes_.imm)
     return found

@@ -101,7 +101,8 @@ class Reader:
 
     def __init__(self, bpf: BPF, programs: Iterable[str]) -> None:
         self._bpf = bpf
-        used = {i.map for name in programs for i in bpf.program.functions[name].instructions}
+        self._used = {name: {i.map for i in bpf.program.functions[name].instructions} for name in programs}
+        used = set().union(*self._used.values())
         self._definitions = [one for one in bpf.maps.values() if one.name in used and not one.constant]
         self._printing = bpf.printing()
 
@@ -144,16 +145,19 @@ class Reader:
                     owner = {"pid": part.pid, "comm": part.comm}
                     found.append(Contents(one, owner, {}, list(enumerate(columns(part.array)))))
             elif one.kind != "ringbuf" and session.has_map(one.name):
-                found += [_of_instance(part) for part in session.instances(one.name)]
+                found += [
+                    _of_instance(part)
+                    for part in session.instances(one.name)
+                    if self._uses(one, part.mangled)
+                ]
             elif one.kind != "ringbuf" and self._bpf.host_side is not None:
                 found += _of_kernel(one, self._bpf.host_side)
         return found
 
-    def lost(self, session: Session) -> int:
-        """Return how many prints and records found no room."""
-        rings = [maps.PRINTS, *(one.name for one in self._definitions if one.kind == "ringbuf")]
-        counts = (session.ring_counts(name) for name in rings if session.has_map(name))
-        return sum(shard.lost for ring in counts for context in ring for shard in context.shards)
+    def _uses(self, definition: MapDefinition, kernel: str) -> bool:
+        """Return whether a program in this kernel uses the map. A kernel with other programs has an instance of its own, too."""
+        probes = [probe for probe in self._bpf.probes if definition.name in self._used[probe.function]]
+        return not kernel or any(names.chosen(probe.kernels, kernel) for probe in probes)
 
 
 def _of_ring(definition: MapDefinition, owner: Mapping[str, Any], records: Any) -> Contents:
