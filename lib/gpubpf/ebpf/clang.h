@@ -26,8 +26,10 @@ struct bpf_pidns_info {
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static long (*gpubpf_trace_printk)(const char *text, u32 size, ...) = (void *)6;
 static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
+static long (*bpf_perf_event_output)(void *ctx, void *map, u64 flags, void *data, u64 size) = (void *)25;
 static long (*bpf_get_ns_current_pid_tgid)(u64 device, u64 inode, struct bpf_pidns_info *to,
                                            u32 size) = (void *)120;
 static u64 (*bpf_get_current_ancestor_cgroup_id)(int level) = (void *)123;
@@ -35,6 +37,13 @@ static long (*bpf_ringbuf_output)(void *map, void *data, u64 size, u64 flags) = 
 static void *(*bpf_ringbuf_reserve)(void *map, u64 size, u64 flags) = (void *)131;
 static void (*bpf_ringbuf_submit)(void *data, u64 flags) = (void *)132;
 static void (*bpf_ringbuf_discard)(void *data, u64 flags) = (void *)133;
+
+/* The text is an array on the stack, as bcc makes one of it. */
+#define bpf_trace_printk(_text, ...)                                                    \
+    ({                                                                                  \
+        char _gpubpf_text[] = _text;                                                    \
+        gpubpf_trace_printk(_gpubpf_text, sizeof(_gpubpf_text), ##__VA_ARGS__);         \
+    })
 
 /* What clang.py makes of MAP.lookup(key) and the like. */
 #define GPUBPF_lookup(_map, _key) ((typeof(_map.leaf) *)bpf_map_lookup_elem(&_map, _key))

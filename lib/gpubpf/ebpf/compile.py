@@ -45,12 +45,9 @@ from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError, in_words
-from gpubpf.process import libc, privileges
+from gpubpf.process import bpf_syscall, libc, privileges
 
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
-_KINDS = {1: "hash", 2: "array", 4: "ringbuf", 6: "percpu_array", 27: "ringbuf"}
-_PERF_OUTPUT = 4  # BPF_PERF_OUTPUT: on a GPU a ring buffer of _PERF_BYTES
-_PERF_BYTES = 1 << 18
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: the result of a collective helper depends on the lanes that call it, so clang must not move the call.
 _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
@@ -313,9 +310,7 @@ def _compile_with_clang(text: str) -> Program:
     functions, found = clang.compile_text(spell_out_increments(source.text), path, source.origin)
     definitions = {}
     for one in found:
-        number = max(
-            number for number, kind in _KINDS.items() if kind == one.kind
-        )  # a perf buffer is not a ring
+        number = maps.kernel_type(one.kind)
         key_size = 0 if one.kind == "ringbuf" else one.key_size
         sizes = (key_size, one.leaf_size, one.entries, one.flags)
         definitions[one.name] = _described(one.name, number, one.key, maps.type_of(one.leaf), *sizes)
@@ -387,7 +382,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     key = described(lib.bpf_table_key_desc_id)
     leaf = described(lib.bpf_table_leaf_desc_id)
     number = lib.bpf_table_type_id(module, index)
-    kind = _KINDS.get(number, f"type {number}")
+    kind = maps.kind_of(number)
     value_type = maps.type_of(leaf)
     value_size = lib.bpf_table_leaf_size_id(module, index)
     entries = lib.bpf_table_max_entries_id(module, index)
@@ -396,7 +391,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
         if value_type == "<u4":
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
-        entries = _PERF_BYTES if number == _PERF_OUTPUT else entries
+        entries = maps.PERF_BYTES if number == bpf_syscall.PERF_EVENT_ARRAY else entries
     sizes = (
         lib.bpf_table_key_size_id(module, index),
         value_size,
@@ -417,7 +412,7 @@ def _described(
     flags: int,
 ) -> MapDefinition:
     """Return the definition of a map. number: enum bpf_map_type. key: its type as bcc describes it, which may say another kind."""
-    kind = _KINDS.get(number, f"type {number}")
+    kind = maps.kind_of(number)
     if isinstance(key, list) and key and key[0] in _KEY_KINDS:
         kind = _KEY_KINDS[key[0]]
         key = "int"

@@ -3,7 +3,7 @@
 The verifier, its stand-in for the kernel, and the lowering take these facts from here. A test compares the table with the C
 header, the agent, and the documentation.
 
-Numbers below 500 are the Linux kernel's (enum bpf_func_id in include/uapi/linux/bpf.h), 501 to 506 bpftime's, from 601 on ours.
+Numbers below 500 are the Linux kernel's (enum bpf_func_id in include/uapi/linux/bpf.h), 501 to 511 bpftime's, from 601 on ours.
 Programs run on one of three sides: on the GPU; on the host in the traced process ("native"); on the host in the Linux kernel,
 whose verifier knows its helpers itself.
 """
@@ -26,7 +26,7 @@ _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 class ArgumentKind(Enum):
     """What an argument must be."""
 
-    CONTEXT = auto()  # the context that the program was given
+    CONTEXT = auto()  # the context that the program was given, or NULL
     MAP = auto()
     KEY = auto()  # address of a readable key of the map
     VALUE = auto()  # address of a readable value of the map
@@ -69,6 +69,7 @@ class StandIn(Enum):
     STORES = auto()  # stores of unknown numbers through the arguments of kind RESULT
     UPDATE = auto()  # a load and a store through the argument of kind CELL
     PRINTK = auto()  # bpf_trace_printk, with the length of the text
+    RINGBUF = auto()  # bpf_ringbuf_output, which takes no context
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,13 @@ class Use:
     """How programs of one side use a helper.
 
     `lowering` names a function of `lower/helper_calls.py` (see LOWERINGS there), `operand` what it is given. `maps` are the kinds of
-    map that the helper works on.
+    map that the helper works on, `points` where it may be called: everywhere if that is empty.
     """
 
     lowering: str
     operand: str = ""
     maps: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,10 @@ _TABLE = (
            Use("lookup", maps=(*_STORAGE, "param")), Use("lookup", maps=(*_SHARED, "param"))),
     Helper(2, "bpf_map_update_elem", (_MAP, _KEY, _MAP_VALUE, _UPDATE_FLAGS), _ANY,
            Use("update", maps=_STORAGE), Use("update", maps=_SHARED)),
-    Helper(3, "bpf_map_delete_elem", (_MAP, _KEY), _ANY, Use("delete", maps=("hash",))),
+    Helper(3, "bpf_map_delete_elem", (_MAP, _KEY), _ANY, Use("delete", maps=_STORAGE)),
     Helper(6, "bpf_trace_printk", (_TEXT, _size(1, STACK_SIZE), *_PRINTED), _ANY, Use("print")),
     Helper(25, "bpf_perf_event_output", (_CTX, _MAP, _FLAGS, _DATA, _SHORT_RECORD_SIZE), _ANY,
-           Use("output", maps=_RING)),
+           Use("output", maps=_RING), stand_in=StandIn.RINGBUF),
     Helper(130, "bpf_ringbuf_output", (_MAP, _DATA, _RECORD_SIZE, _FLAGS), _ANY, Use("output", maps=_RING)),
     Helper(131, "bpf_ringbuf_reserve", (_MAP, _RECORD_SIZE, _NO_FLAGS), Pointer.RECORD,
            Use("reserve", maps=_RING)),
@@ -209,6 +211,11 @@ _TABLE = (
     Helper(504, "bpf_get_block_dim", _XYZ, _ANY, Use("index", "ntid"), stand_in=StandIn.STORES),
     Helper(505, "bpf_get_thread_idx", _XYZ, _ANY, Use("index", "tid"), stand_in=StandIn.STORES),
     Helper(506, "bpf_gpu_membar", (), _ANY, Use("special", "membar"), stand_in=StandIn.NUMBER),
+    Helper(507, "bpf_cuda_exit", (), _ANY, Use("special", "exit", points=("entry",)), stand_in=StandIn.NUMBER),
+    Helper(508, "bpf_get_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
+    Helper(509, "bpf_get_sm_id", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
+    Helper(510, "bpf_get_warp_id", (), _32_BITS, Use("special", "warp_slot"), stand_in=StandIn.NUMBER),
+    Helper(511, "bpf_get_lane_id", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),
     # Ours.
     Helper(601, "gpu_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
     Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),

@@ -31,7 +31,7 @@ block's threads that came.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,24 @@ SHAPED = {
     "site_array": "site",
 }
 DEVICE_KINDS = (*SHAPED, "param")  # host programs can use none of these, except copies of parameters
+# The kinds of the types of map that a program can name: by number, those of the Linux kernel (enum bpf_map_type) and bpftime's.
+KINDS: Mapping[int, str] = {
+    bpf_syscall.HASH: "hash",
+    bpf_syscall.ARRAY: "array",
+    bpf_syscall.PERF_EVENT_ARRAY: "ringbuf",
+    bpf_syscall.PERCPU_ARRAY: "percpu_array",
+    bpf_syscall.RINGBUF: "ringbuf",
+    1501: "hash",  # GPU_HASH_MAP
+    1502: "thread_array",  # PERGPUTD_ARRAY_MAP
+    1503: "array",  # GPU_ARRAY_MAP
+    1504: "shared_array",  # GPU_KERNEL_SHARED_ARRAY_MAP
+    1512: "thread_array",  # PERGPUTD_ARRAY_HOST_MAP
+    1513: "shared_array",  # GPU_ARRAY_HOST_MAP
+    1527: "ringbuf",  # GPU_RINGBUF_MAP
+}
+_OF_BPFTIME = frozenset(number for number in KINDS if number > 1500)
+# bpftime's rings have `max_entries` records for each thread, for so many threads if nothing else is said.
+BPFTIME_RING, BPFTIME_THREADS = 1527, 1024
 ALIGNMENT = 256  # of storage, in bytes
 HEADER = 64  # of a hash, and of a ring's control block
 RECORD_HEADER = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
@@ -60,6 +78,7 @@ RING_SHARD = 64  # bytes that a shard has in the control block, and in front of 
 RING_PAGE = 4096
 RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
 MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
+PERF_BYTES = 1 << 18  # of a perf buffer, which is a ring on a GPU
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS = 3
@@ -175,6 +194,45 @@ class MapDefinition:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MapDefinition:
         return cls(**value)
+
+
+def kind_of(number: int) -> str:
+    """Return the kind of a type of map, by its number; "type N" if GPU memory has no map of that type."""
+    return KINDS.get(number, f"type {number}")
+
+
+def kernel_type(kind: str) -> int:
+    """Return the type of map of the Linux kernel that host programs use for a kind of map. A ring is not a perf buffer."""
+    return {"hash": bpf_syscall.HASH, "ringbuf": bpf_syscall.RINGBUF}.get(kind, bpf_syscall.ARRAY)
+
+
+def declared(
+    name: str,
+    number: int,
+    key_size: int,
+    value_size: int,
+    max_entries: int,
+    key_type: Any = None,
+    value_type: Any = None,
+    flags: int = 0,
+) -> MapDefinition:
+    """Return the definition of a map of the type `number` (`KINDS`), with the sizes that an object file declares.
+
+    Types are as in MapDefinition. The kernel's rings and perf buffers have no record size (0): `verify.records` finds it. Host
+    programs use a map of bpftime as a map of the kernel's type of that kind.
+    """
+    kind = kind_of(number)
+    if kind == "ringbuf":
+        key_size, key_type = 0, None
+    if number in (bpf_syscall.RINGBUF, bpf_syscall.PERF_EVENT_ARRAY):
+        value_size, value_type = 0, None
+    if number == bpf_syscall.PERF_EVENT_ARRAY:
+        max_entries = PERF_BYTES
+    kernel = kernel_type(kind) if number in _OF_BPFTIME else number
+    made = MapDefinition(name, kind, key_size, value_size, max_entries, key_type, value_type, flags, kernel)
+    if number == BPFTIME_RING:
+        made = replace(made, max_entries=max_entries * BPFTIME_THREADS * record_stride(made))
+    return made
 
 
 def pad8(size: int) -> int:

@@ -166,6 +166,11 @@ static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
 static void (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;
 static void (*bpf_gpu_membar)(void) = (void *)506;
+static void (*bpf_cuda_exit)(void) = (void *)507; /* ends the thread, before it runs the kernel; only in struct gpu_entry */
+static void (*bpf_get_grid_dim)(u64 *x, u64 *y, u64 *z) = (void *)508;
+static u32 (*bpf_get_sm_id)(void) = (void *)509;
+static u32 (*bpf_get_warp_id)(void) = (void *)510; /* of the warps that this multiprocessor runs now; gpu_warp is its number in the block */
+static u32 (*bpf_get_lane_id)(void) = (void *)511;
 /*
  * Helpers of this library. A warp has 32 lanes; a wave of an AMD GPU has 32 or 64. A text that names GPU_LANES or gpu_mask is compiled
  * once more for AMD GPUs, with 64 lanes; another one works in waves of 32 lanes, or if it does not look at lanes.

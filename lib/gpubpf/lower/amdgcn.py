@@ -132,9 +132,13 @@ _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
 _COLLECTIVE = frozenset(map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle")))
-# s_getreg's operand: register | first bit << 6 | (bits - 1) << 11. HW_ID has the compute unit, the shader array and the shader
-# engine in bits 8 to 14. HW_ID1, from GFX10 on, has the workgroup processor in bits 10 to 13.
-_HW_ID, _HW_ID1 = 4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11
+# What s_getreg reads, on GFX9 and from GFX10 on: register | first bit << 6 | (bits - 1) << 11. HW_ID has the wave and the SIMD in bits
+# 0 to 5, the compute unit, the shader array and the shader engine in bits 8 to 14. HW_ID1 has the wave and the SIMD in bits 0 to 9,
+# the workgroup processor in bits 10 to 13.
+_HARDWARE = {
+    "sm": (4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11),
+    "warp_slot": (4 | 5 << 11, 23 | 9 << 11),
+}
 
 
 def backend(wave: int, at_exit: bool = False) -> Backend:
@@ -164,7 +168,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
             **dict.fromkeys(_SHAPE, ("shape", "b32")),
             **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
             "first_thread": ("first_thread", "b32"),
-            "sm": ("sm", "b32"),
+            **{name: (name, "b32") for name in _HARDWARE},
             **dict.fromkeys(TIMES if at_exit else TIMES[1:], ("time", "b64")),
         },
         join="call void @llvm.amdgcn.wave.barrier()",
@@ -227,6 +231,11 @@ def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
         raise VerifyError(
             f"device program {checked.function.name} calls {name}, which is verified for 32 lanes only, and this GPU's waves have 64;"
             " use gpu_mask and GPU_LANES in the C text"
+        )
+    if number_of("bpf_cuda_exit") in used:
+        raise VerifyError(
+            f"device program {checked.function.name} calls bpf_cuda_exit, which AMD GPUs do not have:"
+            " all lanes of a wave end together; run it on an NVIDIA GPU"
         )
     module = ir.lower(program, checked, _backend(wave, checked.function.point in AT_EXIT))
     # What has no address space of its own is private memory, which is dissolved into registers.
@@ -460,13 +469,14 @@ def _fact(name: str, first: int, bits: int) -> list[str]:
 def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: bool) -> tuple[list[str], str]:
     """Return the LLVM IR that calls the program with this number, and its declaration."""
     program, counter = called.program, called.counter
-    unit = _HW_ID if gpu.startswith("gfx9") else _HW_ID1
+    family = 0 if gpu.startswith("gfx9") else 1
     lines, passed = [], []
     for argument in program.arguments:
         kind = "i64" if argument.type == "b64" else "i32"
         name = f"{argument.name}.{number}"
-        if argument.kind == "sm":
-            lines.append(f"  %{name} = call i32 @llvm.amdgcn.s.getreg(i32 {unit})")
+        if argument.kind in _HARDWARE:
+            field = _HARDWARE[argument.kind][family]
+            lines.append(f"  %{name} = call i32 @llvm.amdgcn.s.getreg(i32 {field})")
             value = f"%{name}"
         elif argument.kind == "time":
             more, value = _time(argument.field, block, name, timed)

@@ -13,8 +13,9 @@ class Backend:
     `pointer`: the type of an address of map memory. `scope`: of its atomic operations. `warps`: whether it has warps.
 
     `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
-    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `clock`,
-    `globaltimer`, `active`, `membar`; with arguments `match`, `ballot`, `shuffle`.
+    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `warp_slot` (number
+    of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`; with arguments `match`, `ballot`,
+    `shuffle`.
 
     `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
     the function's parameters.

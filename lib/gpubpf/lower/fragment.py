@@ -23,6 +23,7 @@ class Argument:
         epoch         the epoch of allocations
         pid_tgid      process << 32 | thread of the host thread that launched
         time          on AMD GPUs: `field` of amdgcn.TIMES
+        sm, warp_slot on AMD GPUs: read from a hardware register
         helper        in host programs: the address of the C function for helper number `offset`
     """
 

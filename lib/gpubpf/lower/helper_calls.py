@@ -113,7 +113,10 @@ class HelperCalls(Emitter):
         return self.value(f"select i1 {there}, i64 0, i64 -7")
 
     def delete(self, call: CheckedCall, operand: str) -> str:
-        return self.hash_call("delete", call, self.map(call.map))
+        definition = self.map(call.map)
+        if definition.kind != "hash":
+            return "-22"  # -EINVAL, as in the kernel
+        return self.hash_call("delete", call, definition)
 
     def hash_call(self, operation: str, call: CheckedCall, definition: MapDefinition) -> str:
         words = []

@@ -37,6 +37,7 @@ NVPTX = Backend(
         "this_lane": ('asm "mov.u32 $0, %laneid;", "=r"', "i32"),
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
+        "warp_slot": (f"{_SREG}warpid", "i32"),
         # LLVM would do these with 64-bit instructions, because it does not know that they cost more.
         "element": ('asm "mad.wide.u32 $0, $1, $2, $3;", "=l,r,n,l"', "i64"),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
@@ -63,6 +64,7 @@ NVPTX = Backend(
             "i64",
         ),
         "membar": ("llvm.nvvm.membar.sys", "void"),
+        "exit": ('asm sideeffect "exit;", ""', "void"),
     },
     warps=True,
     reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},

@@ -52,7 +52,8 @@ class HelperCall:
         name = self.map.name if self.map else ""
         call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text)
         if self.machine.calls.setdefault(place, call) != call:
-            raise self.reject(
+            raise self.machine.differs(
+                state.pc,
                 f"calls {self.name} with different maps, sizes or texts on different paths",
                 "write the call once in each branch",
             )
@@ -69,6 +70,9 @@ class HelperCall:
             return helper, helper.native
         if helper is None or helper.device is None:
             raise self.reject(f"{name} does not exist on a GPU", "see gpubpf.h for the helpers that do")
+        if helper.device.points and self.machine.function.point not in helper.device.points:
+            allowed = ", ".join(f"struct gpu_{point}" for point in helper.device.points)
+            raise self.reject(f"{name} does not work at this point", f"call it in a program with a {allowed}")
         return helper, helper.device
 
     def _result(self, result: tuple[int, int] | Pointer) -> Value:
@@ -84,7 +88,8 @@ class HelperCall:
     # Arguments
 
     def _context(self, register: int, argument: HelperArgument) -> None:
-        if self._argument(register).kind != "context":
+        value = self._argument(register)
+        if value.kind != "context" and (value.kind != "number" or value.range.constant != 0):
             raise self.reject(f"{self.name}: its argument {argument.name} is not the context", "pass ctx")
 
     def _map(self, register: int, argument: HelperArgument) -> None:
@@ -148,7 +153,12 @@ class HelperCall:
             bounds = f"{argument.least} to {argument.most}"
             raise self.reject(f"a record of {size} bytes ({bounds})", "make it smaller")
         whole = self.map.value_size
-        if size != whole and not (argument.kind is ArgumentKind.SHORT_RECORD_SIZE and size < whole):
+        if not whole and not self.machine.sizing:
+            raise self.reject(
+                f"ring buffer {self.map.name} has no record size",
+                "declare it with GPU_RINGBUF(name, type, pages)",
+            )
+        if whole and size != whole and not (argument.kind is ArgumentKind.SHORT_RECORD_SIZE and size < whole):
             raise self.reject(
                 f"a record of {size} bytes in ring buffer {self.map.name}, whose records have {whole}",
                 f"put one type of record into it, and name that type in GPU_RINGBUF({self.map.name}, type, pages)",

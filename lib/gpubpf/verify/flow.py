@@ -15,7 +15,8 @@ def target_of(pc: int, i: Instruction) -> int:
     return pc + 1 + (i.imm if i.opcode == 0x06 else i.offset)
 
 
-def _jumps(i: Instruction) -> bool:
+def jumps(i: Instruction) -> bool:
+    """Return whether an instruction is a jump, conditional or not."""
     return i.cls in (b.JMP, b.JMP32) and i.opcode & 0xF0 not in (b.CALL, b.EXIT)
 
 
@@ -26,7 +27,7 @@ def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
     anything.
     """
     i, size = code[pc], len(code)
-    if _jumps(i):
+    if jumps(i):
         target = target_of(pc, i)
         target = target if 0 <= target < size else size
         return (target,) if i.opcode & 0xF0 == b.JA else (pc + 1, target)
@@ -43,7 +44,7 @@ def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int
     """
     size = len(code)
     after = [successors(code, pc) for pc in range(size)]
-    targets = {after[pc][-1] for pc, i in enumerate(code) if _jumps(i)}
+    targets = {after[pc][-1] for pc, i in enumerate(code) if jumps(i)}
     live = [0] * (size + 1)
     before: list[list[int]] = [[] for _ in range(size + 1)]
     for pc, places in enumerate(after):

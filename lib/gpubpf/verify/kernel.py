@@ -25,7 +25,7 @@ from gpubpf.verify.values import Checked, place_of
 
 _CONTEXT_SHIFT = 8
 _PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
-_PERF_OUTPUT = number_of("bpf_perf_event_output")
+_RINGBUF_OUTPUT = number_of("bpf_ringbuf_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
@@ -38,7 +38,7 @@ def check(program: Program, checked: Checked) -> str | None:
         fds: dict[str, int] = {}
         try:
             for name in sorted({i.map for i in code if i.map is not None}):
-                fds[name] = _create_map(program.maps[name], _is_perf(checked, name))
+                fds[name] = _create_map(program.maps[name])
                 stack.callback(os.close, fds[name])
             os.close(bpf_syscall.load_program(bpf_syscall.TRACEPOINT, encode(code, fds)))
         except OSError as error:
@@ -114,6 +114,11 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))
         elif kind is StandIn.PRINTK and pc in lengths:
             put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=lengths[pc]), replace(i, imm=_PRINTK))
+        elif kind is StandIn.RINGBUF:
+            given = (ArgumentKind.MAP, ArgumentKind.RECORD, ArgumentKind.SHORT_RECORD_SIZE)
+            for register, argument in enumerate(given, 1):
+                put(pc, Instruction(b.ALU64 | b.MOV | 8, register, HELPERS[i.imm].register(argument)))
+            put(pc, Instruction(b.ALU64 | b.MOV, len(given) + 1), replace(i, imm=_RINGBUF_OUTPUT))
         elif kind is StandIn.NUMBER:
             put(pc, replace(i, imm=_PRANDOM))
         else:
@@ -138,18 +143,12 @@ def _stand_in(i: Instruction) -> StandIn:
     return HELPERS[i.imm].stand_in if calls else StandIn.ITSELF
 
 
-def _is_perf(checked: Checked, name: str) -> bool:
-    return any(call.helper == _PERF_OUTPUT and call.map == name for call in checked.calls.values())
-
-
-def _create_map(definition: MapDefinition, perf: bool) -> int:
+def _create_map(definition: MapDefinition) -> int:
     """Create a kernel map with the sizes that the verifier checks, in as little memory as possible."""
     key, value, entries = definition.key_size, definition.value_size, min(definition.max_entries, 1024)
     kind, flags = bpf_syscall.ARRAY, 0
     if definition.kind == "hash":
         kind, flags = bpf_syscall.HASH, bpf_syscall.NO_PREALLOC
-    elif definition.kind == "ringbuf" and perf:
-        kind, key, value, entries = bpf_syscall.PERF_EVENT_ARRAY, 4, 4, 1
     elif definition.kind == "ringbuf":
         kind, key, value, entries = bpf_syscall.RINGBUF, 0, 0, 4096
     if definition.constant:

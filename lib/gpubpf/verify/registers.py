@@ -21,6 +21,14 @@ from gpubpf.verify.values import (
 )
 
 
+class DiffersByPath(VerifyError):
+    """The instruction at `pc` cannot be lowered, because it does different things on different paths."""
+
+    def __init__(self, error: VerifyError, pc: int) -> None:
+        super().__init__(str(error))
+        self.pc = pc
+
+
 class AbstractMachine:
     """The registers and memory of a program that is being verified.
 
@@ -34,10 +42,14 @@ class AbstractMachine:
         self.calls: dict[CodePlace, CheckedCall] = {}
         self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
+        self.sizing = False  # whether ring buffers may have no record size yet
         self._ids = 0
 
     def reject(self, pc: int, what: str, remedy: str) -> VerifyError:
         return VerifyError(f"{place_of(self.program, self.function, pc)}: {what}; {remedy}")
+
+    def differs(self, pc: int, what: str, remedy: str) -> VerifyError:
+        return DiffersByPath(self.reject(pc, what, remedy), pc)
 
     def read(self, state: State, register: int) -> Value:
         value = state.registers[register]
@@ -94,7 +106,7 @@ class AbstractMachine:
         if known is not None and known.kind == access.kind == "memory":
             access = CheckedAccess("memory", alignment=min(known.alignment, access.alignment))
         elif known is not None and known != access:
-            raise self.reject(
+            raise self.differs(
                 state.pc,
                 "accesses different memory on different paths",
                 "write the access once in each branch",

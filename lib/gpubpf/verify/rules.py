@@ -7,15 +7,16 @@ GPU thread must not do. The lowering uses what the gate learns: which memory eac
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.verify import flow, ranges
+from gpubpf.verify import copies, flow, ranges
 from gpubpf.verify.calls import HelperCall
 from gpubpf.verify.ranges import Range, constant, truncate
-from gpubpf.verify.registers import AbstractMachine
+from gpubpf.verify.registers import AbstractMachine, DiffersByPath
 from gpubpf.verify.values import (
     NUMBER,
     Checked,
@@ -30,20 +31,34 @@ from gpubpf.verify.values import (
 MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
+MAX_COPIED = 32  # blocks that are copied, see `copies`
 _COMPARED = (7, 6, 8, 9, 2, 0, 1, 3, 4, 5)  # registers, those first that differ most often; r10 never does
 _MANY = 12  # after so many paths from one place were followed to their end, states there are generalized
 
 
-def check(program: Program, function: BpfFunction) -> Checked:
-    """Follow every path of `function` and return what was learnt. Raises VerifyError."""
-    return _Checker(program, function).run()
+def check(program: Program, function: BpfFunction, sizing: bool = False) -> Checked:
+    """Follow every path of `function` and return what was learnt. Raises VerifyError.
+
+    Where an instruction does different things on different paths, each path gets a copy of it, if possible. sizing: a ring buffer may
+    have no record size; such a program is not ready to be lowered.
+    """
+    for _ in range(MAX_COPIED):
+        try:
+            return _Checker(program, function, sizing).run()
+        except DiffersByPath as error:
+            code = copies.separate(function.instructions, error.pc)
+            if code is None or len(code) > MAX_INSTRUCTIONS:
+                raise
+            function = replace(function, instructions=code)
+    return _Checker(program, function, sizing).run()
 
 
 class _Checker(AbstractMachine):
     """Walks all paths of one program on the abstract machine, and applies the rules to each instruction."""
 
-    def __init__(self, program: Program, function: BpfFunction) -> None:
+    def __init__(self, program: Program, function: BpfFunction, sizing: bool = False) -> None:
         super().__init__(program, function)
+        self.sizing = sizing
         self.code = function.instructions
         self.reached: set[CodePlace] = set()
         self.edges: set[tuple[CodePlace, bool]] = set()

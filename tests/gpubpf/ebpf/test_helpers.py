@@ -93,7 +93,7 @@ def test_the_kernels_verifier_knows_a_stand_in_for_each_helper_of_a_gpu():
         kinds = set(helper.registers)
         expected = StandIn.NUMBER
         if helper.in_kernel:
-            expected = StandIn.ITSELF
+            expected = StandIn.RINGBUF if ArgumentKind.CONTEXT in kinds else StandIn.ITSELF
         elif ArgumentKind.RESULT in kinds:
             expected = StandIn.STORES
         elif ArgumentKind.CELL in kinds:

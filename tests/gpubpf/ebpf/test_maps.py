@@ -531,3 +531,28 @@ def test_headers_are_the_beginning_of_storage():
     assert maps.storage_size(MapDefinition("p", "param", 4, 24, 1)) == 0
     with pytest.raises(ValueError, match="no map of kind"):
         maps.storage_size(MapDefinition("p", "lpm_trie", 4, 24, 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "kernel"),
+    [
+        (1, "hash", 1),
+        (2, "array", 2),
+        (5, "type 5", 5),
+        (1501, "hash", 1),
+        (1502, "thread_array", 2),
+        (1503, "array", 2),
+        (1504, "shared_array", 2),
+        (1505, "type 1505", 1505),
+        (1512, "thread_array", 2),
+        (1513, "shared_array", 2),
+        (1527, "ringbuf", 27),
+    ],
+)
+def test_types_of_maps_by_number(number, kind, kernel):
+    """The kernel's, and bpftime's (runtime/include/bpftime_shm.hpp there)."""
+    made = maps.declared("m", number, 4, 8, 100, "<u4", "<u8")
+    assert (made.kind, made.kernel_type) == (kind, kernel)
+    assert (made.value_size, made.value_type) == (8, "<u8")
+    if kind != "ringbuf":
+        assert (made.key_size, made.key_type, made.max_entries) == (4, "<u4", 100)

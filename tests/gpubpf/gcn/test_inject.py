@@ -91,6 +91,16 @@ int on_unit(struct gpu_exit *ctx) {
     if (mine) *mine = 1 + gpu_sm();
     return 0;
 }
+int on_slot(struct gpu_exit *ctx) {
+    int key = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (mine) mine->runs = 1 + bpf_get_warp_id() + (bpf_get_sm_id() != gpu_sm()) * 100;
+    return 0;
+}
+int on_end(struct gpu_entry *ctx) {
+    bpf_cuda_exit();
+    return 0;
+}
 int on_lane(struct gpu_exit *ctx) {
     int key = 0;
     u64 *mine = lanes.lookup(&key);
@@ -264,6 +274,22 @@ def test_compute_units(device: Device, built: Path, program: Program, gpu: str) 
     rest = block_arguments(made, "none", 0, shape, {"units": "u"})
     found = device.run(made.image, "none", rest, shape, {"u": np.zeros(481, np.uint64)})["u"]
     assert len(set(found[:8].tolist())) == (4 if gpu == "gfx1030" else 8) and not found[8:].any()
+
+
+def test_the_slots_of_waves(device: Device, built: Path, program: Program) -> None:
+    """The embedded device numbers them by workgroup."""
+    made = injected(CodeObject(built.read_bytes()), program, "on_slot")
+    wave = CodeObject(built.read_bytes()).kernels[0].descriptor.wave
+    shape = ((480, 1, 1), (160, 1, 1))
+    rest = block_arguments(made, "none", 0, shape, {"tallies": "t"})
+    found = device.run(made.image, "none", rest, shape, {"t": np.zeros(481, np.uint64)})["t"]
+    assert found.tolist() == [1 + thread % 160 // wave for thread in range(480)] + [0]
+
+
+def test_what_amd_gpus_do_not_have(program: Program) -> None:
+    for wave in (32, 64):
+        with pytest.raises(VerifyError, match="on_end calls bpf_cuda_exit, which AMD GPUs do not have"):
+            lowered(program, "on_end", wave)
 
 
 def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, program: Program) -> None:

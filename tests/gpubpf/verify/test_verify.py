@@ -122,6 +122,10 @@ BAD = {
         "u64 *e = events.ringbuf_reserve(5000); /*!*/\nif (e) events.ringbuf_submit(e, 0);",
         "5000",
     ),
+    "an exit of a thread that leaves": (
+        "bpf_cuda_exit(); /*!*/",
+        "does not work at this point; call it in a program with a struct gpu_entry",
+    ),
     "helper unknown on a GPU": ("return bpf_get_prandom_u32() & 1; /*!*/", "does not exist on a GPU"),
     "helper of kernels only": (
         "char name[16];\nbpf_get_current_comm(name, 16); /*!*/",
@@ -221,6 +225,11 @@ GOOD = {
         " bpf_get_thread_idx(&x, &y, &z); d += z; gpu_grid_dim(&x, &y, &z); d += x + gpu_lane() + gpu_warp() + gpu_sm();"
         f" d += gpu_global_thread() + gpu_clock(); bpf_gpu_membar(); {TABLE} t->cells[d & 7] = bpf_get_current_pid_tgid();"
     ),
+    "bpftime's numbers": (
+        "u64 x, y, z; bpf_get_grid_dim(&x, &y, &z);"
+        f" {TABLE} t->cells[x & 7] = bpf_get_sm_id() + bpf_get_warp_id() + bpf_get_lane_id();"
+    ),
+    "a deletion in an array": f"{TABLE} int zero = 0; t->cells[0] = counts.delete(&zero);",
     "a parameter": f"{PARAM} u64 s = t->cells[0]; for (int n = 1; n < 8; n++) s += t->cells[n]; return s & 1;",
     "a part of a context field": "return (u32)(ctx->work >> 32) & 1;",
     "a structure by value": (
@@ -352,6 +361,7 @@ def test_calls_of_helpers():
 
 
 def test_different_maps_at_one_call():
+    """Each branch has a call of its own, unless another block is between them and the call."""
     other = replace(OUT, name="other")
     code = [
         storei(10, -4, 0, 4),
@@ -361,13 +371,18 @@ def test_different_maps_at_one_call():
         *load_map(1, "other"),
     ]
     code += [mov(2, 10), alu(b.ADD, 2, imm=-4), call(1), *END]
-    rejected(code, "different maps", (OUT, other))
+    made, function = program(code, (OUT, other))
+    assert {call.map for call in verify(made, function)[0].calls.values()} == {"out", "other"}
+    rejected([*code[:-5], ja(0), *code[-5:]], "different maps", (OUT, other))
 
 
 def test_different_memory_at_one_load():
     code = [mov(6, 1), *lookup("out"), mov(1, 0), storei(10, -8, 0), load(3, 6, 0), jump(b.JEQ, 3, 2, imm=0)]
     code += [mov(1, 10), alu(b.ADD, 1, imm=-8), load(4, 1, 0), *END]
-    rejected(code, "different memory")
+    made, function = program(code)
+    kinds = {access.kind for access in verify(made, function)[0].accesses.values()}
+    assert kinds == {"stack", "memory", "context"}
+    rejected([*code[:-3], ja(0), *code[-3:]], "different memory")
 
 
 def test_recursion_ends():

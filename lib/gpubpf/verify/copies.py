@@ -1,0 +1,85 @@
+"""Copy the end of a block for each way into it.
+
+Compilers merge equal ends of branches: two calls of a helper, with different maps, flags or memory, become one call behind both
+branches. The lowering needs to know what each call does, so the gate undoes this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.bytecode import Instruction
+from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.verify.flow import jumps, target_of
+
+_TOGETHER = ("lanes", "shuffle")  # how helpers are lowered that work on all lanes which run together
+
+
+def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | None:
+    """Return the code with a copy of the block of `pc`, from its beginning to `pc`, for each way into that block.
+
+    The copies stand behind `pc`. Return None if there is only one way into the block, or if lanes work together in it: lanes that
+    come on different ways would no longer do so.
+    """
+    targets = {target_of(at, i) for at, i in enumerate(code) if jumps(i)}
+    start = pc
+    while start not in targets:
+        start -= 1
+        if start < 0 or _leaves(code[start]):
+            return None
+    block = code[start : pc + 1]
+    ways = [at for at, i in enumerate(code) if jumps(i) and target_of(at, i) == start]
+    if not start or _leaves(code[start - 1]):  # nothing falls into the block: the first jump keeps it
+        ways = ways[1:]
+    if not ways or any(_is_collective(i) for i in block):
+        return None
+
+    then = pc + 1
+    size = len(block) + 1  # with the jump behind the block
+    copies = {way: then + 1 + size * number for number, way in enumerate(ways)}
+
+    def moved(at: int) -> int:
+        return at if at < then else at + 1 + size * len(ways)
+
+    made: list[Instruction] = []
+
+    def put(i: Instruction, target: int | None) -> None:
+        made.append(i if target is None else _aimed(i, target - len(made) - 1))
+
+    def put_block(begin: int, end: int) -> None:
+        for at in range(begin, end):
+            target = _target(at, code[at])
+            put(code[at], copies.get(at, None if target is None else moved(target)))
+
+    put_block(0, then)
+    put(Instruction(b.JMP | b.JA), moved(then))
+    for _ in ways:
+        put_block(start, then)
+        put(Instruction(b.JMP | b.JA), moved(then))
+    put_block(then, len(code))
+    return tuple(made)
+
+
+def _leaves(i: Instruction) -> bool:
+    """Return whether another instruction than the next one follows, or none."""
+    return i.opcode in (b.JMP | b.JA, b.JMP32 | b.JA, b.JMP | b.EXIT)
+
+
+def _is_collective(i: Instruction) -> bool:
+    helper = HELPERS.get(i.imm) if i.opcode == b.JMP | b.CALL and i.src == 0 else None
+    return helper is not None and helper.device is not None and helper.device.lowering in _TOGETHER
+
+
+def _target(at: int, i: Instruction) -> int | None:
+    """Return the instruction that a jump, or a call of a function of the program, names."""
+    if i.opcode == b.JMP | b.CALL and i.src == b.PSEUDO_CALL:
+        return at + 1 + i.imm
+    return target_of(at, i) if jumps(i) else None
+
+
+def _aimed(i: Instruction, distance: int) -> Instruction:
+    if i.opcode == b.JMP32 | b.JA or i.opcode == b.JMP | b.CALL:
+        return replace(i, imm=distance)
+    return replace(i, offset=distance)
