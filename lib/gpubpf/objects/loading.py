@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from gpubpf.objects.attach_points import AttachPoint, attach_point
 from gpubpf.objects.core import POISON, Relocations
 from gpubpf.objects.linking import Linker
 from gpubpf.objects.object_file import LARGEST, ObjectFile
+from gpubpf.verify import records
 
 if TYPE_CHECKING:
     import argparse
@@ -60,7 +61,7 @@ class ObjectPrograms(CompiledPrograms):
             raise _explained(error) from None
         for (_, pc), access in checked.accesses.items():
             if access.kind == "context":
-                line = self.program.functions[name].instructions[pc].line
+                line = checked.function.instructions[pc].line
                 raise VerifyError(
                     f"device program {name}, C line {line}: reads its argument, but a GPU has no struct pt_regs;"
                     " use helpers such as bpf_get_thread_idx"
@@ -177,7 +178,8 @@ def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterabl
         for function in file.programs
         if function.name in places
     }
-    sizes = map_kinds.record_sizes(function.instructions for function in functions.values())
+    on_host = [one for one in functions.values() if one.point not in b.DEVICE_POINTS]
+    sizes = map_kinds.record_sizes(function.instructions for function in on_host)
     definitions = {
         name: map_kinds.definition(one, types, sizes.get(name, 0)) for name, one in file.maps.items()
     }
@@ -190,7 +192,18 @@ def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterabl
     )
     _check_helpers(functions.values())
     program = Program(linker.text(), functions, definitions, file.license)
-    return LoadedObject(ObjectPrograms(program), places)
+    return LoadedObject(ObjectPrograms(_with_record_sizes(program)), places)
+
+
+def _with_record_sizes(program: Program) -> Program:
+    """Return the program with the size of the records in each ring buffer that device programs write. Raises VerifyError."""
+    rings = {name for name, one in program.maps.items() if one.kind == "ringbuf"}
+    using = {
+        function.name: function
+        for function in program.device_functions
+        if any(i.map in rings for i in function.instructions)
+    }
+    return replace(program, maps=records.sized(replace(program, functions=using)).maps) if using else program
 
 
 def check_room(bpf: BPF, memory: int) -> None:

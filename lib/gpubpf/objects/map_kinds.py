@@ -21,65 +21,37 @@ _KERNEL_TYPES = (
     " array_of_maps hash_of_maps devmap sockmap cpumap xskmap sockhash cgroup_storage reuseport_sockarray percpu_cgroup_storage queue"
     " stack sk_storage devmap_hash struct_ops ringbuf inode_storage task_storage bloom_filter user_ringbuf cgrp_storage arena"
 ).split()
-# bpftime's map type number → our kind, and the type that its host programs know.
-BPFTIME = {
-    1501: ("hash", bpf_syscall.HASH),
-    1502: ("thread_array", bpf_syscall.ARRAY),
-    1503: ("array", bpf_syscall.ARRAY),
-    1504: ("shared_array", bpf_syscall.ARRAY),
-    1512: ("thread_array", bpf_syscall.ARRAY),
-    1513: ("array", bpf_syscall.ARRAY),
-    1527: ("ringbuf", bpf_syscall.RINGBUF),
-}
-_BPFTIME_RING = 1527
 _ARRAYS = ("array", "shared_array")
-LARGEST_VALUE = 1 << 16  # bytes of a key or value of a map in GPU memory
+LARGEST_VALUE = 1 << 16  # bytes of a key or value
 LARGEST_VARIABLES = 1 << 20  # bytes of a section of variables
-_LEAST_RING = 1 << 20  # bytes: bpftime's rings have room for each thread
 _RING_CALLS = (ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE)
 
 
-def kind_of(number: int) -> tuple[str, int]:
-    """Return the kind of a type of map, and the type that the kernel takes it for. Kinds that GPU memory lacks keep their names."""
-    if number in BPFTIME:
-        return BPFTIME[number]
-    if number == bpf_syscall.PERF_EVENT_ARRAY:
-        return "ringbuf", number
-    name = _KERNEL_TYPES[number] if number < len(_KERNEL_TYPES) else f"type {number}"
-    return name, number
-
-
 def definition(one: ObjectMap, types: Types, record_size: int) -> MapDefinition:
-    """Return the definition of a map. record_size: what programs send, if it is a ring buffer; 0: they send nothing.
+    """Return the definition of a map. record_size: what host programs send, if it is a ring buffer; 0: they send nothing.
 
-    Raises ImageError."""
-    kind, kernel_type = kind_of(one.type)
-    key_type, value_type = (types.layout(number) if number else None for number in (one.key, one.value))
-    entries, key_size, value_size = one.max_entries, one.key_size, one.value_size
-    if one.type >= max(1000, len(_KERNEL_TYPES)) and one.type not in BPFTIME:
+    A kind that GPU memory lacks has the kernel's name. Raises ImageError."""
+    if one.type not in maps.KINDS and one.type >= len(_KERNEL_TYPES):
         raise ImageError(
             f"map {one.name} is of type {one.type}, which is not known; use a type of the kernel or of bpftime"
         )
-    if kind == "ringbuf":
-        value_type = value_type if record_size == value_size else None
-        value_size = record_size or value_size
-        if one.type == _BPFTIME_RING:  # its entries are those of a thread
-            entries = max(_LEAST_RING, entries * maps.pad8(maps.RECORD_HEADER + value_size))
-        elif kernel_type == bpf_syscall.PERF_EVENT_ARRAY:
-            entries = _LEAST_RING
-        key_size, key_type = 0, None
-    elif not one.max_entries and kernel_type in (bpf_syscall.ARRAY, bpf_syscall.HASH):
+    key_type, value_type = (types.layout(number) if number else None for number in (one.key, one.value))
+    sizes = (one.key_size, one.value_size, one.max_entries)
+    made = maps.declared(one.name, one.type, *sizes, key_type, value_type, one.flags)
+    if one.type not in maps.KINDS:
+        return replace(made, kind=_KERNEL_TYPES[one.type])
+    if made.kind == "ringbuf":
+        return replace(made, value_size=record_size, value_type=None) if record_size else made
+    if not one.max_entries:
         raise ImageError(f"map {one.name} has no max_entries; declare them with __uint(max_entries, N)")
-    if kind in (*_ARRAYS, *maps.SHAPED, "percpu_array") and key_size != 4:
+    if made.kind != "hash" and made.key_size != 4:
         raise ImageError(
-            f"map {one.name} is an array, but its key has {key_size} bytes; use a key of 4 bytes"
+            f"map {one.name} is an array, but its key has {made.key_size} bytes; use a key of 4 bytes"
         )
-    for what, size in (("key", key_size), ("value", value_size)):
-        if kind in (*_ARRAYS, *maps.SHAPED, "hash", "percpu_array") and not 0 < size <= LARGEST_VALUE:
+    for what, size in (("key", made.key_size), ("value", made.value_size)):
+        if not 0 < size <= LARGEST_VALUE:
             raise ImageError(f"map {one.name} has a {what} of {size} bytes; use 1 to {LARGEST_VALUE} bytes")
-    return MapDefinition(
-        one.name, kind, key_size, value_size, entries, key_type, value_type, one.flags, kernel_type
-    )
+    return made
 
 
 def of_variables(one: Variables, name: str, types: Types) -> MapDefinition:
@@ -113,9 +85,9 @@ def names_of_variables(sections: Iterable[Variables], used: Collection[str]) -> 
 
 
 def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
-    """Return the size in bytes of the records that programs send to each ring buffer: the largest.
+    """Return the size in bytes of the records that host programs send to each ring buffer of the kernel: the largest.
 
-    Both are taken from the instructions before a call. The verifier checks each call later."""
+    Both are taken from the instructions before a call; the kernel checks the calls. For device programs, `verify.records` finds it."""
     found: dict[str, int] = {}
     for code in codes:
         for pc, i in enumerate(code):
