@@ -57,11 +57,11 @@ class Contents:
         """Yield the lines for people. Equal values that follow each other are one line."""
         title = f"{self.definition.name} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
-        if self.kernel:
-            title += f" of {self.kernel['kernel']}, {_shape(self.kernel)}"
         if self.owner:
             title += f"; {table.printable(str(self.owner['comm']))} (pid {self.owner['pid']})"
         yield title
+        if self.kernel:
+            yield f"  of {self.kernel['kernel']}, {_shape(self.kernel)}"
         if not self.entries:
             yield "  empty"
         for key, value in self.entries:
