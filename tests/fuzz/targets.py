@@ -782,4 +782,4 @@ def cached(data: bytes) -> None:
     assemble._unpack(data)
 
 
-from fuzz import process_targets, report_targets  # noqa: E402, F401  add their targets
+from fuzz import object_targets, process_targets, report_targets  # noqa: E402, F401  add their targets

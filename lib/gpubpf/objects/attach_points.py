@@ -10,6 +10,7 @@ the GPU.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,9 +113,12 @@ def _probe(section: str, returns: bool, rest: str) -> AttachPoint:
 
 def _in_linux(name: str) -> bool:
     """Return whether the Linux kernel has a function of this name, as far as it says so."""
+    return any(b" %s %s\n" % (kind, name.encode()) in _symbols() for kind in (b"t", b"T", b"w", b"W"))
+
+
+@functools.cache
+def _symbols() -> bytes:
     try:
-        symbols = _SYMBOLS.read_bytes()
+        return _SYMBOLS.read_bytes()
     except OSError:
-        return False
-    wanted = name.encode()
-    return any(b" %s %s\n" % (kind, wanted) in symbols for kind in (b"t", b"T", b"w", b"W"))
+        return b""

@@ -103,7 +103,7 @@ class Linker:
         if found.kind == "value":
             size = self._file.sections[found.section].size
             at = found.offset + (i.imm & 0xFFFFFFFF)
-            if not 0 <= at <= size:
+            if found.section not in self._variables or at > size:
                 raise ImageError(
                     f"function {function.name}, instruction {pc}, refers to no variable; compile it again"
                 )
