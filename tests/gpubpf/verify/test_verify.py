@@ -340,7 +340,7 @@ def test_calls_of_helpers():
     maps = (OUT, HASH, RING)
     for code, match in [
         ([*load_map(1, "ring"), *key, call(1), *END], "does not work on map ring"),
-        ([*load_map(1, "out"), *key, call(3), *END], "does not work on map out"),
+        ([*load_map(1, "ring"), *key, call(3), *END], "does not work on map ring"),
         ([movi(1, 1), *key, call(1), *END], "given no map"),
         ([*load_map(1, "hash"), movi(2, 5), call(1), *END], "not the address of readable"),
         ([*load_map(1, "hash"), *key, mov(3, 2), movi(4, 9), call(2), *END], "flags 9"),
