@@ -188,8 +188,21 @@ class RingReader:
                 at += len(what)
                 self._received[shard] += len(what)
                 self._positions[shard] = start + int(what[-1]) + 1
+        self._clear(records)
         discarded = (records["size"] & DISCARDED) != 0
         return records[~discarded]["payload"] if discarded.any() else records["payload"]
+
+    def _clear(self, records: Records) -> None:
+        """Set what is behind the end of records that are shorter than others to zero: it is left from earlier ones."""
+        payload = self._kind["payload"].itemsize
+        sizes = records["size"] & ~np.uint32(DISCARDED)
+        content = records.view(np.uint8).reshape(-1, self._kind.itemsize)
+        shorter = np.flatnonzero(sizes < payload)
+        for begin in range(0, len(shorter), _CHUNK):
+            some = shorter[begin : begin + _CHUNK]
+            behind = np.arange(payload) >= sizes[some, None]
+            payloads = content[some, RECORD_HEADER : RECORD_HEADER + payload]
+            content[some, RECORD_HEADER : RECORD_HEADER + payload] = np.where(behind, 0, payloads)
 
     def counts(self) -> list[ShardCount]:
         """Return the counts of all shards."""

@@ -16,6 +16,7 @@ from gpubpf.images.assemble import find_ptxas
 from gpubpf.lower import nvptx
 from gpubpf.verify.rules import check
 from gpubpf_asm import (
+    END,
     OUT,
     SIZES,
     Interpreter,
@@ -345,10 +346,10 @@ def test_every_helper_assembles():
         return [mov(register, 10), alu(b.ADD, register, imm=at)]
 
     code = [mov(6, 1), *code]
-    for helper in (503, 504, 505, 601):
+    for helper in (503, 504, 505, 508, 601):
         code += [*address(1, -8), *address(2, -16), *address(3, -24), call(helper)]
     total = [movi(7, 0)]
-    for helper in (14, 502, 602, 603, 604, 605, 606, 608, 613, 614, 616):
+    for helper in (14, 502, 509, 510, 511, 602, 603, 604, 605, 606, 608, 613, 614, 616):
         total += [call(helper), alu(b.ADD, 7, 0)]
     for helper in (610, 611, 612, 615, 617):
         total += [mov(1, 7), movi(2, 5), call(helper), alu(b.ADD, 7, 0)]
@@ -388,7 +389,7 @@ def test_every_helper_assembles():
         "epoch",
     }
     assert set(fragment.formats.values()) == {"%d\n", "%%d\n"}
-    assert {"globaltimer", "laneid", "smid", "clock64", "ctaid.z", "ntid.y"} <= set(
+    assert {"globaltimer", "laneid", "smid", "warpid", "clock64", "ctaid.z", "ntid.y"} <= set(
         re.findall(r"%(\w+(?:\.[xyz])?)", fragment.ptx)
     )
 
@@ -510,6 +511,20 @@ def test_clocks_are_read_where_the_program_reads_them(tmp_path):
         "RED",
         "CLOCK",
     ]
+
+
+def test_a_thread_that_ends_at_entry(tmp_path):
+    """It leaves where the program says, without memory of its own; what the program would do next, only others do."""
+    code = [load(7, 1, 16), *lookup("out"), mov(8, 0), jump(b.JNE, 7, 2, imm=0), call(507), movi(7, 5)]
+    made, function = program([*code, store(8, 0, 7), *END], point="entry")
+    fragment = nvptx.lower(made, check(made, function))
+    assert fragment.ptx.count("exit;") == 1 and ".local" not in fragment.ptx
+    instructions = sass(cubin_of(kernel_with(fragment), "sm_90", tmp_path)[0])["k"]
+    exits, stores = (
+        [n for n, line in enumerate(instructions) if re.search(what, line)]
+        for what in (r"\bEXIT\b", r"\bSTG")
+    )
+    assert len(exits) == 2 and len(stores) == 1 and exits[0] < stores[0] < exits[1]
 
 
 def test_labels_and_registers_are_local_to_the_block():

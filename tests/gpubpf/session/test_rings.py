@@ -71,6 +71,18 @@ def test_records_come_once_and_room_is_given_back(ring: Writer) -> None:
     assert ring.heads.tolist() == [3, 5] and len(ring.reader.read()) == 0
 
 
+def test_what_is_behind_a_short_record_is_not_shown(ring: Writer) -> None:
+    """Its room holds what an earlier record left there."""
+    ring.fill(0, 0, 4)
+    ring.data["event"]["rest"][0, :4] = 0x0101010101010101
+    for position, size in ((1, 8), (2, 20), (3, 1 << 30)):  # a wrong size is no worse than a right one
+        ring.put(0, position, position + 5, size)
+    found = ring.reader.read()
+    assert found["number"].tolist() == [0, 6, 7, 8]
+    full, part = [0x0101010101010101] * 4, [0x0101010101010101, 0x01010101, 0, 0]
+    assert found["rest"].tolist() == [full, [0] * 4, part, full]
+
+
 def test_a_ring_goes_round(ring: Writer) -> None:
     random.seed(3)
     position = 0
