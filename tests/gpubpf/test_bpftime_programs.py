@@ -105,8 +105,11 @@ int on_exit(struct gpu_exit *ctx) {
     event.launch = 7;
     if (tx % 32 == 5)
         bpf_perf_event_output(0, &events, 0, &event, sizeof(event));
+    char name[] = "block";
     if (bx == 1 && tx == 9)
-        bpf_trace_printk("block %lu of %u: %llx\n", bx, gx, 1ull << 40 | tx);
+        bpf_trace_printk("%s %lu: %llx\n", name, bx, 1ull << 40 | tx);
+    if (bx == 0 && tx == 63)
+        bpf_trace_printk("%d of %u, %p", -1, gx, tx);
     return 0;
 }
 """
@@ -207,4 +210,4 @@ def test_records_without_a_context(found):
 
 def test_prints(found):
     _, maps = found
-    assert maps["prints"] == ["block 1 of 4: 10000000009\n"] * 3
+    assert sorted(maps["prints"]) == ["-1 of 4, 0x3f"] * 3 + ["block 1: 10000000009\n"] * 3

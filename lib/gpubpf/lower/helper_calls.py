@@ -202,8 +202,11 @@ class HelperCalls(Emitter):
         number = format_number(call.text)
         self.formats[number] = call.text
         conversions = call.text.replace("%%", "").count("%")
-        printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())[:conversions]
-        values = [self.get(register) for register in printed]
+        printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())
+        numbers = [
+            register for register in printed if register not in call.pointers
+        ]  # others are part of the text
+        values = [self.get(register) for register in numbers[:conversions]]
         values += ["0"] * (PRINT_ARGUMENTS - len(values))
 
         def fill(payload: str) -> None:

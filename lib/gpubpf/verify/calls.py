@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import gcd
 
@@ -15,6 +16,7 @@ from gpubpf.verify.ranges import constant, within
 from gpubpf.verify.registers import AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
+_CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 # These are checked before the other arguments, which depend on them.
 _FIRST = (
@@ -36,6 +38,7 @@ class HelperCall:
         self.key: list[Value] | None = None  # the bytes of a key on the stack
         self.size = self.flags = 0
         self.text = ""
+        self.strings: dict[int, str] = {}  # the texts of conversions %s, by number of the conversion
 
     def reject(self, what: str, remedy: str) -> VerifyError:
         return self.machine.reject(self.state.pc, what, remedy)
@@ -46,6 +49,8 @@ class HelperCall:
         arguments = sorted(enumerate(self.helper.arguments, 1), key=lambda one: one[1].kind not in _FIRST)
         for register, argument in arguments:
             _CHECKS[argument.kind](self, register, argument)
+        if self.strings:
+            self.text = self._with_strings()
         result = self._result(self.helper.result_in(self.machine.program.lanes))
         state = self.state
         place = (state.chain, state.pc)
@@ -251,8 +256,33 @@ class HelperCall:
             raise self.reject(f"{self.name} with more than three values", "print in two calls")
 
     def _printed(self, register: int, argument: HelperArgument) -> None:
-        if self.helper.registers[ArgumentKind.PRINTED].index(register) < self._conversions():
+        number = self.helper.registers[ArgumentKind.PRINTED].index(register)
+        conversions = [match for match in _CONVERSION.finditer(self.text) if match[2]]
+        if number < len(conversions) and conversions[number][2] == "s":
+            self.strings[number] = self._string(register)
+            self.pointers[register] = "text"
+        elif number < self._conversions():
             self._number(register, argument)
+
+    def _string(self, register: int) -> str:
+        """Return a constant text on the stack that a conversion %s prints."""
+        content = self._memory(register, self._text_length(register), "text")
+        assert content is not None  # it is on the stack
+        data = bytes(byte.range.constant or 0 for byte in content)
+        return data.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def _with_strings(self) -> str:
+        """Return the text with the texts of its conversions %s in their place."""
+        number = -1
+
+        def one(match: re.Match[str]) -> str:
+            nonlocal number
+            number += bool(match[2])
+            if match[2] != "s":
+                return match[0]
+            return (f"%{match[1]}s" % self.strings[number]).replace("%", "%%")
+
+        return _CONVERSION.sub(one, self.text)
 
     # For several kinds of argument
 

@@ -126,6 +126,11 @@ BAD = {
         "bpf_cuda_exit(); /*!*/",
         "does not work at this point; call it in a program with a struct gpu_entry",
     ),
+    "a string that is not constant": (
+        'char name[4] = {};\nname[0] = ctx->work;\nbpf_trace_printk("%s", name); /*!*/',
+        "not constant",
+    ),
+    "a string that is a number": ('bpf_trace_printk("%s", ctx->work); /*!*/', "not on the stack"),
     "helper unknown on a GPU": ("return bpf_get_prandom_u32() & 1; /*!*/", "does not exist on a GPU"),
     "helper of kernels only": (
         "char name[16];\nbpf_get_current_comm(name, 16); /*!*/",
@@ -262,6 +267,18 @@ def test_accepted_by_both(name):
     checked, release = verify(made, made.functions["on_exit"])
     assert release
     assert nvptx.lower(made, checked).ptx.startswith("{")
+
+
+def test_a_string_becomes_part_of_the_text():
+    body = (
+        'char name[] = "load 50%"; bpf_trace_printk("%d: %s%% (%-3s)\\n", ctx->work, name, name);'
+        'char short_[] = "ab", empty[] = ""; bpf_trace_printk("%4s|%s", short_, empty);'
+    )
+    made = compiled(HEAD + f"int on_exit(struct gpu_exit *ctx) {{ {body} return 0; }}")
+    checked, release = verify(made, made.functions["on_exit"])
+    printed = [call for call in checked.calls.values() if call.helper == 6]
+    assert {call.text for call in printed} == {"%d: load 50%%%% (load 50%%)\n", "  ab|"}
+    assert release
 
 
 def test_contexts_of_other_points_are_shorter():
