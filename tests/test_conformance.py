@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import bpf, build, programs, ptx, run
+import gpubpf_cuda
+import gpubpf_objects
+from conformance import bpf, bpftime, build, programs, ptx, run
 from conformance.bpf_assembler import Unknown, assemble
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
 from conformance.tools import APIS, Watched
 from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import clang
 from gpubpf.session.device import LIBRARIES
 
 needs_device = pytest.mark.skipif(
@@ -57,6 +60,58 @@ def test_the_assembler() -> None:
     for line in ("fly %r1, %r2", "mov %r1", "ja nowhere"):
         with pytest.raises(Unknown):
             assemble(line)
+
+
+VICTIM = """
+#include <unistd.h>
+__global__ void touch(int *out) { out[threadIdx.x] = 1; }
+int main() {
+    int *out;
+    cudaMalloc(&out, 4096);
+    for (;;) {
+        touch<<<1, 40>>>(out);
+        cudaDeviceSynchronize();
+        sleep(1);
+    }
+}
+"""
+
+
+def test_examples_of_bpftime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example of our own: forty accesses in each of three turns."""
+    gpubpf_cuda.skip_without_cuda()
+    if clang.find() is None:
+        pytest.skip("needs clang")
+    own = tmp_path / "example" / "gpu" / "mem_trace"
+    own.mkdir(parents=True)
+    (own / "vec_add.cu").write_text(VICTIM)
+    program = """
+    MAP(counter, GPU_ARRAY, u32, u64, 4);
+    SEC("kprobe/__memcapture") int count(void *ctx) {
+        u32 key = 0;
+        u64 *value = bpf_map_lookup_elem(&counter, &key);
+        if (value)
+            __sync_fetch_and_add(value, 1);
+        return 0;
+    }
+    """
+    (own / "mem_trace.bpf.c").write_text(gpubpf_objects.HEAD + program)
+    monkeypatch.setattr(bpftime, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(bpftime, "EXAMPLES", [one for one in bpftime.EXAMPLES if one.name == "mem_trace"])
+    (found,) = bpftime.run(tmp_path, 1)
+    assert found == Outcome("mem_trace", "gpurun", SAME, "", None, 3, 3)
+    entries = [{"key": key, "value": 119 if key == 0 else 0} for key in range(4)]
+    wrong = bpftime.Found.of([{"type": "map", "map": "counter", "kind": "array", "entries": entries}])
+    reason = "counter: {0: 119, 1: 0, 2: 0, 3: 0}, expected {0: 120, 1: 0, 2: 0, 3: 0}"
+    assert bpftime.compared(bpftime.EXAMPLES[0], wrong) == (DIFFERENT, reason)
+
+
+def test_examples_that_cannot_be_built_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpubpf_cuda.skip_without_cuda()
+    monkeypatch.setattr(bpftime, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(bpftime, "EXAMPLES", [one for one in bpftime.EXAMPLES if one.name == "mem_trace"])
+    (found,) = bpftime.run(tmp_path, 1)
+    assert found.verdict == REFUSED and ("error" in found.reason or "missing" in found.reason)
 
 
 @needs_device

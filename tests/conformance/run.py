@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from conformance import bpf, build, programs, ptx
+from conformance import bpf, bpftime, build, programs, ptx
 from conformance.outcome import DIFFERENT, Outcome, table
 from conformance.tools import APIS, TOOLS
 
 EPILOG = """\
 suites:
   bpf           eBPF programs of bpf_conformance, through the lowerings to PTX and x86-64
+  bpftime       bpftime's GPU examples under gpurun: their programs, unmodified, on their own victims
   ptx           PTX kernels of ZLUDA's tests, plain and under each tool
   polybench     CUDA programs of PolyBench/GPU, built with nvcc, plain and under each tool
   rodinia       the same for Rodinia
@@ -40,11 +41,16 @@ examples:
 """
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
+    "bpftime": bpftime.run,
     "ptx": ptx.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
 EVERY_TOOL = [*dict.fromkeys(tool for api in APIS.values() for tool in api.tools)]
-SOURCES = {"bpf": (bpf.URL, bpf.COMMIT), "ptx": (ptx.URL, ptx.COMMIT)}
+SOURCES = {
+    "bpf": (bpf.URL, bpf.COMMIT),
+    "bpftime": (bpftime.URL, bpftime.COMMIT),
+    "ptx": (ptx.URL, ptx.COMMIT),
+}
 SOURCES |= {name: (suite.url, suite.commit) for name, suite in LISTS.items()}
 PATIENCE = 600  # seconds for a step of git
 
