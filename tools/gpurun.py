@@ -3,6 +3,7 @@
 """gpurun   Run the programs of an eBPF object file in GPU kernels and on the host.
 
 USAGE: gpurun OBJECT [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+       gpurun --run PROGRAM [--grid X[,Y[,Z]]] [--block X[,Y[,Z]]] OBJECT
 
 OBJECT is a file that `clang -target bpf -g` made, in the conventions of libbpf and bpftime: the names of its sections say where its
 programs go. gpurun verifies them, attaches them, and shows what they print and what is in their maps. The traced program needs no
@@ -28,9 +29,12 @@ EXAMPLES = """examples:
     gpurun probe.bpf.o --set limit=100 -- ./app a variable of the object
     gpurun probe.bpf.o --set 'sizes[3]=64' -- ./app
     gpurun probe.bpf.o --ebpf                   show what is in the object
+    gpurun --run add --grid 4 --block 256 add.bpf.o
+                                                a program as a kernel of its own
 """
 USAGE = """gpurun OBJECT [options] [interval [count]]
-              [-p PID[,PID...] | -- COMMAND [ARG...]]"""
+              [-p PID[,PID...] | -- COMMAND [ARG...]]
+       gpurun --run PROGRAM [--grid X[,Y[,Z]]] [--block X[,Y[,Z]]] OBJECT"""
 
 
 def build_parser() -> cli.Parser:
@@ -52,6 +56,19 @@ def build_parser() -> cli.Parser:
         metavar="NAME=VALUE",
         help="begin with this value of a variable, or of an element of an array: NAME[KEY]=VALUE; repeatable",
     )
+    group.add_argument(
+        "--const",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the same, for an array that no program changes: the verifier then knows its values",
+    )
+    group = parser.add_argument_group("a program as a kernel of its own (instead of -p and COMMAND)")
+    group.add_argument("--run", metavar="PROGRAM", help="run only PROGRAM, once")
+    for option, what in (("--grid", "blocks"), ("--block", "threads of a block")):
+        group.add_argument(
+            option, type=cli.extents, default=None, metavar="X[,Y[,Z]]", help=f"{what} (default 1)"
+        )
     cli.add_kernels(parser)
     cli.add_device(parser, times=True)
     cli.add_rings(parser)
@@ -63,11 +80,18 @@ def build_parser() -> cli.Parser:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    args = cli.parse(build_parser(), argv)
-    from gpubpf.objects import loading
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.run and (args.command or args.pid or args.list or args.ptx):
+        parser.error("--run excludes -p, COMMAND, --list and --ptx")
+    if not args.run and (args.grid or args.block):
+        parser.error("--grid and --block are those of --run")
+    from gpubpf.objects import loading, settings
 
-    loaded = loading.load(args.operand, loading.pairs("--attach", args.attach), args.set)
-    loaded.choose_kernels(args)
+    moved = settings.sections(args.attach)
+    loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.const, args.run))
+    if not args.run:
+        loaded.choose_kernels(args)
     out = cli.open_results(args)
     if args.ebpf:
         from gpubpf.objects import listing
@@ -77,7 +101,10 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.program import BPF
 
     b = BPF(source=loaded.programs)
-    loaded.attach(b, args.kernel)
+    if args.run:
+        loaded.attach_alone(b, args)
+    else:
+        loaded.attach(b, args.kernel)
     loading.check_room(b, args.map_memory)
     if args.list or args.ptx:
         from gpubpf.images import listing as images
@@ -89,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
 
         results = cli.ResultWriter(args, out, session.now_ns)
-        reader = Reader(b, loaded.attached)
+        reader = Reader(b, loaded.places if args.run else loaded.attached)
         printer = Printer(reader, out, results)
         for _ in session.intervals(args.interval, args.count, tick=lambda: printer.stream(session)):
             printer.maps(session)

@@ -220,11 +220,19 @@ def host_map_test(found: Found) -> Facts:
     yield "prints", Counter((name, text.split()[2]) for name, text in found.prints), ways
 
 
+def directly_run(found: Found) -> Facts:
+    """A product of matrices of 32 x 32 numbers, each 1.0 in one matrix and 0.01 in the other, in units of 1 / 65,536."""
+    product = (1 << 16) * 655 * 32
+    yield "gemm_C", found.maps["gemm_C"], {key: product if key < 1024 else 0 for key in range(4096)}
+    yield "launches", found.launches, 1
+
+
 @dataclass(frozen=True)
 class Example:
     """An example: its directory, the object's source, the victim's, how it is run, and what must be found.
 
-    on_host: it has programs on the host. running: gpurun attaches to the victim, which runs already."""
+    victim: "" if a program is a kernel of its own. on_host: it has programs on the host. running: gpurun attaches to the victim, which
+    runs already."""
 
     name: str
     source: str
@@ -236,11 +244,19 @@ class Example:
     running: bool = False
 
 
+_MATRICES = ("--const", "gemm_dims=32,32,32", "--set", "gemm_A=65536*1024", "--set", "gemm_B=655*1024")
 _CUDA_LAUNCH = ("--attach", f"uprobe_cuda_launch=uprobe/{LAUNCHES}")
 EXAMPLES = (
     Example("atomizer", "atomizer", atomizer, options=("--set", "partition_num_map=2", "--set", "partition_index_map=1")),
     Example("cuda-counter", "cuda_probe", cuda_counter),
     Example("cudagraph", "cuda_probe", cudagraph, "vec_add_graph.cu"),
+    Example(
+        "directly_run_on_gpu",
+        "directly_run",
+        directly_run,
+        victim="",
+        options=("--run", "cuda__gemm", "--grid", "4,4", "--block", "16,16", *_MATRICES),
+    ),
     Example("gpu_shared_map", "gpu_shared_map", gpu_shared_map),
     Example("host_map_test", "host_map_test", host_map_test),
     Example("kernel_trace", "kernel_trace", kernel_trace),
@@ -288,7 +304,8 @@ def outcome(example: Example, directory: Path, ending: Path) -> Outcome:
         if example.running:
             done = _beside(tool, victim, place)
         else:
-            ended = ["--device", "sim", "--", "env", f"LD_PRELOAD={ending}", *victim]
+            ended = ["--device", "sim"]
+            ended += ["--", "env", f"LD_PRELOAD={ending}", *victim] if example.victim else []
             done = subprocess.run([*tool, *ended], cwd=place, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return Outcome(example.name, "gpurun", REFUSED, f"takes longer than {LIMIT:.0f} s")
@@ -345,10 +362,17 @@ def _build(example: Example, directory: Path, place: Path) -> str:
     if compiler is None or shutil.which("nvcc") is None:
         return f"{'nvcc' if compiler else 'clang'} is missing"
     flags = ["-target", "bpf", "-g", "-O2", "-D__TARGET_ARCH_x86", f"-I{headers}"]
-    for command in (
-        [compiler, *flags, "-c", own / f"{example.source}.bpf.c", "-o", place / "probe.bpf.o"],
-        ["nvcc", "-cudart", "shared", "-g", own / example.victim, "-o", place / Path(example.victim).stem],
-    ):
+    object_file = [compiler, *flags, "-c", own / f"{example.source}.bpf.c", "-o", place / "probe.bpf.o"]
+    victim = [
+        "nvcc",
+        "-cudart",
+        "shared",
+        "-g",
+        own / example.victim,
+        "-o",
+        place / Path(example.victim).stem,
+    ]
+    for command in (object_file, *([victim] if example.victim else [])):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]

@@ -15,6 +15,7 @@ from gpubpf.ebpf import clang
 from gpubpf.ebpf.btf import Types
 from gpubpf.errors import Error
 from gpubpf.objects import listing, loading
+from gpubpf.objects.settings import Settings
 from gpubpf_objects import build
 
 TEXT = """
@@ -59,7 +60,7 @@ def object_bytes() -> bytes:
 @target(Error, seeds=lambda: [object_bytes()])
 def ebpf_object(data: bytes) -> None:
     """Load an object, list what is in it, and make the types of its maps."""
-    loaded = loading.read(data, {}, ("limit=7",))
+    loaded = loading.read(data, Settings(values=("limit=7",)))
     for _ in listing.lines(loaded):
         pass
     for one in loaded.programs.maps.values():

@@ -243,6 +243,77 @@ def test_ptx_list_and_ebpf(app: str, device: str) -> None:
     assert ebpf.returncode == 0 and "program on_access: section kprobe/__memcapture" in ebpf.stdout
 
 
+ALONE = """
+MAP(a, GPU_ARRAY, u32, u32, 1024);
+MAP(sums, GPU_ARRAY, u32, s64, 64);
+struct { __uint(type, GPU_ARRAY); __uint(max_entries, 1); __type(key, u32); __type(value, u32[2]); } size SEC(".maps");
+static u64 (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
+
+/* Each thread adds up a row of size[1] numbers. */
+SEC("kprobe/__directly_run")
+int rows(void *ctx) {
+    u64 block, width, thread, y, z;
+    u32 zero = 0, *extents = bpf_map_lookup_elem(&size, &zero);
+    s64 sum = 0;
+    bpf_get_block_idx(&block, &y, &z);
+    bpf_get_block_dim(&width, &y, &z);
+    bpf_get_thread_idx(&thread, &y, &z);
+    u32 row = block * width + thread;
+    if (!extents || row >= extents[0])
+        return 0;
+    for (u32 column = 0; column < extents[1]; column++) {
+        u32 at = row * extents[1] + column, *one = bpf_map_lookup_elem(&a, &at);
+        sum += one ? *one : 0;
+    }
+    bpf_map_update_elem(&sums, &row, &sum, 0);
+    if (!thread)
+        print("block %lu of rows", block);
+    return 0;
+}
+
+SEC("kprobe/__directly_run")
+int other(void *ctx) { return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(ALONE, tmp_path_factory.mktemp("alone") / "rows.bpf.o"))
+
+
+def test_a_program_as_a_kernel_of_its_own(alone: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    numbers = ",".join(str(n) for n in range(100))
+    options = ["--grid", "3", "--block", "5,1,1", "--const", "size=10,10", "--set", f"a={numbers},7*3"]
+    done = gpubpf_specs.run("gpurun", "--run", "rows", *options, alone, "--json", "-o", out)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    maps = contents(found)
+    assert maps["sums"] == {row: 100 * row + 45 if row < 10 else 0 for row in range(64)}
+    assert list(maps["a"].values())[:104] == [*range(100), 7, 7, 7, 0] and "size" not in maps
+    prints = [(one["program"], one["text"]) for one in found if one["type"] == "print"]
+    assert prints == [("rows", "block 0 of rows"), ("rows", "block 1 of rows")]
+    assert (found[-1]["launches_seen"], found[-1]["launches_instrumented"]) == (1, 1)
+
+
+def test_a_loop_needs_a_bound_that_the_verifier_knows(alone: str) -> None:
+    done = gpubpf_specs.run("gpurun", "--run", "rows", alone, "--set", "size=10,10")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "more than 65536 instructions; bound its loops" in done.stderr
+
+
+def test_a_constant_map_cannot_be_updated(alone: str) -> None:
+    done = gpubpf_specs.run("gpurun", "--run", "rows", alone, "--const", "size=1,1", "--const", "sums=1")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "bpf_map_update_elem on map sums, which is constant" in done.stderr
+
+
+def test_a_grid_that_cannot_be_launched_is_an_error(alone: str) -> None:
+    done = gpubpf_specs.run("gpurun", "--run", "other", "--block", "4096", alone)
+    assert done.returncode == 1
+    assert "gpurun: cuLaunchKernel failed with CUDA error 1; check --grid and --block" in done.stderr
+
+
 BODY = 'SEC("kprobe/k") int f(void *ctx) {{ u32 key = 0; {} return 0; }}'
 WRONG = {
     "unknown section": ('SEC("xdp") int f(void *ctx) { return 0; }', "section 'xdp' is not supported"),
@@ -296,6 +367,9 @@ def refuse(path: Path, why: str, folder: Path, status: int = 1) -> None:
         ([], "OBJECT is missing"),
         (["OBJECT", "--attach", "f", "--ebpf"], "--attach 'f' has no value"),
         (["OBJECT", "--set", "limit", "--ebpf"], "--set 'limit' has no value"),
+        (["OBJECT", "--run", "f", "--", "true"], "--run excludes -p, COMMAND, --list and --ptx"),
+        (["OBJECT", "--grid", "4", "--", "true"], "--grid and --block are those of --run"),
+        (["OBJECT", "--run", "f", "--grid", "0"], "must be a positive integer"),
         (["OBJECT", "x", "--", "true"], "interval must be a positive number of seconds, not 'x'"),
     ],
 )

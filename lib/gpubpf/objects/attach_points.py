@@ -19,6 +19,7 @@ from gpubpf.errors import ImageError
 _SYMBOLS = Path("/proc/kallsyms")
 _ON_GPU = "cuda_"
 _ACCESSES, _ALONE = "__memcapture", "__directly_run"
+ALONE = f"kprobe/{_ALONE}"
 # Sections on the host: the event, and whether the program runs at the function's return.
 _HOST = {
     "tracepoint": ("tracepoint", False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.errors import Error, ImageError, UsageError, VerifyError
 from gpubpf.linux import btf
 from gpubpf.lower.programs import CompiledPrograms
-from gpubpf.objects import map_kinds, settings
-from gpubpf.objects.attach_points import AttachPoint, attach_point
+from gpubpf.objects import launch, map_kinds, settings
+from gpubpf.objects.attach_points import ALONE, AttachPoint, attach_point
 from gpubpf.objects.core import POISON, Relocations
 from gpubpf.objects.linking import Linker
 from gpubpf.objects.object_file import LARGEST, ObjectFile
+from gpubpf.objects.settings import Settings
 from gpubpf.verify import records
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from gpubpf.verify.values import Checked
 
 _OPTIONAL = "?"  # before the name of a section: libbpf does not load the program unless it is asked to
+UNCHANGED = Settings()
 _LARGEST_HOST_MAP = 1 << 30  # bytes
 _SPACES = ("global", "local", "const")  # of bpftime's __memcapture
 
@@ -97,13 +100,23 @@ class LoadedObject:
             )
         args.kernel = args.kernel or list(self.kernels)
 
+    def attach_alone(self, bpf: BPF, args: argparse.Namespace) -> None:
+        """Make the only program a kernel of its own: it enters an empty kernel, which a COMMAND of ours launches.
+
+        Sets `args.command` and `args.kernel`. `args.grid` and `args.block` are the extents; None: one."""
+        (name,) = self.places
+        extents = (*(args.grid or (1, 1, 1)), *(args.block or (1, 1, 1)))
+        bpf.attach_gpu_entry(launch.KERNEL, name)
+        args.kernel = [launch.KERNEL]
+        args.command = [sys.executable, launch.__file__, *map(str, extents)]
+
     def attach(self, bpf: BPF, kernels: Iterable[str] = ()) -> None:
         """Attach all programs but those that run alone. kernels: for programs that name none, as globs.
 
         Raises VerifyError, and UsageError if there are no others."""
         if not self.attached:
             raise UsageError(
-                f"all programs ({', '.join(self.places)}) are kernels of their own, which no COMMAND launches"
+                f"all programs ({', '.join(self.places)}) are kernels of their own; run one with --run"
             )
         for name, place in self.places.items():
             if place.event == "entry":
@@ -120,21 +133,8 @@ class LoadedObject:
                 bpf.attach_process_function(place.path, place.target, name, place.returns)
 
 
-def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
-    """Return the NAME=VALUE of an option that was given several times. Raises UsageError."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise UsageError(
-                f"{option} {text!r} has no value; write PROGRAM=SECTION, such as on_entry=kprobe/scale"
-            )
-        found[name] = value
-    return found
-
-
-def load(path: str, sections: Mapping[str, str] | None = None, values: Iterable[str] = ()) -> LoadedObject:
-    """Return the object in a file. `sections`: by name of a program, a section that replaces its own. `values`: see `settings`.
+def load(path: str, given: Settings = UNCHANGED) -> LoadedObject:
+    """Return the object in a file, with what the command line changes in it.
 
     Raises Error, whose message begins with the path if it is about the file; UsageError."""
     try:
@@ -145,26 +145,25 @@ def load(path: str, sections: Mapping[str, str] | None = None, values: Iterable[
             f"{path}: cannot be read ({error.strerror}); check its name and its permissions"
         ) from None
     try:
-        return read(data, sections, values)
+        return read(data, given)
     except ImageError as error:
         raise Error(f"{path}: {error}") from None
 
 
-def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterable[str] = ()) -> LoadedObject:
+def read(data: bytes, given: Settings = UNCHANGED) -> LoadedObject:
     """Return the object in these bytes; see `load`. Raises ImageError, and Error if the kernel's types are needed and missing."""
     file = ObjectFile(data)
-    types, own = file.types, dict(sections or {})
-    if unknown := own.keys() - {function.name for function in file.programs}:
-        raise ImageError(
-            f"it has no program {', '.join(sorted(unknown))}; use one of: {', '.join(f.name for f in file.programs)}"
-        )
+    types, named = file.types, {function.name for function in file.programs}
+    if unknown := {*given.sections, *((given.alone,) if given.alone else ())} - named:
+        names = ", ".join(function.name for function in file.programs)
+        raise ImageError(f"it has no program {', '.join(sorted(unknown))}; use one of: {names}")
     places = {}
     for function in file.programs:
-        section = own.get(function.name, file.sections[function.section].name)
-        if section.startswith(_OPTIONAL):
+        section = given.sections.get(function.name, file.sections[function.section].name)
+        if section.startswith(_OPTIONAL) or given.alone not in (None, function.name):
             continue
         try:
-            places[function.name] = attach_point(section)
+            places[function.name] = attach_point(ALONE if given.alone else section)
         except ImageError as error:
             raise ImageError(f"program {function.name}: {error}") from None
     if not places:
@@ -188,7 +187,7 @@ def read(data: bytes, sections: Mapping[str, str] | None = None, values: Iterabl
         if name in used:
             definitions[name] = map_kinds.of_variables(file.variables[number], name, types)
     definitions = settings.with_values(
-        map_kinds.placed(definitions, functions.values()), variables.values(), values
+        map_kinds.placed(definitions, functions.values()), variables.values(), given
     )
     _check_helpers(functions.values())
     program = Program(linker.text(), functions, definitions, file.license)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
+from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,10 +20,54 @@ _MOST_CONTENTS = 1 << 24  # bytes of an array that are set
 _ARRAYS = ("array", "shared_array")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the command line changes in an object: the sections of programs, and values of variables and arrays.
+
+    sections  by name of a program, the section that replaces its own
+    values    NAME=VALUE or NAME[KEY]=VALUE
+    constants the same, of maps that programs cannot change
+    alone     the only program that is loaded, as a kernel of its own
+    """
+
+    sections: Mapping[str, str] = field(default_factory=dict)
+    values: Sequence[str] = ()
+    constants: Sequence[str] = ()
+    alone: str | None = None
+
+
+def sections(given: Iterable[str]) -> dict[str, str]:
+    """Return each PROGRAM=SECTION of --attach. Raises UsageError."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(
+                f"--attach {text!r} has no value; write PROGRAM=SECTION, such as on_entry=kprobe/scale"
+            )
+        found[name] = value
+    return found
+
+
 def with_values(
-    definitions: Mapping[str, MapDefinition], sections: Collection[str], settings: Iterable[str]
+    definitions: Mapping[str, MapDefinition], sections: Collection[str], settings: Settings
 ) -> dict[str, MapDefinition]:
     """Return the maps with these settings in their contents. sections: the maps that hold variables. Raises UsageError."""
+    result = _with_values(definitions, sections, "--set", settings.values)
+    result = _with_values(result, sections, "--const", settings.constants)
+    for text in settings.constants:
+        name = text.partition("=")[0].partition("[")[0]
+        if name in result and name not in sections:
+            one = result[name]
+            whole = one.contents.ljust(min(one.max_entries * one.value_size, _MOST_CONTENTS), b"\0")
+            flags = one.flags | bpf_syscall.CONSTANT  # each side has its own copy
+            result[name] = replace(one, kind="array", constant=True, contents=whole, flags=flags)
+    return result
+
+
+def _with_values(
+    definitions: Mapping[str, MapDefinition], sections: Collection[str], option: str, settings: Iterable[str]
+) -> dict[str, MapDefinition]:
     result = dict(definitions)
     variables = {
         field: (name, kind, at)
@@ -33,52 +78,62 @@ def with_values(
     arrays = [name for name, one in definitions.items() if one.kind in _ARRAYS and name not in sections]
     for text in settings:
         match = _SETTING.fullmatch(text)
+        where = f"{option} {text!r}"
         if match is None:
-            raise UsageError(f"--set {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
+            raise UsageError(f"{option} {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
         name, key, value = match.groups()
         if name in variables:
             holder, kind, at = variables[name]
-            result[holder] = _with_variable(result[holder], kind, at, key, value, text)
+            result[holder] = _with_variable(result[holder], kind, at, key, value, where)
         elif name in result and name not in sections:
-            result[name] = _with_elements(result[name], key, value, text)
+            result[name] = _with_elements(result[name], key, value, where)
         else:
             known = [*(one for one in variables if one.isidentifier()), *arrays]
             raise UsageError(
-                f"--set {text!r}: there is no variable or array {name}; use one of: {', '.join(known) or 'none'}"
+                f"{where}: there is no variable or array {name}; use one of: {', '.join(known) or 'none'}"
             )
     return result
 
 
 def _with_variable(
-    definition: MapDefinition, kind: Any, at: int, key: str | None, value: str, text: str
+    definition: MapDefinition, kind: Any, at: int, key: str | None, value: str, where: str
 ) -> MapDefinition:
     whole = maps.dtype(kind, maps.type_size(kind))
     if key is not None:
         base, shape = whole.subdtype or (whole, ())
-        index = _number(key, text)
+        index = _number(key, where)
         if len(shape) != 1 or not 0 <= index < shape[0]:
-            raise UsageError(f"--set {text!r}: the variable has no element {key}")
+            raise UsageError(f"{where}: the variable has no element {key}")
         at, whole = at + index * base.itemsize, base
-    return _written(definition, at, _bytes(whole, value, text))
+    return _written(definition, at, _bytes(whole, value, where))
 
 
-def _with_elements(definition: MapDefinition, key: str | None, value: str, text: str) -> MapDefinition:
+def _with_elements(definition: MapDefinition, key: str | None, value: str, where: str) -> MapDefinition:
     """Return an array with one element, or with the first elements, one for each number of a list."""
     if definition.kind not in _ARRAYS:
         raise UsageError(
-            f"--set {text!r}: map {definition.name} is of kind {definition.kind}; only arrays can be set"
+            f"{where}: map {definition.name} is of kind {definition.kind}; only arrays can be set"
         )
     kind, size = definition.value_dtype, definition.value_size
     if key is None and kind.subdtype is None and kind.names is None and kind.kind in "iufb":
-        data = b"".join(_bytes(kind, one, text) for one in value.split(","))
-        first = 0
+        parts = (_repeated(part, definition.max_entries, where) for part in value.split(","))
+        data, first = b"".join(_bytes(kind, part, where) * times for part, times in parts), 0
     else:
-        data, first = _bytes(kind, value, text), _number(key or "0", text)
+        data, first = _bytes(kind, value, where), _number(key or "0", where)
     if not 0 <= first < definition.max_entries or len(data) > (definition.max_entries - first) * size:
-        raise UsageError(f"--set {text!r}: map {definition.name} has {definition.max_entries} elements")
+        raise UsageError(f"{where}: map {definition.name} has {definition.max_entries} elements")
     if first * size + len(data) > _MOST_CONTENTS:
-        raise UsageError(f"--set {text!r}: only the first {_MOST_CONTENTS:,} bytes of a map can be set")
+        raise UsageError(f"{where}: only the first {_MOST_CONTENTS:,} bytes of a map can be set")
     return _written(definition, first * size, data)
+
+
+def _repeated(part: str, most: int, where: str) -> tuple[str, int]:
+    """Return VALUE and N of VALUE*N, which stands for N times VALUE."""
+    value, star, times = part.partition("*")
+    count = _number(times, where) if star else 1
+    if not 0 < count <= most:
+        raise UsageError(f"{where}: the map has {most} elements")
+    return value, count
 
 
 def _written(definition: MapDefinition, at: int, data: bytes) -> MapDefinition:
@@ -88,23 +143,21 @@ def _written(definition: MapDefinition, at: int, data: bytes) -> MapDefinition:
     return replace(definition, contents=contents.ljust(-(-len(contents) // size) * size, b"\0"))
 
 
-def _number(text: str, setting: str) -> int:
+def _number(text: str, where: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise UsageError(f"--set {setting!r}: {text!r} is not a number") from None
+        raise UsageError(f"{where}: {text!r} is not a number") from None
 
 
-def _bytes(kind: np.dtype[Any], value: str, setting: str) -> bytes:
+def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
     """Return a value of a type: a number, a list of numbers for arrays and structures of numbers, or a text for arrays of char."""
     import numpy as np
 
     if kind.kind == "S":
         data = value.encode()
         if len(data) >= kind.itemsize:
-            raise UsageError(
-                f"--set {setting!r}: the text has {len(data)} bytes (at most {kind.itemsize - 1})"
-            )
+            raise UsageError(f"{where}: the text has {len(data)} bytes (at most {kind.itemsize - 1})")
         return data.ljust(kind.itemsize, b"\0")
     if kind.kind == "V" and kind.names is None and kind.subdtype is None:  # as `values.plain` shows it
         size = kind.itemsize
@@ -113,7 +166,7 @@ def _bytes(kind: np.dtype[Any], value: str, setting: str) -> bytes:
     single = [base] * int(np.prod(shape)) if kind.names is None else [kind[name] for name in kind.names]
     parts = value.split(",")
     if len(parts) != len(single):
-        raise UsageError(f"--set {setting!r}: {len(parts)} values for a type of {len(single)}")
+        raise UsageError(f"{where}: {len(parts)} values for a type of {len(single)}")
     found = np.zeros((), kind)
     try:
         numbers = [_scalar(one, part.strip()) for one, part in zip(single, parts, strict=True)]
@@ -123,7 +176,7 @@ def _bytes(kind: np.dtype[Any], value: str, setting: str) -> bytes:
             found[name] = number
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--set {setting!r}: {value!r} does not fit the type; write numbers, such as 7, -1, 0x10 or 0.5"
+            f"{where}: {value!r} does not fit the type; write numbers, such as 7, -1, 0x10 or 0.5"
         ) from None
     return found.tobytes()
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
 from gpubpf.show.command_line import Parser, parse, parse_own, parser, spec_usage, split_command
 from gpubpf.show.notices import complain, note
-from gpubpf.show.option_values import parse_file, parse_picture, positive
+from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
 from gpubpf.show.options import (
     add_accesses,
     add_call_views,
@@ -70,6 +70,7 @@ __all__ = [
     "complain",
     "csv_cells",
     "errors",
+    "extents",
     "given_filters",
     "host_program_lines",
     "note",

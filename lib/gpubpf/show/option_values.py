@@ -37,6 +37,15 @@ def parse_ranges(text: str) -> Ranges:
     return x, y, z
 
 
+def extents(text: str) -> tuple[int, int, int]:
+    """Parse ``X[,Y[,Z]]``, each a positive integer; 1 where it is left out."""
+    parts = [positive(part) for part in text.split(",")]
+    if len(parts) > 3:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions")
+    x, y, z = [*parts, 1, 1][:3]
+    return x, y, z
+
+
 def parse_launches(text: str) -> tuple[int, int | None]:
     """Return ``N:M`` as (N, M), ``N:`` as (N, None), ``:M`` as (1, M), and ``N`` as (N, N). Launches count from 1."""
     first, colon, last = text.partition(":")

@@ -13,6 +13,7 @@ from gpubpf.errors import Error, ImageError, UsageError, VerifyError
 from gpubpf.objects import listing, loading
 from gpubpf.objects.attach_points import attach_point
 from gpubpf.objects.object_file import ObjectFile
+from gpubpf.objects.settings import Settings
 from gpubpf_objects import build, needs_clang
 
 pytestmark = needs_clang
@@ -129,7 +130,7 @@ def test_both_verifiers_accept_them_and_know_constants(path: Path) -> None:
 
 def test_values_are_set_before_the_programs_run(path: Path) -> None:
     settings = ("limit=0x10", "label=else", "counts[3]=7", "plain[1]=1,0,0,0,2,0,0,0,3,0,0,0", "tallies=1")
-    maps = loading.load(str(path), None, settings[:-1]).programs.maps
+    maps = loading.load(str(path), Settings(values=settings[:-1])).programs.maps
     constants = maps["rodata"]
     at = {name: offset for name, _, offset in constants.value_type["fields"]}
     assert constants.contents[at["limit"] :][:4] == (16).to_bytes(4, "little")
@@ -147,15 +148,15 @@ def test_values_are_set_before_the_programs_run(path: Path) -> None:
         "other=1": "there is no variable or array other; use one of: limit, label, counts, zeros, cells, plain",
     }.items():
         with pytest.raises(UsageError) as error:
-            loading.load(str(path), None, (wrong,))
+            loading.load(str(path), Settings(values=(wrong,)))
         assert why in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_program_gets_another_section(path: Path) -> None:
-    loaded = loading.load(str(path), {"on_exit": "kretprobe/a,b", "second": "?kprobe/c"})
+    loaded = loading.load(str(path), Settings({"on_exit": "kretprobe/a,b", "second": "?kprobe/c"}))
     assert loaded.places["on_exit"].kernels == ("a", "b") and "second" not in loaded.places
     with pytest.raises(Error, match=r"has no program three; use one of: on_entry, second, on_exit$"):
-        loading.load(str(path), {"three": "kprobe/a"})
+        loading.load(str(path), Settings({"three": "kprobe/a"}))
 
 
 def test_the_listing_names_maps_helpers_and_lines(path: Path) -> None:
