@@ -57,7 +57,7 @@ def _facts(program: Program, function: BpfFunction) -> tuple[Checked, str]:
     for pc, i in enumerate(function.instructions):
         if i.cls == b.LDX and i.src == 6 and 0 <= i.offset < 8 * FIELDS:
             accesses.setdefault(((), pc), CheckedAccess("context", names[i.offset & ~7], i.offset & 7))
-    return Checked(function, accesses, {}, frozenset(), frozenset(), 0, ROOM - 8), why
+    return Checked(function, accesses, {}, frozenset(), frozenset(), {}, 0, ROOM - 8), why
 
 
 def _difference(made: Generated, mutated: bool, checked: Checked, ours: str, kernels: str) -> str:

@@ -36,7 +36,7 @@ int main() {
 # The last two blocks do not run the kernel.
 TEXT = r"""
 #include <gpubpf.h>
-struct place { u64 sm, warp, lane, x, y, z; };
+struct place { u64 sm, warp, lane, x, y, z, sum, missing; };
 struct event { u64 block, thread; u32 launch; };
 struct page { char bytes[1024]; };
 GPU_THREAD_ARRAY(places, struct place, 1);
@@ -83,6 +83,15 @@ int on_exit(struct gpu_exit *ctx) {
     u64 *count = bpf_map_lookup_elem(&runs, &second);
     u64 next = count ? *count + 1 : 1;
     bpf_map_update_elem(&runs, &second, &next, 0);
+
+    for (u64 k = 0; mine && k < gx; k++) { /* the grid's size is only known on the GPU */
+        u32 at = k;
+        u64 *one = bpf_map_lookup_elem(&runs, &at);
+        if (one)
+            mine->sum += *one;
+        else
+            mine->missing++;
+    }
 
     u64 *sum = bpf_map_lookup_elem(&total, &second);
     if (sum)
@@ -195,8 +204,16 @@ def test_every_type_of_map(found):
 def test_where_a_thread_is(found):
     _, maps = found
     (places,) = maps["places"]
-    assert places[:128] == [(1, thread // 32 % 2, thread % 32, 4, 1, 1) for thread in range(128)]
-    assert places[128:] == [(0,) * 6] * 128
+    assert [place[:6] for place in places[:128]] == [
+        (1, thread // 32 % 2, thread % 32, 4, 1, 1) for thread in range(128)
+    ]
+    assert places[128:] == [(0,) * 8] * 128
+
+
+def test_a_loop_over_the_grid(found):
+    """In each launch, 4 turns: 0 and the number of the launch, and two keys that the map does not have."""
+    _, maps = found
+    assert {place[6:] for place in maps["places"][0][:128]} == {(1 + 2 + 3, 3 * 2)}
 
 
 def test_records_without_a_context(found):

@@ -215,7 +215,7 @@ _TABLE = (
     Helper(508, "bpf_get_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
     Helper(509, "bpf_get_sm_id", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
     Helper(510, "bpf_get_warp_id", (), _32_BITS, Use("special", "warp_slot"), stand_in=StandIn.NUMBER),
-    Helper(511, "bpf_get_lane_id", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),
+    Helper(511, "bpf_get_lane_id", (), (0, 63), Use("special", "lane"), stand_in=StandIn.NUMBER),
     # Ours.
     Helper(601, "gpu_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
     Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
@@ -199,14 +199,18 @@ class HelperCalls(Emitter):
         return self.submit(call, operand, DISCARDED)
 
     def print(self, call: CheckedCall, operand: str) -> str:
-        number = format_number(call.text)
-        self.formats[number] = call.text
         conversions = call.text.replace("%%", "").count("%")
         printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())
         numbers = [
             register for register in printed if register not in call.pointers
         ]  # others are part of the text
-        values = [self.get(register) for register in numbers[:conversions]]
+        return self.print_text(call.text, [self.get(register) for register in numbers[:conversions]])
+
+    def print_text(self, text: str, values: Sequence[str] = ()) -> str:
+        """Emit a record in the print buffer, and return 0 or what the ring buffer returns."""
+        number = format_number(text)
+        self.formats[number] = text
+        values = list(values)
         values += ["0"] * (PRINT_ARGUMENTS - len(values))
 
         def fill(payload: str) -> None:

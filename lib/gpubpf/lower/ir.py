@@ -20,6 +20,7 @@ from gpubpf.lower.helper_calls import HelperCalls
 from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
+LOOP_TURNS = 1 << 20  # of all loops of one run whose length was not known before, see `Checked.loops`
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,15 @@ class _Lowering(HelperCalls):
             for pc in sorted(pc for c, pc in self.checked.reached if c == chain):
                 self.chain, self.pc = chain, pc
                 self.label(self.block(chain, pc))
+                if (chain, pc) in self.checked.loops:
+                    self.count_turn()
                 self.instruction(self.code[pc])
+        if self.checked.loops:
+            self.label("too_many_turns")
+            self.print_text(
+                f"device program {self.checked.function.name}: a loop was stopped after {LOOP_TURNS} turns\n"
+            )
+            self.emit("ret void")
         head = [f'target triple = "{self.backend.triple}"']
         kinds = {"b64": "i64", "b32": "i32"}
         given = [(kinds[a.type], a) for a in self.arguments.values()]
@@ -60,6 +69,8 @@ class _Lowering(HelperCalls):
         start += [f"  %stack = alloca [{STACK_SIZE * self.depth} x i8], align 16"]
         start += ["  %first = alloca i64", *(f"  %r{n} = alloca i64" for n in range(6))]
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
+        if self.checked.loops:
+            start += ["  %turns = alloca i64", f"  store i64 {LOOP_TURNS}, ptr %turns"]
         start += ["  store i64 0, ptr %r1", f"  br label %{first or self.block((), 0)}"]
         text = "\n".join(
             [
@@ -74,6 +85,13 @@ class _Lowering(HelperCalls):
             ]
         )
         return LoweredModule(text, tuple(self.arguments.values()), self.formats)
+
+    def count_turn(self) -> None:
+        """Emit code that ends the program if its loops have had too many turns, all together."""
+        left, go = self.value("load i64, ptr %turns"), self.fresh("turn")
+        self.emit(f"store i64 {self.value(f'sub i64 {left}, 1')}, ptr %turns")
+        self.emit(f"br i1 {self.value(f'icmp eq i64 {left}, 0')}, label %too_many_turns, label %{go}")
+        self.label(go)
 
     def elect(self) -> str:
         """Emit code in front of a program for blocks that elects the thread to run it. Return its label."""

@@ -123,8 +123,21 @@ def _uses(i: Instruction) -> tuple[int, int]:
 
 
 def loop_exits(after: Sequence[tuple[int, ...]]) -> set[int]:
-    """Return the jumps that leave a loop. Loops may be nested, and the compiler may have scattered their parts."""
-    found: set[int] = set()
+    """Return the jumps that leave a loop."""
+    return {place for loop in _loops(after) for place in loop if not loop.issuperset(after[place])}
+
+
+def depths(code: Sequence[Instruction]) -> list[int]:
+    """Return for each instruction how many loops it is in. Where an outer loop begins, the inner ones are not counted."""
+    found = [0] * len(code)
+    for loop in _loops([successors(code, pc) for pc in range(len(code))]):
+        for place in loop:
+            found[place] += 1
+    return found
+
+
+def _loops(after: Sequence[tuple[int, ...]]) -> Iterator[set[int]]:
+    """Yield the instructions of each loop. Loops may be nested, and the compiler may have scattered their parts."""
     reached = {0}
     new = [0]
     while new:
@@ -135,10 +148,9 @@ def loop_exits(after: Sequence[tuple[int, ...]]) -> set[int]:
     while pending:
         places = pending.pop()
         for loop in _cycles(after, places):
-            found |= {place for place in loop if not loop.issuperset(after[place])}
+            yield loop
             heads = {to for place in reached - loop for to in after[place] if to in loop}
             pending.append(loop - (heads or {min(loop)}))
-    return found
 
 
 def _cycles(after: Sequence[tuple[int, ...]], places: set[int]) -> Iterator[set[int]]:

@@ -25,6 +25,7 @@ from gpubpf.verify.values import Checked, place_of
 
 _CONTEXT_SHIFT = 8
 _PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
+_MAY_GOTO = b.JMP | 0xE0  # of Linux 6.9: a jump that is taken at the latest after 2^23 turns
 _RINGBUF_OUTPUT = number_of("bpf_ringbuf_output")
 
 
@@ -64,7 +65,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     room = slot >= -b.STACK_SIZE
     # The kernel accepts only the unchanged address.
     moved = {pc for pc, at in context.items() if at != code[pc].offset}
-    unknown = room and (bool(moved) or any(_stand_in(i) is StandIn.STORES for i in code))
+    unknown = room and (
+        bool(moved) or bool(checked.loops) or any(_stand_in(i) is StandIn.STORES for i in code)
+    )
     made: list[Instruction] = []
     origin: list[int] = []
     start: dict[int, int] = {}
@@ -78,7 +81,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             0,
             Instruction(b.ALU64 | b.MOV | 8, 6, 1),
             Instruction(b.JMP | b.CALL, imm=_PRANDOM),
-            Instruction(b.STX | b.MEM | 0x18, 10, 0, slot),
+            # In two halves: else the kernel would take all copies of the number for equal.
+            Instruction(b.STX | b.MEM, 10, 0, slot),
+            Instruction(b.STX | b.MEM, 10, 0, slot + 4),
             Instruction(b.STX | b.MEM | 0x18, 10, 6, slot + 8),
             Instruction(b.ALU64 | b.MOV | 8, 1, 6),
         )
@@ -86,9 +91,19 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         pc + 1 + i.imm for pc, i in enumerate(code) if i.opcode == b.JMP | b.CALL and i.src == b.PSEUDO_CALL
     }
     inside_main = True
+    turns = {pc: numbers for (_, pc), numbers in checked.loops.items()}
     for pc, i in enumerate(code):
         start[pc] = len(made)
         inside_main = inside_main and (pc == 0 or pc not in entries)
+        if pc in turns:  # the loop may end here
+            put(pc, Instruction(_MAY_GOTO, offset=1), Instruction(b.JMP | b.JA, offset=2))
+            put(pc, Instruction(b.ALU64 | b.MOV), Instruction(b.JMP | b.EXIT))
+            # What changes from turn to turn is unknown, so that the kernel need not follow each turn.
+            numbers = [n for n in sorted(turns[pc]) if unknown and inside_main]
+            registers = [n for n in numbers if n >= 0]
+            put(pc, *(Instruction(b.LDX | b.MEM | 0x18, n, 10, slot) for n in registers))
+            for at in [n for n in numbers if n < 0 and registers]:
+                put(pc, *(Instruction(b.STX | b.MEM, 10, registers[0], half) for half in (at, at + 4)))
         if pc in moved and unknown and inside_main:
             put(pc, Instruction(b.LDX | b.MEM | 0x18, i.dst, 10, slot + 8))
             i = replace(i, src=i.dst, offset=context[pc])

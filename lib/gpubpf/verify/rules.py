@@ -32,6 +32,7 @@ MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_COPIED = 32  # blocks that are copied, see `copies`
+TURNS = 20  # turns of a loop that are followed one by one before all further ones are taken for one
 _COMPARED = (7, 6, 8, 9, 2, 0, 1, 3, 4, 5)  # registers, those first that differ most often; r10 never does
 _MANY = 12  # after so many paths from one place were followed to their end, states there are generalized
 
@@ -39,26 +40,47 @@ _MANY = 12  # after so many paths from one place were followed to their end, sta
 def check(program: Program, function: BpfFunction, sizing: bool = False) -> Checked:
     """Follow every path of `function` and return what was learnt. Raises VerifyError.
 
-    Where an instruction does different things on different paths, each path gets a copy of it, if possible. sizing: a ring buffer may
-    have no record size; such a program is not ready to be lowered.
+    Where an instruction does different things on different paths, each path gets a copy of it, if possible. If the loops of a device
+    program are too long to be followed, what holds in all their turns must be enough; the lowering gives such loops a limit.
+    sizing: a ring buffer may have no record size; such a program is not ready to be lowered.
     """
+    try:
+        return _separated(program, function, sizing, False)
+    except _TooLong as error:
+        if function.point not in b.DEVICE_POINTS:
+            raise
+        try:
+            return _separated(program, function, sizing, True)
+        except VerifyError:
+            raise error from None
+
+
+class _TooLong(VerifyError):
+    """The paths of a program have too many instructions."""
+
+
+def _separated(program: Program, function: BpfFunction, sizing: bool, widening: bool) -> Checked:
+    """Follow every path, with copies of instructions that do different things. Raises VerifyError."""
     for _ in range(MAX_COPIED):
         try:
-            return _Checker(program, function, sizing).run()
+            return _Checker(program, function, sizing, widening).run()
         except DiffersByPath as error:
             code = copies.separate(function.instructions, error.pc)
             if code is None or len(code) > MAX_INSTRUCTIONS:
                 raise
             function = replace(function, instructions=code)
-    return _Checker(program, function, sizing).run()
+    return _Checker(program, function, sizing, widening).run()
 
 
 class _Checker(AbstractMachine):
     """Walks all paths of one program on the abstract machine, and applies the rules to each instruction."""
 
-    def __init__(self, program: Program, function: BpfFunction, sizing: bool = False) -> None:
+    def __init__(
+        self, program: Program, function: BpfFunction, sizing: bool = False, widening: bool = False
+    ) -> None:
         super().__init__(program, function)
-        self.sizing = sizing
+        self.sizing, self.widening = sizing, widening
+        self.loops: dict[CodePlace, frozenset[int]] = {}
         self.code = function.instructions
         self.reached: set[CodePlace] = set()
         self.edges: set[tuple[CodePlace, bool]] = set()
@@ -70,6 +92,7 @@ class _Checker(AbstractMachine):
         self._validate()
         self.targets, self.live, self.matters = flow.liveness(self.code)
         self.spills = flow.spills(self.code)
+        self.depths = flow.depths(self.code) if self.widening else []
         first = State()
         first.registers[1] = Value("context", constant(0))
         first.registers[10] = Value("stack", constant(0), 0)
@@ -85,11 +108,8 @@ class _Checker(AbstractMachine):
                 self.reached.add(place)
                 self.steps += 1
                 if self.steps > MAX_STEPS:
-                    raise self.reject(
-                        state.pc,
-                        f"all its paths together have more than {MAX_STEPS} instructions",
-                        "bound its loops by smaller constants",
-                    )
+                    what = f"all its paths together have more than {MAX_STEPS} instructions"
+                    raise _TooLong(str(self.reject(state.pc, what, "bound its loops by smaller constants")))
                 following = self._step(state, self.code[state.pc])
                 if not following:
                     self._finish(state.mark)
@@ -105,6 +125,7 @@ class _Checker(AbstractMachine):
             self.calls,
             frozenset(self.reached),
             frozenset(self.edges),
+            self.loops,
             self.steps,
             self.stack_low,
             {place: known for place, known in self.constants.items() if known is not None},
@@ -120,6 +141,10 @@ class _Checker(AbstractMachine):
     def _known(self, checkpoints: dict[CodePlace, deque[Checkpoint]], state: State) -> bool:
         """Return whether this state, or a more general one, was already followed to its end. If not, remember it."""
         kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
+        for checkpoint in kept if self.widening else ():
+            if checkpoint.open and checkpoint.widened and self._covers(checkpoint.state, state):
+                self._next_turn(state, checkpoint.state)
+                return True
         if sum(not checkpoint.open for checkpoint in kept) >= _MANY:
             self._forget(state)
         for checkpoint in kept:
@@ -129,10 +154,60 @@ class _Checker(AbstractMachine):
             elif self._covers(checkpoint.state, state, checkpoint.read):
                 state.reads(checkpoint.read)
                 return True
-        checkpoint = Checkpoint(state.copy(), state.mark)
+        widened = self.widening and self._widen(state)
+        checkpoint = Checkpoint(state.copy(), state.mark, widened)
         kept.append(checkpoint)
         state.mark, state.written = checkpoint, 0
         return False
+
+    def _widen(self, state: State) -> bool:
+        """Forget the numbers that changed in the last turn of a loop, if this is one of many turns. Return whether it is.
+
+        The state then stands for all further turns. If one of them does not fit, more is forgotten there."""
+        before = self._last_turn(state)
+        if before is None:
+            return False
+        for number, (value, old) in enumerate(zip(state.registers, before.registers, strict=True)):
+            if value is not None and old is not None and value.kind == old.kind == "number":
+                state.registers[number] = value if value.range == old.range else NUMBER
+        for stack, old_stack in zip(state.stacks, before.stacks, strict=True):
+            for at, (value, k, n) in stack.items():
+                was, old_k, old_n = old_stack.get(at, (value, k, n))
+                if value.kind == was.kind == "number" and (value.range, k, n) != (was.range, old_k, old_n):
+                    stack[at] = (NUMBER, k, n)
+        return True
+
+    def _last_turn(self, state: State) -> State | None:
+        """Return the state here in the turn before, if a loop has had TURNS turns since it began; else None."""
+        depth, turns, last = self.depths[state.pc], 0, None
+        mark = state.mark if depth else None
+        while mark is not None and turns < TURNS:
+            if mark.state.chain == state.chain:
+                if mark.state.pc == state.pc:
+                    turns, last = turns + 1, last or mark.state
+                elif self.depths[mark.state.pc] < depth:
+                    break  # the loop around this one began a turn
+            mark = mark.parent
+        return last if turns == TURNS else None
+
+    def _next_turn(self, state: State, every: State) -> None:
+        """Take note that a loop goes on as in a turn that is being followed. every: the state that stands for all turns."""
+        for name, pc in state.held.values():
+            raise self.reject(
+                pc,
+                f"the record reserved in {name} is held while a loop of unknown length runs",
+                "submit or discard it before",
+            )
+        state.reads((1 << STACK_SIZE * len(state.stacks)) - 1)  # that turn may still read anything
+        numbers = {n for n, value in enumerate(every.registers) if value is not None and _is_any(value)}
+        stack = every.stacks[-1]
+        numbers |= {
+            at
+            for at in range(-STACK_SIZE, 0, 8)
+            if all(_is_any(stack[at + k][0]) if at + k in stack else False for k in range(8))
+        }
+        place = (state.chain, state.pc)
+        self.loops[place] = self.loops.get(place, frozenset(numbers)) & numbers
 
     def _forget(self, state: State) -> None:
         """Forget the ranges of numbers that no address, no helper and no loop depends on, to follow fewer paths.
@@ -503,6 +578,10 @@ class _Checker(AbstractMachine):
                 if value.kind == "stack" and int(value.object or 0) >= frames:
                     del stack[at]
         return [state]
+
+
+def _is_any(value: Value) -> bool:
+    return value.kind == "number" and value.range == NUMBER.range
 
 
 def _byte_swap(value: Range, i: Instruction) -> Range:

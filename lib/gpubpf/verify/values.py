@@ -70,6 +70,9 @@ class Checked:
     calls: Mapping[CodePlace, CheckedCall]
     reached: frozenset[CodePlace]
     edges: frozenset[tuple[CodePlace, bool]]
+    # Where loops begin a turn whose number is only known when the program runs, and what may be any number there: registers, and the
+    # offsets of 8 bytes on the stack.
+    loops: Mapping[CodePlace, frozenset[int]]
     steps: int
     stack_low: int  # lowest stack offset that is written
     constants: Mapping[CodePlace, int] = field(default_factory=dict)
@@ -85,13 +88,14 @@ class Checkpoint:
     """A state at a jump target, and the number of paths from it that are not followed to their end yet (`open`).
 
     `read`: the bytes of the stacks whose value, here, some path from here has read. Complete once no path is open. `written`: the
-    bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`).
+    bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`). `widened`: the state is that of
+    any turn of a loop.
     """
 
-    __slots__ = ("open", "parent", "read", "state", "written")
+    __slots__ = ("open", "parent", "read", "state", "widened", "written")
 
-    def __init__(self, state: State, parent: Checkpoint | None) -> None:
-        self.state, self.parent, self.open = state, parent, 1
+    def __init__(self, state: State, parent: Checkpoint | None, widened: bool = False) -> None:
+        self.state, self.parent, self.open, self.widened = state, parent, 1, widened
         self.read, self.written = 0, state.written
 
 

@@ -94,7 +94,7 @@ int on_unit(struct gpu_exit *ctx) {
 int on_slot(struct gpu_exit *ctx) {
     int key = 0;
     struct tally *mine = tallies.lookup(&key);
-    if (mine) mine->runs = 1 + bpf_get_warp_id() + (bpf_get_sm_id() != gpu_sm()) * 100;
+    if (mine) mine->runs = 1 + bpf_get_warp_id() + (bpf_get_sm_id() != gpu_sm()) * 100 + bpf_get_lane_id() * 1000;
     return 0;
 }
 int on_end(struct gpu_entry *ctx) {
@@ -283,7 +283,8 @@ def test_the_slots_of_waves(device: Device, built: Path, program: Program) -> No
     shape = ((480, 1, 1), (160, 1, 1))
     rest = block_arguments(made, "none", 0, shape, {"tallies": "t"})
     found = device.run(made.image, "none", rest, shape, {"t": np.zeros(481, np.uint64)})["t"]
-    assert found.tolist() == [1 + thread % 160 // wave for thread in range(480)] + [0]
+    of_block = [1 + thread // wave + 1000 * (thread % wave) for thread in range(160)]
+    assert found.tolist() == [*of_block * 3, 0]
 
 
 def test_what_amd_gpus_do_not_have(program: Program) -> None:

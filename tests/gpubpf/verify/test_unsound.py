@@ -15,7 +15,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.verify import kernel
+from gpubpf.verify import kernel, rules
 from gpubpf.verify.rules import check
 from gpubpf.verify.values import Checked, CheckedAccess
 from gpubpf_asm import (
@@ -478,7 +478,7 @@ def asked(code: Code) -> str | None:
         for pc, i in enumerate(code)
         if i.cls == b.LDX and i.src == 6
     }
-    facts = Checked(function, reads, {}, frozenset(), frozenset(), 0, -128)
+    facts = Checked(function, reads, {}, frozenset(), frozenset(), {}, 0, -128)
     try:
         if kernel.check(made, facts) is None:
             pytest.skip("the kernel's verifier needs CAP_BPF")
@@ -559,8 +559,10 @@ INPUTS = (0, 1, 7, 8, 56, 57, 64, 1 << 20, 1 << 32, (1 << 32) + 8, 1 << 63, (1 <
 GRID = MapDefinition("grid", "array", 4, 64, 1)
 
 
-def random_program(rng: random.Random) -> Code:
-    """Return numbers in r1, r2, r7, r8 and SLOTS, addresses of the stack in r3 and r4, branches, and stores to a value of 64 bytes."""
+def random_program(rng: random.Random, looped: bool = False) -> Code:
+    """Return numbers in r1, r2, r7, r8 and SLOTS, addresses of the stack in r3 and r4, branches, and stores to a value of 64 bytes.
+
+    looped: the branches are in a loop of up to 7 turns, which are counted at r10 - 56."""
     numbers, addresses = (1, 2, 7, 8), (3, 4)
     slots = (-16, -24, -32, -40)
 
@@ -603,6 +605,7 @@ def random_program(rng: random.Random) -> Code:
         code += [load(register, 6, 16) if rng.random() < 0.3 else movi(register, 0)]
     code += [storei(10, slot, 0) for slot in slots if rng.random() < 0.9]
     code += [mov(3, 10), alu(b.ADD, 3, imm=-16), mov(4, 10), alu(b.ADD, 4, imm=-8), alu(b.ADD, 4, imm=-16)]
+    inner: Code = []
     for _ in range(rng.randrange(2, 9)):
         body = [i for _ in range(rng.randrange(1, 4)) for i in statement()]
         if rng.random() < 0.6:
@@ -617,7 +620,18 @@ def random_program(rng: random.Random) -> Code:
             else:
                 test = jump(op, x, len(body) + 1, imm=rng.choice((0, 1, 8, 57, 64)), wide=wide)
             body = [test, *body, ja(len(other)), *other]
-        code += body
+        inner += body
+    if looped:
+        turn = [
+            load(0, 10, -56),
+            alu(b.ADD, 0, imm=1),
+            store(10, -56, 0),
+            load(5, 6, 16),
+            alu(b.AND, 5, imm=7),
+        ]
+        turn.append(jump(b.JGT, 0, len(inner) + 1, 5))
+        inner = [storei(10, -56, 0), *turn, *inner, ja(-len(turn) - len(inner) - 1)]
+    code += inner
     x, y = rng.sample(numbers, 2)
     found = rng.choice(([], [load(x, 10, rng.choice(slots))], [load(x, rng.choice(addresses), 0)]))
     test = [jump(b.JLE, y, 2, imm=56), *END] if rng.random() < 0.3 else []
@@ -627,16 +641,27 @@ def random_program(rng: random.Random) -> Code:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_what_the_gate_accepts_does_no_harm(seed: int):
-    rng = random.Random(seed)
-    accepted = 0
+    harmless(random.Random(seed), False)
+
+
+@pytest.mark.every(5)
+@pytest.mark.parametrize("seed", range(10))
+def test_what_holds_in_all_turns_of_a_loop_does_no_harm(seed: int, monkeypatch: pytest.MonkeyPatch):
+    """The gate follows two turns, and takes the others for one."""
+    monkeypatch.setattr(rules, "TURNS", 2)
+    harmless(random.Random(seed), True)
+
+
+def harmless(rng: random.Random, looped: bool) -> None:
+    accepted = widened = 0
     for _ in range(300):
-        code = random_program(rng)
+        code = random_program(rng, looped)
         made, function = program(code, (GRID,))
         try:
-            check(made, function)
+            widened += bool(rules._separated(made, function, False, looped).loops)
         except VerifyError:
             continue
         accepted += 1
         for _ in range(12):
             StrictInterpreter(code, (rng.choice(INPUTS), rng.choice(INPUTS))).run()
-    assert accepted > 10
+    assert accepted > 10 and bool(widened) is looped

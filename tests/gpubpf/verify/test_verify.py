@@ -126,6 +126,12 @@ BAD = {
         "bpf_cuda_exit(); /*!*/",
         "does not work at this point; call it in a program with a struct gpu_entry",
     ),
+    "a record held in a long loop": (
+        "struct event *e = events.ringbuf_reserve(sizeof(struct event)); u64 s = 0; if (!e) return 0;\n"
+        'for (u64 n = 0; n < ctx->work; n++) { s += n; asm volatile("" : "+r"(s)); } /*!*/\n'
+        "e->value = s; events.ringbuf_submit(e, 0);",
+        "more than 65536 instructions",
+    ),
     "a string that is not constant": (
         'char name[4] = {};\nname[0] = ctx->work;\nbpf_trace_printk("%s", name); /*!*/',
         "not constant",
@@ -155,7 +161,7 @@ BAD = {
     ),
     "waits for a flag": (f"{TABLE}\nwhile (!*(volatile u64 *)&t->cells[1]) /*!*/\n;", "another thread"),
     "too many turns": (
-        'u64 s = 0;\nfor (u64 n = 0; n < 100000; n++) { /*!*/\ns += n;\nasm volatile("" : "+r"(s));\n}\nreturn s & 1;',
+        f"{TABLE} u64 at = 0;\nfor (u64 n = 0; n < 100000; n++) {{ t->cells[at] = n; at = at == 7 ? 0 : at + 1; }} /*!*/",
         "more than 65536 instructions",
     ),
     "text that is not constant": (
@@ -233,6 +239,9 @@ GOOD = {
     "bpftime's numbers": (
         "u64 x, y, z; bpf_get_grid_dim(&x, &y, &z);"
         f" {TABLE} t->cells[x & 7] = bpf_get_sm_id() + bpf_get_warp_id() + bpf_get_lane_id();"
+    ),
+    "a loop of unknown length": (
+        f'{TABLE} u64 s = 0; for (u64 n = 0; n < ctx->work; n++) {{ s += n; asm volatile("" : "+r"(s)); }} t->cells[0] = s;'
     ),
     "a deletion in an array": f"{TABLE} int zero = 0; t->cells[0] = counts.delete(&zero);",
     "a parameter": f"{PARAM} u64 s = t->cells[0]; for (int n = 1; n < 8; n++) s += t->cells[n]; return s & 1;",
