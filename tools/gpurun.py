@@ -56,13 +56,6 @@ def build_parser() -> cli.Parser:
         metavar="NAME=VALUE",
         help="begin with this value of a variable, or of an element of an array: NAME[KEY]=VALUE; repeatable",
     )
-    group.add_argument(
-        "--const",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the same, for an array that no program changes: the verifier then knows its values",
-    )
     group = parser.add_argument_group("a program as a kernel of its own (instead of -p and COMMAND)")
     group.add_argument("--run", metavar="PROGRAM", help="run only PROGRAM, once")
     for option, what in (("--grid", "blocks"), ("--block", "threads of a block")):
@@ -89,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.objects import loading, settings
 
     moved = settings.sections(args.attach)
-    loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.const, args.run))
+    loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.run))
     if not args.run:
         loaded.choose_kernels(args)
     out = cli.open_results(args)

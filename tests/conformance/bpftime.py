@@ -244,7 +244,7 @@ class Example:
     running: bool = False
 
 
-_MATRICES = ("--const", "gemm_dims=32,32,32", "--set", "gemm_A=65536*1024", "--set", "gemm_B=655*1024")
+_MATRICES = ("--set", "gemm_dims=32,32,32", "--set", "gemm_A=65536*1024", "--set", "gemm_B=655*1024")
 _CUDA_LAUNCH = ("--attach", f"uprobe_cuda_launch=uprobe/{LAUNCHES}")
 EXAMPLES = (
     Example("atomizer", "atomizer", atomizer, options=("--set", "partition_num_map=2", "--set", "partition_index_map=1")),

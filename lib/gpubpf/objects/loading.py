@@ -187,7 +187,7 @@ def read(data: bytes, given: Settings = UNCHANGED) -> LoadedObject:
         if name in used:
             definitions[name] = map_kinds.of_variables(file.variables[number], name, types)
     definitions = settings.with_values(
-        map_kinds.placed(definitions, functions.values()), variables.values(), given
+        map_kinds.placed(definitions, functions.values()), variables.values(), given.values
     )
     _check_helpers(functions.values())
     program = Program(linker.text(), functions, definitions, file.license)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
-from gpubpf.process import bpf_syscall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,13 +25,11 @@ class Settings:
 
     sections  by name of a program, the section that replaces its own
     values    NAME=VALUE or NAME[KEY]=VALUE
-    constants the same, of maps that programs cannot change
     alone     the only program that is loaded, as a kernel of its own
     """
 
     sections: Mapping[str, str] = field(default_factory=dict)
     values: Sequence[str] = ()
-    constants: Sequence[str] = ()
     alone: str | None = None
 
 
@@ -50,24 +47,11 @@ def sections(given: Iterable[str]) -> dict[str, str]:
 
 
 def with_values(
-    definitions: Mapping[str, MapDefinition], sections: Collection[str], settings: Settings
+    definitions: Mapping[str, MapDefinition], sections: Collection[str], values: Iterable[str]
 ) -> dict[str, MapDefinition]:
-    """Return the maps with these settings in their contents. sections: the maps that hold variables. Raises UsageError."""
-    result = _with_values(definitions, sections, "--set", settings.values)
-    result = _with_values(result, sections, "--const", settings.constants)
-    for text in settings.constants:
-        name = text.partition("=")[0].partition("[")[0]
-        if name in result and name not in sections:
-            one = result[name]
-            whole = one.contents.ljust(min(one.max_entries * one.value_size, _MOST_CONTENTS), b"\0")
-            flags = one.flags | bpf_syscall.CONSTANT  # each side has its own copy
-            result[name] = replace(one, kind="array", constant=True, contents=whole, flags=flags)
-    return result
+    """Return the maps with these values, given as NAME=VALUE, in their contents. Raises UsageError.
 
-
-def _with_values(
-    definitions: Mapping[str, MapDefinition], sections: Collection[str], option: str, settings: Iterable[str]
-) -> dict[str, MapDefinition]:
+    sections: the maps that hold variables."""
     result = dict(definitions)
     variables = {
         field: (name, kind, at)
@@ -76,11 +60,11 @@ def _with_values(
         for field, kind, at in one.value_type["fields"]
     }
     arrays = [name for name, one in definitions.items() if one.kind in _ARRAYS and name not in sections]
-    for text in settings:
+    for text in values:
         match = _SETTING.fullmatch(text)
-        where = f"{option} {text!r}"
+        where = f"--set {text!r}"
         if match is None:
-            raise UsageError(f"{option} {text!r} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
+            raise UsageError(f"{where} has no value; write NAME=VALUE or NAME[KEY]=VALUE")
         name, key, value = match.groups()
         if name in variables:
             holder, kind, at = variables[name]

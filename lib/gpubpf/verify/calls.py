@@ -112,8 +112,6 @@ class HelperCall:
                 f"{self.name} does not work on map {definition.name} of kind {definition.kind}",
                 f"use a map of kind {', '.join(kinds)}",
             )
-        if definition.constant and self.use.lowering in ("update", "delete"):
-            raise self.reject(f"{self.name} on map {definition.name}, which is constant", "use another map")
         if definition.kind == "param" and definition.value_size > MAX_PARAM:
             raise self.reject(
                 f"parameter {definition.name} has {definition.value_size} bytes (at most {MAX_PARAM})",

@@ -59,7 +59,6 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         if access.kind == "context"
     }
     lengths = {pc: call.size for (_, pc), call in checked.calls.items()}
-    constants = _constants(checked)
     # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
@@ -109,8 +108,6 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             i = replace(i, src=i.dst, offset=context[pc])
         if pc in context:
             i = replace(i, offset=i.offset + _CONTEXT_SHIFT)
-        if pc in constants:
-            i = Instruction(b.ALU | b.MOV, i.dst, imm=b.signed(constants[pc], 32), line=i.line)
         kind = _stand_in(i)
         if kind is StandIn.STORES:
             written = HELPERS[i.imm].registers[ArgumentKind.RESULT]
@@ -154,21 +151,6 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         else:
             made[at] = replace(i, offset=start[pc + 1 + i.offset] - at - 1)
     return made, origin
-
-
-def _constants(checked: Checked) -> dict[int, int]:
-    """Return the loads that always give the same number below 2^32, by instruction.
-
-    The kernel does not know what a lookup finds in a constant map. It needs to know where such a number bounds a loop."""
-    code = checked.function.instructions
-    found: dict[int, set[int | None]] = {}
-    for place in checked.accesses:
-        found.setdefault(place[1], set()).add(checked.constants.get(place))
-    return {
-        pc: number
-        for pc, (number, *more) in ((pc, tuple(numbers)) for pc, numbers in found.items())
-        if not more and number is not None and number < 1 << 32 and code[pc].opcode & 0xE0 == b.MEM
-    }
 
 
 def _stand_in(i: Instruction) -> StandIn:
