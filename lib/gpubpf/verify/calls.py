@@ -243,13 +243,7 @@ class HelperCall:
         counted = ArgumentKind.SIZE in self.helper.registers
         if not counted:  # the text ends at the first zero byte
             self.size = self._text_length(register)
-        data = self.machine.constant_bytes(self._argument(register), self.size)
-        if data is None:
-            content = self._memory(register, self.size, "text")
-            if content is None or any(byte.range.constant is None for byte in content):
-                raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
-            data = bytes(byte.range.constant or 0 for byte in content)
-        self.text = data.split(b"\0", 1)[0].decode("utf-8", "replace")
+        self.text = self._constant_text(register, self.size)
         if ArgumentKind.PRINTED not in self.helper.registers:
             self.text = self.text.replace("%", "%%")
         elif self._conversions() > PRINT_ARGUMENTS:
@@ -265,10 +259,17 @@ class HelperCall:
             self._number(register, argument)
 
     def _string(self, register: int) -> str:
-        """Return a constant text on the stack that a conversion %s prints."""
-        content = self._memory(register, self._text_length(register), "text")
-        assert content is not None  # it is on the stack
-        data = bytes(byte.range.constant or 0 for byte in content)
+        """Return a constant text that a conversion %s prints."""
+        return self._constant_text(register, self._text_length(register))
+
+    def _constant_text(self, register: int, size: int) -> str:
+        """Return a text of at most `size` bytes that is on the stack, or in a constant map."""
+        data = self.machine.constant_bytes(self._argument(register), size)
+        if data is None:
+            content = self._memory(register, size, "text")
+            if content is None or any(byte.range.constant is None for byte in content):
+                raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
+            data = bytes(byte.range.constant or 0 for byte in content)
         return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
     def _with_strings(self) -> str:
@@ -382,7 +383,7 @@ class HelperCall:
         return address
 
     def _text_length(self, register: int) -> int:
-        """Return the size in bytes of the constant text on the stack, including the zero byte at its end."""
+        """Return the size in bytes of a text on the stack or in a constant map, including the zero byte at its end."""
         value = self._argument(register)
         at = value.range.constant
         if value.kind == "value":

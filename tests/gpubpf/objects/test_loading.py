@@ -286,6 +286,23 @@ def test_a_device_program_cannot_read_registers_of_the_host(tmp_path: Path) -> N
         programs.fragment("f")
 
 
+def test_texts_are_on_the_stack_or_in_constants(tmp_path: Path) -> None:
+    text = """
+    const volatile char name[6] = "hello";
+    char other[6] = "other";
+    SEC("kprobe/k") int f(void *ctx) {
+        char own[4] = "own";
+        print("%s, %s, %s", "abc", (const char *)name, own);
+        return 0;
+    }
+    SEC("kprobe/k") int g(void *ctx) { print("%s", other); return 0; }
+    """
+    programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
+    assert list(programs.fragment("f").formats.values()) == ["abc, hello, own"]
+    with pytest.raises(VerifyError, match="its text is not on the stack"):
+        programs.fragment("g")
+
+
 def test_a_constant_cannot_be_written(tmp_path: Path) -> None:
     text = 'const volatile u32 limit = 1; SEC("kprobe/k") int f(void *ctx) { *(volatile u32 *)&limit = 2; return 0; }'
     programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
