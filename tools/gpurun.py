@@ -115,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
             printer.maps(session)
             if out.closed:
                 break
-        results.end(session.summary() | {"verified_by": verified_by})
+        launches = None if b.probes else ()  # without device programs, no launch is counted
+        results.end(session.summary() | {"verified_by": verified_by}, launches)
     return session.status
 
 
