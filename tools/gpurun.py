@@ -83,8 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
     moved = settings.sections(args.attach)
     loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.run))
-    if not args.run:
-        loaded.choose_kernels(args)
+    kernels = () if args.run else loaded.choose_kernels(args)
     out = cli.open_results(args)
     if args.ebpf:
         from gpubpf.objects import listing
@@ -97,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.run:
         loaded.attach_alone(b, args)
     else:
-        loaded.attach(b, args.kernel)
+        loaded.attach(b, kernels)
     loading.check_room(b, args.map_memory)
     if args.list or args.ptx:
         from gpubpf.images import listing as images

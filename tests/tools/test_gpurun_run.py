@@ -238,6 +238,15 @@ def test_intervals_in_a_running_process(app: str, device: str, tmp_path: Path) -
     assert len(both) == 2 and 0 < both[0] < both[1] == 120 * found[-1]["launches_instrumented"]
 
 
+def test_kernels_are_chosen_for_programs_that_name_none(app: str, device: str, tmp_path: Path) -> None:
+    maps = contents(records(tmp_path / "out", device, "--kernel", "rest", app, "2"))
+    assert maps["accesses"] == {0: 8} and maps["both"] == {0: 240, 1: 0}
+    attach = ("--attach", "on_access=?none")
+    done = gpubpf_specs.run("gpurun", device, "--kernel", "rest", *attach, "--", app, "2")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--kernel and the kernels that the programs name (_Z4workPi) exclude each other" in done.stderr
+
+
 def test_ptx_list_and_ebpf(app: str, device: str) -> None:
     ptx = gpubpf_specs.run("gpurun", device, "--ptx", app)
     assert ptx.returncode == 0 and ptx.stdout.count("atom") + ptx.stdout.count("red.") >= 3
@@ -322,6 +331,17 @@ WRONG = {
         BODY.format("u64 *p = bpf_map_lookup_elem(&m, &key); *p = 1;").join(("MAP(m, HASH, u32, u64, 1);", "")),
         "program f, instruction",
     ),
+    "sizes of records": (
+        'struct { __uint(type, RINGBUF); __uint(max_entries, 4096); } ring SEC(".maps");'
+        'SEC("uprobe/./app:f") int f(u64 *c) { u64 two[2] = {}; bpf_ringbuf_output(&ring, two, 8, 0);'
+        " bpf_ringbuf_output(&ring, two, 16, 0); return 0; }",
+        "ring buffer ring: host programs send records whose size is not one constant",
+    ),
+    "perf buffer": (
+        'struct { __uint(type, 4); __uint(key_size, 4); __uint(value_size, 4); } perf SEC(".maps");'
+        'SEC("uprobe/./app:f") int f(void *c) { u32 x = 0; bpf_map_lookup_elem(&perf, &x); return 0; }',
+        "map perf is a perf buffer, which f uses on the host",
+    ),
     "nothing to attach": ('SEC("kprobe/__directly_run") int f(void *ctx) { return 0; }', "kernels of their own"),
 }  # fmt: skip
 
@@ -329,7 +349,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_bad_object_is_one_line_and_no_command_runs(name: str, tmp_path: Path) -> None:
     text, why = WRONG[name]
-    refuse(build(text, tmp_path / "wrong.bpf.o"), why, tmp_path, 2 if "nothing" in name else 1)
+    refuse(build(text, tmp_path / "wrong.bpf.o"), why, tmp_path)
 
 
 def test_a_bad_file_is_one_line_and_no_command_runs(device: str, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Load an object: its programs and maps as a `Program`, verified and lowered like those of a C text.
 
-loaded = load("probe.bpf.o")
-b = BPF(programs=loaded.programs)
-loaded.attach(b)
+    loaded = load("probe.bpf.o")
+    b = BPF(source=loaded.programs)
+    loaded.attach(b)
+
+The values between are those of the modules beside this one.
 """
 
 from __future__ import annotations
@@ -80,25 +82,24 @@ class LoadedObject:
     places: Mapping[str, AttachPoint]
 
     @property
-    def kernels(self) -> tuple[str, ...]:
-        """The kernels that programs name; none if a program goes into every kernel, or all programs are on the host."""
-        device = [place for place in self.places.values() if place.event in ("entry", "exit", "access")]
-        every = any(not place.kernels for place in device)
-        return () if every else tuple(dict.fromkeys(name for place in device for name in place.kernels))
-
-    @property
     def attached(self) -> tuple[str, ...]:
         """The programs that `attach` attaches: all but those that run alone."""
         return tuple(name for name, place in self.places.items() if place.event != "alone")
 
-    def choose_kernels(self, args: argparse.Namespace) -> None:
-        """Set `args.kernel` to the kernels that programs name. Raises UsageError for --kernel if all programs name theirs."""
-        if args.kernel and self.kernels:
+    def choose_kernels(self, args: argparse.Namespace) -> tuple[str, ...]:
+        """Return the globs of --kernel, for programs that name no kernel, and set `args.kernel` to all that any program asks for.
+
+        Raises UsageError for --kernel if all programs name theirs."""
+        device = [place for place in self.places.values() if place.event in ("entry", "exit", "access")]
+        named = dict.fromkeys(name for place in device for name in place.kernels)
+        globs, every = tuple(args.kernel), any(not place.kernels for place in device)
+        if globs and not every:
             raise UsageError(
-                f"--kernel and the kernels that the programs name ({', '.join(self.kernels)}) exclude each other;"
+                f"--kernel and the kernels that the programs name ({', '.join(named)}) exclude each other;"
                 " give a program another kernel with --attach"
             )
-        args.kernel = args.kernel or list(self.kernels)
+        args.kernel = [] if every and not globs else [*dict.fromkeys((*globs, *named))]
+        return globs
 
     def attach_alone(self, bpf: BPF, args: argparse.Namespace) -> None:
         """Make the only program a kernel of its own: it enters an empty kernel, which a COMMAND of ours launches.
@@ -113,9 +114,9 @@ class LoadedObject:
     def attach(self, bpf: BPF, kernels: Iterable[str] = ()) -> None:
         """Attach all programs but those that run alone. kernels: for programs that name none, as globs.
 
-        Raises VerifyError, and UsageError if there are no others."""
+        Raises VerifyError, and Error if there are no others."""
         if not self.attached:
-            raise UsageError(
+            raise Error(
                 f"all programs ({', '.join(self.places)}) are kernels of their own; run one with --run"
             )
         for name, place in self.places.items():

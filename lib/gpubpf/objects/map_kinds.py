@@ -85,10 +85,11 @@ def names_of_variables(sections: Iterable[Variables], used: Collection[str]) -> 
 
 
 def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
-    """Return the size in bytes of the records that host programs send to each ring buffer of the kernel: the largest.
+    """Return the size in bytes of the records that host programs send to each ring buffer of the kernel.
 
-    Both are taken from the instructions before a call; the kernel checks the calls. For device programs, `verify.records` finds it."""
-    found: dict[str, int] = {}
+    It is taken from the instructions before a call. For device programs, `verify.records` finds it. Raises ImageError if the records
+    of a ring buffer have several sizes, or one that is not constant: the reader could not tell them apart."""
+    found: dict[str, set[int]] = {}
     for code in codes:
         for pc, i in enumerate(code):
             helper = HELPERS.get(i.imm) if i.opcode == b.JMP | b.CALL and not i.src else None
@@ -97,11 +98,17 @@ def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
             if size is None or ArgumentKind.MAP not in kinds:
                 continue
             ring = next((j.map for j in _before(code, pc) if _sets(j, kinds[ArgumentKind.MAP][0])), None)
-            bytes_ = next((j for j in _before(code, pc) if _sets(j, size)), None)
-            constant = bytes_ is not None and bytes_.opcode & 0xF8 == b.MOV
-            if ring is not None and bytes_ is not None and constant and 0 < bytes_.imm <= MAX_RECORD:
-                found[ring] = max(found.get(ring, 0), bytes_.imm)
-    return found
+            given = next((j for j in _before(code, pc) if _sets(j, size)), None)
+            constant = given is not None and given.opcode & 0xF8 == b.MOV
+            if ring is not None:
+                found.setdefault(ring, set()).add(given.imm if given is not None and constant else 0)
+    for ring, sizes in found.items():
+        if len(sizes) > 1 or not 0 < min(sizes) <= MAX_RECORD:
+            raise ImageError(
+                f"ring buffer {ring}: host programs send records whose size is not one constant of 1 to {MAX_RECORD} bytes;"
+                " use a ring buffer for each type of record"
+            )
+    return {ring: min(sizes) for ring, sizes in found.items()}
 
 
 def _before(code: Sequence[Instruction], pc: int) -> Iterable[Instruction]:
@@ -135,6 +142,10 @@ def placed(
             raise ImageError(
                 f"map {name} is of kind {one.kind}, which GPU memory does not have, and {sides[True]} uses it on the GPU;"
                 " use an array, a hash or a ring buffer"
+            )
+        elif False in sides and one.kernel_type == bpf_syscall.PERF_EVENT_ARRAY:
+            raise ImageError(
+                f"map {name} is a perf buffer, which {sides[False]} uses on the host; use BPF_MAP_TYPE_RINGBUF"
             )
         elif True not in sides and one.kind in maps.SHAPED:
             raise ImageError(
