@@ -14,7 +14,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubpf.errors import ImageError
+from gpubpf.errors import ImageError, UsageError
+from gpubpf.linux.libraries import LibraryNames
 
 _SYMBOLS = Path("/proc/kallsyms")
 _ON_GPU = "cuda_"
@@ -84,6 +85,10 @@ def attach_point(section: str) -> AttachPoint:
     path, _, name = rest.rpartition(":")
     if not path or not name or "+" in name or name.startswith("0x"):
         raise ImageError(f"section {section!r} names no function; use {kind}/PATH:FUNCTION")
+    try:
+        LibraryNames(path)
+    except UsageError as error:
+        raise ImageError(f"section {section!r}: {error}") from None
     return AttachPoint(section, event, target=name, path=path, returns=returns)
 
 

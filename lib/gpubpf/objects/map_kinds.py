@@ -124,10 +124,12 @@ def placed(
 ) -> dict[str, MapDefinition]:
     """Return the maps with those in host memory that both sides use. Raises ImageError if that is not possible."""
     users: dict[str, dict[bool, str]] = {}
+    everywhere: dict[str, str] = {}  # users that run for the whole machine
     for function in functions:
-        for i in function.instructions:
-            if i.map is not None:
-                users.setdefault(i.map, {}).setdefault(function.point in b.DEVICE_POINTS, function.name)
+        for name in {i.map for i in function.instructions if i.map is not None}:
+            users.setdefault(name, {}).setdefault(function.point in b.DEVICE_POINTS, function.name)
+            if function.point == "host":
+                everywhere.setdefault(name, function.name)
     result = dict(definitions)
     for name, sides in users.items():
         one = definitions[name]
@@ -150,5 +152,10 @@ def placed(
         elif True not in sides and one.kind in maps.SHAPED:
             raise ImageError(
                 f"map {name} has a value for each GPU thread, but only {sides[False]} on the host uses it; use an array"
+            )
+        if result[name].kind == "shared_array" and name in everywhere:
+            raise ImageError(
+                f"map {name} is shared with the GPU, so each process has its own, but {everywhere[name]} runs for the whole machine;"
+                " use another map, or a uprobe"
             )
     return result

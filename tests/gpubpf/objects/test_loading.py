@@ -196,6 +196,7 @@ def test_sections(section: str, event: str, kernels: tuple[str, ...], target: st
         ("uprobe", "does not say where its program goes"),
         ("uprobe/./app", "names no function; use uprobe/PATH:FUNCTION"),
         ("tracepoint/sched", "names no tracepoint"),
+        ("uprobe/app:main", "'app' does not name a library"),
         ("kprobe/__other", "bpftime's names are __memcapture and __directly_run"),
     ],
 )
@@ -256,6 +257,12 @@ WRONG = {
         + BODY.format("bpf_map_lookup_elem(&m, &key);")
         + ' SEC("uprobe/./app:g") int g(void *ctx) { u32 key = 0; bpf_map_lookup_elem(&m, &key); return 0; }',
         "map m of kind hash is used by f on the GPU and by g on the host; only arrays can be shared",
+    ),
+    "shared by the whole machine": (
+        "MAP(m, ARRAY, u32, u64, 8);"
+        + BODY.format("bpf_map_lookup_elem(&m, &key);")
+        + ' SEC("raw_tp/sys_enter") int g(void *ctx) { u32 key = 0; bpf_map_lookup_elem(&m, &key); return 0; }',
+        "map m is shared with the GPU, so each process has its own, but g runs for the whole machine",
     ),
     "kernel symbol": ("extern int jiffies; " + BODY.format("if (jiffies) return 1;"), "refers to jiffies, which it does not define"),
     "no program": ("int x;", "it has no programs"),
