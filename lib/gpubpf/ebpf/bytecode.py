@@ -32,6 +32,8 @@ ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = (
 LD_IMM64 = 0x18
 PSEUDO_MAP = 1  # src of an ld_imm64 whose value is a map
 PSEUDO_VALUE = 2  # the same for an address in the first value of a map
+# A call of this number stands for code that needs a member or type which the running kernel does not have. It is libbpf's number.
+POISON = 0xBAD2310
 PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
 
 STACK_SIZE = 512

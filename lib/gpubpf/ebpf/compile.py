@@ -54,7 +54,7 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 
 @functools.cache
-def version() -> str:
+def _version() -> str:
     """Return a key of the code of bcc and of the stages ebpf, verify and lower, whose results the cache keeps."""
     here = Path(__file__).parent.parent
     patterns = ("ebpf/*.py", "ebpf/*.h", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
@@ -70,7 +70,13 @@ def program_key(text: str, any_user: bool = False) -> str:
 
     What clang compiles has another one, and so has what the kernel's verifier did not see."""
     clang = ("clang", str(capable())) if any_user and not usable() else ()
-    return cache.key(version(), text, headers.content(), *clang)
+    return cache.key(_version(), text, headers.content(), *clang)
+
+
+def object_key(program: Program) -> str:
+    """Return the key of a program that comes from an object file: it covers all of it, and the code of the stages."""
+    contents = [one.contents.hex() for one in program.maps.values()]
+    return cache.key("object", _version(), str(capable()), json.dumps(to_json(program)), *contents)
 
 
 def compile_text(text: str, any_user: bool = False) -> Program:

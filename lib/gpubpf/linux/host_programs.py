@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import HOST_POINTS, HOST_STUB, OPERATION_STUB, BpfFunction, Program, encode
+from gpubpf.ebpf.bytecode import (
+    HOST_POINTS,
+    HOST_STUB,
+    OPERATION_STUB,
+    POISON,
+    BpfFunction,
+    Program,
+    encode,
+)
 from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
@@ -585,6 +593,9 @@ def _calls(function: BpfFunction, helpers: Collection[int]) -> bool:
 def _rejection(program: Program, function: BpfFunction, error: bpf_syscall.Rejected) -> str:
     """Return the verifier's last message, with the C line that it refers to."""
     message, at = error.reason()
+    if str(POISON) in message:
+        message = "it uses a member or type that this kernel does not have; test that with bpf_core_field_exists first"
+        return f"host program {function.name}: {message}"
     where = f"host program {function.name}"
     if at is not None and at < len(function.instructions):
         line = function.instructions[at].line

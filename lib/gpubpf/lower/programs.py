@@ -137,20 +137,19 @@ class CompiledPrograms:
                 return Fragment.from_json(json.loads(kept))
             except (ValueError, KeyError, TypeError, AttributeError):
                 pass  # damaged: made again
-        from gpubpf.lower import nvptx
-
-        fragment = nvptx.lower(self.program, self._checked(name))
+        fragment, _ = verified(self.program, name)
         store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment
 
     def wave_program(self, name: str, wave: int) -> WaveProgram:
-        return _wave_program(self._key, name, wave, lambda: (self.program, self._checked(name)))
-
-    def _checked(self, name: str) -> Checked:
-        """Return a device program that both gates let pass. Raises VerifyError."""
         from gpubpf.verify import verify
 
-        return verify(self.program, self.program.functions[name])[0]
+        return _wave_program(
+            self._key,
+            name,
+            wave,
+            lambda: (self.program, verify(self.program, self.program.functions[name])[0]),
+        )
 
     def native(self, name: str) -> Native:
         from gpubpf.lower import x86

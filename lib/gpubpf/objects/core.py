@@ -25,7 +25,6 @@ _TYPE = (TYPE_ID_TARGET, TYPE_EXISTS, TYPE_SIZE, TYPE_MATCHES)
 _ABSENT_IS_ZERO = (FIELD_EXISTS, TYPE_EXISTS, TYPE_SIZE, ENUM_EXISTS, TYPE_MATCHES)
 _DEEPEST = 32  # members of members
 _MOST_CANDIDATES = 64
-POISON = 0xBAD2310  # a call of this number stands for code that must not be reached; libbpf's number
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ class Relocations:
         value, place = self.value(root, access, kind)
         i = code[pc]
         if value is None:
-            call = Instruction(b.JMP | b.CALL, imm=POISON, line=i.line)
+            call = Instruction(b.JMP | b.CALL, imm=b.POISON, line=i.line)
             code[pc] = call
             if i.opcode == b.LD_IMM64:
                 code[pc + 1] = call

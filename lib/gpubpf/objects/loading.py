@@ -10,14 +10,12 @@ The values between are those of the modules beside this one.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubpf import cache
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import compile, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
@@ -27,7 +25,7 @@ from gpubpf.linux import btf
 from gpubpf.lower.programs import CompiledPrograms
 from gpubpf.objects import launch, map_kinds, settings
 from gpubpf.objects.attach_points import ALONE, AttachPoint, attach_point
-from gpubpf.objects.core import POISON, Relocations
+from gpubpf.objects.core import Relocations
 from gpubpf.objects.linking import Linker
 from gpubpf.objects.object_file import LARGEST, ObjectFile
 from gpubpf.objects.settings import Settings
@@ -36,12 +34,13 @@ from gpubpf.verify import records
 if TYPE_CHECKING:
     import argparse
 
+    from gpubpf.lower.fragment import Fragment
     from gpubpf.program import BPF
-    from gpubpf.verify.values import Checked
 
 _OPTIONAL = "?"  # before the name of a section: libbpf does not load the program unless it is asked to
 UNCHANGED = Settings()
 _LARGEST_HOST_MAP = 1 << 30  # bytes
+_OF_CONTEXT = ("context", "launch", "replay")  # arguments that the context's fields are
 _SPACES = ("global", "local", "const")  # of bpftime's __memcapture
 
 
@@ -49,29 +48,16 @@ class ObjectPrograms(CompiledPrograms):
     """The programs of an object."""
 
     def __init__(self, program: Program) -> None:
-        contents = [one.contents.hex() for one in program.maps.values()]
-        key = cache.key(
-            "object",
-            compile.version(),
-            str(compile.capable()),
-            json.dumps(compile.to_json(program)),
-            *contents,
-        )
-        super().__init__(program, key)
+        super().__init__(program, compile.object_key(program))
 
-    def _checked(self, name: str) -> Checked:
-        try:
-            checked = super()._checked(name)
-        except VerifyError as error:
-            raise _explained(error) from None
-        for (_, pc), access in checked.accesses.items():
-            if access.kind == "context":
-                line = checked.function.instructions[pc].line
-                raise VerifyError(
-                    f"device program {name}, C line {line}: reads its argument, but a GPU has no struct pt_regs;"
-                    " use helpers such as bpf_get_thread_idx"
-                )
-        return checked
+    def fragment(self, name: str) -> Fragment:
+        """See `LoweredPrograms`. A program that reads its argument is refused: it is written for registers of a CPU."""
+        made = super().fragment(name)
+        if any(argument.kind in _OF_CONTEXT for argument in made.arguments):
+            raise VerifyError(
+                f"device program {name} reads its argument, but a GPU has no struct pt_regs; use helpers such as bpf_get_thread_idx"
+            )
+        return made
 
 
 @dataclass(frozen=True)
@@ -227,7 +213,7 @@ def _check_helpers(functions: Iterable[BpfFunction]) -> None:
     for function in functions:
         on_gpu = function.point in b.DEVICE_POINTS
         for i in function.instructions:
-            if i.opcode != b.JMP | b.CALL or i.src or i.imm == POISON:
+            if i.opcode != b.JMP | b.CALL or i.src or i.imm == b.POISON:
                 continue
             helper = HELPERS.get(i.imm)
             name = helper.name if helper is not None else f"helper number {i.imm}"
@@ -239,13 +225,3 @@ def _check_helpers(functions: Iterable[BpfFunction]) -> None:
                 raise ImageError(
                     f"program {function.name}, C line {i.line}: calls {name}, which exists only on a GPU"
                 )
-
-
-def _explained(error: VerifyError) -> VerifyError:
-    """Return the error in words if it is about code that a CO-RE relocation replaced."""
-    if str(POISON) not in str(error):
-        return error
-    where = str(error).partition(":")[0]
-    return VerifyError(
-        f"{where}: uses a member or type that this kernel does not have; test it with bpf_core_field_exists first"
-    )

@@ -68,6 +68,11 @@ class HelperCall:
     def _find(self) -> tuple[Helper, Use]:
         """Return the helper, and how a program of this side uses it."""
         helper = HELPERS.get(self.number)
+        if self.number == b.POISON:
+            raise self.reject(
+                "uses a member or type that this kernel does not have",
+                "test that with bpf_core_field_exists first",
+            )
         name = helper.name if helper is not None else f"helper number {self.number}"
         if self.machine.function.point in b.HOST_POINTS:
             if helper is None or helper.native is None:

@@ -62,6 +62,6 @@ def test_a_changed_template_is_another_version(monkeypatch, tmp_path):
     (root / "ebpf").mkdir()
     monkeypatch.setattr(compile, "__file__", str(root / "ebpf/compile.py"))
     (root / "lower/templates/ring.ll").write_text("; one\n")
-    before = compile.version.__wrapped__()
+    before = compile._version.__wrapped__()
     (root / "lower/templates/ring.ll").write_text("; two\n")
-    assert compile.version.__wrapped__() != before
+    assert compile._version.__wrapped__() != before

@@ -287,9 +287,7 @@ def test_objects_that_are_refused(name: str, tmp_path: Path) -> None:
 def test_a_device_program_cannot_read_registers_of_the_host(tmp_path: Path) -> None:
     text = 'SEC("kprobe/k") int f(u64 *ctx) { print("%lu", ctx[3]); return 0; }'
     programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
-    with pytest.raises(
-        VerifyError, match=r"program f, C line 1: reads its argument, but a GPU has no struct pt_regs"
-    ):
+    with pytest.raises(VerifyError, match="program f reads its argument, but a GPU has no struct pt_regs"):
         programs.fragment("f")
 
 
