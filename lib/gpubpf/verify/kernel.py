@@ -112,8 +112,9 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         if kind is StandIn.STORES:
             written = HELPERS[i.imm].registers[ArgumentKind.RESULT]
             if unknown and inside_main:
-                put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 10, slot))
-                put(pc, *(Instruction(b.STX | b.MEM | 0x18, register, 0) for register in written))
+                for register in written:
+                    put(pc, Instruction(b.LDX | b.MEM | 0x18, 0, 10, slot))
+                    put(pc, Instruction(b.STX | b.MEM | 0x18, register, 0))
             else:
                 put(pc, *(Instruction(b.ST | b.MEM | 0x18, register) for register in written))
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))  # a call clears r1 to r5

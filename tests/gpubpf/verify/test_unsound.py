@@ -276,6 +276,15 @@ def out_parameter(sound: bool) -> Code:
     return [*code, load(5, 10, SLOT), *ADD_TO_VALUE, *END]
 
 
+def results(sound: bool) -> Code:
+    """A test of one number that a helper wrote tells nothing about another."""
+    code = list(START)
+    for register, at in ((1, -16), (2, -24), (3, -32)):
+        code += [mov(register, 10), alu(b.ADD, register, imm=at)]
+    code += [call(503), load(1, 10, -16), mov(5, 1) if sound else load(5, 10, -24), jump(b.JEQ, 1, 2, imm=0)]
+    return [*code, *END, *ADD_TO_VALUE, *END]
+
+
 def atomics(sound: bool) -> Code:
     """An atomic reads the slot before it writes it."""
     code = [*START, *either([storei(10, SLOT, 0)], [storei(10, SLOT, 0)] if sound else [store(10, SLOT, 9)])]
@@ -401,6 +410,7 @@ OTHERS: dict[str, tuple[Code, Code]] = {
     "a value never written": (update([movi(0, 0)]), update([storei(10, SLOT, 1)])),
     "a value with an address": (update([store(10, SLOT, 9)]), update([store(10, SLOT, 7)])),
     "a helper's result": (out_parameter(False), out_parameter(True)),
+    "two results of a helper": (results(False), results(True)),
     "an atomic on the stack": (atomics(False), atomics(True)),
     "one byte of a slot": (parts(False), parts(True)),
     "the upper half of a slot": (upper_half(False), upper_half(True)),
