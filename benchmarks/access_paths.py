@@ -29,7 +29,7 @@ LANDMARKS = (
     ("store", r"STG?\.E"),
     ("shared", r"(?:LDS|STS|ATOMS)"),
 )
-UNIT = ("SHFL", "SHFL", "add")
+UNIT = ("MATCH", "add")
 PATHS = {
     "place alone": UNIT,
     "bytes touched before": (*UNIT, "load", "load"),

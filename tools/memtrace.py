@@ -54,7 +54,7 @@ GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 enum kind { PLAIN, COPIED, UPDATED };            /* the width of copies varies; atomics update */
 
-/* Add a request of these lanes, as if the others had a false predicate. */
+/* Add a request of these lanes, as if the others had a false predicate; 0: of all lanes. */
 static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     int site = ctx->site;
     u64 address = ctx->address;
@@ -101,18 +101,18 @@ static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     return cell ? gpu_add_shared_request(cell, &request) : 0;
 }
 
-int on_global(struct gpu_access *ctx) { return in_global(ctx->active, ctx, PLAIN); }
-int on_copied(struct gpu_access *ctx) { return in_global(ctx->active, ctx, COPIED); }
-int on_updated(struct gpu_access *ctx) { return in_global(ctx->active, ctx, UPDATED); }
-int on_covered_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, PLAIN, 0); }
-int on_covered_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, COPIED, 0); }
-int on_covered_updated(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, UPDATED, 0); }
-int on_owned_global(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, PLAIN, 1); }
-int on_owned_copied(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, COPIED, 1); }
-int on_owned_updated(struct gpu_access *ctx) { return in_covered(ctx->active, ctx, UPDATED, 1); }
-int on_local(struct gpu_access *ctx) { return in_local(ctx->active, ctx); }
-int on_shared(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, PLAIN); }
-int on_shared_updated(struct gpu_access *ctx) { return in_shared(ctx->active, ctx, UPDATED); }
+int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN); }
+int on_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED); }
+int on_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED); }
+int on_covered_global(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 0); }
+int on_covered_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 0); }
+int on_covered_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 0); }
+int on_owned_global(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 1); }
+int on_owned_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 1); }
+int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 1); }
+int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
+int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
+int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline gpu_mask chosen(void) {

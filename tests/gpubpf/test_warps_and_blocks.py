@@ -40,7 +40,7 @@ int main() {
 """
 TEXT = r"""
 #include <gpubpf.h>
-struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, apart, joined; };
+struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined; };
 struct visit { u64 threads, lanes, highest; };
 GPU_THREAD_ARRAY(threads, struct found, 1);
 GPU_SITE_ARRAY(sites, struct visit);
@@ -54,6 +54,9 @@ int on_entry(struct gpu_entry *ctx) {
     u64 thread = gpu_global_thread();
     u64 match = gpu_match((thread & 3) << 40 | 7), ballot = gpu_ballot(thread & 2);
     u64 shuffle = gpu_shuffle(thread << 33 | lane, lane ^ 1);
+    u64 uniform = gpu_uniform(5ull << 40 | 3);
+    uniform |= gpu_uniform((u64)(lane == 17) << 40) << 1;
+    uniform |= gpu_uniform(lane == 17) << 2;
     struct found *mine = threads.lookup(&key);
     int odd = 0;
     if (!mine)
@@ -66,6 +69,7 @@ int on_entry(struct gpu_entry *ctx) {
     mine->below = gpu_lanes_below();
     mine->count = gpu_popcount(match | 1ull << 63);
     mine->active = gpu_active();
+    mine->uniform = uniform;
     if (thread & 1) {
         odd = 1;
         mine->apart = gpu_ballot(1);
@@ -211,12 +215,13 @@ def test_what_lanes_find_out(found):
             same = mask(lambda other, thread=thread: other % 4 == thread % 4)
             everyone = mask(lambda other: True)
             alike = mask(lambda other, thread=thread: other % 2 == thread % 2)
-            match, ballot, shuffle, kernel, epoch, below, count, active, apart, joined = value
+            match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined = value
             assert (match, ballot) == (same, mask(lambda other: other & 2))
             if lane ^ 1 in lanes:
                 assert shuffle == (start + (lane ^ 1)) << 33 | lane ^ 1
             assert (epoch, below, count) == (0, (1 << lane) - 1, same.bit_count() + 1)
             assert (active, apart) == (everyone, alike)
+            assert uniform == (len(lanes) == 32)  # only where all lanes are there, and pass the same 64 bits
             # code behind a branch cannot ask all lanes; what matters is that the branch itself remains
             assert joined >> 32 == thread % 2 and joined & 1 << lane
             numbers.setdefault(place[1], set()).add(kernel)

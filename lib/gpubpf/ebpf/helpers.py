@@ -235,6 +235,7 @@ _TABLE = (
     Helper(616, "gpu_lanes_below", (), (0, _U32 >> 1), Use("special", "lanes_below"), stand_in=StandIn.NUMBER, wide=(0, _U64 >> 1)),
     Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
     Helper(618, "gpu_warp_size", (), (32, 32), Use("warp_size"), stand_in=StandIn.NUMBER, wide=(32, 64)),
+    Helper(619, "gpu_uniform", (_VALUE,), (0, 1), Use("uniform"), stand_in=StandIn.NUMBER),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}

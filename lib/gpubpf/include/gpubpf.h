@@ -209,6 +209,7 @@ static gpu_mask (*gpubpf_active)(void) = (void *)608;
 static gpu_mask (*gpubpf_match)(u64 value) = (void *)610;
 static gpu_mask (*gpubpf_ballot)(u64 predicate) = (void *)611;
 static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
+static u32 (*gpubpf_uniform)(u64 value) = (void *)619;
 
 #define GPUBPF_HERE(_type, _call)                              \
     ({                                                         \
@@ -225,6 +226,8 @@ static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
 #define gpu_ballot(_predicate) GPUBPF_HERE(gpu_mask, gpubpf_ballot(_predicate))
 /* The value, a u64, of that lane (modulo GPU_LANES). Any number, if that lane is not active. */
 #define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
+/* Whether all lanes of the warp are active, and pass the same value, a u64. */
+#define gpu_uniform(_value) GPUBPF_HERE(u32, gpubpf_uniform(_value))
 
 #define gpu_puts(_text)                               \
     ({                                                \

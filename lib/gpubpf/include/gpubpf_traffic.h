@@ -49,7 +49,7 @@ struct gpu_shared_traffic {         /* of shared memory */
 /* A lane's part of a request. */
 struct gpu_request {
     u64 address, width;
-    gpu_mask active;                /* of the lanes that make it */
+    gpu_mask active;                /* of the lanes that make it; 0: all lanes that run this */
     int varies;                     /* flag: the width may differ between lanes, and exceed 32 bytes (copies) */
     int local;                      /* flag: in local memory */
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
@@ -67,6 +67,7 @@ struct gpu_request {
 #define GPUBPF_WORD_BITS(_width) ((_width) > 8 ? 4 : gpu_log2((_width) | 4))
 #define GPUBPF_ROW_BITS(_shift) 2
 #define GPUBPF_ANY(_lanes) ((u64)((_lanes) != 0))
+#define GPUBPF_BRANCHES 0                        /* one lane's branch costs a wave both ways */
 #define GPUBPF_CROSSING(_address, _width) gpu_ballot(((_address) & 63) + (_width) > 64)  /* lanes with bytes of two sectors */
 #else
 #define GPUBPF_SECTOR_BITS 5
@@ -77,6 +78,7 @@ struct gpu_request {
 #define GPUBPF_WORD_BITS(_width) gpu_log2((_width) | 4)
 #define GPUBPF_ROW_BITS(_shift) (_shift)
 #define GPUBPF_ANY(_lanes) ((0 - (u64)(_lanes)) >> 63)
+#define GPUBPF_BRANCHES 1
 #define GPUBPF_CROSSING(_address, _width) 0
 #endif
 #define GPUBPF_SECTOR (1 << GPUBPF_SECTOR_BITS)
@@ -144,18 +146,28 @@ static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_tr
 
 /* Whether all lanes make the request, each where the lane before ends: the usual request. Not for local memory. */
 static inline int gpu_is_usual(struct gpu_request *request) {
-    u64 start = request->address - gpu_lane() * (u32)request->width, first = gpu_shuffle(start, 0);
+    u64 start = request->address - gpu_lane() * (u32)request->width;
     if (GPUBPF_IS_SHORT(request->width))
         return 0;                                /* then the number of sectors is not known */
-    return gpu_ballot(start == first) == GPUBPF_FULL;    /* all lanes, so all of them run this */
+    return gpu_uniform(start);
 }
 
 /* Adds such a request to the cell of its site. */
 static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *request) {
     request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
-    if (gpu_first(GPUBPF_FULL))                  /* with gpu_lane(), ptxas would see that all lanes add at one address */
-        GPUBPF_COUNT(cell->requests[request->address & (GPUBPF_SECTOR - 1) ? GPU_SHIFTED : GPU_UNIT], 1);
+    if (gpu_first(GPUBPF_FULL)) {                /* with gpu_lane(), ptxas would see that all lanes add at one address */
+        int shifted = request->address & (GPUBPF_SECTOR - 1);
+        if (!GPUBPF_BRANCHES) {
+            GPUBPF_COUNT(cell->requests[shifted ? GPU_SHIFTED : GPU_UNIT], 1);
+        } else if (shifted) {
+            GPUBPF_COUNT(cell->requests[GPU_SHIFTED], 1);
+            asm volatile("");                    /* keeps the compiler from making one addition of the two */
+        } else {
+            GPUBPF_COUNT(cell->requests[GPU_UNIT], 1);
+            asm volatile("");
+        }
+    }
     return 0;
 }
 
@@ -196,19 +208,20 @@ static inline u32 gpubpf_count_both(u64 sector, int crosses, gpu_mask before) {
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
     u64 address = request->address, width = request->width;
     u32 lane = GPUBPF_LANE;
-    gpu_mask active = request->active, before = active & GPUBPF_BELOW(lane);
+    gpu_mask active = request->active ?: gpu_active(), before = active & GPUBPF_BELOW(lane);
     u32 lanes = gpu_popcount(active);
     int varies = request->varies, local = request->local;
 
     if ((varies || banked) && width > 32)
         return gpubpf_add_bulk(cell, banked, address, width);
-    if (varies && request->follow && gpu_is_usual(request) && gpu_ballot(width == gpu_shuffle(width, 0)) == GPUBPF_FULL) {
+    if (varies && request->follow && gpu_is_usual(request) && gpu_uniform(width)) {
         request->row = GPUBPF_LANES;
         request->ahead = lane;
     }
     gpu_mask crossing = local ? 0 : GPUBPF_CROSSING(address, width) & active;
     if (lanes == 1 && !varies && !crossing) {
-        GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
+        if (!GPUBPF_BRANCHES || gpu_first(active))           /* ptxas would add up over the lanes */
+            GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
     gpu_mask others = active & (active - 1);

@@ -122,6 +122,21 @@ look:
 found:
   ret i64 %mask
 }
+define internal i64 @gpubpf.alike(i64 %value) alwaysinline convergent {
+  %low = trunc i64 %value to i32
+  %shifted = lshr i64 %value, 32
+  %high = trunc i64 %shifted to i32
+  %first_low = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %low)
+  %first_high = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %high)
+  %low_wide = zext i32 %first_low to i64
+  %high_wide = zext i32 %first_high to i64
+  %high_up = shl i64 %high_wide, 32
+  %first = or i64 %low_wide, %high_up
+  %same = icmp eq i64 %value, %first
+  %holds = zext i1 %same to i64
+  %mask = call i64 @gpubpf.ballot(i64 %holds)
+  ret i64 %mask
+}
 define internal void @gpubpf.membar() alwaysinline {
   fence seq_cst
   ret void
@@ -131,7 +146,9 @@ define internal void @gpubpf.membar() alwaysinline {
 _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
-_COLLECTIVE = frozenset(map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle")))
+_COLLECTIVE = frozenset(
+    map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle", "gpu_uniform"))
+)
 # What s_getreg reads, on GFX9 and from GFX10 on: register | first bit << 6 | (bits - 1) << 11. HW_ID has the wave and the SIMD in bits
 # 0 to 5, the compute unit, the shader array and the shader engine in bits 8 to 14. HW_ID1 has the wave and the SIMD in bits 0 to 9,
 # the workgroup processor in bits 10 to 13.
@@ -163,6 +180,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
             "match": ("gpubpf.match", "i64"),
             "ballot": ("gpubpf.ballot", "i64"),
             "shuffle": ("gpubpf.shuffle", "i64"),
+            "alike": ("gpubpf.alike", "i64"),
         },
         given={
             **dict.fromkeys(_SHAPE, ("shape", "b32")),

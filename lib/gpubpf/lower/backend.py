@@ -15,13 +15,14 @@ class Backend:
     `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
     its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `warp_slot` (number
     of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`; with arguments `match`, `ballot`,
-    `shuffle`.
+    `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and have the same value.
 
     `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
     the function's parameters.
 
     `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
-    number of a thread in its block is that plus its lane.
+    number of a thread in its block is that plus its lane. `shard`: the address of the multiprocessor's part of a site array; back ends
+    without it compute that from `sm`.
 
     `join`: for targets without `warps` whose lanes run together as well (waves): where lanes must continue together, the statement
     that keeps LLVM from separating them. "" for targets that run one thread at a time.

@@ -17,6 +17,7 @@ class Argument:
         map_base      the address of the storage of `map`
         map_capacity  how many threads, warps or blocks an instance of `map` has room for, below 2^32; of a site array
                       sites | shards - 1 << 32
+        shard         the address of the values of the site array `map` for the thread's multiprocessor; `width`: bytes of a value
         param         `width` bytes at `offset` of the `param` map `map`, zero-extended
         context       `field` of the context (bytecode.CONTEXTS), which the injector supplies
         kernel        the number of the kernel in the process

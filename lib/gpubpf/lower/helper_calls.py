@@ -53,6 +53,8 @@ class HelperCalls(Emitter):
             address = self.at(base, key, definition.stride)
             return self.value(f"select i1 {inside}, i64 {address}, i64 0")
         capacity = self.argument("map_capacity", f"capacity_{definition.name}", map=definition.name)
+        if definition.kind == "site_array" and "shard" in self.backend.given:
+            return self.in_shard(definition, base, key, capacity)
         if definition.kind == "site_array":
             return self.at(base, self.of_site(key, capacity), definition.value_size)
         # A unit beyond the capacity gets the element after the last one. This needs no branch, and stays inside of the map.
@@ -90,6 +92,20 @@ class HelperCalls(Emitter):
         last = self.value(f"mul i32 {self.value(f'add i32 {mask}, 1')}, {sites}")
         inside = self.value(f"icmp ult i32 {site}, {sites}")
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
+
+    def in_shard(self, definition: MapDefinition, base: str, site: str, capacity: str) -> str:
+        """Return the address of a site's value on this multiprocessor, whose part of the map is an argument. For an unknown site,
+        it is that of the value after the last."""
+        kind, type_ = self.backend.given["shard"]
+        size = definition.value_size
+        shard = self.argument(kind, f"shard_{definition.name}", type_, map=definition.name, width=size)
+        sites = self.low(capacity)
+        shards = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
+        last = self.value(f"mul i32 {self.value(f'add i32 {shards}, 1')}, {sites}")
+        inside = self.value(f"icmp ult i32 {site}, {sites}")
+        first = self.value(f"select i1 {inside}, i64 {shard}, i64 {base}")
+        index = self.value(f"select i1 {inside}, i32 {site}, i32 {last}")
+        return self.value(f"add nuw i64 {first}, {self.value(f'mul nuw i64 {self.wide(index)}, {size}')}")
 
     def update(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
@@ -261,6 +277,10 @@ class HelperCalls(Emitter):
         lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
+    def uniform(self, call: CheckedCall, operand: str) -> str:
+        mask = self.collective("alike", f"i64 {self.get(1)}")
+        return self.wide(self.value(f"icmp eq i64 {mask}, {(1 << self.backend.warp) - 1}"), 1)
+
     def warp(self, call: CheckedCall, operand: str) -> str:
         return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
@@ -294,4 +314,5 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "logarithm": HelperCalls.logarithm,
     "popcount": HelperCalls.popcount,
     "first": HelperCalls.first,
+    "uniform": HelperCalls.uniform,
 }

@@ -113,7 +113,7 @@ class _Lowering(HelperCalls):
 
     def known_bases(self) -> list[str]:
         """Tell LLVM that no map is at address 0, so that a lookup that cannot fail needs no test."""
-        bases = [a.name for a in self.arguments.values() if a.kind == "map_base"]
+        bases = [a.name for a in self.arguments.values() if a.kind in ("map_base", "shard")]
         if bases:
             self.declared.add("declare void @llvm.assume(i1)")
         return [
@@ -358,6 +358,8 @@ class _Lowering(HelperCalls):
             old = self.value(
                 f"atomicrmw {names[operation]} {space} {pointer}, {kind} {value} {self.backend.scope} monotonic"
             )
+        if self.backend.warps and not i.imm & b.FETCH:
+            self.emit('call void asm sideeffect "", ""() nomerge')
         if operation == b.ATOMIC_CMPXCHG:
             self.put(0, self.wide(old, bits))
         elif i.imm & b.FETCH:

@@ -60,9 +60,9 @@ def launch_block(fragments: Iterable[Lowered]) -> LaunchBlock:
         if argument.kind == "param":
             sizes[map_of(argument)] = max(sizes.get(map_of(argument), 0), argument.offset + argument.width)
     position = LaunchBlock.replay + 8
-    roomy = {argument.map for argument in arguments if argument.kind == "map_capacity"}
+    roomy = {argument.map for argument in arguments if argument.kind in ("map_capacity", "shard")}
     for argument in arguments:
-        if argument.kind not in ("map_base", "map_capacity") or map_of(argument) in bases:
+        if argument.kind not in ("map_base", "map_capacity", "shard") or map_of(argument) in bases:
             continue
         bases[map_of(argument)] = position
         position += 8

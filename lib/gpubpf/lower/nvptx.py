@@ -47,6 +47,8 @@ NVPTX = Backend(
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
         "active": ('asm sideeffect "activemask.b32 $0;", "=r"', "i32"),
         "match": (_with_active_mask("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
+        # The mask of active lanes if they all have the same value; otherwise 0.
+        "alike": (_with_active_mask("match.all.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
         "ballot": (
             _with_active_mask(
                 ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.ballot.b32 $0, %holds, %together;",
@@ -67,6 +69,7 @@ NVPTX = Backend(
         "exit": ('asm sideeffect "exit;", ""', "void"),
     },
     warps=True,
+    given={"shard": ("shard", "b64")},
     reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},
 )
 

@@ -38,7 +38,7 @@ from .module import (
 )
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe import AT, BYTES, effect, in_rows, wants
+from .probe import AT, BYTES, effect, in_rows, shard_register, wants
 from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
@@ -209,6 +209,9 @@ class Body:
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
+        often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
+        shards = {shard_register(a): a for p in often for a in p.fragment.arguments if a.kind == "shard"}
+        out += [text(self.filler.shard(a, self._added(register))) for register, a in shards.items()]
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.at_entry, self.function.line, here)
 

@@ -19,7 +19,7 @@ from .emit import array, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .operands import operands, without_value
-from .probe import Filler, wants
+from .probe import FREQUENT, Filler, wants
 from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # programs of at least MIN_FUNCTION lines become functions that every place calls.
 MAX_INLINE = 4000
 MIN_FUNCTION = 40
-FREQUENT = ("access", "basic_block", "branch", "value")
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 _ANY = Address(None)
 

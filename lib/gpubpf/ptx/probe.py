@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, WRITES
+from gpubpf.ebpf.maps import SHARDS_SHIFT
 from gpubpf.errors import Error
 from gpubpf.lower.launch_block import LaunchBlock, map_of
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument, Fragment
 
 
+# The points that are passed many times in a thread.
+FREQUENT = ("access", "basic_block", "branch", "value")
 # Spaces that a generic address may point to. Constants are not among them, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
@@ -122,13 +125,35 @@ class Filler:
                 if argument.kind == "context":
                     fields.append((argument.register, argument.field, int(argument.type[1:])))
             for argument in placement.fragment.arguments:
-                if argument.kind != "context":
+                if argument.kind == "shard" and placement.point in FREQUENT:  # the prologue has computed it
+                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument)};")
+                elif argument.kind == "shard":
+                    lines.append(self.shard(argument, argument.register))
+                elif argument.kind != "context":
                     offset, width = self._word(argument)
                     # a narrow value is zero-extended into a wider register
                     bits = 8 * min(width, int(argument.type[1:]) // 8)
                     lines.append(f"ld.param.u{bits} {argument.register}, [{LAUNCH}+{offset}];")
             found = self._known[id(placement)] = placement, "\n".join(lines), tuple(fields)
         return found
+
+    def shard(self, argument: Argument, register: str) -> str:
+        """Return what computes an argument of kind `shard`."""
+        base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
+        shard, some = "%gpubpf_0number", "%gpubpf_0some"
+        lines = [
+            "{",
+            f".reg .b32 {shard}, {some};",
+            f"mov.u32 {shard}, %smid;",
+            f"ld.param.u32 {some}, [{LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
+            f"and.b32 {shard}, {shard}, {some};",
+            f"ld.param.u32 {some}, [{LAUNCH}+{sites}];",
+            f"mul.lo.u32 {shard}, {shard}, {some};",
+            f"ld.param.u64 {register}, [{LAUNCH}+{base}];",
+            f"mad.wide.u32 {register}, {shard}, {argument.width}, {register};",
+            "}",
+        ]
+        return "\n".join(lines)
 
     @property
     def _shared(self) -> str:
@@ -217,6 +242,11 @@ class Filler:
             lines.append(f"{_OVER}:")
         lines.append("}")
         return "\n".join(lines)
+
+
+def shard_register(argument: Argument) -> str:
+    """Return the register that a function's prologue sets for probes at FREQUENT points."""
+    return f"%gpubpf_0shard_{map_of(argument)}"
 
 
 def function_of(fragment: Fragment, name: str) -> Function:

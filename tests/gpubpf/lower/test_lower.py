@@ -467,7 +467,7 @@ def test_what_lanes_find_out_is_asked_where_it_is_written(lanes):
     masks = {name: f.ptx.count("activemask") for name, f in lanes.items()}
     assert masks == {"together": 3, "branches": 2, "known": 1, "begins": 1, "ends": 1}
     kinds = {a.kind for a in lanes["together"].arguments}
-    assert kinds == {"context", "kernel", "epoch", "map_base", "map_capacity"}
+    assert kinds == {"context", "kernel", "epoch", "shard"}
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100"])

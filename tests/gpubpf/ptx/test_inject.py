@@ -362,6 +362,23 @@ setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
 # --- the launch block -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("point, often", [("access", True), ("exit", False)])
+def test_the_values_of_a_multiprocessor_are_found_once(point: str, often: bool, tmp_path: Path) -> None:
+    """Where the kernel and the called function begin, for points that a thread passes many times; else at the place."""
+    shard = Argument("mine", "b64", "shard", "cells", width=24)
+    count = Fragment("count", "{ red.global.add.u64 [%gpubpf_mine], 1; }", (shard,))
+    text = f"""{HEAD}.func f() {{ .reg .b64 %rd<2>; mov.u64 %rd1, 64; st.global.u32 [%rd1], 1; st.global.u32 [%rd1], 2; ret; }}
+    .visible .entry k(.param .u64 a) {{ .reg .b64 %rd<2>; ld.param.u64 %rd1, [a];
+    st.global.u32 [%rd1], 1; st.global.u32 [%rd1+4], 2; st.global.u32 [%rd1+8], 3; call f; ret; }}"""
+    injected = inject(parse(text), {"k": [Placement(count, point)]})
+    block = injected.kernels["k"].block
+    assert (block.bases, block.capacities) == ({"cells": 16}, {"cells": 24})
+    assert injected.text.count("red.global.add.u64") == (5 if often else 1)
+    assert injected.text.count("%smid") == (2 if often else 1)
+    assert "mad.wide.u32" in injected.text and ", 24, " in injected.text
+    assembled(injected.text, "sm_75", tmp_path)
+
+
 def test_launch_block_layout() -> None:
     params = Argument("filter", "b32", "param", "filter", offset=12, width=4)
     wider = Argument("more", "b64", "param", "filter", offset=16, width=8)
