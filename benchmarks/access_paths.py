@@ -18,24 +18,28 @@ from pathlib import Path
 
 from gpubpf.errors import Error
 
+# Offsets of the cells of places (struct gpu_traffic).
+CELLS = "|".join(f"{192 * place:x}" for place in range(1, 16))
 # What is told of a path; all else may be on it or not.
 LANDMARKS = (
     ("SHFL", r"SHFL"),
     ("MATCH", r"MATCH"),
-    ("add", r"(?:REDG?|ATOMG?)\.E\.ADD\.64\b[^+]*$"),  # to the first numbers of a cell
+    (
+        "add",
+        rf"(?:REDG?|ATOMG?)\.E\.ADD\.64\b[^+]*(?:\+0x(?:{CELLS})\].*)?$",
+    ),  # to the first number of a cell
     ("or", r"(?:REDG?|ATOMG?)\.E\.OR\.64"),
     ("atomic", r"(?:RED|ATOM)"),
     ("load", r"LDG?\.E"),
     ("store", r"STG?\.E"),
     ("shared", r"(?:LDS|STS|ATOMS)"),
 )
-UNIT = ("MATCH", "add")
 PATHS = {
-    "place alone": UNIT,
-    "bytes touched before": (*UNIT, "load", "load"),
-    "bytes touched first": (*UNIT, "load", "load", "or"),
-    "bytes read and written before": (*UNIT, "load", "load", "load"),
-    "bytes read and written first": (*UNIT, "load", "load", "load", "or", "or"),
+    "place alone": ("MATCH", "add"),
+    "bytes touched before": ("MATCH", "load", "load", "add"),
+    "bytes touched first": ("MATCH", "load", "load", "add", "or"),
+    "bytes read and written before": ("MATCH", "load", "load", "load", "add"),
+    "bytes read and written first": ("MATCH", "load", "load", "load", "add", "or", "or"),
 }
 
 

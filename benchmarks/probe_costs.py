@@ -30,16 +30,21 @@ TARGETS = ("sm_75", "sm_80", "sm_90")
 KERNEL = """.version 8.3
 .target {arch}
 .address_size 64
-.visible .entry k(.param .u64 p) {{
-    .reg .b32 %r<2>; .reg .b64 %rd<4>;
+.visible .entry k(.param .u64 p, .param .u64 q) {{
+    .reg .b32 %r<2>; .reg .b64 %rd<5>;
     mov.u32 %r1, %tid.x;
     ld.param.u64 %rd1, [p];
+    ld.param.u64 %rd4, [q];
     mul.wide.u32 %rd2, %r1, 4;
     add.s64 %rd3, %rd1, %rd2;
     st.volatile.global.u32 [%rd3], %r1;
-    ret;
+{more}    ret;
 }}
 """
+MORE = """    add.s64 %rd3, %rd3, %rd4;
+    st.volatile.global.u32 [%rd3], %r1;
+"""
+STORES = 5  # of the kernel that tells what each further store costs
 OWN = ("store",)  # what the kernel itself does with memory
 # What paths are told by: operations on memory.
 OPERATIONS = (
@@ -56,10 +61,12 @@ EXITS = {
     "one lane alone, late": ("max", "max", "max", "add", "add", "add", "max", "add"),
 }
 CHOSEN_EXITS = {**EXITS, "one lane alone, late": ("add", "max", "max", "max", "add", "add", "add", "max")}
-HEAD = """# Probes on NVIDIA GPUs
+HEAD = f"""# Probes on NVIDIA GPUs
 
 What probes add to a kernel with one store and one exit: SASS instructions (ptxas, nvdisasm), and
 registers. No GPU ran, and no time is measured. "In the code" are all instructions of the probes.
+"Each further store" is measured in a kernel with {STORES} stores: what a probe costs without the part
+that is done once, where the kernel begins. A store in a loop costs that much in each turn.
 "Executed" are those that the warp issues on the path named, the shortest one with its accesses to
 memory, in the lane that executes most; what a false predicate switches off counts. No launch is that
 of a graph.
@@ -70,12 +77,14 @@ of a graph.
 
 @dataclass(frozen=True)
 class Probes:
-    """Probes of a tool. paths: what a lane executes, told by what happens on the way (`access_paths.executed`)."""
+    """Probes of a tool. paths: what a lane executes, told by what happens on the way (`access_paths.executed`). repeated: the
+    path, with its store, that a lane executes once more for each further store."""
 
     label: str
     bpf: BPF
     paths: dict[str, Sequence[str]]
     landmarks: Sequence[tuple[str, str]] = OPERATIONS
+    repeated: Sequence[str] = ()
 
 
 def probes() -> list[Probes]:
@@ -105,8 +114,9 @@ def probes() -> list[Probes]:
         b = BPF(text=memtrace.PROGRAM)
         memtrace.attach(b, cli.parse(memtrace.build_parser(), [*option.split(), "--", "true"]))
         (path,) = [name for name in access_paths.paths(not option, False) if "first" not in name]
-        unit = {"unit stride": (*access_paths.PATHS[path], *OWN)}
-        made.append(Probes(f"memtrace {option}".strip(), b, unit, access_paths.LANDMARKS))
+        unit = (*access_paths.PATHS[path], *OWN)
+        label = f"memtrace {option}".strip()
+        made.append(Probes(label, b, {"unit stride": unit}, access_paths.LANDMARKS, unit))
     return made
 
 
@@ -126,21 +136,38 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def kernel(arch: str, stores: int = 1) -> str:
+    """Return the kernel in PTX, with so many stores."""
+    return KERNEL.format(arch=arch, more=MORE * (stores - 1))
+
+
 def rows(place: Path, arch: str, found: Probes) -> list[str]:
     """Return the rows of some probes on a GPU: one for each path."""
-    plain = KERNEL.format(arch=arch)
+    (before, short, alone), (after, long, executed) = costs(place, arch, found, 1, list(found.paths.values()))
+    first = [more - own for more, own in zip(executed, alone, strict=True)]
+    counts = dict(zip(found.paths, map(str, first), strict=True))
+    if found.repeated:
+        (*_, (own,)), (*_, (more,)) = costs(place, arch, found, STORES, [found.repeated * STORES])
+        counts["each further store"] = f"{(more - own - first[0]) / (STORES - 1):.0f}"
+    return [
+        f"| {found.label} | {arch} | {before} | {after} | {long - short} | {name} | {count} |"
+        for name, count in counts.items()
+    ]
+
+
+def costs(
+    place: Path, arch: str, found: Probes, stores: int, paths: Sequence[Sequence[str]]
+) -> list[tuple[int, int, list[int]]]:
+    """Return registers, instructions, and those executed on each path, of the kernel without and with the probes."""
+    plain = kernel(arch, stores)
     made = inject(parse(plain), {"k": found.bpf._placements()})
-    costs = []
-    for text, paths in ((plain, [OWN] * len(found.paths)), (made.text, list(found.paths.values()))):
+    result = []
+    for text, wanted in ((plain, [OWN * stores] * len(paths)), (made.text, paths)):
         cubin, said = assembled(text, arch, place)
         length = sum(not line.startswith(".L") for line in sass(cubin)["k"])
-        ways = [access_paths.executed(cubin.read_bytes(), "k", path, found.landmarks) for path in paths]
-        costs.append((registers(said)["k"], length, [len(way) for way in ways]))
-    (before, short, alone), (after, long, executed) = costs
-    return [
-        f"| {found.label} | {arch} | {before} | {after} | {long - short} | {name} | {more - own} |"
-        for name, more, own in zip(found.paths, executed, alone, strict=True)
-    ]
+        ways = [access_paths.executed(cubin.read_bytes(), "k", path, found.landmarks) for path in wanted]
+        result.append((registers(said)["k"], length, [len(way) for way in ways]))
+    return result
 
 
 if __name__ == "__main__":

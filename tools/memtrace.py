@@ -52,7 +52,7 @@ GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-enum kind { PLAIN, COPIED, UPDATED };            /* the width of copies varies; atomics update */
+enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies varies; atomics update */
 
 /* Add a request of these lanes, as if the others had a false predicate; 0: of all lanes. */
 static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
@@ -75,7 +75,8 @@ static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, i
     u64 address = ctx->address, effect = ctx->effect, space = ctx->space;
     gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_traffic *cell = global_cells.lookup(&site);
-    struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED};
+    struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED,
+                                  .bytes = kind == BYTES};
     if (!cell)
         return 0;
     if (space == GPU_GLOBAL)
@@ -104,10 +105,12 @@ static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
 int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN); }
 int on_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED); }
 int on_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED); }
-int on_covered_global(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 0); }
+int on_covered_global(struct gpu_access *ctx) { return in_covered(0, ctx, BYTES, 0); }
+int on_covered_coarse(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 0); }
 int on_covered_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 0); }
 int on_covered_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 0); }
-int on_owned_global(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 1); }
+int on_owned_global(struct gpu_access *ctx) { return in_covered(0, ctx, BYTES, 1); }
+int on_owned_coarse(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 1); }
 int on_owned_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 1); }
 int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 1); }
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
@@ -128,10 +131,12 @@ static inline gpu_mask chosen(void) {
 int on_chosen_global(struct gpu_access *ctx) { return CHOSEN(in_global, PLAIN); }
 int on_chosen_copied(struct gpu_access *ctx) { return CHOSEN(in_global, COPIED); }
 int on_chosen_updated(struct gpu_access *ctx) { return CHOSEN(in_global, UPDATED); }
-int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 0); }
+int on_chosen_covered_global(struct gpu_access *ctx) { return CHOSEN(in_covered, BYTES, 0); }
+int on_chosen_covered_coarse(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 0); }
 int on_chosen_covered_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 0); }
 int on_chosen_covered_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 0); }
-int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 1); }
+int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, BYTES, 1); }
+int on_chosen_owned_coarse(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 1); }
 int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 1); }
 int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 1); }
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
@@ -211,7 +216,7 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
     for name, kinds, spaces in (
-        ("global", moves, ("global", "const")),
+        ("coarse" if covers and args.granule > 1 else "global", moves, ("global", "const")),
         ("updated", ("atomic",), ("global",)),
         ("copied", ("async",), ("global",)),
     ):

@@ -23,7 +23,7 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
     nvdisasm()
     b = BPF(text=kernelretsnoop.PROGRAM)
     b.attach_gpu_exit(fn_name="on_exit")
-    plain = probe_costs.KERNEL.format(arch=arch)
+    plain = probe_costs.kernel(arch)
     made = inject(parse(plain), {"k": b._placements()})
     before, _ = assembled(plain, arch, tmp_path)
     alone = len(access_paths.executed(before.read_bytes(), "k", probe_costs.OWN, probe_costs.OPERATIONS))

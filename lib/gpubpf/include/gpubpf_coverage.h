@@ -15,9 +15,12 @@ struct gpu_grain {
     u64 shift, word;                /* log2 of the bytes of a granule; bytes of a word of 64 granules, minus 1 */
     u64 kernels;                    /* ~0 to keep kernels apart; otherwise 0 */
 };
-GPU_ARRAY(pages, u64, GPUBPF_PAGES);             /* the page at each place: page << 32 | 1 << 31 | epoch << 9 | page >> 32; 0: none */
-GPU_ARRAY(owners, u64, GPUBPF_PAGES);            /* the kernel's number + 1, in programs that keep kernels apart */
-GPU_ARRAY(touched, u64, 128 * GPUBPF_PAGES);     /* a bit for each granule: for each page 64 words for reads, 64 for writes */
+struct gpu_page {
+    u64 tag;                        /* page << 32 | (epoch + 1) << 9 | page >> 32; 0: there is no page at this place */
+    u64 owner;                      /* the kernel's number + 1, in programs that keep kernels apart */
+    u64 bits[128];                  /* a bit for each granule: 64 words for reads, then 64 for writes */
+};
+GPU_ARRAY(touched, struct gpu_page, GPUBPF_PAGES);
 GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: some page of it found no place */
 GPU_PARAM(grain, struct gpu_grain);
 
@@ -32,30 +35,36 @@ static inline void gpubpf_miss(u64 address) {
         __sync_fetch_and_or(area, bit);
 }
 
-static inline u32 gpubpf_epoch(void) { return (gpu_epoch() << 9 & 0x7ffffe00) | 0x80000000; }
+/* Epochs of 22 bits, and addresses of 53: no GPU has more. */
+static inline u32 gpubpf_epoch(void) { return ((u32)gpu_epoch() + 1) << 9; }
 
-/* The entry of a page in the table, and its first choice of a place. `owner`: number of the kernel + 1, or 0. */
-static inline u64 gpubpf_tag_of(u64 page) { return page << 32 | gpubpf_epoch() | (page >> 32 & 511); }
+/* The tag of a page in the table, and its first choice of a place. `owner`: number of the kernel + 1, or 0. */
+static inline u64 gpubpf_tag_of(u64 page) { return page << 32 | (gpubpf_epoch() | (u32)(page >> 32)); }
 static inline u32 gpubpf_home_of(u64 page, u32 owner) {
-    u32 mixed = (u32)page * 0x9e3779b1u + gpubpf_epoch() * 0x85ebca77u + owner * 0xc2b2ae3du;
+    u32 mixed = ((u32)page ^ (u32)gpubpf_tag_of(page)) * 0x9e3779b1u + owner * 0xc2b2ae3du;
     asm("" : "+r"(mixed));                       /* otherwise this becomes a 64-bit multiplication */
     return mixed >> 18;
 }
 static inline u32 gpubpf_owner(struct gpu_grain *grain, int by_kernel) {
     return by_kernel ? (gpu_kernel() + 1) & grain->kernels : 0;
 }
+static inline u64 gpubpf_granule(struct gpu_grain *grain, struct gpu_request *request) {
+    return request->bytes ? request->address : request->address >> (grain->shift & 63);
+}
 
-/* The place of an address's page; GPUBPF_PAGES if there is no room. Entries never change, so a stale copy is right, or 0. */
-static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 address, int by_kernel, u32 probes) {
-    u64 page = address >> (grain->shift & 63) >> 12, wanted = gpubpf_tag_of(page);
+/*
+ * The place of the page of a granule at an address; GPUBPF_PAGES if there is no room. Entries never change, so a stale copy is right,
+ * or 0.
+ */
+static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 granule, u64 address, int by_kernel, u32 probes) {
+    u64 page = granule >> 12, wanted = gpubpf_tag_of(page);
     u32 kernel = gpubpf_owner(grain, by_kernel), place = gpubpf_home_of(page, kernel);
 #pragma nounroll
     for (u32 turn = 0; turn < probes; turn++) {
-        u64 *cell = pages.lookup(&place);
-        u64 *owner = by_kernel ? owners.lookup(&place) : 0;
-        if (!cell || (by_kernel && !owner))
+        struct gpu_page *there = touched.lookup(&place);
+        if (!there)
             break;
-        u64 whose = by_kernel ? *owner : kernel;
+        u64 *cell = &there->tag, *owner = &there->owner, whose = by_kernel ? *owner : kernel;
         if (by_kernel && whose != kernel && !whose)
             whose = __sync_val_compare_and_swap(owner, 0, kernel) ?: kernel;
         u64 seen = whose == kernel ? *cell : ~0ull;
@@ -79,9 +88,10 @@ static inline void gpubpf_set_bits(u64 *word, u64 mask) {
 }
 
 /* The granules that a lane and those after it in its row touch, in the word of 64 granules where the lane's access begins. */
-static inline u64 gpubpf_granules(struct gpu_grain *fine, u64 address, u32 bytes) {
-    u32 start = address & fine->word, last = (start + bytes - 1) >> (fine->shift & 31);
-    return (2ull << (last < 63 ? last : 63)) - (1ull << (address >> (fine->shift & 63) & 63));
+static inline u64 gpubpf_granules(struct gpu_grain *fine, struct gpu_request *request, u32 bytes) {
+    u32 start = request->address & (request->bytes ? 63 : fine->word);
+    u32 last = (start + bytes - 1) >> (request->bytes ? 0 : fine->shift & 31);
+    return (2ull << (last < 63 ? last : 63)) - (1ull << (gpubpf_granule(fine, request) & 63));
 }
 
 /*
@@ -95,55 +105,59 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
     struct gpu_grain *fine = grain.lookup(&key);
     if (!fine)
         return;
-    u64 granule = address >> (fine->shift & 63);
+    u64 granule = gpubpf_granule(fine, request);
     if (!request->row || (request->ahead && granule & 63) || !width)
         return;
-    u64 mask = gpubpf_granules(fine, address, width * (request->row - request->ahead));
-    u32 place = gpubpf_place_of(fine, address, by_kernel, GPUBPF_PROBES), at = place << 7 | (granule >> 6 & 63), other = at + 64;
-    u64 *reads = touched.lookup(&at), *writes = touched.lookup(&other);
-    if (place >= GPUBPF_PAGES || !reads || !writes)
+    u64 mask = gpubpf_granules(fine, request, width * (request->row - request->ahead));
+    u32 place = gpubpf_place_of(fine, granule, address, by_kernel, GPUBPF_PROBES), word = granule >> 6 & 63;
+    struct gpu_page *page = touched.lookup(&place);
+    if (place >= GPUBPF_PAGES || !page)
         return gpubpf_miss(address);
     if (effect & GPU_READS)
-        gpubpf_set_bits(reads, mask);
+        gpubpf_set_bits(&page->bits[word], mask);
     if (effect & GPU_WRITES)
-        gpubpf_set_bits(writes, mask);
+        gpubpf_set_bits(&page->bits[64 + word], mask);
 }
 
 /*
- * Marks what a usual request touches, if its page is at its first choice of a place. Otherwise it returns 0, and the caller must call
- * gpu_cover. Nearly always, the page is there and all bits are set already: this is found out by independent loads and one branch.
+ * Adds a usual request to the cell of its site, and marks what it touches. Nearly always, its page is at its first choice of a place,
+ * and all bits are set already: this is found out by independent loads and one branch, in all lanes.
  */
-static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int by_kernel) {
+static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0;
     struct gpu_grain *fine = grain.lookup(&key);
     if (!fine)
-        return 1;
-    u64 granule = request->address >> (fine->shift & 63), page = granule >> 12;
-    if (granule & 63 && gpu_lane())
-        return 1;                                /* another lane marks it */
-    u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
-    u32 at = place << 7 | (~effect & GPU_READS) << 6 | word, other = at + 64;
-    u64 *cell = pages.lookup(&place), *own = touched.lookup(&at), *written = touched.lookup(&other);
-    u64 *kernel = by_kernel ? owners.lookup(&place) : 0;
-    if (!cell || !own || (by_kernel && !kernel))
         return 0;
-    int both = effect == (GPU_READS | GPU_WRITES) && written;
-    u64 away = *cell ^ gpubpf_tag_of(page), missing = ~*own;
+    u64 granule = gpubpf_granule(fine, request), page = granule >> 12;
+    u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
+    struct gpu_page *there = touched.lookup(&place);
+    if (!there)
+        return 0;
+    int both = effect == (GPU_READS | GPU_WRITES);
+    u64 *own = (effect & GPU_READS ? there->bits : there->bits + 64) + word, *written = there->bits + 64 + word;
+    u64 away = there->tag ^ gpubpf_tag_of(page), missing = ~*own;
     if (by_kernel)
-        away |= *kernel ^ owner;
+        away |= there->owner ^ owner;
     if (both)
         missing |= ~*written;
     if (!(away | missing))
-        return 1;
-    if (away)
+        return gpu_add_usual(cell, request);
+    gpu_add_usual(cell, request);                /* here before the rest, so that the compiler does not merge the two */
+    request->row = GPUBPF_LANES;
+    request->ahead = gpu_lane();
+    if (away) {
+        gpu_cover(request, effect, by_kernel);
         return 0;
-    u64 mask = gpubpf_granules(fine, request->address, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
+    }
+    if (granule & 63 && gpu_lane())
+        return 0;                                /* another lane marks it */
+    u64 mask = gpubpf_granules(fine, request, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
     if (mask & missing) {
         __sync_fetch_and_or(own, mask);
         if (both)
             __sync_fetch_and_or(written, mask);
     }
-    return 1;
+    return 0;
 }
 
 /*
@@ -151,14 +165,10 @@ static inline int gpu_cover_usual(struct gpu_request *request, u64 effect, int b
  * are left to gpu_cover_bulk.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
+    if (!request->varies && gpu_is_usual(request))
+        return gpubpf_add_usual_covered(cell, request, effect, by_kernel);
     request->follow = request->row = 1;
-    if (!request->varies && gpu_is_usual(request)) {
-        gpu_add_usual(cell, request);
-        if (gpu_cover_usual(request, effect, by_kernel))
-            return 0;
-    } else {
-        gpubpf_add(cell, 0, request);
-    }
+    gpubpf_add(cell, 0, request);
     if (!request->varies || request->width <= 32)
         gpu_cover(request, effect, by_kernel);
     return 0;
@@ -170,25 +180,24 @@ static inline void gpu_cover_bulk(u64 address, u64 bytes, u64 effect) {
     struct gpu_grain *fine = grain.lookup(&key);
     if (!fine)
         return;
-    u32 side = effect & GPU_READS ? 0 : 64;
+    u32 side = (~effect & GPU_READS) << 6;
     u64 next = address >> fine->shift, end = (address + bytes - 1) >> fine->shift;
 #pragma nounroll
     for (u32 turn = 0; turn < GPUBPF_COPY_PAGES && next <= end; turn++) {
         u64 page = next & ~4095ull, last = page + 4095 < end ? page + 4095 : end;
-        u32 place = gpubpf_place_of(fine, page << fine->shift, 1, 8);
+        u32 place = gpubpf_place_of(fine, page, page << fine->shift, 1, 8);
         u32 word = next >> 6 & 63, until = last >> 6 & 63;
         u64 mask = ~0ull << (next & 63);
         if (place >= GPUBPF_PAGES)
             gpubpf_miss(page << fine->shift);
+        struct gpu_page *there = touched.lookup(&place);
 #pragma nounroll
-        for (u32 turn = 0; turn < 64 && place < GPUBPF_PAGES; turn++) {
-            u32 at = place << 7 | (word + side), other = at + 64;
-            u64 *own = touched.lookup(&at), *written = touched.lookup(&other);
+        for (u32 turn = 0; turn < 64 && there && place < GPUBPF_PAGES; turn++) {
+            u64 *own = &there->bits[side + (word & 63)], *written = &there->bits[64 + (word & 63)];
             if (word == until)
                 mask &= ~0ull >> (63 - (last & 63));
-            if (own)
-                __sync_fetch_and_or(own, mask);
-            if (written && effect == (GPU_READS | GPU_WRITES))
+            __sync_fetch_and_or(own, mask);
+            if (effect == (GPU_READS | GPU_WRITES))
                 __sync_fetch_and_or(written, mask);
             if (word == until)
                 break;

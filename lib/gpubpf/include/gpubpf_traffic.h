@@ -54,6 +54,7 @@ struct gpu_request {
     int local;                      /* flag: in local memory */
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
     int updates;                    /* flag: count distinct addresses */
+    int bytes;                      /* flag: a granule (gpubpf_coverage.h) is a byte, whatever the parameter says */
     u32 row, ahead;                 /* lanes in this lane's row, 0 if another lane has the same address; lanes before it */
 };
 
@@ -85,6 +86,18 @@ struct gpu_request {
 #define GPUBPF_LANE (gpu_lane() & (GPU_LANES - 1))
 #define GPUBPF_BELOW(_lane) (((gpu_mask)1 << (_lane)) - 1)
 #define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
+
+/*
+ * x / y for a y that divides x, both of 32 bits: x times the inverse of y's odd part modulo 2^32. A division takes twice as many
+ * instructions.
+ */
+static inline s64 gpubpf_quotient(s32 x, u32 y) {
+    u32 zeros = gpu_log2(y & -y), odd = y >> (zeros & 31), inverse = 3 * odd ^ 2;    /* the last 5 bits are right, then 10, 20, 40 */
+    inverse *= 2 - odd * inverse;
+    inverse *= 2 - odd * inverse;
+    inverse *= 2 - odd * inverse;
+    return (s32)((x >> (zeros & 31)) * inverse);
+}
 
 static inline u64 gpubpf_length(s64 step) { return step < 0 ? -step : step; }
 
@@ -154,8 +167,6 @@ static inline int gpu_is_usual(struct gpu_request *request) {
 
 /* Adds such a request to the cell of its site. */
 static inline int gpu_add_usual(struct gpu_traffic *cell, struct gpu_request *request) {
-    request->row = GPUBPF_LANES;
-    request->ahead = gpu_lane();
     if (gpu_first(GPUBPF_FULL)) {                /* with gpu_lane(), ptxas would see that all lanes add at one address */
         int shifted = request->address & (GPUBPF_SECTOR - 1);
         if (!GPUBPF_BRANCHES) {
@@ -227,11 +238,10 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     gpu_mask others = active & (active - 1);
     u32 lowest = gpu_log2(active & -active);
     u32 apart = gpu_log2(others & -others) - lowest;         /* lanes from the lowest lane to the next */
-    s64 away = address - gpu_shuffle(address, lowest), step = gpu_shuffle(away, lowest + apart);
-    u32 size = gpubpf_length(step), one = size / apart;  /* bytes from any lane to the next */
-    int linear = gpu_ballot(away * apart == step * (lane - lowest)) == active && step == (s32)step && one * apart == size &&
-                 GPUBPF_IS_MULTIPLE(one, width);
-    step = step < 0 ? -(s64)one : one;
+    s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
+    s64 step = gpubpf_quotient(next, apart);     /* bytes from any lane to the next */
+    u32 one = gpubpf_length(step);
+    int linear = gpu_ballot(away == step * (s32)(lane - lowest)) == active && next == (s32)next && GPUBPF_IS_MULTIPLE(one, width);
     u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
     if (in_rows)
         step = (s32)in_rows;

@@ -39,7 +39,11 @@ NVPTX = Backend(
         "sm": (f"{_SREG}smid", "i32"),
         "warp_slot": (f"{_SREG}warpid", "i32"),
         # LLVM would do these with 64-bit instructions, because it does not know that they cost more.
-        "element": ('asm "mad.wide.u32 $0, $1, $2, $3;", "=l,r,n,l"', "i64"),
+        # ptxas makes one instruction of the product and the sum, but three of mad.wide.
+        "element": (
+            'asm "{\\0A.reg .b64 %wide;\\0Amul.wide.u32 %wide, $1, $2;\\0Aadd.s64 $0, $3, %wide;\\0A}", "=l,r,n,l"',
+            "i64",
+        ),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
         # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.

@@ -5,12 +5,12 @@
         report = coverage.report(session)
         report.allocations[0].allocation, report.allocations[0].read, report.allocations[0].untouched
 
-Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granules, and a granule has `1 << shift` bytes. These maps
-hold the table, with an element for each of its entries:
+Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granules, and a granule has `1 << shift` bytes. The map
+`touched` holds the table. Each of its entries has these fields:
 
-    pages    page number (address / bytes of a page) and epoch; 0: the entry is empty
-    owners   number of the kernel + 1; used with --footprint
-    touched  128 words: 64 for what was read, then 64 for what was written, with a bit for each granule
+    tag     page number (address / bytes of a page) and epoch; 0: the entry is empty
+    owner   number of the kernel + 1; used with --footprint
+    bits    128 words: 64 for what was read, then 64 for what was written, with a bit for each granule
 
 In `missed`, a bit stands for 2 MB of addresses, modulo 128 GB. It is set when the table had no room for something in that area.
 Epoch and address together identify one allocation (docs/memory.md).
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
     Words = npt.NDArray[np.uint64]
 
-MAPS = ("pages", "touched", "missed")
-OWNERS = "owners"
+MAPS = ("touched", "missed")
 GRANULES = 4096  # granules of a page
 WORDS = GRANULES // 64
 AREA_BITS, AREAS = 21, 1 << 16  # a bit of `missed` stands for an area of 2 MB
@@ -183,37 +182,38 @@ def read_pages(session: Session, owners: bool = False) -> list[TouchedPages]:
     `owners`: the table has kernel numbers.
     """
     by_context: dict[tuple[int, int], dict[str, Instance]] = {}
-    for name in (*MAPS, OWNERS) if owners else MAPS:
+    for name in MAPS:
         for instance in session.instances(name):
             by_context.setdefault((instance.process, instance.context), {})[name] = instance
     found: dict[int, list[TouchedPages]] = {}
     for (process, _), parts in by_context.items():
         if all(name in parts for name in MAPS):
-            arrays = [parts[name].array for name in (*MAPS, OWNERS) if name in parts]
-            first = parts[MAPS[0]]
+            touched, missed = (parts[name] for name in MAPS)
             found.setdefault(process, []).append(
-                decode_pages(process, first.pid, first.comm, first.gpu, *arrays)
+                decode_pages(
+                    process, touched.pid, touched.comm, touched.gpu, touched.array, missed.array, owners
+                )
             )
     return [_merge_contexts(tables) for tables in found.values()]
 
 
 def decode_pages(
-    process: int, pid: int, comm: str, gpu: int, pages: Any, touched: Any, missed: Any, owners: Any = None
+    process: int, pid: int, comm: str, gpu: int, touched: Any, missed: Any, owners: bool = False
 ) -> TouchedPages:
-    """Return the touched pages of one context, from the arrays of its maps."""
-    there = np.flatnonzero(pages)
-    tags = pages[there]
+    """Return the touched pages of one context, from the arrays of its maps. `owners`: the table has kernel numbers."""
+    there = np.flatnonzero(touched["tag"])
+    tags = touched["tag"][there]
     page = tags >> np.uint64(32) | (tags & np.uint64(511)) << np.uint64(32)
-    kernel = np.full(len(there), NO_KERNEL) if owners is None else owners[there].astype(np.int64) - 1
+    kernel = touched["owner"][there].astype(np.int64) - 1 if owners else np.full(len(there), NO_KERNEL)
     return TouchedPages(
         process,
         pid,
         comm,
         page.astype(np.int64),
-        (tags >> np.uint64(9) & np.uint64(EPOCHS - 1)).astype(np.int64),
+        (tags >> np.uint64(9) & np.uint64(2 * EPOCHS - 1)).astype(np.int64) - 1,
         kernel,
         np.full(len(there), gpu, np.int64),
-        touched.reshape(-1, 2 * WORDS)[there],
+        touched["bits"][there],
         np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
     )
 

@@ -140,17 +140,19 @@ class Filler:
     def shard(self, argument: Argument, register: str) -> str:
         """Return what computes an argument of kind `shard`."""
         base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
-        shard, some = "%gpubpf_0number", "%gpubpf_0some"
+        shard, some, offset = "%gpubpf_0number", "%gpubpf_0some", "%gpubpf_0offset"
         lines = [
             "{",
             f".reg .b32 {shard}, {some};",
+            f".reg .b64 {offset};",
             f"mov.u32 {shard}, %smid;",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
             f"and.b32 {shard}, {shard}, {some};",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites}];",
             f"mul.lo.u32 {shard}, {shard}, {some};",
             f"ld.param.u64 {register}, [{LAUNCH}+{base}];",
-            f"mad.wide.u32 {register}, {shard}, {argument.width}, {register};",
+            f"mul.wide.u32 {offset}, {shard}, {argument.width};",
+            f"add.s64 {register}, {register}, {offset};",
             "}",
         ]
         return "\n".join(lines)

@@ -40,9 +40,8 @@ class Gpu:
     places: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pages = np.zeros(PAGES, "<u8")
-        self.owners = np.zeros(PAGES, "<u4")
-        self.touched = np.zeros(PAGES * 2 * WORDS, "<u8")
+        fields = [("tag", "<u8"), ("owner", "<u8"), ("bits", "<u8", (2 * WORDS,))]
+        self.touched = np.zeros(PAGES, fields)
         self.missed = np.zeros(1024, "<u8")
 
     def touch(self, address: int, width: int, what: str, epoch: int = 0, kernel: int = 0) -> None:
@@ -50,20 +49,18 @@ class Gpu:
             page, bit = divmod(granule, GRANULES)
             key = (page, epoch, kernel)
             place = self.places.setdefault(key, 7 * len(self.places) % PAGES)
-            self.pages[place] = (page & 0xFFFFFFFF) << 32 | 1 << 31 | epoch << 9 | page >> 32
-            self.owners[place] = kernel + 1
+            self.touched["tag"][place] = (page & 0xFFFFFFFF) << 32 | (epoch + 1) << 9 | page >> 32
+            self.touched["owner"][place] = kernel + 1
             for letter, offset in (("r", 0), ("w", WORDS)):
                 if letter in what:
-                    self.touched[place * 2 * WORDS + offset + bit // 64] |= np.uint64(1 << bit % 64)
+                    self.touched["bits"][place, offset + bit // 64] |= np.uint64(1 << bit % 64)
 
     def miss(self, address: int) -> None:
         area = address >> 21 & 65535
         self.missed[area // 64] |= np.uint64(1 << area % 64)
 
     def table(self, process: int = 1) -> coverage.TouchedPages:
-        return coverage.decode_pages(
-            process, 100, "app", 0, self.pages, self.touched, self.missed, self.owners
-        )
+        return coverage.decode_pages(process, 100, "app", 0, self.touched, self.missed, True)
 
 
 def rows(gpu: Gpu, *made: Made) -> list[tuple[int | None, int | None, int | None]]:
