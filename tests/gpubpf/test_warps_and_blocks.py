@@ -57,6 +57,7 @@ int on_entry(struct gpu_entry *ctx) {
     u64 uniform = gpu_uniform(5ull << 40 | 3);
     uniform |= gpu_uniform((u64)(lane == 17) << 40) << 1;
     uniform |= gpu_uniform(lane == 17) << 2;
+    uniform |= gpu_any(lane == 17) << 3 | gpu_any(1ull << 40) << 4 | gpu_any(lane > 31) << 5;
     struct found *mine = threads.lookup(&key);
     int odd = 0;
     if (!mine)
@@ -221,7 +222,8 @@ def test_what_lanes_find_out(found):
                 assert shuffle == (start + (lane ^ 1)) << 33 | lane ^ 1
             assert (epoch, below, count) == (0, (1 << lane) - 1, same.bit_count() + 1)
             assert (active, apart) == (everyone, alike)
-            assert uniform == (len(lanes) == 32)  # only where all lanes are there, and pass the same 64 bits
+            # uniform only where all lanes are there, and pass the same 64 bits
+            assert uniform == (len(lanes) == 32) | (17 in lanes) << 3 | 1 << 4
             # code behind a branch cannot ask all lanes; what matters is that the branch itself remains
             assert joined >> 32 == thread % 2 and joined & 1 << lane
             numbers.setdefault(place[1], set()).add(kernel)

@@ -1,4 +1,4 @@
-"""What kernelretsnoop's probe costs on the paths that most warps take, as benchmarks/probe_costs.py counts it."""
+"""What the probes of kernelretsnoop and memtrace cost on the paths that most warps take, as benchmarks/probe_costs.py counts it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gpubpf.tools import kernelretsnoop
 from gpubpf_sass import assembled, nvdisasm, registers
 
 MOST = 60  # instructions that a warp executes if all of its lanes exit together
+# Instructions for a further store of contiguous lanes: without, and with touched bytes.
+MOST_OF_STORES = {"sm_75": (26, 48), "sm_80": (20, 44), "sm_90": (16, 40)}
 
 
 @pytest.mark.every(3)
@@ -37,3 +39,18 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
         assert len(way) - alone <= MOST and not any("ATOM" in line for line in way)
     assert access_paths.executed(after.read_bytes(), "k", (*probe_costs.OWN, *late), probe_costs.OPERATIONS)
     assert registers(said)["k"] <= 20
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("arch", probe_costs.TARGETS)
+def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -> None:
+    nvdisasm()
+    without, touched = (found for found in probe_costs.probes() if found.label.startswith("memtrace"))
+    for found, most in zip((without, touched), MOST_OF_STORES[arch], strict=True):
+        executed = []
+        for stores in (1, probe_costs.STORES):
+            paths = [found.repeated * stores]
+            (*_, (own,)), (*_, (more,)) = probe_costs.costs(tmp_path, arch, found, stores, paths)
+            executed.append(more - own)
+        assert round((executed[1] - executed[0]) / (probe_costs.STORES - 1)) <= most
+        assert executed[0] <= most + 14  # with what is done once, where the kernel begins

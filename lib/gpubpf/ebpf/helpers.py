@@ -236,6 +236,8 @@ _TABLE = (
     Helper(617, "gpu_first", (_number("lanes"),), (0, 1), Use("first"), stand_in=StandIn.NUMBER),
     Helper(618, "gpu_warp_size", (), (32, 32), Use("warp_size"), stand_in=StandIn.NUMBER, wide=(32, 64)),
     Helper(619, "gpu_uniform", (_VALUE,), (0, 1), Use("uniform"), stand_in=StandIn.NUMBER),
+    Helper(620, "gpu_seldom", (), _ANY, Use("special", "seldom"), stand_in=StandIn.NUMBER),
+    Helper(621, "gpu_any", (_number("predicate"),), (0, 1), Use("any"), stand_in=StandIn.NUMBER),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}

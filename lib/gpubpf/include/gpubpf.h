@@ -200,6 +200,11 @@ static gpu_mask (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes wit
 /* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
 static u32 (*gpu_first)(gpu_mask lanes) = (void *)617;
 static u32 (*gpu_warp_size)(void) = (void *)618; /* lanes of a warp of this kernel */
+/*
+ * What follows is seldom executed. In a kernel with many probes, a function begins the program again here. So what precedes must have no
+ * effects, and all lanes that run the program must come here together, or none of them.
+ */
+static void (*gpu_seldom)(void) = (void *)620;
 
 /*
  * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. Behind a
@@ -210,6 +215,7 @@ static gpu_mask (*gpubpf_match)(u64 value) = (void *)610;
 static gpu_mask (*gpubpf_ballot)(u64 predicate) = (void *)611;
 static u64 (*gpubpf_shuffle)(u64 value, u32 lane) = (void *)612;
 static u32 (*gpubpf_uniform)(u64 value) = (void *)619;
+static u32 (*gpubpf_any)(u64 predicate) = (void *)621;
 
 #define GPUBPF_HERE(_type, _call)                              \
     ({                                                         \
@@ -228,6 +234,8 @@ static u32 (*gpubpf_uniform)(u64 value) = (void *)619;
 #define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
 /* Whether all lanes of the warp are active, and pass the same value, a u64. */
 #define gpu_uniform(_value) GPUBPF_HERE(u32, gpubpf_uniform(_value))
+/* Whether the predicate of any active lane is not 0. */
+#define gpu_any(_predicate) GPUBPF_HERE(u32, gpubpf_any(_predicate))
 
 #define gpu_puts(_text)                               \
     ({                                                \

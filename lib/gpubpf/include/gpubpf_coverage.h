@@ -140,8 +140,9 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
         away |= there->owner ^ owner;
     if (both)
         missing |= ~*written;
-    if (!(away | missing))
+    if (!gpu_any(away | missing))
         return gpu_add_usual(cell, request);
+    gpu_seldom();
     gpu_add_usual(cell, request);                /* here before the rest, so that the compiler does not merge the two */
     request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
@@ -167,6 +168,7 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     if (!request->varies && gpu_is_usual(request))
         return gpubpf_add_usual_covered(cell, request, effect, by_kernel);
+    gpu_seldom();
     request->follow = request->row = 1;
     gpubpf_add(cell, 0, request);
     if (!request->varies || request->width <= 32)

@@ -311,6 +311,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
 static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
     if (!request->varies && !request->local && gpu_is_usual(request))
         return gpu_add_usual(cell, request);
+    gpu_seldom();
     return gpubpf_add(cell, 0, request);
 }
 
@@ -318,6 +319,7 @@ static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *
 static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
     if (request->width <= 32 && gpu_is_usual(request))
         return gpu_add_usual(&cell->cell, request);
+    gpu_seldom();
     return gpubpf_add(&cell->cell, cell, request);
 }
 

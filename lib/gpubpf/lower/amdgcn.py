@@ -137,6 +137,9 @@ define internal i64 @gpubpf.alike(i64 %value) alwaysinline convergent {
   %mask = call i64 @gpubpf.ballot(i64 %holds)
   ret i64 %mask
 }
+define internal void @gpubpf.seldom() alwaysinline {
+  ret void
+}
 define internal void @gpubpf.membar() alwaysinline {
   fence seq_cst
   ret void
@@ -147,7 +150,7 @@ _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
 _COLLECTIVE = frozenset(
-    map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle", "gpu_uniform"))
+    map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle", "gpu_uniform", "gpu_any"))
 )
 # What s_getreg reads, on GFX9 and from GFX10 on: register | first bit << 6 | (bits - 1) << 11. HW_ID has the wave and the SIMD in bits
 # 0 to 5, the compute unit, the shader array and the shader engine in bits 8 to 14. HW_ID1 has the wave and the SIMD in bits 0 to 9,
@@ -177,10 +180,12 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
             "clock": ("llvm.amdgcn.s.memtime", "i64"),
             "active": ("gpubpf.active", "i64"),
             "membar": ("gpubpf.membar", "void"),
+            "seldom": ("gpubpf.seldom", "void"),
             "match": ("gpubpf.match", "i64"),
             "ballot": ("gpubpf.ballot", "i64"),
             "shuffle": ("gpubpf.shuffle", "i64"),
             "alike": ("gpubpf.alike", "i64"),
+            "any": ("gpubpf.ballot", "i64"),
         },
         given={
             **dict.fromkeys(_SHAPE, ("shape", "b32")),

@@ -14,8 +14,9 @@ class Backend:
 
     `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
     its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `warp_slot` (number
-    of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`; with arguments `match`, `ballot`,
-    `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and have the same value.
+    of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with arguments
+    `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and have
+    the same value.
 
     `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
     the function's parameters.

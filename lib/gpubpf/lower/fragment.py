@@ -47,7 +47,8 @@ class Fragment:
 
     `ptx` is a block `{ … }` with its own registers and labels, which ends at its closing brace. It reads its `arguments` from the
     registers that they name. It needs PTX 6.3 and sm_70. `registers`: how many 32-bit registers it declares. These are virtual, and
-    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints).
+    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints). `seldom`: labels of what the program calls
+    seldom executed (`gpu_seldom`).
     """
 
     function: str
@@ -55,6 +56,7 @@ class Fragment:
     arguments: tuple[Argument, ...]
     registers: int = 0
     formats: Mapping[int, str] = field(default_factory=dict)
+    seldom: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,6 +65,7 @@ class Fragment:
             "arguments": [asdict(argument) for argument in self.arguments],
             "registers": self.registers,
             "formats": {str(number): text for number, text in self.formats.items()},
+            "seldom": list(self.seldom),
         }
 
     @classmethod
@@ -73,4 +76,5 @@ class Fragment:
             tuple(Argument(**argument) for argument in value["arguments"]),
             value["registers"],
             {int(number): text for number, text in value["formats"].items()},
+            tuple(value["seldom"]),
         )

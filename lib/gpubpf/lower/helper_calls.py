@@ -281,6 +281,10 @@ class HelperCalls(Emitter):
         mask = self.collective("alike", f"i64 {self.get(1)}")
         return self.wide(self.value(f"icmp eq i64 {mask}, {(1 << self.backend.warp) - 1}"), 1)
 
+    def any(self, call: CheckedCall, operand: str) -> str:
+        found = self.collective("any", f"i64 {self.get(1)}")
+        return self.wide(self.value(f"icmp ne i64 {found}, 0"), 1)
+
     def warp(self, call: CheckedCall, operand: str) -> str:
         return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
@@ -315,4 +319,5 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "popcount": HelperCalls.popcount,
     "first": HelperCalls.first,
     "uniform": HelperCalls.uniform,
+    "any": HelperCalls.any,
 }

@@ -53,6 +53,14 @@ NVPTX = Backend(
         "match": (_with_active_mask("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
         # The mask of active lanes if they all have the same value; otherwise 0.
         "alike": (_with_active_mask("match.all.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
+        "any": (
+            _with_active_mask(
+                ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.any.pred %holds, %holds, %together;\n"
+                "selp.b32 $0, 1, 0, %holds;",
+                "=r,l",
+            ),
+            "i32",
+        ),
         "ballot": (
             _with_active_mask(
                 ".reg .pred %holds;\nsetp.ne.b64 %holds, $1, 0;\nvote.sync.ballot.b32 $0, %holds, %together;",
@@ -71,6 +79,7 @@ NVPTX = Backend(
         ),
         "membar": ("llvm.nvvm.membar.sys", "void"),
         "exit": ('asm sideeffect "exit;", ""', "void"),
+        "seldom": ('asm sideeffect "$$gpubpf_seldom:", ""', "void"),
     },
     warps=True,
     given={"shard": ("shard", "b64")},
@@ -146,12 +155,16 @@ def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment
     body = [re.sub(r"\s*//.*", "", line).rstrip() for line in ptx[start + 1 : end].split("\n")]
     body = _kept_loops([line for line in body if line.strip()])
     lines = []
+    seldom: list[str] = []
     registers = 0
     returns = [n for n, line in enumerate(body) if re.search(r"\bret;", line)]
     leaves_early = False
     for number, line in enumerate(body):
         if match := _REG.search(line):
             registers += _WIDTHS.get(match[1], 1) * (int(match[2]) - 1)
+        if line.strip() == "$gpubpf_seldom:":
+            seldom.append(f"$gpubpf_seldom{len(seldom)}")
+            line = f"{seldom[-1]}:"
         if number in returns:
             if number == len(body) - 1:
                 continue
@@ -166,4 +179,4 @@ def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment
             f"device program {function.name}: LLVM could not inline all of it; split it into smaller programs"
         )
     used = tuple(a for a in module.arguments if re.search(re.escape(a.register) + r"\b", text))
-    return Fragment(function.name, text, used, registers, module.formats)
+    return Fragment(function.name, text, used, registers, module.formats, tuple(seldom))

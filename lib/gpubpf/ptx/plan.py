@@ -20,14 +20,16 @@ from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
+from .seldom import called, shortened
 from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
 
-# Lines of PTX that the programs at FREQUENT points may take in a module: ptxas takes a second for that many. In a larger module,
-# programs of at least MIN_FUNCTION lines become functions that every place calls.
+# Lines of PTX that the programs at FREQUENT points may take in a module: ptxas takes a second for that many. In a larger module, what
+# programs of at least MIN_FUNCTION lines seldom do becomes functions. If the rest takes more than MAX_SHORT lines, whole programs do.
 MAX_INLINE = 4000
+MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 _ANY = Address(None)
@@ -66,7 +68,7 @@ class InjectionPlan:
 
     work      the kinds of work that are counted, some of `bytecode.WORK`
     leaving   functions whose threads may leave the kernel
-    programs  fragments that become functions of their own, by the function's name
+    programs  the functions that probes call
     filler    makes the text of probes
     """
 
@@ -97,10 +99,10 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
-        self.programs = self._programs(reached)
+        self.programs, texts = self._programs(reached)
         self.filler = Filler(
             block,
-            {id(f): name for name, f in self.programs.items()},
+            texts,
             parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
             clusters=any(module.functions[f].mentions("mapa.") for f in reached),
         )
@@ -112,32 +114,38 @@ class InjectionPlan:
             self.variants.append(inner)
         return self.variants.index(inner)
 
-    def _programs(self, reached: Iterable[str]) -> dict[str, Fragment]:
-        """Return the fragments at FREQUENT points that become functions, because inlining all of them would be too much text.
+    def _programs(self, reached: Iterable[str]) -> tuple[tuple[Function, ...], dict[int, str]]:
+        """Return the functions that take the place of fragments at FREQUENT points, or of parts of them, because inlining all of them
+        would be too much text; and what stands for these fragments at each place, by `id`.
 
         There are none in a module with `setmaxnreg`: ptxas ignores it in a kernel with calls (advisory C7507), which changes how many
         blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
-            return {}
-        lines: dict[int, int] = {}
+            return (), {}
+        places: Counter[int] = Counter()
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()
         for kernel, placements in self.placements.items():
             for placement in placements:
                 fragment = placement.fragment
-                length = fragment.ptx.count("\n")
-                if placement.point not in FREQUENT or length < MIN_FUNCTION:
+                if placement.point not in FREQUENT or fragment.ptx.count("\n") < MIN_FUNCTION:
                     continue
                 for name in self.graph.reach(kernel):
                     if (name, id(placement)) not in seen:
                         seen.add((name, id(placement)))
-                        added = length * self._places(name, placement)
-                        lines[id(fragment)] = lines.get(id(fragment), 0) + added
+                        places[id(fragment)] += self._places(name, placement)
                         fragments[id(fragment)] = fragment
-        if sum(lines.values()) <= MAX_INLINE:
-            return {}
-        return {f"{PREFIX}_program{n}": f for n, f in enumerate(fragments.values()) if lines[id(f)]}
+        used = [(fragment, places[key]) for key, fragment in fragments.items() if places[key]]
+        if sum(fragment.ptx.count("\n") * count for fragment, count in used) <= MAX_INLINE:
+            return (), {}
+        short = [shortened(fragment, f"{PREFIX}_program{n}") for n, (fragment, _) in enumerate(used)]
+        lines = sum(of.text.count("\n") * count for of, (_, count) in zip(short, used, strict=True))
+        if lines > MAX_SHORT:
+            short = [called(fragment, f"{PREFIX}_program{n}") for n, (fragment, _) in enumerate(used)]
+        return tuple(of.function for of in short), {
+            id(fragment): of.text for of, (fragment, _) in zip(short, used, strict=True)
+        }
 
     def role(self, name: str, variant: int) -> Role | None:
         """Return the role of a function; None if the function stays as it is.

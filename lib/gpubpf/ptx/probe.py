@@ -17,12 +17,10 @@ from gpubpf.errors import Error
 from gpubpf.lower.launch_block import LaunchBlock, map_of
 
 from .access import Access, Rows
-from .emit import marked, text
-from .module import Function, Variable
 from .values import LAUNCH, Placement
 
 if TYPE_CHECKING:
-    from gpubpf.lower.fragment import Argument, Fragment
+    from gpubpf.lower.fragment import Argument
 
 
 # The points that are passed many times in a thread.
@@ -43,17 +41,17 @@ class Filler:
     def __init__(
         self,
         block: LaunchBlock,
-        functions: Mapping[int, str] | None = None,
+        texts: Mapping[int, str] | None = None,
         parameters: bool = False,
         clusters: bool = False,
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
-        `functions`: names of the fragments that are functions (`function_of`), by `id`. `parameters`, `clusters`: whether generic
+        `texts`: what stands for fragments that call functions, by `id`. `parameters`, `clusters`: whether generic
         addresses may point to parameters of the kernel, or to shared memory of other blocks.
         """
         self.block = block
-        self.functions = functions or {}
+        self.texts = texts or {}
         self.parameters = parameters
         self.clusters = clusters
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
@@ -72,8 +70,7 @@ class Filler:
                 lines.append(f"mov.b{bits} {register}, {value};")
             else:
                 lines.append(f"cvt.u{bits}.u64 {register}, {value};")
-        name = self.functions.get(id(placement.fragment))
-        lines.append(placement.fragment.ptx.strip() if name is None else _call(name, placement.fragment))
+        lines.append(self.texts.get(id(placement.fragment)) or placement.fragment.ptx.strip())
         return "\n".join([*lines, "}"])
 
     def basic_block(self, placement: Placement, site: int) -> str:
@@ -249,29 +246,6 @@ class Filler:
 def shard_register(argument: Argument) -> str:
     """Return the register that a function's prologue sets for probes at FREQUENT points."""
     return f"%gpubpf_0shard_{map_of(argument)}"
-
-
-def function_of(fragment: Fragment, name: str) -> Function:
-    """Return a fragment as a function with the fragment's arguments as parameters."""
-    parameters = tuple(
-        Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
-    )
-    lines = [f".reg .{a.type} {a.register};" for a in fragment.arguments]
-    lines += [
-        f"ld.param.{a.type} {a.register}, [{p.name}];"
-        for a, p in zip(fragment.arguments, parameters, strict=True)
-    ]
-    body = marked([text("\n".join([*lines, fragment.ptx.strip(), "ret;"]))])
-    return Function("func", name, parameters, statements=tuple(body))
-
-
-def _call(name: str, fragment: Fragment) -> str:
-    """Return the text of a call of `function_of`, with arguments in the fragment's registers."""
-    given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
-    lines = [f".param .{a.type} {slot};" for slot, a in given]
-    lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
-    arguments = f", ({', '.join(slot for slot, _ in given)})" if given else ""
-    return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
 
 
 # Computes the space and the offset that a generic address points to. shared::any becomes shared::cluster or shared.

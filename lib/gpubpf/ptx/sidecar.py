@@ -14,7 +14,6 @@ from .emit import array
 from .flow import find_initializer_names, may_wait
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
-from .probe import function_of
 from .source import source_files
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, parameter_layout
@@ -101,8 +100,7 @@ class SidecarModule:
             items.append(
                 Variable("const", "b64", TABLE, align=8, dimensions=(len(slots),), linkage=("visible",))
             )
-        for name, fragment in self.plan.programs.items():
-            program = function_of(fragment, name)
+        for program in self.plan.programs:
             items += [program.with_body(None), program]
         seen: set[str] = set()
         for item in module.items:

@@ -105,7 +105,8 @@ int on_lane(struct gpu_exit *ctx) {
     int key = 0;
     u64 *mine = lanes.lookup(&key);
     u64 threes = gpu_shuffle(gpu_lane() + 100, 3), alike = gpu_popcount(gpu_match(gpu_lane() & 3));
-    if (mine) *mine = (u64)gpu_popcount(gpu_active()) << 32 | threes << 16 | alike;
+    u64 found = gpu_uniform(5ull << 40) | gpu_uniform((u64)(gpu_lane() == 17) << 40) << 1 | gpu_any(gpu_lane() == 17) << 2;
+    if (mine) *mine = (u64)gpu_popcount(gpu_active()) << 32 | found << 24 | threes << 16 | alike;
     return 0;
 }
 """
@@ -304,9 +305,9 @@ def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, prog
     shape = ((80, 1, 1), (40, 1, 1))  # the second wave of 32 in each block has 8 lanes
     rest = block_arguments(made, "none", 0, shape, {"lanes": "l"})
     found = device.run(made.image, "none", rest, shape, {"l": np.zeros(81, np.uint64)})["l"]
-    block = [32 << 32 | 103 << 16 | 8] * 32 + [8 << 32 | 103 << 16 | 2] * 8
+    block = [32 << 32 | 5 << 24 | 103 << 16 | 8] * 32 + [8 << 32 | 103 << 16 | 2] * 8
     if wave == 64:
-        block = [40 << 32 | 103 << 16 | 10] * 40
+        block = [40 << 32 | 4 << 24 | 103 << 16 | 10] * 40
     assert found.tolist() == [*block, *block, 0]
 
 

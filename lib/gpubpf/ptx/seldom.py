@@ -1,0 +1,121 @@
+"""Put a fragment, or what it seldom executes, into a function.
+
+short = shortened(fragment, "gpubpf_program0")
+short.text, short.function              # what a fragment does nearly always; otherwise it calls the function
+called(fragment, "gpubpf_program0")     # a call of the function
+
+The function is the whole fragment in both cases. At a label of `Fragment.seldom`, all lanes begin it again: what they did until then
+had no effects. So the function needs no more parameters than the fragment's arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .emit import marked, text
+from .module import Function, Variable
+
+if TYPE_CHECKING:
+    from gpubpf.lower.fragment import Fragment
+
+_END = "$gpubpf_end"
+_LABEL = re.compile(r"\s*(\$\w+):\s*$")
+_BRANCH = re.compile(r"\s*(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+);")
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """What stands for a fragment at each place, and the function that it calls."""
+
+    text: str
+    function: Function
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A basic block: its label ("" if it has none), its lines, the labels that it branches to, and whether the next block follows."""
+
+    label: str
+    lines: tuple[str, ...]
+    targets: tuple[str, ...]
+    falls: bool
+
+
+def called(fragment: Fragment, name: str) -> Shortened:
+    """Return a call of the fragment, which becomes the function NAME with the fragment's arguments as parameters."""
+    parameters = tuple(
+        Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
+    )
+    lines = [f".reg .{a.type} {a.register};" for a in fragment.arguments]
+    lines += [
+        f"ld.param.{a.type} {a.register}, [{p.name}];"
+        for a, p in zip(fragment.arguments, parameters, strict=True)
+    ]
+    body = marked([text("\n".join([*lines, fragment.ptx.strip(), "ret;"]))])
+    return Shortened(_call(fragment, name), Function("func", name, parameters, statements=tuple(body)))
+
+
+def shortened(fragment: Fragment, name: str) -> Shortened:
+    """Return the fragment without what it seldom executes: there it calls the function NAME, and ends."""
+    whole = called(fragment, name)
+    blocks = _blocks(fragment.ptx.strip().splitlines()[1:-1])
+    kept = _reached(blocks, set(fragment.seldom))
+    lines: list[str] = []
+    for n, block in enumerate(blocks):
+        if block.label in fragment.seldom:
+            lines += [f"{block.label}:", whole.text, f"bra.uni {_END};"]
+        elif n in kept or (len(block.lines) == 1 and block.label):
+            lines += block.lines
+    if not any(block.label == _END for block in blocks):
+        lines.append(f"{_END}:")
+    return Shortened("\n".join(["{", *lines, "}"]), whole.function)
+
+
+def _call(fragment: Fragment, name: str) -> str:
+    """Return the text of a call of `called`, with arguments in the fragment's registers."""
+    given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
+    lines = [f".param .{a.type} {slot};" for slot, a in given]
+    lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
+    arguments = f", ({', '.join(slot for slot, _ in given)})" if given else ""
+    return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
+
+
+def _blocks(lines: Sequence[str]) -> list[_Block]:
+    """Return the basic blocks. Nested scopes, of inline assembly, have no labels."""
+    found: list[_Block] = []
+    current: list[str] = []
+    depth = 0
+
+    def end(targets: tuple[str, ...] = (), falls: bool = True) -> None:
+        if current:
+            label = _LABEL.match(current[0])
+            found.append(_Block(label[1] if label else "", tuple(current), targets, falls))
+            current.clear()
+
+    for line in lines:
+        if not depth and _LABEL.match(line):
+            end()
+        current.append(line)
+        depth += line.count("{") - line.count("}")
+        if not depth and (branch := _BRANCH.match(line)):
+            end((branch[2],), bool(branch[1]))
+    end()
+    return found
+
+
+def _reached(blocks: Sequence[_Block], without: set[str]) -> set[int]:
+    """Return the numbers of the blocks that are reached from the first one without passing these labels."""
+    at = {block.label: n for n, block in enumerate(blocks) if block.label}
+    seen: set[int] = set()
+    todo = [0]
+    while todo:
+        n = todo.pop()
+        if n in seen or n >= len(blocks) or blocks[n].label in without:
+            continue
+        seen.add(n)
+        todo += [at[target] for target in blocks[n].targets]
+        todo += [n + 1] if blocks[n].falls else []
+    return seen

@@ -1,0 +1,81 @@
+"""In a module with many probes, what a program seldom does is a call of a function, which begins the program again."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.ptx import plan
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.seldom import shortened
+from gpubpf.ptx.values import Placement
+from ptxrun import Memory, Thread
+
+COUNTS = Argument("counts", "b64", "map_base", "counts")
+ADDRESS = Argument("address", "b64", "context", field="address")
+# Counts accesses at multiples of 8 nearly always; others seldom, in two ways that meet again, and with them what both have in common.
+COUNT = """{
+	.reg .pred 	%p<3>;
+	.reg .b64 	%rd<6>;
+	mov.b64 %rd1, %gpubpf_address;
+	and.b64 	%rd2, %rd1, 7;
+	setp.ne.b64 	%p1, %rd2, 0;
+	@%p1 bra 	$L__BB0_2;
+	{
+	.reg .b64 %kept;
+	mov.b64 %kept, 1;
+	red.global.add.u64 [%gpubpf_counts], %kept;
+	}
+	bra.uni 	$L__BB0_5;
+$L__BB0_2:
+$gpubpf_seldom0:
+	setp.eq.b64 	%p2, %rd2, 4;
+	@%p2 bra 	$L__BB0_4;
+	red.global.add.u64 [%gpubpf_counts+8], 1;
+	bra.uni 	$L__BB0_6;
+$L__BB0_4:
+	red.global.add.u64 [%gpubpf_counts+16], 1;
+	bra.uni 	$L__BB0_6;
+$L__BB0_5:
+	red.global.add.u64 [%gpubpf_counts+24], 1;
+	bra.uni 	$gpubpf_end;
+$L__BB0_6:
+	red.global.add.u64 [%gpubpf_counts+32], 1;
+$gpubpf_end:
+}"""
+FRAGMENT = Fragment("count", COUNT, (COUNTS, ADDRESS), seldom=("$gpubpf_seldom0",))
+OFFSETS = (0, 1, 4, 8, 12, 16, 17, 24)
+KERNEL = """.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry k(.param .u64 a) {{ .reg .b64 %rd<2>; ld.param.u64 %rd1, [a];
+{accesses}
+ret; }}
+"""
+
+
+@pytest.mark.parametrize("inline", [4000, 0])
+def test_each_access_is_counted_once(inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_INLINE", inline)
+    monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
+    text = KERNEL.format(accesses="\n".join(f"st.global.u8 [%rd1+{at}], 1;" for at in OFFSETS))
+    injected = inject(parse(text), {"k": [Placement(FRAGMENT, "access")]})
+    assert injected.text.count("call gpubpf_program0,") == (0 if inline else len(OFFSETS))
+    assert (
+        injected.text.count("+16], 1;") == (len(OFFSETS) if inline else 1) + 1
+    )  # with a store of the kernel
+    memory = Memory()
+    data, counts = memory.allocate(32), memory.allocate(40)
+    Thread(parse(injected.text), memory, {}, {}).run("k", struct.pack("<4Q", data, 0, 0, counts))
+    assert memory.words(counts, 5, 8) == [4, 2, 2, 4, 4]
+
+
+def test_what_is_never_left_out() -> None:
+    short = shortened(FRAGMENT, "f")
+    assert [n for n in (0, 8, 16, 24, 32) if f"%gpubpf_counts{f'+{n}' * bool(n)}]" in short.text] == [0, 24]
+    without = shortened(Fragment("count", COUNT, (COUNTS, ADDRESS)), "f")
+    assert without.function == short.function
+    assert "red.global.add.u64 [%gpubpf_counts+32]" in without.text and "call f," not in without.text
