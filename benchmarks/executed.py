@@ -249,7 +249,11 @@ def programs(suites: Sequence[str]) -> Iterator[tuple[str, list[str], Path | Non
 
 
 def measure(
-    name: str, command: Sequence[str], place: Path | None, environment: Mapping[str, str]
+    name: str,
+    command: Sequence[str],
+    place: Path | None,
+    environment: Mapping[str, str],
+    tools: Sequence[str] = TOOLS,
 ) -> Iterator[Result]:
     """Run a program alone and under each tool. Yield a result for each tool that counted all of its launches."""
     texts: dict[str, Text] = {}
@@ -262,7 +266,7 @@ def measure(
             if finished(APIS["cuda"].alone(command), LIMIT, place)[2] != 0:
                 return
             alone, by, before = executed(Path(counts), texts)
-        for tool in TOOLS if alone.machine else ():
+        for tool in tools if alone.machine else ():
             with tempfile.TemporaryDirectory() as counts:
                 os.environ["CUDASIM_COUNT"] = counts
                 watched = under(tool, command, 5 * LIMIT, place)
@@ -280,6 +284,17 @@ def measure(
     finally:
         os.environ.clear()
         os.environ.update(kept)
+
+
+def known(lines: str) -> list[Result]:
+    """Return the results in a file of --json."""
+    found = []
+    for line in lines.splitlines():
+        fields = json.loads(line)
+        for name in ("alone", "probed"):
+            fields[name] = Executed(**fields[name])
+        found.append(Result(**fields))
+    return found
 
 
 HEAD = f"""# Instructions that probes add
@@ -376,11 +391,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE=DIRECTORY[:GLOB]")
     parser.add_argument("--report", type=Path, help="write the tables to this file")
-    parser.add_argument("--json", type=Path, help="write a line for each program and tool to this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="add a line for each program and tool to this file; what is in it already is not measured again",
+    )
+    parser.add_argument("--tools", default=",".join(TOOLS), help="only these tools, with commas")
     args = parser.parse_args(arguments)
-    results: list[Result] = []
+    results = known(args.json.read_text()) if args.json and args.json.exists() else []
+    done = {(r.program, r.tool) for r in results}
     for program in programs(args.suites):
-        for result in measure(*program):
+        tools = [tool for tool in args.tools.split(",") if (program[0], tool) not in done]
+        for result in measure(*program, tools) if tools else ():
             results.append(result)
             print(f"{result.program} {result.tool}: {result.ratio:.2f}", file=sys.stderr)
             if args.json:
