@@ -1018,7 +1018,7 @@ class FunctionCode:
     def _pass_time(self, block: Block) -> list[str]:
         """Skip the equal iterations of a loop of one block that only reads the clock, for all lanes at once.
 
-        The iterations up to the last one, or up to the point where the warp yields, are skipped. Where blocks are counted, they run."""
+        The iterations up to the last one, or up to the point where the warp yields, are skipped, unless blocks are counted."""
         if self.counted or not (
             self.virtual and block.kind == "branch" and block.targets[0] is block and block.reached
         ):
