@@ -140,10 +140,12 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
         away |= there->owner ^ owner;
     if (both)
         missing |= ~*written;
-    if (!gpu_any(away | missing))
+    if (GPUBPF_BRANCHES && !gpu_any(away | missing))
         return gpu_add_usual(cell, request);
     gpu_seldom();
     gpu_add_usual(cell, request);                /* here before the rest, so that the compiler does not merge the two */
+    if (!(away | missing))
+        return 0;
     request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
     if (away) {

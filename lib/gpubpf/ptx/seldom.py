@@ -59,8 +59,13 @@ def called(fragment: Fragment, name: str) -> Shortened:
 
 
 def shortened(fragment: Fragment, name: str) -> Shortened:
-    """Return the fragment without what it seldom executes: there it calls the function NAME, and ends."""
+    """Return the fragment without what it seldom executes: there it calls the function NAME, and ends.
+
+    If nothing is marked, return a call of the fragment.
+    """
     whole = called(fragment, name)
+    if not fragment.seldom:
+        return whole
     blocks = _blocks(fragment.ptx.strip().splitlines()[1:-1])
     kept = _reached(blocks, set(fragment.seldom))
     lines: list[str] = []
