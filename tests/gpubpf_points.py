@@ -32,6 +32,7 @@ class Run:
             table = self.device.variable(TABLE, np.uint64, (len(self.variables),))
             table[:] = [place.ctypes.data for place in self.variables.values()]
         self.maps: dict[str, Array] = {}
+        self.params: dict[str, bytes] = {}
 
     def __call__(self, kernel: str, block: int, *arguments: object, grid: int = 1, shared: int = 0) -> None:
         layout = self.injected.kernels[kernel]
@@ -39,6 +40,8 @@ class Run:
         for name, offset in layout.block.bases.items():
             self.maps[name] = Array(np.zeros(2 + 9 * ROOM, np.uint64))
             struct.pack_into("<Q", hidden, offset, self.maps[name].address)
+        for name, (offset, size) in layout.block.params.items():
+            hidden[offset : offset + size] = self.params.get(name, b"").ljust(size, b"\0")
         for offset in layout.block.capacities.values():
             struct.pack_into("<Q", hidden, offset, block * grid)
         self.device.launch(kernel, grid, block, *arguments, bytes(hidden), shared=shared)

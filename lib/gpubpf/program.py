@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf.ebpf import filters, maps
+from gpubpf.ebpf import filters, maps, sampling
 from gpubpf.ebpf.bytecode import HOST_POINTS, KINDS, SPACES, VALUE_KINDS, WIDE, WORK, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
@@ -18,6 +18,7 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.show import notices, progress
 
 if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Sampling
     from gpubpf.images.assemble import Target
     from gpubpf.images.code_objects import AmdAttachment
     from gpubpf.images.fatbin import FatbinImage
@@ -127,6 +128,7 @@ class BPF:
         self.entries: dict[str, int] = {}
         self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
+        self.sampling: Sampling | None = None  # the blocks or warps that device programs run in; None: all
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
         self._programs = source if source is not None else programs.load(text, any_user)
@@ -154,6 +156,14 @@ class BPF:
         if name not in self.maps:
             raise UsageError(f"the program has no map {name}; use one of: {', '.join(self.maps) or 'none'}")
         return Map(self, self.maps[name])
+
+    def sample(self, args: argparse.Namespace) -> Sampling | None:
+        """Let device programs run only in the blocks or warps that --sample-blocks or --sample-warps choose, and return the choice.
+
+        None: the command line asks for no sampling.
+        """
+        self.sampling = sampling.of_arguments(args)
+        return self.sampling
 
     def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts."""
@@ -400,6 +410,7 @@ class BPF:
                 probe.kinds,
                 probe.spaces,
                 probe.functions,
+                self.sampling.unit if self.sampling else "",
             )
             for probe in self.probes
         ]
@@ -430,10 +441,10 @@ class BPF:
 
     def runs_on_amd(self) -> bool:
         """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs are at points that such
-        kernels have, and no program is at operations."""
+        kernels have and run in every block, and no program is at operations."""
         from gpubpf.gcn import POINTS
 
-        if any(program.event == "operation" for program in self.host_programs):
+        if self.sampling or any(program.event == "operation" for program in self.host_programs):
             return False
         return all(probe.point in POINTS for probe in self.probes)
 
@@ -443,6 +454,7 @@ class BPF:
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
         used |= {name for probe in self.probes for name in self._programs.maps_of(probe.function)}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
+        used |= {maps.SAMPLED} if self.sampling else set()
         result = [definition for name, definition in self.maps.items() if name in used]
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
 
@@ -478,7 +490,7 @@ class BPF:
         `struct gpu_host_filter` from `--cgroup`, `--comm` and `-t`. Other parameters are zero. Without `args`, filters select
         every thread.
         """
-        result = {}
+        result = {sampling.PARAMETER: self.sampling.parameter} if self.sampling else {}
         for name, definition in self.maps.items():
             if definition.kind != "param":
                 continue
@@ -499,7 +511,7 @@ class BPF:
 
         args: the parsed options (see `show.cli`). follow: what to collect besides maps, such as the operation log.
         """
-        from gpubpf.session import tracing
+        from gpubpf.session import amd_device, tracing
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
             self.host_side = self.host(args, note, virtual)
@@ -508,6 +520,10 @@ class BPF:
         if not (self.probes or self.host_programs or self.tables or self.process_functions):
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
+            )
+        if self.sampling and args.command and amd_device.is_for_hip(args.command[0]):
+            raise UsageError(
+                f"{args.command[0]} has code for AMD GPUs, where --sample-blocks and --sample-warps do not work yet; leave them out"
             )
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
@@ -539,7 +555,8 @@ class BPF:
         attachments = [replace(attachment, kernels=()) for attachment in self.amd_attachments()]
         if self.runs_on_amd():
             return code_objects.instrument(data, attachments)
-        return code_objects.refused(data, "this tool does not measure AMD GPUs yet")
+        with_sampling = " with --sample-blocks or --sample-warps" if self.sampling else ""
+        return code_objects.refused(data, f"this tool does not measure AMD GPUs{with_sampling} yet")
 
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""
@@ -566,7 +583,7 @@ class BPF:
         from gpubpf.ptx.values import Placement
 
         return [
-            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions)
+            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions, a.sampled)
             for a in self.attachments()
         ]
 

@@ -238,6 +238,7 @@ _TABLE = (
     Helper(619, "gpu_uniform", (_VALUE,), (0, 1), Use("uniform"), stand_in=StandIn.NUMBER),
     Helper(620, "gpu_seldom", (), _ANY, Use("special", "seldom"), stand_in=StandIn.NUMBER),
     Helper(621, "gpu_any", (_number("predicate"),), (0, 1), Use("any"), stand_in=StandIn.NUMBER),
+    Helper(622, "gpu_group", (), _32_BITS, Use("special", "group"), stand_in=StandIn.NUMBER),
 )
 # fmt: on
 HELPERS: Mapping[int, Helper] = {helper.number: helper for helper in _TABLE}

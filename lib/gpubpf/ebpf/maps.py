@@ -8,8 +8,8 @@ All numbers are little-endian; storage begins at an address that is a multiple o
                   block), x fastest. Warps are numbered likewise, with (threads of a block + 31) / 32 warps in each block. Units
                   beyond the capacity share the last value, which is not read: if it changed, something was lost.
     site_array    value[shards][sites] and one more value: for each shard, one value for each site of a kernel. The shard is the
-                  number of the multiprocessor modulo the number of shards, a power of two. Sites beyond the capacity share the
-                  last value.
+                  number of the multiprocessor, or with sampling the thread's group, modulo the number of shards, a power of two.
+                  Sites beyond the capacity share the last value.
     array         value[entries]. percpu_array and histogram have the same layout: all threads share a cell, so update it atomically.
     shared_array  value[entries], each padded to 8 bytes, in host memory.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
@@ -83,6 +83,8 @@ PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS = 3
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
+SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
+GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
 BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
 BLOCK_PROBES = 64  # slots that a block can be in
 MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers have 32 bits on the GPU
@@ -258,6 +260,8 @@ def internal(name: str) -> MapDefinition | None:
     """Return the definition of a map that the library adds; None for other names."""
     if name == PRINTS:
         return prints_definition()
+    if name == SAMPLED:
+        return MapDefinition(SAMPLED, "kernel_array", 4, 8, GROUPS, "<i4", "<u8", 1 << 31)
     return blocks_definition(name) if name.startswith(BLOCKS) else None
 
 

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
@@ -32,6 +32,9 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
 from gpubpf.show import progress
 
+if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Unit
+
 STAGE = "sidecar"  # in the cache
 _CAREFUL = "-Ofc=min"
 # The embedded device does not assemble, so a copy's register count is unknown beforehand. A probe rarely needs more than this.
@@ -42,7 +45,7 @@ _PROBE_REGISTERS = 24
 class Attachment:
     """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
-    `accumulate`, `kinds`, `spaces` and `functions` are as in `Placement`.
+    `accumulate`, `kinds`, `spaces`, `functions` and `sampled` are as in `Placement`.
     """
 
     fragment: Fragment
@@ -52,6 +55,7 @@ class Attachment:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    sampled: Unit | Literal[""] = ""
 
 
 @dataclass(frozen=True)
@@ -391,6 +395,7 @@ def _placement(attachment: Attachment) -> Placement:
         attachment.kinds,
         attachment.spaces,
         attachment.functions,
+        attachment.sampled,
     )
 
 
@@ -481,6 +486,7 @@ def _version() -> str:
     others = (
         "names.py",
         "ebpf/bytecode.py",
+        "ebpf/sampling.py",
         "images/assemble.py",
         "images/instrument.py",
         "images/occupancy.py",

@@ -200,6 +200,8 @@ static gpu_mask (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes wit
 /* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
 static u32 (*gpu_first)(gpu_mask lanes) = (void *)617;
 static u32 (*gpu_warp_size)(void) = (void *)618; /* lanes of a warp of this kernel */
+/* With sampling, a random number that all threads of a chosen block or warp share in a launch; otherwise gpu_sm(). */
+static u32 (*gpu_group)(void) = (void *)622;
 /*
  * What follows is seldom executed. In a kernel with many probes, a function begins the program again here. So what precedes must have no
  * effects, and all lanes that run the program must come here together, or none of them.

@@ -192,6 +192,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
             **{f"ctaid.{axis}": ("register", "b32") for axis in AXES},
             "first_thread": ("first_thread", "b32"),
             **{name: (name, "b32") for name in _HARDWARE},
+            "group": ("sm", "b32"),
             **dict.fromkeys(TIMES if at_exit else TIMES[1:], ("time", "b64")),
         },
         join="call void @llvm.amdgcn.wave.barrier()",

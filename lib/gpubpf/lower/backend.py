@@ -13,8 +13,8 @@ class Backend:
     `pointer`: the type of an address of map memory. `scope`: of its atomic operations. `warps`: whether it has warps.
 
     `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
-    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `warp_slot` (number
-    of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with arguments
+    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `group`,
+    `warp_slot` (number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with arguments
     `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and have
     the same value.
 
@@ -23,7 +23,7 @@ class Backend:
 
     `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
     number of a thread in its block is that plus its lane. `shard`: the address of the multiprocessor's part of a site array; back ends
-    without it compute that from `sm`.
+    without it compute that from `group`.
 
     `join`: for targets without `warps` whose lanes run together as well (waves): where lanes must continue together, the statement
     that keeps LLVM from separating them. "" for targets that run one thread at a time.

@@ -20,6 +20,7 @@ class Argument:
         shard         the address of the values of the site array `map` for the thread's multiprocessor; `width`: bytes of a value
         param         `width` bytes at `offset` of the `param` map `map`, zero-extended
         context       `field` of the context (bytecode.CONTEXTS), which the injector supplies
+        group         the multiprocessor's number; with sampling a random number that the threads of a chosen block or warp share
         kernel        the number of the kernel in the process
         epoch         the epoch of allocations
         pid_tgid      process << 32 | thread of the host thread that launched

@@ -86,7 +86,7 @@ class HelperCalls(Emitter):
         """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
-        shard = self.value(f"and i32 {self.special32('sm')}, {mask}")
+        shard = self.value(f"and i32 {self.special32('group')}, {mask}")
         row = self.value(f"mul i32 {shard}, {sites}")
         own = self.value(f"add i32 {row}, {site}")
         last = self.value(f"mul i32 {self.value(f'add i32 {mask}, 1')}, {sites}")

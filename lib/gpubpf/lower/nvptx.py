@@ -82,7 +82,7 @@ NVPTX = Backend(
         "seldom": ('asm sideeffect "$$gpubpf_seldom:", ""', "void"),
     },
     warps=True,
-    given={"shard": ("shard", "b64")},
+    given={"shard": ("shard", "b64"), "group": ("group", "b32")},
     reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},
 )
 

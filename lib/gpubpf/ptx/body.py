@@ -39,6 +39,7 @@ from .module import (
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, effect, in_rows, shard_register, wants
+from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
@@ -79,6 +80,8 @@ class Body:
         if self.role is not None and not self.role.block:  # nothing in it is probed
             placements = ()
         self.filler = plan.filler
+        has_launch_block = self.entry or (self.role is not None and self.role.block)
+        self.sampled = units([placements]) if has_launch_block else ()
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
@@ -108,7 +111,6 @@ class Body:
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that have a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
-        has_launch_block = self.entry or (self.role is not None and self.role.block)
         timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
         # A program at a block that only leads to an exit is at the exit, too.
         copied = self.probed_opcodes | (LEAVING if self.at_block else set())
@@ -201,6 +203,11 @@ class Body:
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []
+        for unit in self.sampled:
+            self._added(SKIPS, "pred")
+            self._added(GROUP, "b32")
+            chosen = Placement(choice(unit, counts=self.entry), "entry")
+            out.append(text(self.filler.text(chosen, {})))
         if self.exits.loop_exits:
             out.append(self._set_gone("eq"))
         for position, kind in enumerate(self.plan.work):
@@ -210,8 +217,10 @@ class Body:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
         often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
-        shards = {shard_register(a): a for p in often for a in p.fragment.arguments if a.kind == "shard"}
-        out += [text(self.filler.shard(a, self._added(register))) for register, a in shards.items()]
+        shards = {
+            shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
+        }
+        out += [text(self.filler.shard(a, p, self._added(register))) for register, (a, p) in shards.items()]
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.at_entry, self.function.line, here)
 
@@ -324,8 +333,9 @@ class Body:
             context = {"site": str(sites[placement.point]), "work": work}
             context |= {field: _RESULT[field] if field in self.results else "0" for field in _RESULT}
             arguments = self._arguments(placement, context)
-            program = self.filler.text(placement, context)
-            found.append(text("\n".join(["{", *arguments, program, "}"]) if arguments else program))
+            found.append(
+                text(self.filler.probe(placement, [*arguments, self.filler.text(placement, context)]))
+            )
         return found
 
     def _arguments(self, placement: Placement, context: dict[str, str]) -> list[str]:
@@ -581,7 +591,7 @@ class Body:
             elif operand is not None and any(self.filler.reads(p, field) for p in placements):
                 context[field] = f"%gpubpf_0now{field}"
                 lines += [f".reg .b64 {context[field]};", *self._to_64_bits(index, operand, context[field])]
-        lines += [self.filler.text(p, context) for p in placements]
+        lines += [self.filler.probe(p, [self.filler.text(p, context)]) for p in placements]
         if instruction.predicate is not None:
             lines.append("$gpubpf_over:")
         return text("\n".join([*lines, "}"]))

@@ -9,6 +9,7 @@ Injection adds to a kernel:
 * the programs' fragments, each in its own `{ }`: at the kernel's entry, before every `ret` or `exit` of the kernel, at entry and
   returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches, before
   stores and after loads and atomics for their values. A `trap` is no exit: it makes the launch fail;
+* with sampling, the choice: whether the thread's block or warp runs the programs, which each probe then tests;
 * accumulators: one 64-bit register for each kind of work that is counted, and one `add` of a constant per basic block.
 
 Added statements stand between the comments `//gpubpf{` and `//gpubpf}`. `//gpubpf+N` stands for N instructions that the original
@@ -37,6 +38,7 @@ from .checks import check_kernel
 from .flow import CallGraph
 from .module import Module, render
 from .plan import InjectionPlan
+from .sampling import choice, units
 from .sidecar import SidecarModule
 from .values import Injected, InjectedKernel, Placement
 
@@ -53,7 +55,9 @@ def inject(
     A kernel that cannot be instrumented raises nothing: its reason is in `refusals`. `each` is called for each kernel that is done.
     """
     graph = CallGraph(module)
-    block = launch_block(p.fragment for placements in kernels.values() for p in placements)
+    sampled = units(kernels.values())
+    fragments = [p.fragment for placements in kernels.values() for p in placements]
+    block = launch_block([*fragments, *(choice(unit, True) for unit in sampled)])
     refusals: dict[str, str] = {}
     accepted: dict[str, Sequence[Placement]] = {}
     for name, placements in kernels.items():

@@ -17,6 +17,7 @@ from gpubpf.errors import Error
 from gpubpf.lower.launch_block import LaunchBlock, map_of
 
 from .access import Access, Rows
+from .sampling import GROUP, SKIPS
 from .values import LAUNCH, Placement
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ BYTES = "%gpubpf_0bytes"
 _ACTIVE = {"active": "%gpubpf_0active"}
 _OVER = "$gpubpf_over"
 _ELSEWHERE = "$gpubpf_elsewhere"
+_SKIPPED = "$gpubpf_skipped"
 
 
 class Filler:
@@ -56,6 +58,11 @@ class Filler:
         self.clusters = clusters
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
+    def probe(self, placement: Placement, lines: Sequence[str]) -> str:
+        """Return the lines of a probe in a scope. Where the program is sampled, threads that are not chosen skip all of it."""
+        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if placement.sampled else ([], [])
+        return "\n".join(["{", *skip, *lines, *end, "}"])
+
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
         """Return a fragment in a scope that declares and sets its arguments. `context`: numbers or 64-bit registers by field."""
         _, start, fields = self._parts(placement)
@@ -75,13 +82,13 @@ class Filler:
 
     def basic_block(self, placement: Placement, site: int) -> str:
         """Return a fragment at the beginning of a basic block."""
-        return "\n".join(
-            ["{", *self._active(placement), self.text(placement, {"site": str(site), **_ACTIVE}), "}"]
+        return self.probe(
+            placement, [*self._active(placement), self.text(placement, {"site": str(site), **_ACTIVE})]
         )
 
     def branch(self, placement: Placement, site: int, condition: str) -> str:
         """Return a fragment before a branch. `condition`: the predicate of lanes that take it, as an operand: `!%p1`."""
-        lines = ["{", *self._active(placement, "taken")]
+        lines = self._active(placement, "taken")
         if self.reads(placement, "taken"):
             lines += [
                 ".reg .b32 %gpubpf_0going;",
@@ -90,7 +97,7 @@ class Filler:
                 "cvt.u64.u32 %gpubpf_0taken, %gpubpf_0going;",
             ]
         context = {"site": str(site), "taken": "%gpubpf_0taken", **_ACTIVE}
-        return "\n".join([*lines, self.text(placement, context), "}"])
+        return self.probe(placement, [*lines, self.text(placement, context)])
 
     def _active(self, placement: Placement, *fields: str) -> list[str]:
         """Return what sets the register of `active`, if the fragment reads it or one of `fields`."""
@@ -123,9 +130,11 @@ class Filler:
                     fields.append((argument.register, argument.field, int(argument.type[1:])))
             for argument in placement.fragment.arguments:
                 if argument.kind == "shard" and placement.point in FREQUENT:  # the prologue has computed it
-                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument)};")
+                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument, placement)};")
                 elif argument.kind == "shard":
-                    lines.append(self.shard(argument, argument.register))
+                    lines.append(self.shard(argument, placement, argument.register))
+                elif argument.kind == "group":
+                    lines.append(f"mov.b32 {argument.register}, {_group(placement)};")
                 elif argument.kind != "context":
                     offset, width = self._word(argument)
                     # a narrow value is zero-extended into a wider register
@@ -134,15 +143,15 @@ class Filler:
             found = self._known[id(placement)] = placement, "\n".join(lines), tuple(fields)
         return found
 
-    def shard(self, argument: Argument, register: str) -> str:
-        """Return what computes an argument of kind `shard`."""
+    def shard(self, argument: Argument, placement: Placement, register: str) -> str:
+        """Return what computes an argument of kind `shard` of a program."""
         base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
         shard, some, offset = "%gpubpf_0number", "%gpubpf_0some", "%gpubpf_0offset"
         lines = [
             "{",
             f".reg .b32 {shard}, {some};",
             f".reg .b64 {offset};",
-            f"mov.u32 {shard}, %smid;",
+            f"mov.u32 {shard}, {_group(placement)};",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
             f"and.b32 {shard}, {shard}, {some};",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites}];",
@@ -192,11 +201,12 @@ class Filler:
     ) -> str:
         """Return the probes at one access, in a scope that lanes without the access skip.
 
-        guards   conditions (`@%p1 `) of lanes that do not access
+        guards   conditions (`@%p1 `) of lanes that do not access; threads that are not chosen are added
         address  instructions that put the address into the 64-bit register AT
         size     instructions that put the number of bytes into BYTES, if the access has no fixed width
         more     further fields of the context, which the instructions in `setup` set
         """
+        guards = [*([f"@{SKIPS} "] if any(p.sampled for p in placements) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
         if access.lanes < 32:
             lines += [
@@ -243,9 +253,14 @@ class Filler:
         return "\n".join(lines)
 
 
-def shard_register(argument: Argument) -> str:
+def _group(placement: Placement) -> str:
+    """Return the register whose low bits choose the part of a map that a program uses (gpu_group)."""
+    return GROUP if placement.sampled else "%smid"
+
+
+def shard_register(argument: Argument, placement: Placement) -> str:
     """Return the register that a function's prologue sets for probes at FREQUENT points."""
-    return f"%gpubpf_0shard_{map_of(argument)}"
+    return f"%gpubpf_0shard{'_sampled' if placement.sampled else ''}_{map_of(argument)}"
 
 
 # Computes the space and the offset that a generic address points to. shared::any becomes shared::cluster or shared.

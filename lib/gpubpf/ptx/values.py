@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .module import Directive, Function, Module, render
 
 if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Unit
     from gpubpf.lower.fragment import Fragment
 
 TABLE = "gpubpf_variables"
@@ -28,6 +29,7 @@ class Placement:
     At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
     () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
+    sampled: the program runs in some blocks or warps only, chosen in each launch; "": in all. All programs of a kernel have the same.
     """
 
     fragment: Fragment
@@ -36,6 +38,7 @@ class Placement:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    sampled: Unit | Literal[""] = ""
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,13 @@ from gpubpf.show.options import (
     add_looks,
     add_output,
     add_rings,
+    add_sampling,
     add_targets,
     add_threads,
     chooses_threads,
     given_filters,
     records_accesses,
+    samples,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
 from gpubpf.show.result_writer import SHAPE_COLUMNS, ResultWriter
@@ -63,6 +65,7 @@ __all__ = [
     "add_looks",
     "add_output",
     "add_rings",
+    "add_sampling",
     "add_targets",
     "add_threads",
     "chooses_threads",
@@ -83,6 +86,7 @@ __all__ = [
     "positive",
     "printable",
     "records_accesses",
+    "samples",
     "spec_usage",
     "split_command",
     "summary_lines",

@@ -16,6 +16,8 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     sample       int                one launch in N
     block        Ranges             index ranges of x, y and z, each (first, last), inclusive
     thread       Ranges
+    sample_blocks, sample_warps   int | None   --sample-blocks, --sample-warps: N of 1/N
+    seed         int | None         --seed
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
     alone        bool               the tool has the Python process to itself: it was not called as a function
@@ -105,6 +107,9 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         sample=1,
         block=(EVERYTHING,) * 3,
         thread=(EVERYTHING,) * 3,
+        sample_blocks=None,
+        sample_warps=None,
+        seed=None,
         device="auto",
         map_memory=2**28,
         duration=None,
@@ -147,6 +152,8 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("no COMMAND after '--'")
     if command and args.pid:
         made.error("-p and COMMAND exclude each other")
+    if args.seed is not None and not (args.sample_blocks or args.sample_warps):
+        made.error("--seed needs --sample-blocks or --sample-warps")
     if args.list or args.ptx:
         args.files = words
         option = "--list" if args.list else "--ptx"

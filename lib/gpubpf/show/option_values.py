@@ -13,6 +13,7 @@ LARGEST_INDEX = 2**32 - 1
 EVERYTHING: Range = (0, LARGEST_INDEX)
 SITE_RANGES = 8  # the most ranges that --site may have: the device programs compare with this many
 LARGEST_GRANULE = 1 << 20
+LARGEST_SHARE = 1 << 16  # N of --sample-blocks 1/N: the hash that decides has 32 bits, of which groups take 8
 _SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -109,6 +110,24 @@ def parse_sampling(text: str) -> int:
     if number >= 1 << 32:
         raise argparse.ArgumentTypeError(f"{text!r} is larger than {(1 << 32) - 1}")
     return number
+
+
+def parse_share(text: str) -> int:
+    """Parse ``1/N`` and return N, a power of two."""
+    one, slash, number = text.partition("/")
+    size = int(number) if _is_number(number) else 0
+    if one != "1" or not slash or not 0 < size <= LARGEST_SHARE or size & (size - 1):
+        raise argparse.ArgumentTypeError(
+            f"must be 1/N with N a power of two up to {LARGEST_SHARE}, not {text!r}"
+        )
+    return size
+
+
+def parse_seed(text: str) -> int:
+    """Parse a seed: an integer from 0 that fits into 32 bits."""
+    if not _is_number(text) or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {(1 << 32) - 1}, not {text!r}")
+    return int(text)
 
 
 def parse_file(text: str) -> str:

@@ -19,6 +19,8 @@ from gpubpf.show.option_values import (
     parse_ranges,
     parse_results,
     parse_sampling,
+    parse_seed,
+    parse_share,
     parse_sites,
     parse_size,
     positive,
@@ -114,6 +116,32 @@ def add_threads(made: Parser) -> None:
     group.add_argument(
         "--thread", type=parse_ranges, metavar="X[,Y[,Z]]", help="only threads with these indices"
     )
+
+
+def add_sampling(made: Parser) -> None:
+    """Add in which blocks or warps the programs run: --sample-blocks, --sample-warps, --seed. `BPF.sample` reads them."""
+    group = made.add_argument_group("sampling on the GPU (results are estimates, with standard errors)")
+    unit = group.add_mutually_exclusive_group()
+    for what in ("blocks", "warps"):
+        unit.add_argument(
+            f"--sample-{what}",
+            type=parse_share,
+            metavar="1/N",
+            help=f"measure one in N {what}, chosen at random in each launch (N: a power of two)",
+        )
+    group.add_argument(
+        "--seed", type=parse_seed, metavar="S", help="choose the same again: the seed of an earlier run"
+    )
+
+
+def samples(args: argparse.Namespace, exact: str = "") -> bool:
+    """Return whether the programs run in some blocks or warps only. exact: an option that needs all; raises UsageError for both."""
+    sampled = bool(args.sample_blocks or args.sample_warps)
+    if sampled and exact:
+        raise UsageError(
+            f"{exact} cannot be combined with --sample-blocks or --sample-warps; it needs every access"
+        )
+    return sampled
 
 
 def add_host_filters(made: Parser, what: str = "launches") -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpubpf.ebpf.bytecode import ADD
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.sampling import Unit
 from gpubpf.lower import nvptx
 from gpubpf.lower.fragment import Argument
 from gpubpf.ptx.inject import inject
@@ -145,6 +146,28 @@ def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) ->
         guilty = waits_before(code, _CLOCK)
         text = "\n".join(f"{'>' if n in guilty else ' '} {line}" for n, line in enumerate(code))
         assert not guilty, f"{name}:\n{text}"
+
+
+_SKIPS = re.compile(r"^@!?U?P\d.*\b(BRA|EXIT)\b")
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("unit", ["block", "warp"])
+def test_no_lane_waits_before_it_skips_a_probe(arch: str, unit: Unit, tmp_path: Path) -> None:
+    """With sampling, a branch stands before each clock. All lanes of a warp take it, or none, so it must not hide a wait."""
+    placement = Placement(TIME, "exit", sampled=unit)
+    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (placement,)))
+    original = sass(assembled(MODULE, arch, tmp_path)[0])
+    for name, code in sass(assembled(injected.text, arch, tmp_path)[0]).items():
+        clocks = [n for n, line in enumerate(code) if _CLOCK.search(line)]
+        assert clocks or name not in BODIES
+        if name not in BODIES or waits_before(original[name], re.compile(r"\bEXIT\b")):
+            continue
+        assert not waits_before(code, _CLOCK)
+        for clock in clocks:  # the nearest branch before it, in straight-line code
+            skip = next(n for n in range(clock, -1, -1) if _SKIPS.search(code[n]) or code[n].endswith(":"))
+            assert not waits_before([*code[:skip], "SKIP ;", *code[skip + 1 :]], re.compile("SKIP"))
 
 
 COUNT = Fragment(

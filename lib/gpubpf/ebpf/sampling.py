@@ -1,0 +1,63 @@
+"""Which blocks or warps of a launch the programs run in, with --sample-blocks or --sample-warps.
+
+Each launch chooses its blocks (or warps) by a hash of the launch's number, the block's number (the warp's number in the grid) and a
+seed. Those whose hash is at most `Sampling.limit` are chosen. `ptx/sampling.py` makes the code that does this on the GPU; `hashes` is
+the same in Python.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import argparse
+
+    import numpy as np
+
+Unit = Literal["block", "warp"]
+
+PARAMETER = "gpubpf_sampling"  # the parameter in the launch block: u32 limit, u32 seed
+# Odd multipliers: of a unit's number, of a launch's number, and in the two rounds of the hash (Wellons' "lowbias32").
+OF_UNIT, OF_LAUNCH, ROUND_1, ROUND_2 = 0x85EBCA6B, 0x9E3779B1, 0x7FEB352D, 0x846CA68B
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One block or warp (`unit`) in `one_in`, a power of two, is chosen in each launch. seed: a number of 32 bits."""
+
+    unit: Unit
+    one_in: int
+    seed: int
+
+    @property
+    def limit(self) -> int:
+        """The largest hash of a chosen unit."""
+        return (1 << 32) // self.one_in - 1
+
+    @property
+    def parameter(self) -> bytes:
+        """The bytes of PARAMETER."""
+        return self.limit.to_bytes(4, "little") + self.seed.to_bytes(4, "little")
+
+
+def of_arguments(args: argparse.Namespace) -> Sampling | None:
+    """Return what --sample-blocks, --sample-warps and --seed ask for; None without sampling. The default seed is random."""
+    if not (args.sample_blocks or args.sample_warps):
+        return None
+    seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
+    if args.sample_blocks:
+        return Sampling("block", args.sample_blocks, seed)
+    return Sampling("warp", args.sample_warps, seed)
+
+
+def hashes(units: np.ndarray, launch: int, seed: int) -> np.ndarray:
+    """Return the hashes of blocks or warps with these numbers in the launch with this number, as uint32."""
+    import numpy as np
+
+    start = np.uint32((launch * OF_LAUNCH + seed) & 0xFFFFFFFF)
+    found = units.astype(np.uint32) * np.uint32(OF_UNIT) ^ start
+    found = (found ^ found >> np.uint32(16)) * np.uint32(ROUND_1)
+    found = (found ^ found >> np.uint32(15)) * np.uint32(ROUND_2)
+    return found ^ found >> np.uint32(16)

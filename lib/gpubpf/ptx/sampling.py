@@ -1,0 +1,105 @@
+"""Decide which blocks or warps of a launch run the programs, once at the beginning of each kernel and function (ebpf/sampling.py).
+
+`choice(unit)` is the code that does it. It sets SKIPS, a predicate that each probe tests, and GROUP.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.ebpf.sampling import OF_LAUNCH, OF_UNIT, PARAMETER, ROUND_1, ROUND_2, Unit
+from gpubpf.lower.fragment import Argument, Fragment
+
+from .values import Placement
+
+SKIPS = "%gpubpf_0skips"  # a predicate: this thread runs no program
+GROUP = "%gpubpf_0group"  # the hash of the chosen block or warp
+
+_LAUNCH = (Argument("launch", "b64", "launch"), Argument("replay", "b64", "replay"))
+_PARAMETER = tuple(
+    Argument(name, "b32", "param", PARAMETER, offset=offset, width=4)
+    for name, offset in (("limit", 0), ("seed", 4))
+)
+_COUNTS = Argument("base", "b64", "map_base", SAMPLED)
+_THREAD = (
+    "mov.u32 %own, %tid.z;",
+    "mov.u32 %size, %ntid.y;",
+    "mov.u32 %more, %tid.y;",
+    "mad.lo.u32 %own, %own, %size, %more;",
+    "mov.u32 %size, %ntid.x;",
+    "mov.u32 %more, %tid.x;",
+    "mad.lo.u32 %own, %own, %size, %more;",  # the thread's number in its block
+)
+_BLOCK = (
+    "mov.u32 %unit, %ctaid.z;",
+    "mov.u32 %size, %nctaid.y;",
+    "mov.u32 %more, %ctaid.y;",
+    "mad.lo.u32 %unit, %unit, %size, %more;",
+    "mov.u32 %size, %nctaid.x;",
+    "mov.u32 %more, %ctaid.x;",
+    "mad.lo.u32 %unit, %unit, %size, %more;",
+)
+_WARP = (
+    *_BLOCK,
+    *_THREAD,
+    "mov.u32 %more, %ntid.x;",
+    "mov.u32 %size, %ntid.y;",
+    "mul.lo.u32 %size, %size, %more;",
+    "mov.u32 %more, %ntid.z;",
+    "mad.lo.u32 %size, %size, %more, 31;",
+    "shr.u32 %size, %size, 5;",  # the warps of a block
+    "shr.u32 %more, %own, 5;",
+    "mad.lo.u32 %unit, %unit, %size, %more;",
+)
+_HASH = (
+    "setp.eq.u64 %is, %gpubpf_replay, 0;",
+    "@%is bra $gpubpf_known;",
+    "ld.global.u64 %first, [%gpubpf_replay];",
+    "add.s64 %gpubpf_launch, %gpubpf_launch, %first;",
+    "$gpubpf_known:",
+    "cvt.u32.u64 %size, %gpubpf_launch;",
+    f"mad.lo.u32 %size, %size, {OF_LAUNCH}, %gpubpf_seed;",
+    f"mul.lo.u32 %unit, %unit, {OF_UNIT};",
+    "xor.b32 %unit, %unit, %size;",
+    "shr.u32 %more, %unit, 16;",
+    "xor.b32 %unit, %unit, %more;",
+    f"mul.lo.u32 %unit, %unit, {ROUND_1};",
+    "shr.u32 %more, %unit, 15;",
+    "xor.b32 %unit, %unit, %more;",
+    f"mul.lo.u32 %unit, %unit, {ROUND_2};",
+    "shr.u32 %more, %unit, 16;",
+    f"xor.b32 {GROUP}, %unit, %more;",
+    f"setp.gt.u32 {SKIPS}, {GROUP}, %gpubpf_limit;",
+)
+# All lanes of a warp agree anyway. But now ptxas knows that, and adds nothing to each branch on SKIPS to let lanes meet again.
+_UNIFORM = ("activemask.b32 %more;", f"vote.sync.any.pred {SKIPS}, {SKIPS}, %more;")
+_COUNT = (
+    "setp.ne.u32 %is, %own, 0;",
+    "@%is bra $gpubpf_counted;",
+    f"and.b32 %more, {GROUP}, {GROUPS - 1};",
+    "mad.wide.u32 %gpubpf_base, %more, 8, %gpubpf_base;",
+    "red.global.add.u64 [%gpubpf_base], 1;",
+)
+
+
+@functools.cache
+def choice(unit: Unit, counts: bool) -> Fragment:
+    """Return the code that sets SKIPS and GROUP, which must be declared. counts: it also counts the chosen units in SAMPLED.
+
+    It is a fragment because it takes its arguments from the launch block, like a program.
+    """
+    lines = ["{", ".reg .b32 %unit, %size, %more, %own;", ".reg .b64 %first;", ".reg .pred %is;"]
+    lines += [*(_BLOCK if unit == "block" else _WARP), *_HASH]
+    lines += _UNIFORM if unit == "warp" else ()
+    if counts:
+        first = _THREAD if unit == "block" else ("mov.u32 %own, %laneid;",)
+        lines += [f"@{SKIPS} bra $gpubpf_counted;", *first, *_COUNT, "$gpubpf_counted:"]
+    arguments = (*_LAUNCH, *_PARAMETER, *((_COUNTS,) if counts else ()))
+    return Fragment(f"choose_{unit}", "\n".join([*lines, "}"]), arguments)
+
+
+def units(placements: Iterable[Sequence[Placement]]) -> tuple[Unit, ...]:
+    """Return the units that sampled programs choose from: none or one."""
+    return tuple(dict.fromkeys(p.sampled for some in placements for p in some if p.sampled))
