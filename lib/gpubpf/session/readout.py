@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import WARP, DrainFlag, Place, SnapshotFlag
+from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
@@ -71,7 +71,7 @@ def _instances_of(
                 Instance(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
                     instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
-                    snapshot.context, process.number, spilled, process.waves.get(name),
+                    snapshot.context, process.number, spilled, process.waves.get(name), stored.idle,
                 )
             )  # fmt: skip
     if number in snapshot.shared:
@@ -155,7 +155,6 @@ def readings(measurement: Measurement, *names: str) -> list[Reading]:
                 }
             finally:
                 stored.close()
-            idle = not snapshot.flags & SnapshotFlag.RUNNING
             found.append(
                 Reading(
                     process.pid,
@@ -163,7 +162,7 @@ def readings(measurement: Measurement, *names: str) -> list[Reading]:
                     snapshot.gpu,
                     snapshot.context,
                     snapshot.taken_ns,
-                    idle,
+                    stored.idle,
                     parts,
                     process.names,
                     process.number,

@@ -35,6 +35,7 @@ class Instance:
     process    number of the process in the session
     spilled    bytes of local memory per thread that a copy limited to fewer registers spills
     wave       lanes per wave, if it ran on an AMD GPU
+    idle       no kernel was running when it was read: all `launches` had ended
     """
 
     pid: int
@@ -54,6 +55,7 @@ class Instance:
     process: int = 0
     spilled: int = 0
     wave: int | None = None
+    idle: bool = True
 
     @property
     def shape(self) -> Shape:
@@ -192,7 +194,8 @@ def merged(found: list[Instance]) -> list[Instance]:
             by_place[place] = one
         elif one.definition.kind in maps.SHAPED and (total := _added(other.array, one.array)) is not None:
             raw = total.tobytes() + bytes(one.definition.value_size)  # the last value, which is never read
-            by_place[place] = dataclasses.replace(other, raw=raw, launches=other.launches + one.launches)
+            launches, idle = other.launches + one.launches, other.idle and one.idle
+            by_place[place] = dataclasses.replace(other, raw=raw, launches=launches, idle=idle)
         else:
             rest.append(one)
     return [*by_place.values(), *rest]

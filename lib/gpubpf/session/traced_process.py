@@ -71,6 +71,11 @@ class StoredSnapshot:
         # Offset, size, compressed bytes; sorted by offset.
         self._compressed: list[tuple[int, int, bytes]] = []
 
+    @property
+    def idle(self) -> bool:
+        """Whether no kernel was running."""
+        return not self.snapshot.flags & SnapshotFlag.RUNNING
+
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, return b"" for ranges outside the maps."""
         if self._file is not None:
