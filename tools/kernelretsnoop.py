@@ -36,6 +36,7 @@ EXAMPLES = """examples:
     kernelretsnoop -e --block 0 -- ./app        each exit of a thread in block 0
     kernelretsnoop -e --json -o exits.jsonl -- ./app
     kernelretsnoop --heatmap app.svg -- ./app   a picture: blocks by time
+    kernelretsnoop --sample-blocks 1/16 -- ./app     less overhead
     kernelretsnoop --launch 10:20 -v -- ./app   these launches; more details
     kernelretsnoop 1 10 -- python3 train.py     print each second, ten times
 """
@@ -57,6 +58,7 @@ GPU_WARP_ARRAY(warps, struct warp, 1);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
 GPU_KERNEL_ARRAY(lateness, struct late, GPU_LANES); /* by lane */
 GPU_RINGBUF(departures, struct record, 16384);
+GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 static inline void count(int lane, u64 cycles, u64 site) {
@@ -67,6 +69,13 @@ static inline void count(int lane, u64 cycles, u64 site) {
     __sync_fetch_and_add(&late->sum, cycles);
     __sync_fetch_and_add(&late->bins[(shift * 32 + (cycles >> shift)) & (BINS - 1)], 1);
     gpu_max(&late->worst, cycles << 24 | (site < 0xffff ? site : 0xffff));
+}
+
+static inline void count_in_group(int lane, u64 cycles) {
+    int key = (gpu_group() & 31) << 5 | (lane & 31);
+    u64 *sum = groups.lookup(&key);
+    if (sum)
+        __sync_fetch_and_add(sum, cycles);
 }
 
 static inline void count_exit(void) {
@@ -90,7 +99,7 @@ static inline void look(u64 number) {            /* in the first warp of a block
     round->sm = gpu_sm();
 }
 
-static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen) {
+static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen, int sampled) {
     u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
     u32 lane = gpu_lane();
     struct slot *slot = &warp->slots[number & (LAUNCHES - 1)];
@@ -114,6 +123,8 @@ static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_m
             __sync_fetch_and_add(&slot->left, gpu_popcount(leaving));
         if (known && chosen)
             count(lane, late, site);
+        if (known && chosen && sampled)
+            count_in_group(lane, late);
     }
 }
 
@@ -132,7 +143,7 @@ int on_exit(struct gpu_exit *ctx) {
     int key = 0;
     struct warp *warp = warps.lookup(&key);
     if (warp && !whole(leaving)) {
-        leave(warp, number, ctx->site, now, leaving, 1);
+        leave(warp, number, ctx->site, now, leaving, 1, 0);
         count_exit();
     } else if (warp && !gpu_lane()) {
         __sync_fetch_and_add(&warp->whole, 1);
@@ -141,7 +152,7 @@ int on_exit(struct gpu_exit *ctx) {
     return 0;
 }
 
-int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
+static inline int leave_chosen(int sampled, struct gpu_exit *ctx) {
     u64 now = gpu_clock(), number = ctx->launch;
     gpu_mask leaving = gpu_active();
     int key = 0;
@@ -151,11 +162,14 @@ int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     if (chosen)
         count_exit();
     if (warp && !whole(leaving))
-        leave(warp, number, ctx->site, now, leaving, chosen);
+        leave(warp, number, ctx->site, now, leaving, chosen, sampled);
     else if (warp && !gpu_lane())
         leave_together(warp, number, now);
     return 0;
 }
+
+int on_chosen_exit(struct gpu_exit *ctx) { return leave_chosen(0, ctx); }  /* with --block or --thread */
+int on_sampled_exit(struct gpu_exit *ctx) { return leave_chosen(1, ctx); } /* in the chosen blocks or warps */
 
 int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on the virtual clock, where each lane has its own */
     u64 now = gpu_clock(), time = bpf_get_globaltimer();
@@ -195,6 +209,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_sampling(parser)
     cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
@@ -222,7 +237,9 @@ def main(argv: list[str] | None = None) -> int:
     virtual = tracing.virtual(args)
     recorded = bool(args.each or args.heatmap or virtual)
     b = BPF(text=PROGRAM)
-    on_exit = "on_record" if recorded else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    sampling = b.sample(args)
+    added = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    on_exit = "on_record" if recorded else added
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
     if args.list or args.ptx:
         from gpubpf.images import listing
@@ -236,7 +253,9 @@ def main(argv: list[str] | None = None) -> int:
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         results.head(session.device.clock_notice)
         printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
-        log = exit_log.ExitLog(recorded, args.block, args.thread, bool(args.heatmap), printer, owners)
+        log = exit_log.ExitLog(
+            recorded, args.block, args.thread, bool(args.heatmap), printer, owners, sampling
+        )
         for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
             if not args.each:
                 report(session, log, owners, args, results)
@@ -260,7 +279,7 @@ def report(
         return site_names(session.sites(kernel.mangled, kernel.pid))
 
     results.begin()
-    reports = list(log.reports(since_last=bool(args.interval)))
+    reports = list(log.reports(since_last=bool(args.interval), session=session))
     if not reports and not args.interval and cli.chooses_threads(args):
         cli.note(TOOL, "no thread that left a kernel matches --block and --thread")
     if results.json or results.csv:
@@ -279,7 +298,7 @@ def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results:
     from gpubpf.exits import lateness
 
     common = kernel.record()
-    lanes = (lateness.lane_record(lane, sites) for lane in exits.lanes)
+    lanes = (lateness.lane_record(lane, sites, exits.sample is not None) for lane in exits.lanes)
     results.out.records({"type": "lane", **common, **lane} for lane in lanes)
     name = {"demangled": names.demangle(kernel.mangled).full, "mangled": kernel.mangled}
     results.out.record(

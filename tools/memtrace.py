@@ -36,6 +36,7 @@ EXAMPLES = """examples:
     memtrace --launch 1 -v -- ./app            the first launch, with all rows
     memtrace --json -o sites.jsonl -- ./app    every instruction, as JSON Lines
     memtrace --footprint -- ./app              how much memory kernels touch
+    memtrace --sample-blocks 1/16 -- ./app     less overhead: an estimate
     memtrace -e --site 3 --warps 64 -- ./app   one place, by one warp in 64
     memtrace --parquet app.parquet -- ./app    every access, for pandas, DuckDB
     memtrace --heatmap app.svg -- ./app        a picture: addresses by time
@@ -162,6 +163,7 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser)
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_sampling(parser)
     cli.add_coverage(parser)
     cli.add_accesses(parser)
     cli.add_device(parser, times=True)
@@ -176,6 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
     args.measures_times = bool(args.heatmap)
+    args.allocations &= not cli.samples(args, "--footprint" if args.footprint else "")
     out = cli.open_results(args)
     if cli.records_accesses(args):
         from gpubpf.memory import access_trace
@@ -188,6 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
+    sampling = b.sample(args)
     attach(b, args)
     if args.list or args.ptx:
         from gpubpf.images import listing
@@ -197,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     with b.trace(args, grain.follow if grain else None) as session:
         from gpubpf.memory.traffic import Traffic  # imports NumPy, which would delay the first probe
 
-        traffic, covered = Traffic(), coverage_of(grain, args)
+        traffic, covered = Traffic(sampling), coverage_of(grain, args)
         tick = (lambda: covered.take(session)) if covered else None
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count, tick=tick):
@@ -306,6 +310,7 @@ def show_csv(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
         record["stride_min"], record["stride_max"] = record.pop("strides") or (None, None)
         banks = record.pop("bank_ways") or {"mean": None, "max": None}
         record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
+        record |= {f"{name}_error": error for name, error in record.pop("standard_error", {}).items()}
         results.table(list(record), [list(record.values())])
 
 

@@ -34,6 +34,7 @@ EXAMPLES = """examples:
     threadhist --kernel 'ns::*' --work stores -- python3 train.py
     threadhist --by warp --top 10 -- ./app       ten warps with the most work
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
+    threadhist --sample-blocks 1/16 -- ./app     less overhead: an estimate
     threadhist --list ./app                      which kernels it can measure
     threadhist 1 10 -- ./app                     print each second, ten times
 """
@@ -42,6 +43,7 @@ PROGRAM = r"""
 
 struct tally { u64 runs, work; };
 GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: a cell for each thread of the grid */
+GPU_KERNEL_ARRAY(groups, u64, 256);              /* with sampling: work of the chosen blocks, which are grouped at random */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 static inline int add(u64 work) {                /* on the GPU, in each thread, when it exits the kernel */
@@ -60,6 +62,16 @@ int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     int key = 0;
     struct gpu_filter *chosen = filter.lookup(&key);
     return chosen && gpu_selected(chosen) ? add(ctx->work) : 0;
+}
+
+int on_sampled_exit(struct gpu_exit *ctx) {      /* with --sample-blocks or --sample-warps: only in the chosen ones */
+    int key = 0, group = gpu_group() & 255;
+    struct gpu_filter *chosen = filter.lookup(&key);
+    u64 *work = groups.lookup(&group);
+    if (!chosen || !work || !gpu_selected(chosen))
+        return 0;
+    __sync_fetch_and_add(work, ctx->work);
+    return add(ctx->work);
 }
 """
 KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
@@ -87,6 +99,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_sampling(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
     cli.add_output(parser)
@@ -105,7 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
-    on_exit = "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    sampling = b.sample(args)
+    on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
     if args.list or args.ptx:
         from gpubpf.images import listing
@@ -116,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
             Reader,  # imports NumPy, which would delay the first probe
         )
 
-        reader = Reader(args.block, args.thread, since_last=bool(args.interval))
+        reader = Reader(args.block, args.thread, since_last=bool(args.interval), sampling=sampling)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count):
             report(reader.read(session), owners, args, results)
@@ -137,9 +151,7 @@ def report(
         for kernel in counts:
             if kernel.no_thread:
                 grid, block = kernel.shape.grid, kernel.shape.block_dim
-                cli.note(
-                    TOOL, f"{kernel.instance.kernel}: {thread_counts.NO_THREAD}: grid {grid}, block {block}"
-                )
+                cli.note(TOOL, f"{kernel.instance.kernel}: {kernel.nothing}: grid {grid}, block {block}")
     if results.json:
         for kernel in counts:
             show_json(kernel, args, results)
@@ -200,10 +212,11 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         mangled=instance.mangled,
         launches=counts.launches,
         threads=shape.threads,
-        selected=len(threads),
+        selected=counts.wanted,
         thread_records=written,
-        runs=int(threads.runs.sum()),
-        work=int(threads.work.sum()),
+        runs=counts.total_runs,
+        work=counts.total_work,
+        **counts.sample_fields(),
         imbalance=round(threads.imbalance, 6),
         work_kind=args.work,
         registers={"before": instance.registers_before, "after": instance.registers_after} | spilled,

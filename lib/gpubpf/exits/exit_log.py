@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
+from gpubpf.ebpf.sampling import hashes
 from gpubpf.exits import cells
-from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
+from gpubpf.exits.lateness import SAMPLE_GROUPS, CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session import operation_log
 from gpubpf.session.clock import SmClock, estimated_tick
 from gpubpf.session.kernel_shapes import READINGS, KernelShape, KernelShapes
 from gpubpf.session.launch_shape import Index, Ranges
+from gpubpf.session.sampled import samples as samples_of
 from gpubpf.show import bulk_text, table
 from gpubpf.show.heatmap import BlockHeat
 from gpubpf.show.output import csv_cells
@@ -30,7 +33,9 @@ from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Sampling
     from gpubpf.session.results import ProcessLog, Reading, RingRecords
+    from gpubpf.session.sampled import Sample
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 
@@ -39,6 +44,9 @@ COARSE = 256  # ns; a timer with a resolution this low is refined by the clocks 
 CHUNK = 1 << 16  # records that are printed at once
 MOST_PENDING = 4096  # launches that are not complete yet
 MOST_HEATS = 64
+MOST_UNITS = (
+    1 << 22
+)  # sampled blocks or warps of a launch that are computed; records of larger launches wait for the end
 MOST_SHARDS = 6  # shards of a ring that a line names
 FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
@@ -48,7 +56,7 @@ class ExitLog:
 
     recorded: exits come as records in the ring buffer, not as sums in maps. block, thread: the ranges of --block and --thread.
     heats: pictures are wanted. each: called with every batch of records: the kernel, the records, their times (ns on the host).
-    owners: told of every kernel before `each` is called.
+    owners: told of every kernel before `each` is called. sampling: which blocks or warps have exits; None: all.
     """
 
     def __init__(
@@ -59,7 +67,10 @@ class ExitLog:
         heats: bool = False,
         each: Callable[[KernelShape, Any, Any], object] | None = None,
         owners: OwnerColumns | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
+        self._sampling = sampling
+        self._samples: dict[tuple[Any, ...], Sample] = {}  # at the last report
         self._owners = OwnerColumns() if owners is None else owners
         self._recorded, self._ranges, self._each = recorded, (block, thread), each
         self._wants_heats = heats
@@ -82,7 +93,7 @@ class ExitLog:
             self._take_log(log)
         self._owners.see(self.shapes.launches)
         if not self._recorded:
-            for reading in session.readings("lateness", "blocks", "warps"):
+            for reading in session.readings(*self._maps):
                 self._take_reading(reading)
             return
         for ring in session.rings(RING):
@@ -115,14 +126,15 @@ class ExitLog:
     # --- maps ---
 
     def _take_reading(self, reading: Reading) -> None:
-        maps = (reading.instances[name] for name in ("lateness", "blocks", "warps"))
+        maps = (reading.instances[name] for name in self._maps)
         sums = self._latest[reading.pid, reading.context] = []
-        for late, packed, slots in zip(*maps, strict=False):
+        for late, packed, slots, *groups in zip(*maps, strict=False):
             kernel = _kernel_of(packed)
-            if not kernel.shape.threads or {_kernel_of(late), _kernel_of(slots)} != {kernel}:
+            if not kernel.shape.threads or {_kernel_of(one) for one in (late, slots, *groups)} != {kernel}:
                 continue
             warps, blocks = cells.unpacked(slots.array, packed.array, kernel.shape)
-            sums.append((kernel, LaneLateness.of_maps(late.array, blocks), late.launches))
+            grouped = groups[0].array if groups else None
+            sums.append((kernel, LaneLateness.of_maps(late.array, blocks, grouped), late.launches))
             rounds = blocks["rounds"].reshape(-1)
             rounds = rounds[rounds["time_sm"] != 0]
             columns = (
@@ -133,7 +145,8 @@ class ExitLog:
             self._ticked(kernel.pid, kernel.gpu, columns)
             chosen = _mask(kernel.grid, self._ranges[0])
             tick = float(self.shapes.ticks.get((kernel.pid, kernel.gpu), 0))
-            self._of(kernel).take_maps(warps, blocks, self._rate(kernel), chosen, tick)
+            sampled = functools.partial(self._sampled_blocks, kernel) if self._sampling else None
+            self._of(kernel).take_maps(warps, blocks, self._rate(kernel), chosen, tick, sampled)
 
     def _lateness(self) -> tuple[dict[KernelShape, LaneLateness], dict[KernelShape, int]]:
         """Return the sums in the maps, and the number of launches, for each kernel."""
@@ -172,6 +185,21 @@ class ExitLog:
 
     def _of(self, kernel: KernelShape) -> Exits:
         return self._exits.setdefault(kernel, Exits(kernel.shape))
+
+    @property
+    def _maps(self) -> tuple[str, ...]:
+        return ("lateness", "blocks", "warps", *(("groups",) if self._sampling else ()))
+
+    def _sampled_blocks(self, kernel: KernelShape, number: int) -> np.ndarray:
+        """Return a mask of the blocks that the launch with this number chose with all of their warps."""
+        shape = kernel.shape
+        return np.logical_and.reduce(self._chosen(kernel, number).reshape(shape.blocks, -1), axis=1)
+
+    def _chosen(self, kernel: KernelShape, number: int) -> np.ndarray:
+        """Return a mask of the blocks or warps that the launch with this number chose."""
+        assert self._sampling is not None
+        units = kernel.shape.blocks * (kernel.shape.warps if self._sampling.unit == "warp" else 1)
+        return hashes(np.arange(units), number, self._sampling.seed) <= self._sampling.limit
 
     # --- records ---
 
@@ -215,9 +243,8 @@ class ExitLog:
                     self.unknown += sum(map(len, self._pending.pop(key)))
                 continue
             shape = kernel.shape
-            # The process may claim any grid, so there is no mask of its blocks.
-            blocks, threads = _count(kernel.grid, self._ranges[0]), _mask(kernel.block_dim, self._ranges[1])
-            wanted = blocks * (shape.block_size if threads is None else int(threads.sum()))
+            threads = _mask(kernel.block_dim, self._ranges[1])
+            blocks, wanted = self._wanted(kernel, key[1], threads)
             if not final and sum(map(len, self._pending[key])) < wanted:
                 continue
             records = np.concatenate(self._pending.pop(key))
@@ -231,7 +258,13 @@ class ExitLog:
             tick = self.shapes.ticks.get((kernel.pid, kernel.gpu), 0)
             if not tick and kernel.pid not in self.shapes.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
-            self._of(kernel).take_records(records, self._rate(kernel), blocks, threads, float(tick))
+            group, partial = (
+                self._groups(kernel, key[1], records),
+                bool(self._sampling and self._sampling.one_in > 1),
+            )
+            self._of(kernel).take_records(
+                records, self._rate(kernel), blocks, threads, float(tick), group, partial
+            )
             if self._wants_heats:
                 time = records["time"]
                 if kernel in self.heats or len(self.heats) < MOST_HEATS:
@@ -239,13 +272,42 @@ class ExitLog:
                     since = np.minimum(time - time.min(), np.uint64(FAR)).astype(np.int64)
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
+    def _wanted(self, kernel: KernelShape, number: int, threads: np.ndarray | None) -> tuple[int, int]:
+        """Return how many blocks of a launch have records, and how many records. threads: a mask of the chosen threads of a block."""
+        shape, of_blocks = kernel.shape, _count(kernel.grid, self._ranges[0])
+        there = np.ones(shape.block_size, bool) if threads is None else threads
+        if self._sampling is None:
+            return of_blocks, of_blocks * int(there.sum())
+        if shape.blocks * shape.warps > MOST_UNITS:  # the process may claim any grid
+            return 0, FAR
+        chosen = self._chosen(kernel, number).reshape(shape.blocks, -1)
+        mask = _mask(kernel.grid, self._ranges[0])
+        if mask is not None:
+            chosen &= mask[:, None]
+        if self._sampling.unit == "block":
+            return int(chosen.sum()), int(chosen.sum() * there.sum())
+        of_warps = np.add.reduceat(there.astype(np.int64), np.arange(0, shape.block_size, shape.warp))
+        return int(chosen.any(axis=1).sum()), int((chosen * of_warps).sum())
+
+    def _groups(self, kernel: KernelShape, number: int, records: Any) -> np.ndarray | None:
+        """Return the group of each record of a launch; None without sampling."""
+        if self._sampling is None:
+            return None
+        block, own = np.divmod(records["thread"].astype(np.int64), kernel.shape.block_size)
+        warps = kernel.shape.warps, own // kernel.shape.warp
+        units = block * warps[0] + warps[1] if self._sampling.unit == "warp" else block
+        return (hashes(units, number, self._sampling.seed) % SAMPLE_GROUPS).astype(np.int64)
+
     # --- results ---
 
-    def reports(self, since_last: bool) -> Iterator[tuple[KernelShape, ExitReport]]:
+    def reports(
+        self, since_last: bool, session: Session | None = None
+    ) -> Iterator[tuple[KernelShape, ExitReport]]:
         """Yield a report of each kernel and launch shape with exits, the one with the most waiting first.
 
-        `since_last`: count only what is new since the last call.
+        `since_last`: count only what is new since the last call. `session`: with sampling, which says how large the samples are.
         """
+        samples = samples_of(session, self._sampling) if session is not None else {}
         lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.shapes.launches))
         found = []
         for kernel in {**self._exits, **lateness}:
@@ -253,13 +315,17 @@ class ExitLog:
             if late is not None and kernel in self._before:
                 late = late.since(self._before[kernel])
             count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
-            report = ExitReport.of(exits, count, self._rate(kernel), late)
+            key = kernel.pid, kernel.gpu, kernel.mangled, kernel.grid, kernel.block_dim
+            sample = samples.get(key)
+            if sample is not None and since_last:
+                sample = sample.since(self._samples.get(key))
+            report = ExitReport.of(exits, count, self._rate(kernel), late, sample)
             if report.exits:
                 found.append((kernel, report))
             else:  # its exits were not read yet: it counts in the report that has them
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:
-            self._before, self._reported = lateness, launches
+            self._before, self._reported, self._samples = lateness, launches, samples
             for kernel, old in list(self._exits.items()):
                 self._exits[kernel] = Exits(kernel.shape, seen=old.seen)
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))

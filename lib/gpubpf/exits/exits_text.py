@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from gpubpf import names
 from gpubpf.exits import lateness
-from gpubpf.exits.lateness import Distribution, ExitReport
+from gpubpf.exits.lateness import Distribution, ExitReport, LaneReport
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.launch_shape import shape_cells
 from gpubpf.show import table
@@ -78,6 +78,7 @@ def _section(
     said = [
         f"grid {grid}, block {block_dim}; {owners.name(kernel)}",
         f"{table.count(report.launches, 'launch')}, {table.count(report.exits, 'exit')}",
+        *([report.sample.sentence(report.unit)] if report.sample else []),
         *lateness.findings(report, sites),
     ]
     for sentence in said:
@@ -85,7 +86,10 @@ def _section(
     yield ""
     owner = owners.cells(kernel)
     rows = [
-        owner | {"LANE": label, "EXITS": f"{lane.exits:,}"} | _cells(lane.late) | {"LATEST AT": site}
+        owner
+        | {"LANE": label, "EXITS": f"{lane.exits:,}"}
+        | _with_error(_cells(lane.late), lane, report.sample is not None)
+        | {"LATEST AT": site}
         for label, lane, site in lateness.lane_rows(report, sites)
     ]
     yield from table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=DROP)
@@ -109,3 +113,11 @@ def _section(
 
 def _cells(value: Distribution) -> dict[str, str]:
     return dict(zip(HEADER, lateness.cells(value), strict=True))
+
+
+def _with_error(cells: dict[str, str], lane: LaneReport, sampled: bool) -> dict[str, str]:
+    """Return cells with the standard error of the mean behind it, with sampling."""
+    if not sampled:
+        return cells
+    mean, *others = cells.items()
+    return dict([mean, ("+-", "?" if lane.error is None else f"{lane.error:,.1f}"), *others])

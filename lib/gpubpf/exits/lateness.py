@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf.session.launch_shape import Shape
+from gpubpf.session.sampled import Sample, rounded
 from gpubpf.show import table
 from gpubpf.show.table import duration
 
@@ -35,6 +36,7 @@ NOTABLE = 0.05  # share of the largest; less than this is not reported
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
+SAMPLE_GROUPS = 32  # of sampled blocks or warps, see session/sampled.py
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
@@ -142,6 +144,7 @@ class LaneLateness:
     bins    int64 [lane, BINS]   exits that were late
     exits   int64 [lane]
     lost    int64 [lane]         exits with unknown lateness
+    groups  uint64 [group, lane] with sampling: cycles, by group of the sampled blocks or warps
     """
 
     sums: np.ndarray
@@ -149,20 +152,30 @@ class LaneLateness:
     bins: np.ndarray
     exits: np.ndarray
     lost: np.ndarray
+    groups: np.ndarray
 
     @classmethod
     def none(cls, warp: int) -> LaneLateness:
         """Return the lateness in warps of so many lanes in which none has left yet."""
         lanes, none = np.zeros(warp, np.uint64), np.zeros(warp, np.int64)
-        return cls(lanes, lanes.copy(), np.zeros((warp, BINS), np.int64), none, none.copy())
+        groups = np.zeros((SAMPLE_GROUPS, warp), np.uint64)
+        return cls(lanes, lanes.copy(), np.zeros((warp, BINS), np.int64), none, none.copy(), groups)
 
     @classmethod
-    def of_maps(cls, lateness: np.ndarray, blocks: np.ndarray) -> LaneLateness:
-        """Return the contents of the maps `lateness` [lane] and `blocks` [1, block] of the device program."""
+    def of_maps(
+        cls, lateness: np.ndarray, blocks: np.ndarray, groups: np.ndarray | None = None
+    ) -> LaneLateness:
+        """Return the contents of the maps `lateness` [lane], `blocks` [1, block] and, with sampling, `groups` [group << 5 | lane] of
+        the device program."""
         late, blocks = lateness.reshape(-1), blocks.reshape(-1)
         bins = late["bins"].astype(np.int64)
         exits = blocks["exits"].astype(np.int64).sum(axis=0)
-        return cls(late["sum"].copy(), late["worst"].copy(), bins, exits, late["lost"].astype(np.int64))
+        grouped = np.zeros((SAMPLE_GROUPS, len(late)), np.uint64)
+        if groups is not None:
+            grouped[:] = groups.reshape(SAMPLE_GROUPS, -1)
+        return cls(
+            late["sum"].copy(), late["worst"].copy(), bins, exits, late["lost"].astype(np.int64), grouped
+        )
 
     def plus(self, other: LaneLateness) -> LaneLateness:
         return LaneLateness(
@@ -171,6 +184,7 @@ class LaneLateness:
             self.bins + other.bins,
             self.exits + other.exits,
             self.lost + other.lost,
+            self.groups + other.groups,
         )
 
     def since(self, before: LaneLateness) -> LaneLateness:
@@ -182,10 +196,14 @@ class LaneLateness:
         same = np.minimum(largest | where, self.worst)
         worst = np.where(self.worst == before.worst, same, self.worst)
         exits, lost = self.exits - before.exits, self.lost - before.lost
-        return LaneLateness(self.sums - before.sums, worst, bins, exits, lost)
+        return LaneLateness(self.sums - before.sums, worst, bins, exits, lost, self.groups - before.groups)
 
-    def add(self, lane: np.ndarray, late: np.ndarray, site: np.ndarray) -> None:
-        """Add single exits."""
+    def add(
+        self, lane: np.ndarray, late: np.ndarray, site: np.ndarray, group: np.ndarray | None = None
+    ) -> None:
+        """Add single exits. group: with sampling, the group of each."""
+        if group is not None:
+            np.add.at(self.groups, (group, lane), late.astype(np.uint64))
         self.exits[:] += np.bincount(lane, minlength=len(self.exits))
         some = late > 0
         lane, late, site = lane[some], late[some], np.minimum(site[some], NOWHERE)
@@ -298,24 +316,27 @@ class Exits:
         clock: CycleLength,
         chosen: np.ndarray | None = None,
         error: float = 0.0,
+        sampled: Callable[[int], np.ndarray] | None = None,
     ) -> None:
         """Add the complete, new launches in the maps `warps` [ROUNDS, warp] and `blocks` [1, block].
 
-        `chosen` is a mask of the blocks to count; all of their threads count.
+        `chosen` is a mask of the blocks to count; all of their threads count. `sampled` returns a mask of the blocks that the launch
+        with this number chose; None: all. Without all blocks, what the blocks of a grid do is unknown.
         """
         shape = self.shape
         rounds = blocks.reshape(-1)["rounds"]  # [block, round]
         cells = warps.reshape(ROUNDS, shape.blocks, shape.warps)
         for number in range(ROUNDS):
             left = rounds["left"][:, number]
-            launch = int(left[0]) >> CLOCK_BITS
+            launch = int(left.max(initial=0)) >> CLOCK_BITS
             if not launch or launch in self.seen:
                 continue
+            there = np.ones(shape.blocks, bool) if sampled is None else sampled(launch)
             first, late = cells["first"][number], cells["late"][number]
-            # Complete: every thread of every block has exited, and no other launch has used the cells.
-            if bool((left != (launch << CLOCK_BITS) + shape.block_size).any()):
+            # Complete: every thread of these blocks has exited, and no other launch has used the cells.
+            if bool((left != (launch << CLOCK_BITS) + shape.block_size)[there].any()):
                 continue
-            if bool((first >> np.uint64(CLOCK_BITS) != launch).any()):
+            if bool((first >> np.uint64(CLOCK_BITS) != launch)[there].any()):
                 continue
             self.seen.add(launch)
             late = np.where(late >> np.uint64(CLOCK_BITS) == launch, late & np.uint64(CLOCK_MASK), 0)
@@ -327,10 +348,10 @@ class Exits:
             cycles = (~first & np.uint64(CLOCK_MASK)).astype(np.int64) - (anchor & CLOCK_MASK)[:, None]
             cycles = _wrapped(cycles, CLOCK_BITS)
             late = late.astype(np.int64)
-            some = np.arange(shape.blocks) if chosen is None else np.flatnonzero(chosen)
+            some = np.flatnonzero(there if chosen is None else there & chosen)
             self.add_warps(cycles[some], late[some], np.ones((len(some), shape.warps), bool))
             end = time + np.rint((cycles + late).max(axis=1) * clock.ns).astype(np.int64)
-            if len(some):
+            if len(some) and there.all():
                 self.add_launch(some, end[some], sm[some], error)
 
     def take_records(
@@ -340,11 +361,14 @@ class Exits:
         blocks: int | None = None,
         threads: np.ndarray | None = None,
         error: float = 0.0,
+        group: np.ndarray | None = None,
+        partial: bool = False,
     ) -> bool:
         """Add the records of one launch. Returns whether the launch is complete.
 
         blocks: how many were chosen. threads: a mask of the chosen threads of a block. None: all. Warps and blocks with missing
-        threads do not count.
+        threads do not count. group: with sampling, the group of each record. partial: not all blocks have records, so what the blocks
+        of the grid do is unknown.
         """
         shape = self.shape
         there = np.zeros((shape.warps, shape.warp), bool)
@@ -359,7 +383,8 @@ class Exits:
         np.maximum.at(final, index, cycles)
         whole = np.bincount(index, minlength=len(groups)) == there.sum(axis=1)[groups % shape.warps]
         kept = whole[index]
-        self.lateness.add(lane[kept], (cycles - first[index])[kept], records["site"][kept].astype(np.int64))
+        late, site = (cycles - first[index])[kept], records["site"][kept].astype(np.int64)
+        self.lateness.add(lane[kept], late, site, None if group is None else group[kept])
         some = there.any(axis=1)
         numbers, place = np.unique(groups[whole] // shape.warps, return_inverse=True)
         of_block = np.zeros((2, len(numbers), shape.warps), np.int64)
@@ -370,7 +395,7 @@ class Exits:
             of_block[1][complete],
             np.broadcast_to(some, (int(complete.sum()), shape.warps)),
         )
-        if int(complete.sum()) != (shape.blocks if blocks is None else blocks) or not len(numbers):
+        if partial or int(complete.sum()) != (shape.blocks if blocks is None else blocks) or not len(numbers):
             return False
         number, place = np.unique(block, return_inverse=True)
         latest = np.zeros(len(number), np.int64)
@@ -401,12 +426,16 @@ def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LaneReport:
-    """A lane's exits. late: the distribution of its known lateness. site: its exit when it was latest; None: it was never late."""
+    """A lane's exits. late: the distribution of its known lateness. site: its exit when it was latest; None: it was never late.
+
+    With sampling, `exits` is the estimate for all blocks, and `error` the standard error of the mean lateness; None: unknown.
+    """
 
     number: int
     exits: int
     late: Distribution
     site: int | None
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -418,6 +447,7 @@ class ExitReport:
     lost          exits with unknown lateness
     clock_error   ns, of the largest of all these times
     lane_error    ns, of the largest lateness of a lane: a warp reads one clock, so the GPU's timer adds nothing
+    sample        which blocks or warps were measured; None: all
     """
 
     shape: Shape
@@ -435,6 +465,13 @@ class ExitReport:
     sm: dict[int, tuple[float, int]]
     clock_error: float
     lane_error: float
+    sample: Sample | None = None
+
+    @property
+    def unit(self) -> str:
+        """The word for what sampling chooses."""
+        warps = self.sample is not None and self.sample.sampling.unit == "warp"
+        return self.shape.warp_word if warps else "block"
 
     @property
     def exits(self) -> int:
@@ -442,7 +479,12 @@ class ExitReport:
 
     @classmethod
     def of(
-        cls, exits: Exits, launches: int, clock: CycleLength, lateness: LaneLateness | None = None
+        cls,
+        exits: Exits,
+        launches: int,
+        clock: CycleLength,
+        lateness: LaneLateness | None = None,
+        sample: Sample | None = None,
     ) -> ExitReport:
         """Return the report of `exits`. `lateness` replaces theirs, for example by that of an interval."""
         late = exits.lateness if lateness is None else lateness
@@ -454,7 +496,13 @@ class ExitReport:
                 left - int(late.lost[number]), float(late.sums[number]), late.bins[number], largest, clock.ns
             )
             site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
-            lanes.append(LaneReport(number, left, spread, None if site == NOWHERE else site))
+            error = None
+            if sample is not None:
+                # All units have the same number of exits of this lane, or with sampled warps nearly.
+                exits_of_groups = sample.folded(SAMPLE_GROUPS) * (left / max(sample.count, 1))
+                error = sample.error_of_ratio(late.groups[:, number], exits_of_groups)
+                error, left = None if error is None else error * clock.ns, sample.scaled(left)
+            lanes.append(LaneReport(number, left, spread, None if site == NOWHERE else site, error))
         warp, block = exits.warp.distribution(clock.ns), exits.block.distribution(clock.ns)
         largest = max(one.max for one in (warp, block, *(lane.late for lane in lanes)))
         return cls(
@@ -473,6 +521,7 @@ class ExitReport:
             exits.sm,
             max(exits.error, largest * clock.error),
             max((lane.late.max for lane in lanes), default=0.0) * clock.error,
+            sample,
         )
 
 
@@ -623,7 +672,12 @@ def spreads(report: ExitReport) -> list[tuple[str, Distribution]]:
 def caveats(report: ExitReport) -> list[str]:
     """Return what the numbers leave out, and how exact they are."""
     said = []
-    if report.complete < report.launches:
+    if report.sample is not None and report.sample.count != report.sample.units:
+        said.append("blocks of a grid: unknown, because not all blocks were measured")
+        if report.sample.sampling.unit == "warp":
+            word = report.shape.warp_word
+            said.append(f"other times from first to last: only of blocks whose {word}s were all measured")
+    elif report.complete < report.launches:
         launches = f"{report.complete:,} of {report.launches:,}"
         said.append(f"times from first to last count only launches that were read completely: {launches}")
     if report.lost:
@@ -638,7 +692,9 @@ def caveats(report: ExitReport) -> list[str]:
 # --- for programs ---
 
 
-def lane_record(lane: LaneReport, source: Callable[[int], str | None]) -> dict[str, Any]:
+def lane_record(
+    lane: LaneReport, source: Callable[[int], str | None], sampled: bool = False
+) -> dict[str, Any]:
     """Return the fields of a `lane` record."""
     site = None if lane.site is None else source(lane.site)
     return {
@@ -647,6 +703,7 @@ def lane_record(lane: LaneReport, source: Callable[[int], str | None]) -> dict[s
         "late_ns": lane.late.record(),
         "site": lane.site,
         "source": site,
+        **({"standard_error": {"mean": rounded(lane.error)}} if sampled else {}),
     }
 
 
@@ -654,13 +711,19 @@ def kernel_record(report: ExitReport) -> dict[str, Any]:
     """Return the fields of a `kernel` record."""
     names = ("warp", "block", "grid")
     return {
+        **({"sampled": report.sample.record()} if report.sample is not None else {}),
         "launches": report.launches,
         "threads": report.shape.threads,
         "exits": report.exits,
-        **{f"{name}_spread_ns": getattr(report, name).record() for name in names},
-        "tail_ns": report.tail.record(),
+        **{f"{name}_spread_ns": _spread(report, getattr(report, name)) for name in names},
+        "tail_ns": _spread(report, report.tail),
         "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(report))},
         "launches_whole": report.complete,
         "lost": report.lost,
         "clock_error_ns": math.ceil(report.clock_error),
     }
+
+
+def _spread(report: ExitReport, spread: Distribution) -> dict[str, float] | None:
+    """Return the fields of a spread; None where sampling leaves it unknown."""
+    return None if report.sample is not None and not spread.count else spread.record()

@@ -165,6 +165,7 @@ def attach(args: argparse.Namespace, timed: bool) -> BPF:
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
+    b.sample(args)
     b["wanted"].set(filter_fields(args.site, args.address, args.warps))
     chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
     # Sites are numbered as they are probed. Unless all spaces are probed, the numbers differ from those in memtrace's tables.

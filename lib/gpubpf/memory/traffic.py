@@ -12,7 +12,9 @@ width are derived here instead of on the device. docs/memory.md defines all numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,11 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.ebpf.maps import SAMPLED
+from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.session import kernel_shapes
 from gpubpf.session.launch_shape import NVIDIA, Warp
+from gpubpf.session.sampled import Sample
 
 if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Sampling
     from gpubpf.ptx.values import Site
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
+MOST_GROUPS = 32  # of sampled blocks or warps: more would not make the standard errors much more exact
 BANKS = 128  # bytes of all banks of shared memory
 _MODULUS = 1 << 64
 
@@ -59,6 +66,7 @@ class SiteTraffic:
     ways        bank ways of all phases, in shared memory
     phases      number of phases, in shared memory
     ways_max    the most bank ways of one phase
+    part        with sampling: the sums above are those of the sampled blocks or warps; `estimated` scales them
     """
 
     site: Site
@@ -79,6 +87,7 @@ class SiteTraffic:
     distinct: int | None = None
     updates: Updates | None = None
     warp: Warp = NVIDIA
+    part: SampledPart | None = None
 
     @property
     def ratio(self) -> float:
@@ -130,6 +139,10 @@ class SiteTraffic:
         """Bytes moved; in shared memory, bytes that could have moved in the turns that the banks took."""
         return self.ways * BANKS if self.space == "shared" else self.sectors * self.warp.sector
 
+    def estimated(self, value: int) -> int:
+        """Return what one of this site's sums is in all blocks: with sampling an estimate."""
+        return value if self.part is None else self.part.sample.scaled(value)
+
     @property
     def where(self) -> str:
         """The source line (``scale.cu:17``), or without -lineinfo ``PTX line 40``."""
@@ -140,6 +153,8 @@ class SiteTraffic:
         banks = None
         if self.phases:
             banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
+        patterns = {name: self.estimated(count) for name, count in self.requests_by_pattern.items()}
+        errors = {} if self.part is None else {"standard_error": self.part.errors()}
         return {
             "site": self.site.number,
             "op": self.site.kind,
@@ -149,24 +164,21 @@ class SiteTraffic:
             "source": self.where if self.site.source else None,
             "ptx_line": self.site.line or None,
             "offset": self.site.offset,
-            "requests": self.requests,
-            "accesses": self.accesses,
-            "bytes": self.bytes,
-            "sectors": self.sectors,
-            "sectors_least": self.least,
+            **{field: self.estimated(getattr(self, name)) for name, field in SUMS.items()},
             "ratio": round(self.ratio, 6),
             "lanes_mean": round(self.accesses / self.requests, 6),
             "pattern": self.pattern,
-            "patterns": self.requests_by_pattern,
+            "patterns": patterns,
             "strides": None if self.steps is None else [step / max(self.width, 1) for step in self.steps],
-            "gaps": self.gaps,
+            "gaps": self.estimated(self.gaps),
             "bank_ways": banks,
             "contention_max": self.contention,
             "addresses_mean": None if self.distinct is None else round(self.distinct / self.requests, 6),
             "addresses": self.updates.addresses if self.updates else None,
             "hot": self.updates.hottest if self.updates else None,
             "share": round(share, 6),
-            "wasted_bytes": None if self.space == "shared" else self.wasted,
+            "wasted_bytes": None if self.space == "shared" else self.estimated(self.wasted),
+            **errors,
         }
 
 
@@ -179,6 +191,7 @@ class KernelTraffic:
     unknown    requests at sites that the session does not know
     spilled    bytes of local memory per thread that a copy limited to fewer registers needs
     wave       the lanes of a wave, if it ran on an AMD GPU
+    sample     with sampling: which part of the kernel the sums of the sites are about
     """
 
     pid: int
@@ -191,6 +204,7 @@ class KernelTraffic:
     unknown: int = 0
     spilled: int = 0
     wave: int | None = None
+    sample: Sample | None = None
 
     @cached_property
     def warp(self) -> Warp:
@@ -226,6 +240,10 @@ class KernelTraffic:
         whole = self.moved[found[0].space == "shared"]
         return sum(site.moved for site in found) / whole if whole else 0.0
 
+    def estimated(self, value: int) -> int:
+        """Return what a sum over sites is in all blocks: with sampling an estimate."""
+        return value if self.sample is None else self.sample.scaled(value)
+
     def place(self) -> dict[str, Any]:
         """Return the fields that every JSON record about the kernel has."""
         where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.warp.vendor()}
@@ -236,18 +254,25 @@ class KernelTraffic:
         device = [site for site in self.sites if site.space != "shared"]
         sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
         before, after = self.registers
+        sampled: dict[str, Any] = {}
+        if self.sample is not None:
+            part = SampledPart.of([site.part for site in device])
+            sampled = {"sampled": self.sample.record(), "standard_error": part.errors() if part else None}
         return {
             "demangled": self.demangled,
             "mangled": self.mangled,
             "launches": self.launches,
             "sites": len(self.sites),
-            "requests": sum(site.requests for site in device),
-            "bytes": sum(site.bytes for site in device),
-            "sectors": sectors,
-            "sectors_least": least,
+            "requests": self.estimated(sum(site.requests for site in device)),
+            "bytes": self.estimated(sum(site.bytes for site in device)),
+            "sectors": self.estimated(sectors),
+            "sectors_least": self.estimated(least),
             "ratio": round(sectors / least, 6) if least else None,
-            "shared_requests": sum(site.requests for site in self.sites if site.space == "shared"),
-            "wasted_bytes": self.wasted,
+            "shared_requests": self.estimated(
+                sum(site.requests for site in self.sites if site.space == "shared")
+            ),
+            "wasted_bytes": self.estimated(self.wasted),
+            **sampled,
             "registers": {"before": before, "after": after}
             | ({"spilled_bytes": self.spilled} if self.spilled else {}),
         }
@@ -256,39 +281,38 @@ class KernelTraffic:
 class Traffic:
     """Reads the cells of a session: totals, or what was added since the last call. Maxima are always those since the beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: Sampling | None = None) -> None:
+        self._sampling = sampling
         self._before: dict[tuple[KernelKey, str], Cells] = {}
+        self._sample_before: dict[KernelKey, Sample] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
         """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call.
 
         Reads those of MAPS that the session's programs use."""
-        parts: dict[KernelKey, dict[str, Cells]] = {}
+        arrays: dict[KernelKey, dict[str, list[np.ndarray[Any, Any]]]] = {}
         launches: dict[tuple[KernelKey, str], int] = {}
         instances: dict[KernelKey, Instance] = {}
         for name in filter(session.has_map, MAPS):
             for instance in session.instances(name):
-                key = (instance.process, instance.gpu, instance.mangled)
+                key = _key(instance)
                 instances.setdefault(key, instance)
-                found = sum_shards(instance.array)
-                kept = parts.setdefault(key, {}).get(name)
-                parts[key][name] = found if kept is None else add_cells(kept, found)
+                arrays.setdefault(key, {}).setdefault(name, []).append(instance.array)
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
-        updates = read_updates(session)
+        # Updates of single addresses are not estimated from a sample.
+        updates = {} if self._sampling else read_updates(session)
+        samples = self._samples(session, since_last)
         kernels = []
-        for key, cells in parts.items():
+        for key, by_map in arrays.items():
             instance = instances[key]
-            most = max(launches.get((key, name), 0) for name in cells)
-            cells["launches"] = {"launches": np.array([min(most, _MODULUS - 1)], np.uint64)}
-            if since_last:
-                cells = {name: self._growth((key, name), values) for name, values in cells.items()}
-            count = int(cells.pop("launches")["launches"][0])
-            sites, unknown = decode_cells(
-                cells,
-                session.sites(instance.mangled, instance.pid),
-                updates.get(key),
-                Warp.of(instance.wave),
-            )
+            most = max(launches.get((key, name), 0) for name in by_map)
+            cells = self._cells(key, by_map, min(most, _MODULUS - 1), since_last)
+            count = int(cells.pop("launches")[0]["launches"][0])
+            known, warp = session.sites(instance.mangled, instance.pid), Warp.of(instance.wave)
+            whole = {name: functools.reduce(add_cells, groups) for name, groups in cells.items()}
+            sites, unknown = decode_cells(whole, known, updates.get(key), warp)
+            if key in samples:
+                sites = _with_parts(sites, cells, known, warp, samples[key])
             if sites or unknown:
                 used = instance.registers_before, instance.registers_after
                 kernels.append(
@@ -303,11 +327,49 @@ class Traffic:
                         unknown,
                         instance.spilled,
                         instance.wave,
+                        samples.get(key),
                     )
                 )
         return sorted(
             kernels, key=lambda kernel: (-kernel.wasted, -kernel.conflicts, -sum(kernel.moved.values()))
         )
+
+    def _cells(
+        self,
+        key: KernelKey,
+        by_map: Mapping[str, Sequence[np.ndarray[Any, Any]]],
+        launches: int,
+        since_last: bool,
+    ) -> dict[str, list[Cells]]:
+        """Return a kernel's cells by map and by group of shards, and its launches; without sampling there is one group."""
+        shards = min(len(array) for arrays in by_map.values() for array in arrays)
+        groups = min(shards, MOST_GROUPS) if self._sampling else 1
+        cells: dict[str, list[Cells]] = {"launches": [{"launches": np.array([launches], np.uint64)}]}
+        for name, arrays in by_map.items():
+            cells[name] = [
+                functools.reduce(add_cells, [sum_shards(array[group::groups]) for array in arrays])
+                for group in range(groups)
+            ]
+        if since_last:
+            cells = {
+                name: [self._growth((key, f"{name} {group}"), one) for group, one in enumerate(found)]
+                for name, found in cells.items()
+            }
+        return cells
+
+    def _samples(self, session: Session, since_last: bool) -> dict[KernelKey, Sample]:
+        """Return the sample of each kernel; none without sampling."""
+        found: dict[KernelKey, Sample] = {}
+        by_kernel: dict[KernelKey, list[Instance]] = {}
+        for instance in session.instances(SAMPLED) if self._sampling else ():
+            by_kernel.setdefault(_key(instance), []).append(instance)
+        for key, instances in by_kernel.items():
+            assert self._sampling is not None
+            found[key] = Sample.of(self._sampling, instances)
+        if since_last:
+            before, self._sample_before = self._sample_before, found
+            found = {key: sample.since(before.get(key)) for key, sample in found.items()}
+        return found
 
     def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
         """Return what was added to `found` since the last call; all of `found` when it does not continue the last values."""
@@ -322,6 +384,34 @@ class Traffic:
             name: values if is_maximum_field(name) else values - before[name]
             for name, values in found.items()
         }
+
+
+def _key(instance: Instance) -> KernelKey:
+    return instance.process, instance.gpu, instance.mangled
+
+
+def _with_parts(
+    sites: Iterable[SiteTraffic],
+    cells: Mapping[str, Sequence[Cells]],
+    known: Mapping[int, Site],
+    warp: Warp,
+    sample: Sample,
+) -> tuple[SiteTraffic, ...]:
+    """Return the sites with what the groups of the sample say about their sums."""
+    groups = len(next(iter(cells.values())))
+    sums: dict[tuple[int, str], dict[str, np.ndarray[Any, Any]]] = {}
+    for group in range(groups):
+        some, _ = decode_cells({name: found[group] for name, found in cells.items()}, known, None, warp)
+        for site in some:
+            of_site = sums.setdefault(
+                (site.site.number, site.space), {name: np.zeros(groups) for name in SUMS}
+            )
+            for name, values in of_site.items():
+                values[group] = getattr(site, name)
+    return tuple(
+        dataclasses.replace(site, part=SampledPart(sample, sums[site.site.number, site.space]))
+        for site in sites
+    )
 
 
 # --- cells ---

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubpf import names
+from gpubpf.memory.sampled_part import SampledPart
 from gpubpf.memory.traffic import BANKS, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
 from gpubpf.show import table
@@ -19,7 +20,7 @@ from gpubpf.show.table import number, size
 
 TITLE = 46  # characters of a kernel's name in a title
 MOST_ROWS = 24  # rows of a kernel's table; with -v all are shown
-HEADER = ("WHERE", "OP", "REQUESTS", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
+HEADER = ("WHERE", "OP", "REQUESTS", "+-", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
@@ -41,6 +42,19 @@ class SiteGroup:
     def sum(self, field: str) -> int:
         """Return the sum of a field of all sites."""
         return sum(getattr(site, field) for site in self.sites)
+
+    @property
+    def part(self) -> SampledPart | None:
+        """What sampling measured of the row; None without sampling."""
+        return SampledPart.of([site.part for site in self.sites])
+
+    @property
+    def error(self) -> str:
+        """The standard error of the requests in per cent; "" without sampling."""
+        if self.part is None:
+            return ""
+        requests = self.part.estimate("requests")
+        return "?" if requests.error is None else f"{100 * requests.error / requests.value:.1f} %"
 
     @property
     def wasted(self) -> int:
@@ -101,8 +115,9 @@ class SiteGroup:
         return {
             "WHERE": table.fit(self.where, 20),
             "OP": f"{_OPS[first.site.kind]}.{first.space}",
-            "REQUESTS": number(self.sum("requests")),
-            "BYTES": size(self.sum("bytes")),
+            "REQUESTS": number(first.estimated(self.sum("requests"))),
+            "+-": self.error,
+            "BYTES": size(first.estimated(self.sum("bytes"))),
             "RATIO": "" if shared or self.shares_addresses else f"{self.ratio:.2f}",
             "PATTERN": self.pattern,
             "LANES": f"{self.lanes:.1f}".removesuffix(".0"),
@@ -139,12 +154,14 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owner
         total = kernel.record()
         row = owners.cells(kernel) | {"KERNEL": labels[kernel.mangled], "LAUNCHES": number(kernel.launches)}
         row |= {
-            "REQUESTS": number(sum(site.requests for site in kernel.sites)),
+            "REQUESTS": number(kernel.estimated(sum(site.requests for site in kernel.sites))),
             "ASKED": size(total["bytes"]),
         }
         row |= {"MOVED": size(kernel.warp.sector * total["sectors"])}
         ratio = total["ratio"]
-        rows.append(row | {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(kernel.wasted)})
+        rows.append(
+            row | {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(total["wasted_bytes"])}
+        )
     return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
 
 
@@ -178,7 +195,7 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
     """Return the table of one kernel, without columns that say nothing. `owners`: cells for process and GPU."""
     empty = [
         name
-        for name, cell in (("BANKS", ""), ("LANES", str(lanes)))
+        for name, cell in (("+-", ""), ("BANKS", ""), ("LANES", str(lanes)))
         if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
     ]
     made = [{**owners, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
@@ -205,7 +222,7 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
     """Return a kernel's number of launches, requests and places, in words."""
-    requests = table.count(sum(site.requests for site in kernel.sites), "request")
+    requests = table.count(kernel.estimated(sum(site.requests for site in kernel.sites)), "request")
     launches = f"{table.count(kernel.launches, 'launch')}, " if kernel.launches else ""
     return f"{launches}{requests} at {table.count(len(rows), 'place')}"
 
@@ -213,6 +230,7 @@ def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
 def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield the sentences above a kernel's table."""
     total = kernel.record()
+    yield from _sample(kernel)
     shared = [row for row in rows if row.sites[0].space == "shared"]
     device = [row for row in rows if row not in shared]
     if least := total["sectors_least"]:
@@ -222,7 +240,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
         yield f"{'global and local memory: ' if shared else ''}{moved}; {why}"
     if len(rows) > 1 and device and device[0].wasted:
         whole = sum(row.wasted for row in device)
-        yield f"{device[0].where} wastes the most: {100 * device[0].wasted / whole:.0f} % of {size(whole)}"
+        share = f"{100 * device[0].wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
+        yield f"{device[0].where} wastes the most: {share}"
     phases = sum(row.sum("phases") for row in shared)
     if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
@@ -231,7 +250,20 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
     if kernel.unknown:
-        yield f"left out: {table.count(kernel.unknown, 'request')} at unknown sites"
+        yield f"left out: {table.count(kernel.estimated(kernel.unknown), 'request')} at unknown sites"
+
+
+def _sample(kernel: KernelTraffic) -> Iterator[str]:
+    """Yield sentences about the sample, and how exact the estimates are; none without sampling."""
+    if kernel.sample is None:
+        return
+    yield kernel.sample.sentence(
+        kernel.warp.word if kernel.sample.sampling.unit == "warp" else kernel.sample.sampling.unit
+    )
+    part = SampledPart.of([site.part for site in kernel.sites if site.space != "shared"])
+    if part is not None:
+        sectors, ratio = part.estimate("sectors"), part.errors()["ratio"]
+        yield f"about {sectors.text('sectors moved')}; ratio +- {'unknown' if ratio is None else f'{ratio:.2f}'}"
 
 
 def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:

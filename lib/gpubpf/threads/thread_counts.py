@@ -10,6 +10,8 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.session.launch_shape import By, Ranges, Shape, shape_cells
+from gpubpf.session.sampled import Estimate, Sample, kernel_of, rounded
+from gpubpf.session.sampled import samples as sampled_units
 from gpubpf.show import histogram, table
 from gpubpf.show.bulk_text import CHUNK, records
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
@@ -17,6 +19,7 @@ from gpubpf.threads import imbalance
 from gpubpf.threads.imbalance import Groups
 
 if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Sampling
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
@@ -35,6 +38,9 @@ class ThreadCounts:
 
     runs, work: uint64 arrays with an element for each thread of the grid.
     selected: bool array of the threads that --block and --thread chose; None: all of them.
+    With sampling, `runs` and `work` are scaled to all launches, and `selected` leaves out threads that ran in no chosen block or
+    warp. sampled: the sample, and the estimate of all work of the threads that --block and --thread chose.
+    wanted: how many threads --block and --thread chose.
     """
 
     instance: Instance
@@ -43,6 +49,8 @@ class ThreadCounts:
     runs: Any
     work: Any
     selected: Any
+    wanted: int
+    sampled: tuple[Sample, Estimate] | None = None
 
     @property
     def pid(self) -> int:
@@ -62,8 +70,41 @@ class ThreadCounts:
 
     @property
     def no_thread(self) -> bool:
-        """Whether --block and --thread leave out all threads."""
+        """Whether there is no thread to show: --block and --thread leave out all, or sampling chose none of them."""
         return self.selected is not None and not self.selected.any()
+
+    @property
+    def total_work(self) -> int:
+        """The work of all threads that --block and --thread chose; with sampling an estimate."""
+        if self.sampled is not None:
+            return int(self.sampled[1].value)
+        return int((self.work if self.selected is None else self.work[self.selected]).sum())
+
+    @property
+    def total_runs(self) -> int:
+        """The runs of all threads that --block and --thread chose; with sampling, one for each launch."""
+        if self.sampled is not None and self.sampled[0].units is not None:
+            return self.launches * self.wanted
+        return int((self.runs if self.selected is None else self.runs[self.selected]).sum())
+
+    def sample_fields(self) -> dict[str, Any]:
+        """Return the fields of a JSON record about the sample; none without sampling."""
+        if self.sampled is None:
+            return {}
+        sample, total = self.sampled
+        return {"sampled": sample.record(), "standard_error": {"work": rounded(total.error)}}
+
+    @property
+    def nothing(self) -> str:
+        """Why there is no thread to show."""
+        return (
+            NO_THREAD if not self.wanted else f"sampling chose no {self.shape.word(self.unit)} of this grid"
+        )
+
+    @property
+    def unit(self) -> By:
+        """What sampling chooses."""
+        return self.sampled[0].sampling.unit if self.sampled is not None else "block"
 
     def grouped(self, by: By) -> Groups:
         """Return the counts of the selected threads, by thread, lane, warp or block."""
@@ -71,17 +112,26 @@ class ThreadCounts:
 
 
 class Reader:
-    """Reads the map `tallies`, which the device never resets. `since_last`: a read returns what was added since the last one."""
+    """Reads the map `tallies`, and with sampling `groups`, which the device never resets.
 
-    def __init__(self, block: Ranges, thread: Ranges, since_last: bool) -> None:
+    `since_last`: a read returns what was added since the last one.
+    """
+
+    def __init__(
+        self, block: Ranges, thread: Ranges, since_last: bool, sampling: Sampling | None = None
+    ) -> None:
         self._block, self._thread, self._since_last = block, thread, since_last
+        self._sampling = sampling
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self._sampled_before: dict[tuple[Any, ...], tuple[Sample, Any]] = {}
 
     def read(self, session: Session) -> list[ThreadCounts]:
         """Return the counts of each kernel and launch shape, the one with the most work first."""
         found = []
+        chosen = sampled_units(session, self._sampling)
+        groups = {kernel_of(one): one.array[:, 0] for one in session.instances("groups")} if chosen else {}
         for instance in session.instances("tallies"):
-            key = (instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim)
+            key = kernel_of(instance)
             launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
             if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
@@ -92,8 +142,37 @@ class Reader:
             if launches:
                 shape = instance.shape
                 selected = shape.selection(self._block, self._thread)
-                found.append(ThreadCounts(instance, shape, launches, runs, work, selected))
-        return sorted(found, key=lambda counts: (-int(counts.work.sum()), counts.pid, counts.gpu))
+                wanted = shape.threads if selected is None else int(selected.sum())
+                sample = self._sample(key, chosen.get(key), groups.get(key))
+                if sample is not None:
+                    measured = runs > 0 if selected is None else selected & (runs > 0)
+                    selected = None if measured.all() else measured
+                    runs, work = _scaled(sample[0], launches, runs, work)
+                found.append(ThreadCounts(instance, shape, launches, runs, work, selected, wanted, sample))
+        return sorted(found, key=lambda counts: (-counts.total_work, counts.pid, counts.gpu))
+
+    def _sample(
+        self, key: tuple[Any, ...], chosen: Sample | None, work: Any
+    ) -> tuple[Sample, Estimate] | None:
+        """Return the sample of a kernel and launch shape and the estimate of its work; None without sampling. work: by group."""
+        if chosen is None or work is None:
+            return None
+        before = self._sampled_before.get(key)
+        if self._since_last:
+            self._sampled_before[key] = chosen, work.copy()
+        if before is not None:
+            chosen, work = chosen.since(before[0]), work - before[1]
+        return chosen, chosen.total(work)
+
+
+def _scaled(sample: Sample, launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
+    """Return the runs and work of each thread in all launches, from those in some. A thread that did not run in any has 0."""
+    if sample.units is None:  # some launches have not ended
+        one_in = np.uint64(sample.sampling.one_in)
+        return runs * one_in, work * one_in
+    estimate = np.rint(work.astype(np.float64) * launches / np.maximum(runs, 1)).astype(np.uint64)
+    every = np.where(runs > 0, np.uint64(launches), np.uint64(0))
+    return every, np.where(runs == launches, work, estimate)
 
 
 # --- for people ---
@@ -132,7 +211,7 @@ def _overview(
         groups = counts.grouped(by)
         row = owners.cells(counts) | {"KERNEL": labels[counts.instance.mangled]} | shape
         row |= {"LAUNCHES": f"{counts.launches:,}", f"{by.upper()}S": f"{len(groups):,}"}
-        row |= {"WORK": _in_full(int(groups.work.sum())), "IMBALANCE": f"{groups.imbalance:.2f}"}
+        row |= {"WORK": _in_full(counts.total_work), "IMBALANCE": f"{groups.imbalance:.2f}"}
         rows.append(row)
     return table.cut_first(rows, ("COMM", "KERNEL"), ("KERNEL", "COMM"), (f"{by.upper()}S", "LAUNCHES"))
 
@@ -153,15 +232,16 @@ def _section(
     instance, shape = counts.instance, counts.shape
     threads, groups = counts.grouped("thread"), counts.grouped(by)
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (shape.grid, shape.block_dim))
-    selected = "selected " if counts.selected is not None else ""
+    selected = "selected " if counts.wanted < shape.threads else ""
     yield f"{title}: {what} per {counts.shape.word(by)}"
     if counts.no_thread:
         yield from table.wrap(f"grid {grid}, block {block_dim}; {owners.name(instance)}", indent=2)
-        yield from (f"  {NO_THREAD}", "")
+        yield from (f"  {counts.nothing}", "")
         return
     said = [
         f"grid {grid}, block {block_dim}; {owners.name(instance)}",
-        f"{table.count(counts.launches, 'launch')}, {table.count(len(threads), f'{selected}thread')}",
+        f"{table.count(counts.launches, 'launch')}, {table.count(counts.wanted, f'{selected}thread')}",
+        *_of_sample(counts, len(threads), what),
         *imbalance.findings(groups, what),
         f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean)} {what} per {counts.shape.word(by)}",
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
@@ -182,6 +262,18 @@ def _section(
             order = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))
     yield from _rows(groups, order, what, owners.cells(instance))
     yield ""
+
+
+def _of_sample(counts: ThreadCounts, threads: int, what: str) -> list[str]:
+    """Return sentences about the sample: how large it is, the estimate of all work, and what the rows are about."""
+    if counts.sampled is None:
+        return []
+    sample, total = counts.sampled
+    word, left_out = counts.shape.word(counts.unit), counts.wanted - threads
+    missing = (
+        f"left out below: {table.count(left_out, 'thread')} without a sampled {word}" if left_out else ""
+    )
+    return [sample.sentence(word), f"about {total.text(what)}", *([missing] if missing else [])]
 
 
 def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[str]:

@@ -1,0 +1,54 @@
+"""What sampling measured of the traffic of a site or kernel, and how exact the estimates are (session/sampled.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf.session.sampled import Estimate, rounded
+
+if TYPE_CHECKING:
+    from gpubpf.session.sampled import Sample
+
+# The sums of a site that have standard errors with sampling, and their JSON fields.
+SUMS = {
+    "requests": "requests",
+    "accesses": "accesses",
+    "bytes": "bytes",
+    "sectors": "sectors",
+    "least": "sectors_least",
+}
+
+
+@dataclass(frozen=True)
+class SampledPart:
+    """The part of a site's or kernel's traffic that sampling measured.
+
+    sums: each of SUMS in the sampled blocks or warps, by group: arrays of the same length
+    """
+
+    sample: Sample
+    sums: Mapping[str, np.ndarray[Any, Any]]
+
+    @classmethod
+    def of(cls, parts: Sequence[SampledPart | None]) -> SampledPart | None:
+        """Return the sum of the parts of some sites; None without sampling."""
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        sums = {name: np.sum([part.sums[name] for part in found], axis=0) for name in SUMS}
+        return cls(found[0].sample, sums)
+
+    def errors(self) -> dict[str, float | None]:
+        """Return the standard errors of the JSON fields with these sums, and of their ratio."""
+        found = {field: rounded(self.sample.total(self.sums[name]).error) for name, field in SUMS.items()}
+        return found | {
+            "ratio": rounded(self.sample.error_of_ratio(self.sums["sectors"], self.sums["least"]))
+        }
+
+    def estimate(self, name: str) -> Estimate:
+        """Return the estimate of one of SUMS for all blocks."""
+        return self.sample.total(self.sums[name])
