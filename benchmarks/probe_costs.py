@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
 
 import access_paths  # noqa: E402
+from gpubpf.ebpf.sampling import Sampling, Unit  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.inject import inject  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
@@ -61,6 +62,7 @@ EXITS = {
     "one lane alone, late": ("max", "max", "max", "add", "add", "add", "max", "add"),
 }
 CHOSEN_EXITS = {**EXITS, "one lane alone, late": ("add", "max", "max", "max", "add", "add", "add", "max")}
+NOT_CHOSEN = "a thread of a block that is not chosen"
 HEAD = f"""# Probes on NVIDIA GPUs
 
 What probes add to a kernel with one store and one exit: SASS instructions (ptxas, nvdisasm), and
@@ -69,7 +71,8 @@ registers. No GPU ran, and no time is measured. "In the code" are all instructio
 that is done once, where the kernel begins. A store in a loop costs that much in each turn.
 "Executed" are those that the warp issues on the path named, the shortest one with its accesses to
 memory, in the lane that executes most; what a false predicate switches off counts. No launch is that
-of a graph.
+of a graph. With sampling, all but one instruction for each probe is the choice at the beginning of
+the kernel.
 
     python3 benchmarks/probe_costs.py benchmarks/results/probe_costs.md
 """
@@ -110,6 +113,7 @@ def probes() -> list[Probes]:
         "a block's first thread, late": ("load", *OWN, "load", "max"),
     }
     made.append(Probes("launchlate", b, late))
+    made += [sampled("block"), sampled("warp")]
     for option in ("--no-allocations", ""):
         b = BPF(text=memtrace.PROGRAM)
         memtrace.attach(b, cli.parse(memtrace.build_parser(), [*option.split(), "--", "true"]))
@@ -118,6 +122,14 @@ def probes() -> list[Probes]:
         label = f"memtrace {option}".strip()
         made.append(Probes(label, b, {"unit stride": unit}, access_paths.LANDMARKS, unit))
     return made
+
+
+def sampled(unit: Unit) -> Probes:
+    """Return memtrace's probes with sampling."""
+    b = BPF(text=memtrace.PROGRAM)
+    b.sampling = Sampling(unit, 16, 1)
+    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--no-allocations", "--", "true"]))
+    return Probes(f"memtrace --sample-{unit}s 1/16", b, {NOT_CHOSEN.replace("block", unit): OWN})
 
 
 def main(arguments: list[str]) -> int:

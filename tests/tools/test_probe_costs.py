@@ -8,6 +8,7 @@ import pytest
 
 import access_paths
 import probe_costs
+from gpubpf.ebpf.sampling import Unit
 from gpubpf.program import BPF
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
@@ -54,3 +55,18 @@ def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -
             executed.append(more - own)
         assert round((executed[1] - executed[0]) / (probe_costs.STORES - 1)) <= most
         assert executed[0] <= most + 14  # with what is done once, where the kernel begins
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("arch", probe_costs.TARGETS)
+@pytest.mark.parametrize("unit", ["block", "warp"])
+def test_a_probe_that_is_not_chosen_is_one_branch(arch: str, unit: Unit, tmp_path: Path) -> None:
+    """The choice costs the same in a kernel with more accesses, and each of these one instruction more."""
+    nvdisasm()
+    probes = probe_costs.sampled(unit)
+    costs = []
+    for stores in (2, 5):
+        paths = [probe_costs.OWN * stores]
+        (*_, (own,)), (*_, (more,)) = probe_costs.costs(tmp_path, arch, probes, stores, paths)
+        costs.append(more - own)
+    assert costs[1] - costs[0] == 3 and costs[0] <= (32 if unit == "block" else 54)
