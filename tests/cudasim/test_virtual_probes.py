@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine_device import Array, Device, compile_cuda, library, nvcc
+from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import Module, render
@@ -156,11 +157,13 @@ class Pair:
         threads = grid * block
         layout = self.injected.kernels[kernel].block
         hidden = bytearray(layout.size)
-        rows = {"log": 5 * ROOM}
+        rows = {"log": 5 * ROOM, SAMPLED: GROUPS // 2}
         maps = {name: Array(np.zeros((rows.get(name, threads), 2), np.uint64)) for name in layout.bases}
         for name, storage in maps.items():
             struct.pack_into("<Q", hidden, layout.bases[name], storage.address)
         struct.pack_into("<Q", hidden, layout.capacities["tallies"], threads)
+        for offset, size in layout.params.values():  # with sampling: every warp is chosen
+            hidden[offset : offset + size] = b"\xff" * size
         self.copy.launch(kernel, grid, block, *given(), bytes(hidden), shared=shared, start=START, seed=3)
         assert (self.copy.ends == ends).all(), (self.copy.ends, ends)
         assert self.copy.duration == duration == ends.max() - START
@@ -199,14 +202,17 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
 
 
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("form", ["inline", "functions"])
+@pytest.mark.parametrize("form", ["inline", "functions", "sampled"])
 def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "functions":
         monkeypatch.setattr("gpubpf.ptx.plan.MAX_INLINE", 0)
         monkeypatch.setattr("gpubpf.ptx.plan.MIN_FUNCTION", 0)
     wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
-    pair = Pair(corpus(kernels), kernels, EVERYWHERE)
+    placements = [
+        dataclasses.replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE
+    ]
+    pair = Pair(corpus(kernels), kernels, placements)
     assert ("gpubpf_program0" in pair.injected.text) is (form == "functions")
     for name in kernels:
         pair.compare(name, *CORPUS[name])
