@@ -13,10 +13,10 @@ class Backend:
     `pointer`: the type of an address of map memory. `scope`: of its atomic operations. `warps`: whether it has warps.
 
     `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
-    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `group`,
-    `warp_slot` (number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with arguments
-    `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and have
-    the same value.
+    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `group`, `warp_slot`
+    (number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with
+    arguments `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active
+    and have the same value.
 
     `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
     the function's parameters.
