@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import hipsim_engine
+from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import ImageError, VerifyError
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
 from gpubpf.gcn.kernel_code import read
+from gpubpf.verify import rules
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import GPUS, Engine, assemble, kernel
@@ -95,6 +97,18 @@ int on_slot(struct gpu_exit *ctx) {
     int key = 0;
     struct tally *mine = tallies.lookup(&key);
     if (mine) mine->runs = 1 + bpf_get_warp_id() + (bpf_get_sm_id() != gpu_sm()) * 100 + bpf_get_lane_id() * 1000;
+    return 0;
+}
+int on_turns(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 *most = limit.lookup(&key), s = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (!most || !mine) return 0;
+    for (u64 n = 0; n < *most + (gpu_global_thread() & 1); n++) {
+        s += n;
+        asm volatile("" : "+r"(s));
+    }
+    mine->runs = s;
     return 0;
 }
 int on_end(struct gpu_entry *ctx) {
@@ -286,6 +300,21 @@ def test_the_slots_of_waves(device: Device, built: Path, program: Program) -> No
     found = device.run(made.image, "none", rest, shape, {"t": np.zeros(481, np.uint64)})["t"]
     of_block = [1 + thread // wave + 1000 * (thread % wave) for thread in range(160)]
     assert found.tolist() == [*of_block * 3, 0]
+
+
+def test_a_loop_of_unknown_length(
+    device: Device, built: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other lane takes a turn more."""
+    monkeypatch.setattr(rules, "MAX_STEPS", 4000)  # the gate sees sooner that it cannot follow each turn
+    made = injected(CodeObject(built.read_bytes()), program, "on_turns", only="none")
+    shape = ((320, 1, 1), (160, 1, 1))
+    used = {"tallies": "t", maps.PRINTS: "p"}
+    rest = block_arguments(made, "none", 0, shape, used, struct.pack("<Q", 100))
+    buffers = {"t": np.zeros(321, np.uint64), "p": np.zeros(64, np.uint64)}
+    found = device.run(made.image, "none", rest, shape, buffers)
+    assert found["t"].tolist() == [sum(range(100)), sum(range(101))] * 160 + [0]
+    assert not found["p"].any()
 
 
 def test_what_amd_gpus_do_not_have(program: Program) -> None:
