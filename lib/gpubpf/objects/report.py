@@ -10,7 +10,6 @@ from gpubpf import names
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.objects.values import columns, plain, shown
-from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.program import BPF
@@ -58,7 +57,7 @@ class Contents:
         title = f"{self.definition.name} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
         if self.owner:
-            title += f"; {table.printable(str(self.owner['comm']))} (pid {self.owner['pid']})"
+            title += f"; {self.owner['comm']} (pid {self.owner['pid']})"
         yield title
         if self.kernel:
             yield f"  of {self.kernel['kernel']}, {_shape(self.kernel)}"
@@ -212,7 +211,7 @@ class Printer:
         if self._results.json:
             self._out.records([*prints, *(one.record() for one in records)])
         elif not self._results.csv:
-            self._out.lines(f"{one['program']}: {table.printable(one['text'])}" for one in prints)
+            self._out.lines(f"{one['program']}: {one['text']}" for one in prints)
             self._out.lines(line for one in records for line in one.lines())
         else:
             self._rows(records)
