@@ -375,7 +375,7 @@ def test_the_values_of_a_multiprocessor_are_found_once(point: str, often: bool, 
     assert (block.bases, block.capacities) == ({"cells": 16}, {"cells": 24})
     assert injected.text.count("red.global.add.u64") == (5 if often else 1)
     assert injected.text.count("%smid") == (2 if often else 1)
-    assert "mad.wide.u32" in injected.text and ", 24, " in injected.text
+    assert "mul.wide.u32 %gpubpf_0offset, %gpubpf_0number, 24;" in injected.text
     assembled(injected.text, "sm_75", tmp_path)
 
 
