@@ -131,14 +131,17 @@ class _Lowering(HelperCalls):
             a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
         ]
         arrays = [a for a in arrays if self.program.maps[self.arguments[a].map].kind == "site_array"]
-        if not arrays or self.arguments.get("site") is None or self.arguments["site"].type != "b32":
+        site = self.arguments.get("site")
+        if not arrays or site is None:
             return []
-        return [
+        narrow = ["  %site_number = trunc i64 %site to i32"] if site.type == "b64" else []
+        number = "%site_number" if narrow else "%site"
+        return narrow + [
             line
             for name in arrays
             for line in (
                 f"  %sites_{name} = trunc i64 %{name} to i32",
-                f"  %is_{name} = icmp ult i32 %site, %sites_{name}",
+                f"  %is_{name} = icmp ult i32 {number}, %sites_{name}",
                 f"  call void @llvm.assume(i1 %is_{name})",
             )
         ]
