@@ -135,7 +135,7 @@ class BPF:
         self._for_amd: LoweredPrograms | None = None
         self._fragments: dict[str, Fragment] = {}
 
-    @property
+    @functools.cached_property  # tools give up privileges once their programs are attached
     def verified_by(self) -> tuple[str, ...]:
         """Whose verifiers judge device programs that are compiled here: gpubpf's, and the kernel's if this process may ask it."""
         from gpubpf.ebpf import compile
