@@ -268,6 +268,12 @@ def test_programs_for_amd_gpus_are_refused(monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_intervals_are_refused(tool):
+    done = run(tool, "--sample-blocks", "1/2", "1", "2", "--", "true")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "interval" in done.stderr
+
+
 def test_what_needs_every_access_is_refused():
     done = run("memtrace", "--footprint", "--sample-blocks", "1/2", "--", "true")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--footprint" in done.stderr

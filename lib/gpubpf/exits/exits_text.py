@@ -44,6 +44,11 @@ def lines(
         yield from _section(kernel, report, title(kernel, verbose), sites(kernel), owners, verbose)
 
 
+def _about(report: ExitReport) -> str:
+    """Return what stands before a number of exits."""
+    return "about " if report.sample is not None and report.sample.factor != 1 else ""
+
+
 def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerColumns) -> list[str]:
     rows = []
     kernels = [kernel for kernel, _ in reports]
@@ -77,7 +82,7 @@ def _section(
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
     said = [
         f"grid {grid}, block {block_dim}; {owners.name(kernel)}",
-        f"{table.count(report.launches, 'launch')}, {table.count(report.exits, 'exit')}",
+        f"{table.count(report.launches, 'launch')}, {_about(report)}{table.count(report.exits, 'exit')}",
         *([report.sample.sentence(report.unit)] if report.sample else []),
         *lateness.findings(report, sites),
     ]

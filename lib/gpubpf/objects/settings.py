@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
+from gpubpf.show import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,8 +117,13 @@ def _repeated(part: str, most: int, where: str) -> tuple[str, int]:
     value, star, times = part.partition("*")
     count = _number(times, where) if star else 1
     if not 0 < count <= most:
-        raise UsageError(f"{where}: the map has {most} elements")
+        raise UsageError(f"{where}: there is room for {table.count(most, 'number')}")
     return value, count
+
+
+def _named(kinds: Sequence[np.dtype[Any]]) -> str:
+    """Return the types of numbers in words: ``uint32``, ``int8 and uint64``."""
+    return " and ".join(sorted({kind.name for kind in kinds}))
 
 
 def _written(definition: MapDefinition, at: int, data: bytes) -> MapDefinition:
@@ -148,9 +154,12 @@ def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
         kind = np.dtype(("<u8", (size // 8,)) if size % 8 == 0 else ("|u1", (size,)))
     base, shape = kind.subdtype or (kind, ())
     single = [base] * int(np.prod(shape)) if kind.names is None else [kind[name] for name in kind.names]
-    parts = value.split(",")
+    repeated = (_repeated(part, len(single), where) for part in value.split(","))
+    parts = [part for part, times in repeated for _ in range(times)]
     if len(parts) != len(single):
-        raise UsageError(f"{where}: {len(parts)} values for a type of {len(single)}")
+        raise UsageError(f"{where}: the type has {table.count(len(single), 'number')}, not {len(parts)}")
+    if any(one.kind not in "iufb" for one in single):
+        raise UsageError(f"{where}: the type has members that are no numbers; these cannot be set")
     found = np.zeros((), kind)
     try:
         numbers = [_scalar(one, part.strip()) for one, part in zip(single, parts, strict=True)]
@@ -160,7 +169,7 @@ def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
             found[name] = number
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{where}: {value!r} does not fit the type; write numbers, such as 7, -1, 0x10 or 0.5"
+            f"{where}: {value!r} does not fit the type, {_named(single)}; write numbers such as 7, -1, 0x10 or 0.5"
         ) from None
     return found.tobytes()
 

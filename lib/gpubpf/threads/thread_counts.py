@@ -83,7 +83,7 @@ class ThreadCounts:
     @property
     def total_runs(self) -> int:
         """The runs of all threads that --block and --thread chose; with sampling, one for each launch."""
-        if self.sampled is not None and self.sampled[0].units is not None:
+        if self.sampled is not None:
             return self.launches * self.wanted
         return int((self.runs if self.selected is None else self.runs[self.selected]).sum())
 
@@ -147,7 +147,7 @@ class Reader:
                 if sample is not None:
                     measured = runs > 0 if selected is None else selected & (runs > 0)
                     selected = None if measured.all() else measured
-                    runs, work = _scaled(sample[0], launches, runs, work)
+                    runs, work = _scaled(launches, runs, work)
                 found.append(ThreadCounts(instance, shape, launches, runs, work, selected, wanted, sample))
         return sorted(found, key=lambda counts: (-counts.total_work, counts.pid, counts.gpu))
 
@@ -165,11 +165,8 @@ class Reader:
         return chosen, chosen.total(work)
 
 
-def _scaled(sample: Sample, launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
+def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
     """Return the runs and work of each thread in all launches, from those in some. A thread that did not run in any has 0."""
-    if sample.units is None:  # some launches have not ended
-        one_in = np.uint64(sample.sampling.one_in)
-        return runs * one_in, work * one_in
     estimate = np.rint(work.astype(np.float64) * launches / np.maximum(runs, 1)).astype(np.uint64)
     every = np.where(runs > 0, np.uint64(launches), np.uint64(0))
     return every, np.where(runs == launches, work, estimate)

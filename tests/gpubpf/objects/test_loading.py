@@ -137,11 +137,13 @@ def test_values_are_set_before_the_programs_run(path: Path) -> None:
     assert struct.unpack("<6I", maps["plain"].contents) == (0, 0, 0, 1, 2, 3)
     assert constants.contents[at["label"] :][:8] == b"else\0\0\0\0"
     assert struct.unpack("<4Q", maps["data"].contents) == (1, 2, 0, 7)
+    repeated = loading.load(str(path), Settings(values=("counts=5*3,6",))).programs.maps["data"]
+    assert struct.unpack("<4Q", repeated.contents) == (5, 5, 5, 6)
     for wrong, why in {
         "tallies=1": "map tallies is of kind thread_array; only arrays can be set",
         "limit": "has no value",
         "limit=-1": "does not fit the type",
-        "limit=1,2": "2 values for a type of 1",
+        "limit=1,2": "the type has 1 number, not 2",
         "counts[4]=1": "no element 4",
         "plain[3]=1,2,3,4,5,6,7,8,9,10,11,12": "map plain has 3 elements",
         "label=muchtoolong": "the text has 11 bytes (at most 7)",
