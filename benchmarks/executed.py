@@ -401,7 +401,7 @@ def main(arguments: Sequence[str]) -> int:
     results = known(args.json.read_text()) if args.json and args.json.exists() else []
     done = {(r.program, r.tool) for r in results}
     for program in programs(args.suites):
-        tools = [tool for tool in args.tools.split(",") if (program[0], tool) not in done]
+        tools = [t for t in TOOLS if t in args.tools.split(",") and (program[0], t) not in done]
         for result in measure(*program, tools) if tools else ():
             results.append(result)
             print(f"{result.program} {result.tool}: {result.ratio:.2f}", file=sys.stderr)
