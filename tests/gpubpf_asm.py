@@ -252,6 +252,7 @@ SPECIALS = {
     **{f"{name}.{axis}": "i32" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"},
     "lane": "i32",
     "sm": "i32",
+    "group": "i32",
     "clock": "i64",
     "globaltimer": "i64",
     "active": "i32",

@@ -198,7 +198,7 @@ def test_arrays_by_site():
             code = [mov(7, 1), load(6, 7, 8), store(10, -8, 6), *load_map(1, "sites"), mov(2, 10)]
             code += [alu(b.ADD, 2, imm=-8), call(1), movi(1, 1), atomic(0, 0, 8, 1), *END]
             made, function = program(code, (definition,))
-            native = Native(made, function, {"sm": sm})
+            native = Native(made, function, {"group": sm})
             native(map_sites=ctypes.addressof(memory), capacity_sites=capacity, site=site)
     found = maps.decode(definition, memory.raw, capacity)
     assert found.shape == (4, 5)

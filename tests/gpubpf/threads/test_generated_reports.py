@@ -47,7 +47,8 @@ def counts(rng: random.Random, grid: tuple[int, int, int], block: tuple[int, int
         *(grid, block, 3, None, b"", 0, *registers),  # type: ignore[arg-type]
     )
     runs = np.full(shape.threads, number(rng) // shape.threads, np.uint64)
-    return ThreadCounts(instance, shape, max(number(rng, 10**10), 1), runs, work, selected)
+    wanted = shape.threads if selected is None else int(selected.sum())
+    return ThreadCounts(instance, shape, max(number(rng, 10**10), 1), runs, work, selected, wanted)
 
 
 @pytest.mark.every(2)

@@ -27,9 +27,10 @@ def counts(grid: tuple[int, int, int], block: tuple[int, int, int], work: Any, *
         grid=grid, block_dim=block, registers_before=1, registers_after=None,
     )  # fmt: skip
     values = np.broadcast_to(np.asarray(work, np.uint64), shape.threads).copy()
-    return ThreadCounts(
-        instance, shape, 3, np.full(shape.threads, 3, np.uint64), values, more.get("selected")
-    )  # type: ignore[arg-type]
+    selected = more.get("selected")
+    wanted = shape.threads if selected is None else int(selected.sum())
+    runs = np.full(shape.threads, 3, np.uint64)
+    return ThreadCounts(instance, shape, 3, runs, values, selected, wanted)  # type: ignore[arg-type]
 
 
 def check(by: Any, *all_counts: ThreadCounts, top: int | None = None) -> None:
