@@ -80,8 +80,8 @@ class Body:
         if self.role is not None and not self.role.block:  # nothing in it is probed
             placements = ()
         self.filler = plan.filler
-        has_launch_block = self.entry or (self.role is not None and self.role.block)
-        self.sampled = units([placements]) if has_launch_block else ()
+        self.has_launch_block = self.entry or (self.role is not None and self.role.block)
+        self.sampled = units([placements]) if self.has_launch_block else ()
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
@@ -117,7 +117,7 @@ class Body:
         if self.at_block:
             leaving = LEAVING if self.entry else frozenset({"exit"})
         self.exits = plan_exits(
-            self.flow, copied, leaving, has_launch_block and bool(plan.block.bases), timed
+            self.flow, copied, leaving, self.has_launch_block and bool(plan.block.bases), timed
         )
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
@@ -216,7 +216,11 @@ class Body:
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
-        often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
+        often = (
+            ()
+            if not self.has_launch_block
+            else (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
+        )
         shards = {
             shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
         }
