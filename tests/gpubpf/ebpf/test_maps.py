@@ -195,11 +195,12 @@ def test_arrays_by_site():
     assert len(memory) == maps.storage_size(definition, capacity) == (4 * 5 + 1) * 16
     for sm in (0, 3, 6, 7):
         for site in (0, 2, 4, 5, 2**31):
-            code = [mov(7, 1), load(6, 7, 8), store(10, -8, 6), *load_map(1, "sites"), mov(2, 10)]
+            # The key is the number of the launch: the context's site is known to be one.
+            code = [mov(7, 1), load(6, 7, 0), store(10, -8, 6), *load_map(1, "sites"), mov(2, 10)]
             code += [alu(b.ADD, 2, imm=-8), call(1), movi(1, 1), atomic(0, 0, 8, 1), *END]
             made, function = program(code, (definition,))
             native = Native(made, function, {"group": sm})
-            native(map_sites=ctypes.addressof(memory), capacity_sites=capacity, site=site)
+            native(map_sites=ctypes.addressof(memory), capacity_sites=capacity, launch=site)
     found = maps.decode(definition, memory.raw, capacity)
     assert found.shape == (4, 5)
     assert found["n"].tolist() == [[1, 0, 1, 0, 1], [0] * 5, [1, 0, 1, 0, 1], [2, 0, 2, 0, 2]]
