@@ -27,6 +27,7 @@ _MAGIC = 0xEB9F
 _MORE = {INT: (4, 0), ARRAY: (12, 0), STRUCT: (0, 12), UNION: (0, 12), ENUM: (0, 8), PROTOTYPE: (0, 8)}
 _MORE |= {VAR: (4, 0), SECTION: (0, 12), TAG: (4, 0), ENUM64: (0, 12)}
 _DEEPEST = 32  # types within types
+MOST_TEXT = 4096  # bytes of a string; names and lines of C are shorter
 _SIGNED, _CHAR, _BOOL = 1, 2, 4  # encoding of an INT
 _LARGEST = 1 << 30  # bytes of a type
 _MOST_FIELDS = 4096  # of a layout, with the fields of its fields
@@ -86,8 +87,8 @@ class Types:
         return name, info, size
 
     def string(self, offset: int) -> str:
-        """Return a string of the section; "" outside of it."""
-        end = self._strings.find(b"\0", offset)
+        """Return a string of the section; "" outside of it, and if it has more than MOST_TEXT bytes."""
+        end = self._strings.find(b"\0", offset, max(offset, 0) + MOST_TEXT)
         return self._strings[offset:end].decode("utf-8", "replace") if end >= 0 else ""
 
     def name(self, number: int) -> str:

@@ -55,6 +55,7 @@ class Emitter:
         self.emit(f"br label %{self.block(self.chain, pc)}")
 
     def argument(self, kind: str, name: str, type_: str = "b64", **more: str | int) -> str:
+        assert name.isascii() and name.isidentifier(), name  # it becomes part of the code
         if name not in self.arguments:
             self.arguments[name] = Argument(name, type_, kind, **more)  # type: ignore[arg-type]
         return f"%{name}"

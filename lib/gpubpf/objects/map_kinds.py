@@ -77,7 +77,7 @@ def names_of_variables(sections: Iterable[Variables], used: Collection[str]) -> 
     found: dict[int, str] = {}
     for one in sections:
         name = one.name.lstrip(".").replace(".", "_")
-        name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+        name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
         while name in used or name in found.values():
             name += "_"
         found[one.section] = name

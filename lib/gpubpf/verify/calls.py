@@ -8,7 +8,7 @@ from math import gcd
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE
-from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use
+from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use, number_of
 from gpubpf.ebpf.maps import PRINT_ARGUMENTS, MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
@@ -17,6 +17,8 @@ from gpubpf.verify.registers import AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
 _CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
+# The program ends here, or begins again.
+_ENDING = frozenset(map(number_of, ("bpf_cuda_exit", "gpu_seldom")))
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 # These are checked before the other arguments, which depend on them.
 _FIRST = (
@@ -53,6 +55,12 @@ class HelperCall:
             self.text = self._with_strings()
         result = self._result(self.helper.result_in(self.machine.program.lanes))
         state = self.state
+        if self.number in _ENDING:
+            for held, _ in state.held.values():
+                raise self.reject(
+                    f"calls {self.name} while the record reserved in {held} is held",
+                    "submit or discard it before",
+                )
         place = (state.chain, state.pc)
         name = self.map.name if self.map else ""
         call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text)

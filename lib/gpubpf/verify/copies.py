@@ -14,7 +14,12 @@ from gpubpf.ebpf.bytecode import Instruction
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.verify.flow import jumps, target_of
 
-_TOGETHER = ("lanes", "shuffle")  # how helpers are lowered that work on all lanes which run together
+_TOGETHER = (
+    "lanes",
+    "shuffle",
+    "any",
+    "uniform",
+)  # how helpers are lowered that work on all lanes which run together
 
 
 def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | None:

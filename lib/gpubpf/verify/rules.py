@@ -81,6 +81,7 @@ class _Checker(AbstractMachine):
         super().__init__(program, function)
         self.sizing, self.widening = sizing, widening
         self.loops: dict[CodePlace, frozenset[int]] = {}
+        self.holding: dict[CodePlace, tuple[str, int]] = {}  # a record that some path holds there
         self.code = function.instructions
         self.reached: set[CodePlace] = set()
         self.edges: set[tuple[CodePlace, bool]] = set()
@@ -106,6 +107,8 @@ class _Checker(AbstractMachine):
                     self._finish(state.mark)
                     break
                 self.reached.add(place)
+                if state.held:
+                    self.holding[place] = next(iter(state.held.values()))
                 self.steps += 1
                 if self.steps > MAX_STEPS:
                     what = f"all its paths together have more than {MAX_STEPS} instructions"
@@ -119,6 +122,8 @@ class _Checker(AbstractMachine):
                     pending.append(following[1])
                     if state.mark is not None:
                         state.mark.open += 1
+        for place in self.holding.keys() & self.loops.keys():  # the limit of turns may end the program there
+            raise self._held(*self.holding[place])
         return Checked(
             self.function,
             self.accesses,
@@ -190,14 +195,17 @@ class _Checker(AbstractMachine):
             mark = mark.parent
         return last if turns == TURNS else None
 
+    def _held(self, name: str, pc: int) -> VerifyError:
+        return self.reject(
+            pc,
+            f"the record reserved in {name} is held while a loop of unknown length runs",
+            "submit or discard it before",
+        )
+
     def _next_turn(self, state: State, every: State) -> None:
         """Take note that a loop goes on as in a turn that is being followed. every: the state that stands for all turns."""
         for name, pc in state.held.values():
-            raise self.reject(
-                pc,
-                f"the record reserved in {name} is held while a loop of unknown length runs",
-                "submit or discard it before",
-            )
+            raise self._held(name, pc)
         state.reads((1 << STACK_SIZE * len(state.stacks)) - 1)  # that turn may still read anything
         numbers = {n for n, value in enumerate(every.registers) if value is not None and _is_any(value)}
         stack = every.stacks[-1]

@@ -122,6 +122,11 @@ BAD = {
         "u64 *e = events.ringbuf_reserve(5000); /*!*/\nif (e) events.ringbuf_submit(e, 0);",
         "5000",
     ),
+    "a mark where a record is held": (
+        "u64 *e = events.ringbuf_reserve(16);\nif (!e) return 0;\ngpu_seldom(); /*!*/\n"
+        "e[0] = 1; e[1] = 2;\nevents.ringbuf_submit(e, 0);",
+        "calls gpu_seldom while the record reserved in events is held",
+    ),
     "an exit of a thread that leaves": (
         "bpf_cuda_exit(); /*!*/",
         "does not work at this point; call it in a program with a struct gpu_entry",
