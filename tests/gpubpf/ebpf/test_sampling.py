@@ -55,7 +55,8 @@ def test_the_groups_of_the_chosen_are_even():
 
 def test_the_command_line_says_what_is_chosen():
     def args(**given: int | None) -> argparse.Namespace:
-        return argparse.Namespace(**{"sample_blocks": None, "sample_warps": None, "seed": None, **given})
+        unset = dict.fromkeys(("sample_blocks", "sample_warps", "seed", "interval"))
+        return argparse.Namespace(**{**unset, **given})
 
     assert of_arguments(args()) is None
     assert of_arguments(args(sample_blocks=4, seed=7)) == Sampling("block", 4, 7)
