@@ -41,8 +41,8 @@ TARGET = "sm_90"
 LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
 OWN = "gpubpf_clock"  # a kernel of the tools, which is no part of the program
 ARGUMENTS = {"vectoradd": ["100000", "256", "64", "3"], "imbalance": ["32", "24"], "matmul": ["64"]}
-# Of a multiprocessor: warps, and blocks.
-RESIDENT = {"sm_80": (64, 32), "sm_90": (64, 32), "sm_100": (64, 32)}
+MOST_WARPS, MOST_BLOCKS = 64, 32  # of a multiprocessor of TARGET
+WARPS = 8  # of a block, where the warps that fit are computed
 # Multiprocessors, clock in GHz, memory in GB/s, from NVIDIA's data sheets. A multiprocessor issues four instructions per clock.
 GPUS = {"A100 80 GB": (108, 1.41, 2039), "H200": (132, 1.98, 4800)}
 SECTOR = 32  # bytes that an atomic moves at least
@@ -63,7 +63,7 @@ class Block:
 @dataclass(frozen=True)
 class Executed:
     """What a program's kernels executed: PTX instructions by lanes and by warps, machine instructions by warps (estimated), bytes
-    that lanes loaded and stored in global memory, atomic operations of lanes. registers: the most of a kernel, by target."""
+    that lanes loaded and stored in global memory, atomic operations of lanes."""
 
     lanes: int = 0
     warps: int = 0
@@ -330,10 +330,10 @@ def report(results: Sequence[Result]) -> str:
         "",
         "## Warps that fit",
         "",
-        "Kernels of which fewer warps fit on a multiprocessor with the registers of the copy, in blocks of 256",
-        "threads, and how many of them are left in the worst case.",
+        f"A copy needs more registers, so fewer of its warps may fit on a multiprocessor. Blocks of {32 * WARPS}",
+        "threads are assumed. The last column is what is left of the warps in the worst case.",
         "",
-        "| tool | kernels | fewer warps | least left |",
+        "| tool | kernels | kernels with fewer warps | warps left |",
         "|---|---|---|---|",
     ]
     for tool, found in by.items():
@@ -380,10 +380,10 @@ def report(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def warps(used: int, target: str = TARGET, block: int = 8) -> int:
-    """Return the warps that fit on a multiprocessor, in blocks of `block` warps, with so many registers per thread."""
-    most, blocks = RESIDENT[target]
-    return block * min(blocks, most // block, 65536 // (-(-used * 32 // 256) * 256 * block))
+def warps(used: int) -> int:
+    """Return the warps that fit on a multiprocessor, in blocks of WARPS, with so many registers per thread."""
+    registers_of_warp = -(-used * 32 // 256) * 256
+    return WARPS * min(MOST_BLOCKS, MOST_WARPS // WARPS, 65536 // (registers_of_warp * WARPS))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -43,7 +43,10 @@ def tail(counting: Counting, codes: Mapping[str, FunctionCode], base: Mapping[st
         "#include <stdio.h>\n#include <unistd.h>\n"
         "static const struct { uint32_t block; const char *text; } counted_[] = {\n"
         + "\n".join([*rows, "{0, 0}};\n"])
-        + "__attribute__((destructor)) static void write_counts_(void) {\n"
+        + "static pid_t counting_;\n"
+        "__attribute__((constructor)) static void begin_counts_(void) { counting_ = getpid(); }\n"
+        "__attribute__((destructor)) static void write_counts_(void) {\n"
+        "    if (getpid() != counting_) return; /* a child process has its parent's counts */\n"
         "    char name[4096];\n"
         f'    snprintf(name, sizeof name, "{place}/%d-%p.counts", (int)getpid(), (void *)counts_);\n'
         '    FILE *file = fopen(name, "w");\n'

@@ -50,7 +50,7 @@ from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 
 LIMIT = 5.0  # longest time in seconds that a process is held
 BORROW = 0.2  # seconds to reach a position where a thread can be borrowed
-MISSED = 0.002  # seconds until the helper looks for stops of which no signal came
+MISSED = 0.002  # seconds until the helper checks for stops itself, in case no signal came
 AGAIN = 0.001  # seconds until a thread is stopped again
 # Seconds within which an interrupted thread stops, unless it sleeps in the kernel or has ended.
 SOON = 1.0

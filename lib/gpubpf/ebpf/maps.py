@@ -123,8 +123,8 @@ class MapDefinition:
 
     `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that
     the library added. `kernel_type` is the kind that bcc takes the map for (enum bpf_map_type). `kind` is "type N" if GPU memory
-    has no map of this kind. `contents` are the first values of an array, one after the other; the others are zero.
-    `constant`: they never change.
+    has no map of this kind. `contents` are the bytes with which an array begins; the rest is zero. `constant`: they
+    never change.
     """
 
     name: str
@@ -254,6 +254,11 @@ def blocks_definition(name: str) -> MapDefinition:
     """Return the map BLOCKS + a program's name."""
     fields = {"fields": [["block", "<u8", 0], ["threads", "<u8", 8]], "size": 16}
     return MapDefinition(name, "array", 4, 16, 1 + BLOCK_SLOTS, "<i4", fields, 1 << 31)
+
+
+def is_name(name: str) -> bool:
+    """Return whether a program may give this name to a map. Names become part of generated code; gpubpf_… are the library's."""
+    return name.isascii() and name.isidentifier() and not name.startswith("gpubpf_")
 
 
 def internal(name: str) -> MapDefinition | None:

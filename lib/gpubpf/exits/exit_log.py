@@ -35,7 +35,6 @@ from gpubpf.show.summary_text import summary_lines
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
     from gpubpf.session.results import ProcessLog, Reading, RingRecords
-    from gpubpf.session.sampled import Sample
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 
@@ -46,7 +45,7 @@ MOST_PENDING = 4096  # launches that are not complete yet
 MOST_HEATS = 64
 MOST_UNITS = (
     1 << 22
-)  # sampled blocks or warps of a launch that are computed; records of larger launches wait for the end
+)  # blocks or warps of a launch whose sample is computed; records of larger launches wait for the end
 MOST_SHARDS = 6  # shards of a ring that a line names
 FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
@@ -70,7 +69,6 @@ class ExitLog:
         sampling: Sampling | None = None,
     ) -> None:
         self._sampling = sampling
-        self._samples: dict[tuple[Any, ...], Sample] = {}  # at the last report
         self._owners = OwnerColumns() if owners is None else owners
         self._recorded, self._ranges, self._each = recorded, (block, thread), each
         self._wants_heats = heats
@@ -258,10 +256,8 @@ class ExitLog:
             tick = self.shapes.ticks.get((kernel.pid, kernel.gpu), 0)
             if not tick and kernel.pid not in self.shapes.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
-            group, partial = (
-                self._groups(kernel, key[1], records),
-                bool(self._sampling and self._sampling.one_in > 1),
-            )
+            group = self._groups(kernel, key[1], records)
+            partial = self._sampling is not None and self._sampling.one_in > 1
             self._of(kernel).take_records(
                 records, self._rate(kernel), blocks, threads, float(tick), group, partial
             )
@@ -294,8 +290,8 @@ class ExitLog:
         if self._sampling is None:
             return None
         block, own = np.divmod(records["thread"].astype(np.int64), kernel.shape.block_size)
-        warps = kernel.shape.warps, own // kernel.shape.warp
-        units = block * warps[0] + warps[1] if self._sampling.unit == "warp" else block
+        in_warps = self._sampling.unit == "warp"
+        units = block * kernel.shape.warps + own // kernel.shape.warp if in_warps else block
         return (hashes(units, number, self._sampling.seed) % SAMPLE_GROUPS).astype(np.int64)
 
     # --- results ---
@@ -316,16 +312,13 @@ class ExitLog:
                 late = late.since(self._before[kernel])
             count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
             key = kernel.pid, kernel.gpu, kernel.mangled, kernel.grid, kernel.block_dim
-            sample = samples.get(key)
-            if sample is not None and since_last:
-                sample = sample.since(self._samples.get(key))
-            report = ExitReport.of(exits, count, self._rate(kernel), late, sample)
+            report = ExitReport.of(exits, count, self._rate(kernel), late, samples.get(key))
             if report.exits:
                 found.append((kernel, report))
             else:  # its exits were not read yet: it counts in the report that has them
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:
-            self._before, self._reported, self._samples = lateness, launches, samples
+            self._before, self._reported = lateness, launches
             for kernel, old in list(self._exits.items()):
                 self._exits[kernel] = Exits(kernel.shape, seen=old.seen)
         found.sort(key=lambda one: -one[1].exits * max(lane.late.mean for lane in one[1].lanes))

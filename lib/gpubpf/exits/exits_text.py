@@ -45,7 +45,7 @@ def lines(
 
 
 def _about(report: ExitReport) -> str:
-    """Return what stands before a number of exits."""
+    """Return the word before a number of exits: with sampling, it is an estimate."""
     return "about " if report.sample is not None and report.sample.factor != 1 else ""
 
 

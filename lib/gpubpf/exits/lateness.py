@@ -558,9 +558,10 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     few, when = (late, "after") if len(late) <= len(early) else (early, "before")
     who = named("lane", [lane.number for lane in few])
     exits, rest = ("exit", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("exits", "its")
-    low, high = duration(min(lane.late.mean for lane in late)), duration(most)
+    before = float(np.mean([lane.late.mean for lane in early]))
+    low, high = duration(min(lane.late.mean for lane in late) - before), duration(most - before)
     worst = max(lane.late.max for lane in late)
-    uneven = f" (mean; at most {duration(worst)})" if worst > 1.1 * most else ""
+    uneven = f" (mean; at most {duration(worst)} after its first exit)" if worst > 1.1 * most else ""
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
     time = low if low == high else f"{low} to {high}"

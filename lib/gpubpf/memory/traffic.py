@@ -254,20 +254,24 @@ class KernelTraffic:
         device = [site for site in self.sites if site.space != "shared"]
         sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
         before, after = self.registers
-        sampled: dict[str, Any] = {}
-        if self.sample is not None:
-            part = SampledPart.of([site.part for site in device])
-            sampled = {"sampled": self.sample.record(), "standard_error": part.errors() if part else None}
-        return {
-            "demangled": self.demangled,
-            "mangled": self.mangled,
-            "launches": self.launches,
-            "sites": len(self.sites),
+        sums = {
             "requests": self.estimated(sum(site.requests for site in device)),
             "bytes": self.estimated(sum(site.bytes for site in device)),
             "sectors": self.estimated(sectors),
             "sectors_least": self.estimated(least),
             "ratio": round(sectors / least, 6) if least else None,
+        }
+        sampled: dict[str, Any] = {}
+        if self.sample is not None:
+            part = SampledPart.of([site.part for site in device])
+            errors = {name: error for name, error in part.errors().items() if name in sums} if part else None
+            sampled = {"sampled": self.sample.record(), "standard_error": errors}
+        return {
+            "demangled": self.demangled,
+            "mangled": self.mangled,
+            "launches": self.launches,
+            "sites": len(self.sites),
+            **sums,
             "shared_requests": self.estimated(
                 sum(site.requests for site in self.sites if site.space == "shared")
             ),
@@ -284,7 +288,6 @@ class Traffic:
     def __init__(self, sampling: Sampling | None = None) -> None:
         self._sampling = sampling
         self._before: dict[tuple[KernelKey, str], Cells] = {}
-        self._sample_before: dict[KernelKey, Sample] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
         """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call.
@@ -301,7 +304,7 @@ class Traffic:
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
         # Updates of single addresses are not estimated from a sample.
         updates = {} if self._sampling else read_updates(session)
-        samples = self._samples(session, since_last)
+        samples = self._samples(session)
         kernels = []
         for key, by_map in arrays.items():
             instance = instances[key]
@@ -357,19 +360,14 @@ class Traffic:
             }
         return cells
 
-    def _samples(self, session: Session, since_last: bool) -> dict[KernelKey, Sample]:
+    def _samples(self, session: Session) -> dict[KernelKey, Sample]:
         """Return the sample of each kernel; none without sampling."""
-        found: dict[KernelKey, Sample] = {}
+        if self._sampling is None:
+            return {}
         by_kernel: dict[KernelKey, list[Instance]] = {}
-        for instance in session.instances(SAMPLED) if self._sampling else ():
+        for instance in session.instances(SAMPLED):
             by_kernel.setdefault(_key(instance), []).append(instance)
-        for key, instances in by_kernel.items():
-            assert self._sampling is not None
-            found[key] = Sample.of(self._sampling, instances)
-        if since_last:
-            before, self._sample_before = self._sample_before, found
-            found = {key: sample.since(before.get(key)) for key, sample in found.items()}
-        return found
+        return {key: Sample.of(self._sampling, instances) for key, instances in by_kernel.items()}
 
     def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
         """Return what was added to `found` since the last call; all of `found` when it does not continue the last values."""

@@ -53,8 +53,7 @@ class SiteGroup:
         """The standard error of the requests in per cent; "" without sampling."""
         if self.part is None:
             return ""
-        requests = self.part.estimate("requests")
-        return "?" if requests.error is None else f"{100 * requests.error / requests.value:.1f} %"
+        return self.part.estimate("requests").percent or "?"
 
     @property
     def wasted(self) -> int:

@@ -3,8 +3,8 @@
     relocation = Relocations(local_types, kernel_types)
     relocation.value(root, access, kind)       # what belongs into the instruction
 
-An object says which member of which type an instruction is about, by the types that it was compiled with. Members are found again by
-their names, types by name and kind. A name may end in a flavor, `task_struct___old`, which is ignored.
+An object says for each such instruction which member it means, in the types that it was compiled with. In the kernel's types, a member
+is found by its name, a type by its name and kind. A name may end in a flavor, `task_struct___old`, which is ignored.
 """
 
 from __future__ import annotations

@@ -213,8 +213,7 @@ class ObjectFile:
 
     @cached_property
     def _map_symbols(self) -> dict[str, SymbolEntry]:
-        """The symbols of maps, by name. Names become part of generated code; some are those of the library's own maps."""
-        found = {
+        return {
             name: symbol
             for name, symbol in self._symbols
             if name
@@ -222,10 +221,6 @@ class ObjectFile:
             and symbol.section
             and self._section(symbol.section).name == MAPS
         }
-        for name in found:
-            if not (name.isascii() and name.isidentifier()) or name.startswith("gpubpf_"):
-                raise ImageError(f"{name!r} cannot be the name of a map; name it otherwise")
-        return found
 
     @cached_property
     def maps(self) -> Mapping[str, ObjectMap]:

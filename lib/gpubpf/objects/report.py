@@ -25,9 +25,9 @@ class Contents:
     """What is in one map, or the new records of a ring buffer.
 
     owner    fields that say whose it is: pid and comm of a process, gpu; none for a map of the Linux kernel
-    kernel   fields that say of which kernel and launch shape it is; none if it is not by kernel
+    kernel   fields with the kernel and launch shape; none if all kernels share the map
     entries  keys and values as JSON knows them; records have no keys
-    unit     what the values of an entry are lists by, such as "thread"; "": they are no lists
+    unit     what has a value of its own in each entry, such as "thread"; "": an entry has one value
     """
 
     definition: MapDefinition
@@ -193,10 +193,17 @@ def _of_kernel(definition: MapDefinition, host: Any) -> list[Contents]:
     return [Contents(definition, {}, {}, sorted(entries, key=_order), unit)]
 
 
-def _order(entry: tuple[Any, Any]) -> tuple[int, Any]:
-    """Order numbers by value, and other keys as text."""
-    key = entry[0]
-    return (0, key) if isinstance(key, (int, float)) else (1, shown(key))
+def _order(entry: tuple[Any, Any]) -> list[tuple[int, Any]]:
+    """Order keys by their numbers; those of structures one after the other."""
+    return _parts(entry[0])
+
+
+def _parts(value: Any) -> list[tuple[int, Any]]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [part for one in value for part in _parts(one)]
+    return [(0, value) if isinstance(value, (int, float)) else (1, value)]
 
 
 class Printer:

@@ -115,8 +115,8 @@ class InjectionPlan:
         return self.variants.index(inner)
 
     def _programs(self, reached: Iterable[str]) -> tuple[tuple[Function, ...], dict[int, str]]:
-        """Return the functions that take the place of fragments at FREQUENT points, or of parts of them, because inlining all of them
-        would be too much text; and what stands for these fragments at each place, by `id`.
+        """Return functions for fragments at FREQUENT points, or for parts of them, because inlining all of them would be too much
+        text; and the text that is inlined for each of these fragments, by its `id`.
 
         There are none in a module with `setmaxnreg`: ptxas ignores it in a kernel with calls (advisory C7507), which changes how many
         blocks fit.

@@ -49,7 +49,7 @@ class Filler:
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
-        `texts`: what stands for fragments that call functions, by `id`. `parameters`, `clusters`: whether generic
+        `texts`: what is inlined for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic
         addresses may point to parameters of the kernel, or to shared memory of other blocks.
         """
         self.block = block

@@ -28,7 +28,7 @@ _BRANCH = re.compile(r"\s*(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+);")
 
 @dataclass(frozen=True)
 class Shortened:
-    """What stands for a fragment at each place, and the function that it calls."""
+    """The text that is inlined for a fragment, and the function that this text calls."""
 
     text: str
     function: Function

@@ -41,19 +41,19 @@ class Estimate:
 
     def text(self, what: str) -> str:
         """Return ``12.3 M stores +- 0.4 % (standard error)``. what: the plural of what was counted."""
-        return f"{table.number(self.value)} {what} {precision(self.error, self.value)}"
+        return f"{table.number(self.value)} {what} +- {self.percent or 'unknown'} (standard error)"
+
+    @property
+    def percent(self) -> str:
+        """The standard error in per cent of the value: ``0.4 %``; "" if it is unknown."""
+        if self.error is None:
+            return ""
+        return f"{100 * self.error / self.value if self.value else 0.0:.1f} %"
 
 
 def rounded(error: float | None) -> float | None:
     """Return a standard error as JSON has it."""
     return None if error is None else round(error, 6)
-
-
-def precision(error: float | None, value: float) -> str:
-    """Return a standard error in words, to be put behind a value."""
-    if error is None:
-        return "+- unknown (standard error)"
-    return f"+- {100 * error / value if value else 0.0:.1f} % (standard error)"
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,6 @@ class Sample:
             units = units + more if one.idle and units is not None else None
             chosen = chosen + one.array[:, 0].astype(np.int64)
         return cls(sampling, units, chosen)
-
-    def since(self, before: Sample | None) -> Sample:
-        """Return the part that was added since `before`."""
-        if before is None:
-            return self
-        known = self.units is not None and before.units is not None
-        units = (self.units or 0) - (before.units or 0) if known else None
-        return Sample(self.sampling, units, self.chosen - before.chosen)
 
     @property
     def count(self) -> int:

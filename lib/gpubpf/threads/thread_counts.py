@@ -114,7 +114,7 @@ class ThreadCounts:
 class Reader:
     """Reads the map `tallies`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last one.
+    `since_last`: a read returns what was added since the last one; not with sampling.
     """
 
     def __init__(
@@ -123,7 +123,6 @@ class Reader:
         self._block, self._thread, self._since_last = block, thread, since_last
         self._sampling = sampling
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
-        self._sampled_before: dict[tuple[Any, ...], tuple[Sample, Any]] = {}
 
     def read(self, session: Session) -> list[ThreadCounts]:
         """Return the counts of each kernel and launch shape, the one with the most work first."""
@@ -143,26 +142,14 @@ class Reader:
                 shape = instance.shape
                 selected = shape.selection(self._block, self._thread)
                 wanted = shape.threads if selected is None else int(selected.sum())
-                sample = self._sample(key, chosen.get(key), groups.get(key))
-                if sample is not None:
+                sample = None
+                if key in chosen and key in groups:
+                    sample = chosen[key], chosen[key].total(groups[key])
                     measured = runs > 0 if selected is None else selected & (runs > 0)
                     selected = None if measured.all() else measured
                     runs, work = _scaled(launches, runs, work)
                 found.append(ThreadCounts(instance, shape, launches, runs, work, selected, wanted, sample))
         return sorted(found, key=lambda counts: (-counts.total_work, counts.pid, counts.gpu))
-
-    def _sample(
-        self, key: tuple[Any, ...], chosen: Sample | None, work: Any
-    ) -> tuple[Sample, Estimate] | None:
-        """Return the sample of a kernel and launch shape and the estimate of its work; None without sampling. work: by group."""
-        if chosen is None or work is None:
-            return None
-        before = self._sampled_before.get(key)
-        if self._since_last:
-            self._sampled_before[key] = chosen, work.copy()
-        if before is not None:
-            chosen, work = chosen.since(before[0]), work - before[1]
-        return chosen, chosen.total(work)
 
 
 def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:

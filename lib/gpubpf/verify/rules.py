@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
 from gpubpf.verify import copies, flow, ranges
@@ -329,6 +330,8 @@ class _Checker(AbstractMachine):
                     raise self.reject(pc, "half of an ld_imm64", "compile the C text again")
                 if i.map is not None and i.map not in self.program.maps:
                     raise self.reject(pc, f"map {i.map} is not declared", "declare it in the C text")
+                if i.map is not None and not maps.is_name(i.map):
+                    raise self.reject(pc, f"a map cannot have the name {i.map!r}", "give it another name")
                 if i.map is None and i.src:
                     raise self.reject(
                         pc, "refers to a variable or an unknown map", "use a map or an array on the stack"

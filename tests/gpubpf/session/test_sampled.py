@@ -93,12 +93,7 @@ def test_what_is_unknown_is_not_guessed():
     assert "+- unknown" in one.total(one.chosen * 7).text("loads")
 
 
-def test_intervals_add_up():
+def test_while_launches_run_the_number_of_units_is_unknown():
     early, work, _ = drawn(4, 1)
-    later = Sample(early.sampling, 3 * WORK.size, 3 * early.chosen)
-    added = later.since(early)
-    assert (added.units, added.count) == (2 * WORK.size, 2 * early.count)
-    assert later.since(None) is later
     running = Sample(early.sampling, None, 3 * early.chosen)
-    assert running.since(early).units is None
     assert running.total(3 * work).value == round(4 * 3 * work.sum())
