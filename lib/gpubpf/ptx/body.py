@@ -216,17 +216,18 @@ class Body:
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
-        often = (
-            ()
-            if not self.has_launch_block
-            else (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
-        )
-        shards = {
-            shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
-        }
-        out += [text(self.filler.shard(a, p, self._added(register))) for register, (a, p) in shards.items()]
+        if self.has_launch_block:
+            out += self._shards()
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.at_entry, self.function.line, here)
+
+    def _shards(self) -> list[Statement]:
+        """Return what sets the registers that probes at FREQUENT points take their arguments of kind `shard` from."""
+        often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
+        needed = {
+            shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
+        }
+        return [text(self.filler.shard(a, p, self._added(register))) for register, (a, p) in needed.items()]
 
     # exits
 
