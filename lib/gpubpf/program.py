@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.images.instrument import Attachment, Sidecar
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host, HostProbe
+    from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
     from gpubpf.linux.process_functions import FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.programs import LoweredPrograms
@@ -293,6 +294,25 @@ class BPF:
         """
         self._attach_host(fn_name, "host", tp)
 
+    def attach_kprobe(self, function: str, fn_name: str, offset: int = 0, ret: bool = False) -> None:
+        """Run `fn_name`, whose context is `struct pt_regs`, when this function of the Linux kernel is entered, for the whole machine.
+
+        offset: of another instruction in the function, in bytes. ret: run it when the function returns.
+        """
+        from gpubpf.linux.kernel_events import KernelFunction
+
+        self._attach_host(fn_name, "uprobe", KernelFunction(function, offset, ret))
+
+    def attach_perf_event(self, event: str, fn_name: str) -> None:
+        """Run `fn_name`, whose context is `struct bpf_perf_event_data`, at a software event of the Linux kernel, on every CPU.
+
+        event: EVENT:N, each N events, such as page-faults:1; or EVENT:Nhz, N times a second, such as cpu-clock:99hz. EVENT is one of
+        `kernel_events.SOFTWARE`. Raises UsageError.
+        """
+        from gpubpf.linux.kernel_events import perf_event
+
+        self._attach_host(fn_name, "host", perf_event(event))
+
     def attach_uprobe(
         self,
         library: str | Iterable[str],
@@ -317,19 +337,23 @@ class BPF:
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
         self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
 
-    def attach_process_function(self, path: str, function: str, fn_name: str, ret: bool = False) -> None:
+    def attach_process_function(
+        self, path: str, function: str, fn_name: str, ret: bool = False, offset: int = 0
+    ) -> None:
         """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when a traced process enters this function of a
         program or library, or with `ret` returns from it.
 
-        path: as `library` of `attach_uprobe`. It runs from the process's first call of cuInit on, and may use shared arrays.
+        path: as `library` of `attach_uprobe`. offset: of another instruction in the function, in bytes.
+
+        It runs from the process's first call of cuInit on, and may use shared arrays.
         """
         from gpubpf.linux.process_functions import FunctionProbe
 
         if self._programs.points.get(fn_name) != "uprobe":
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
-        self.process_functions.append(FunctionProbe(fn_name, path, function, ret))
+        self.process_functions.append(FunctionProbe(fn_name, path, function, ret, offset))
 
-    def _attach_host(self, name: str, point: str, event: str) -> None:
+    def _attach_host(self, name: str, point: str, event: str | KernelFunction | PerfEvent) -> None:
         from gpubpf.linux.host_programs import HostProbe
 
         found = self._programs.points.get(name)
@@ -356,9 +380,9 @@ class BPF:
             return f"there is no program {name}; use one of: {', '.join(points) or 'none'}"
         point = points[name]
         if point == "host":
-            return "it takes a context of the Linux kernel; attach it with attach_tracepoint"
+            return "it takes a context of the Linux kernel; attach it with attach_tracepoint or attach_perf_event"
         if point == "uprobe":
-            return "it takes a struct pt_regs; attach it with attach_uprobe"
+            return "it takes a struct pt_regs; attach it with attach_uprobe or attach_kprobe"
         call = f"attach_{point}" if point in HOST_POINTS else f"attach_gpu_{point}"
         return f"it takes a struct gpu_{point}; attach it with {call}"
 

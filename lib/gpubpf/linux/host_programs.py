@@ -38,6 +38,7 @@ from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
 from gpubpf.linux import process_functions, uprobes
+from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
 from gpubpf.process import bpf_syscall
 
@@ -53,10 +54,20 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 @dataclass(frozen=True)
 class HostProbe:
-    """A host program and its event: `launch`, `operation`, a tracepoint CATEGORY:NAME, or a raw tracepoint NAME."""
+    """A host program and its event: `launch`, `operation`, a tracepoint CATEGORY:NAME, a raw tracepoint NAME, or another event of the
+    kernel."""
 
     function: str
-    event: str
+    event: str | KernelFunction | PerfEvent
+
+    @property
+    def program_type(self) -> int:
+        """The kernel's type of the program (enum bpf_prog_type)."""
+        if not isinstance(self.event, str):
+            return self.event.program_type
+        if self.event in HOST_POINTS:
+            return bpf_syscall.KPROBE
+        return bpf_syscall.TRACEPOINT if ":" in self.event else bpf_syscall.RAW_TRACEPOINT
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ class Host:
     @property
     def points(self) -> frozenset[str]:
         """The HOST_POINTS at which programs run in the kernel."""
-        own = {a.event for a in self._attachments if a.event in HOST_POINTS} if self._loaded else set()
+        own = {str(a.event) for a in self._attachments if a.event in HOST_POINTS} if self._loaded else set()
         return frozenset(own).union(*(companion.points for companion in self._companions))
 
     def point_of(self, function: str) -> str:
@@ -166,7 +177,7 @@ class Host:
                 self._release()
                 raise
         if tracepoints or self._tables or self._own:
-            what = [*(a.event for a in tracepoints), *(t.what for t in self._tables)]
+            what = [*(str(a.event) for a in tracepoints), *(t.what for t in self._tables)]
             names = ", ".join([*what, *(o.what for o in self._own)])
             raise Error(f"{reason}: host programs at {names} require CAP_BPF and CAP_PERFMON; run as root")
         if native is None:
@@ -202,10 +213,9 @@ class Host:
                 )
         for attachment in tracepoints:
             function = self._program.functions[attachment.function]
-            raw = ":" not in attachment.event
-            file = load(self._program, function, self._files, raw=raw)
+            file = load(self._program, function, self._files, kind=attachment.program_type)
             self._programs.append((function.name, file))
-            self._events.append(_attach(file, attachment.event))
+            self._events += _attach(file, attachment.event)
         for (
             attachment
         ) in self._attachments:  # load now to report errors; they are loaded again for each process
@@ -486,25 +496,34 @@ class HostProcess:
         self._host._remove(self)
 
 
-def _attach(program: int, event: str) -> int:
-    """Attach a program to a tracepoint, named as in HostProbe. Raises Error if there is no such tracepoint."""
+def _attach(program: int, event: str | KernelFunction | PerfEvent) -> list[int]:
+    """Attach a program to an event of the kernel, as in HostProbe. Return file descriptors; closing them detaches the program.
+
+    Raises Error if there is no such event."""
+    if not isinstance(event, str):
+        return event.attach(program)
     if ":" in event:
-        return bpf_syscall.attach_tracepoint(program, bpf_syscall.tracepoint(event).number)
+        return [bpf_syscall.attach_tracepoint(program, bpf_syscall.tracepoint(event).number)]
     try:
-        return bpf_syscall.attach_raw_tracepoint(program, event)
+        return [bpf_syscall.attach_raw_tracepoint(program, event)]
     except FileNotFoundError:
         raise Error(f"this kernel has no tracepoint {event}; check its name") from None
 
 
 def load(
-    program: Program, function: BpfFunction, files: Mapping[str, int], attach: int = 0, raw: bool = False
+    program: Program,
+    function: BpfFunction,
+    files: Mapping[str, int],
+    attach: int = 0,
+    kind: int = bpf_syscall.TRACEPOINT,
 ) -> int:
     """Load a host program into the kernel. Return its file descriptor.
 
-    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `raw`: the program is for a raw
-    tracepoint. Raises VerifyError; PermissionError if this process may not load it.
+    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `kind`: the type of a
+    program whose context is neither a launch's or operation's nor a struct pt_regs.
+
+    Raises VerifyError; PermissionError if this process may not load it.
     """
-    kind = bpf_syscall.RAW_TRACEPOINT if raw else bpf_syscall.TRACEPOINT
     if function.point in HOST_POINTS:
         registers = context.REGISTERS[function.point]
         function, kind = context.copied(function, registers), bpf_syscall.KPROBE
@@ -521,21 +540,23 @@ def load(
 
 
 def try_load(program: Program, function: BpfFunction, raw: bool | None = None) -> None:
-    """Have the kernel verify a host program. `raw`: as for `load`; None: a program for a tracepoint may be of either kind.
+    """Have the kernel verify a host program. `raw`: it is for a raw tracepoint; None: a program for a tracepoint may be of
+    either kind.
 
     Raises VerifyError; PermissionError if this process may not load programs.
     """
+    kind = bpf_syscall.RAW_TRACEPOINT if raw else bpf_syscall.TRACEPOINT
     with contextlib.ExitStack() as stack:
         files: dict[str, int] = {}
         for name in {i.map for i in function.instructions if i.map is not None}:
             files[name] = _create(program.maps[name])
             stack.callback(os.close, files[name])
         try:
-            os.close(load(program, function, files, raw=bool(raw)))
+            os.close(load(program, function, files, kind=kind))
         except VerifyError:
             if raw is not None or function.point != "host":
                 raise
-            os.close(load(program, function, files, raw=True))
+            os.close(load(program, function, files, kind=bpf_syscall.RAW_TRACEPOINT))
 
 
 def _create(definition: MapDefinition) -> int:

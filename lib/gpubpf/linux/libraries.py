@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError
-from gpubpf.process import address_space, libc, target_files
+from gpubpf.process import address_space, bpf_syscall, libc, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
@@ -205,7 +205,7 @@ class Mappings:
         self._areas: list[mmap.mmap] = []
         self.lost = False
         try:
-            for cpu in _online():
+            for cpu in bpf_syscall.online_cpus():
                 file = _open(cpu)
                 self._files.append(file)
                 self._areas.append(mmap.mmap(file, (1 + _PAGES) * mmap.PAGESIZE))
@@ -271,11 +271,3 @@ def _open(cpu: int) -> int:
     attributes = struct.pack("<IIQQQQQII", _SOFTWARE, 112, _DUMMY, 1, 0, 0, _FLAGS, 1, 0).ljust(112, b"\0")
     buffer = ctypes.create_string_buffer(attributes, 112)
     return libc.system_call("perf_event_open", ctypes.addressof(buffer), -1, cpu, -1, 8)  # closed on exec
-
-
-def _online() -> list[int]:
-    found: list[int] = []
-    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return found

@@ -18,7 +18,8 @@ from gpubpf.linux.libraries import LibraryNames
 
 @dataclass(frozen=True)
 class FunctionProbe:
-    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it.
+    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it. `offset`: of an
+    instruction in the function, in bytes.
 
     Raises UsageError for a path that names no library."""
 
@@ -26,6 +27,7 @@ class FunctionProbe:
     path: str
     symbol: str
     returns: bool = False
+    offset: int = 0
 
     def __post_init__(self) -> None:
         LibraryNames(self.path)
@@ -56,26 +58,30 @@ def found(pid: int, probe: FunctionProbe) -> Iterator[FunctionPlace | str]:
         yield f"cannot be read ({error.strerror})"
         return
     try:
-        offset = _offset(file, probe.symbol)
-        name = os.path.basename(mapped.path)
-        place = FunctionPlace(f"/proc/self/fd/{file}", offset) if offset is not None else None
-        yield place or f"has no function {probe.symbol} in {name}"
+        library = os.path.basename(mapped.path)
+        function = _function(file, probe.symbol)
+        if function is None:
+            yield f"has no function {probe.symbol} in {library}"
+        elif probe.offset and probe.offset >= function[1]:
+            yield f"has {function[1]:,} bytes of code in function {probe.symbol} in {library}, so none at +{probe.offset:#x}"
+        else:
+            yield FunctionPlace(f"/proc/self/fd/{file}", function[0] + probe.offset)
     finally:
         os.close(file)
 
 
-def _offset(file: int, symbol: str) -> int | None:
-    """Return the offset of a function in a file; None if the file does not have it."""
+def _function(file: int, symbol: str) -> tuple[int, int] | None:
+    """Return where a function is in a file, and its size in bytes; None if the file does not have it."""
     library = elf.LoadedFile(file)
     with contextlib.suppress(OSError, ImageError):
         exported = elf.exports(library).get(symbol)
         if exported is not None:
-            return library.offset(exported.address)
+            return library.offset(exported.address), exported.size
         wanted = symbol.encode()
         for symbols, names in elf.of_file(file).symbol_tables((elf.STT_FUNC,)):
             at = _string(names, wanted)
             for one in symbols[symbols["name"] == at] if at is not None else ():
-                return library.offset(int(one["value"]))
+                return library.offset(int(one["value"])), int(one["size"])
     return None
 
 

@@ -5,20 +5,22 @@
 
 The names are those of libbpf and bpftime. A kprobe is on the GPU unless the Linux kernel has a function of this name. bpftime decides
 by an option for the whole run; with it, names that begin with `cuda_` are on the GPU. This prefix is accepted here, and always means
-the GPU.
+the GPU. For perf events, libbpf leaves it to the loader to choose the event; here the section names it.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import ImageError, UsageError
+from gpubpf.linux import kernel_events
 from gpubpf.linux.libraries import LibraryNames
 
 _SYMBOLS = Path("/proc/kallsyms")
-_ON_GPU = "cuda_"
+ON_GPU = "cuda_"
 _ACCESSES, _ALONE = "__memcapture", "__directly_run"
 ALONE = f"kprobe/{_ALONE}"
 # Sections on the host: the event, and whether the program runs at the function's return.
@@ -29,19 +31,23 @@ _HOST = {
     "raw_tracepoint": ("raw", False),
     "uprobe": ("function", False),
     "uretprobe": ("function", True),
+    "perf_event": ("perf_event", False),
 }
-SECTIONS = "kprobe/KERNEL, kretprobe/KERNEL, kprobe/__memcapture, tracepoint/, raw_tp/, uprobe/ or uretprobe/"
+SECTIONS = "kprobe/KERNEL, kretprobe/KERNEL, kprobe/__memcapture, tracepoint/, raw_tp/, uprobe/, uretprobe/ or perf_event/"
+_FUNCTION = re.compile(r"([^+]+)(?:\+(0x[0-9a-fA-F]{1,8}|\d{1,8}))?")
 
 
 @dataclass(frozen=True)
 class AttachPoint:
     """Where a program goes.
 
-    event     entry, exit, access: on the GPU. alone: it runs as a kernel of its own. tracepoint, raw, function: on the host
+    event     entry, exit, access: on the GPU. alone: it runs as a kernel of its own. function: on the host, in traced processes.
+              tracepoint, raw, kernel_function, perf_event: on the host, for the whole machine
     kernels   on the GPU: mangled names; none: every kernel
-    target    on the host: CATEGORY:NAME, the name of a raw tracepoint, or the function
+    target    on the host: CATEGORY:NAME, the name of a raw tracepoint, the function, or the perf event
     path      of the program or library that has the function
     returns   the program runs when the function returns
+    offset    of the instruction in the function, in bytes
     """
 
     section: str
@@ -50,6 +56,7 @@ class AttachPoint:
     target: str = ""
     path: str = ""
     returns: bool = False
+    offset: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -60,7 +67,14 @@ class AttachPoint:
         """The point of the function (`bytecode.BpfFunction`)."""
         if self.event == "alone":
             return "entry"
-        return self.event if self.on_gpu else "uprobe" if self.event == "function" else "host"
+        if self.on_gpu:
+            return self.event
+        return "uprobe" if self.event in ("function", "kernel_function") else "host"
+
+    @property
+    def of_machine(self) -> bool:
+        """Whether the program runs for the whole machine, not for traced processes."""
+        return not self.on_gpu and self.event != "function"
 
 
 def attach_point(section: str) -> AttachPoint:
@@ -72,9 +86,16 @@ def attach_point(section: str) -> AttachPoint:
     if not event:
         raise ImageError(f"section {section!r} is not supported; use {SECTIONS}")
     if not slash or not rest:
+        form = f"EVENT:N or {kind}/EVENT:Nhz" if event == "perf_event" else "…"
         raise ImageError(
-            f"section {section!r} does not say where its program goes; name that with --attach, as in --attach PROGRAM={kind}/…"
+            f"section {section!r} does not say where its program goes; name that with --attach, as in --attach PROGRAM={kind}/{form}"
         )
+    if event == "perf_event":
+        try:
+            kernel_events.perf_event(rest)
+        except UsageError as error:
+            raise ImageError(f"section {section!r}: {error}") from None
+        return AttachPoint(section, event, target=rest)
     if event == "tracepoint":
         category, slash, name = rest.partition("/")
         if not (category and name):
@@ -82,19 +103,35 @@ def attach_point(section: str) -> AttachPoint:
         return AttachPoint(section, event, target=f"{category}:{name}")
     if event == "raw":
         return AttachPoint(section, event, target=rest)
-    path, _, name = rest.rpartition(":")
-    if not path or not name or "+" in name or name.startswith("0x"):
+    path, _, function = rest.rpartition(":")
+    if not path or not function or function.startswith("0x"):
         raise ImageError(f"section {section!r} names no function; use {kind}/PATH:FUNCTION")
+    name, offset = _function(section, function, returns)
     try:
         LibraryNames(path)
     except UsageError as error:
         raise ImageError(f"section {section!r}: {error}") from None
-    return AttachPoint(section, event, target=name, path=path, returns=returns)
+    return AttachPoint(section, event, target=name, path=path, returns=returns, offset=offset)
+
+
+def _function(section: str, text: str, returns: bool) -> tuple[str, int]:
+    """Return FUNCTION and OFFSET of FUNCTION+OFFSET."""
+    match = _FUNCTION.fullmatch(text)
+    if match is None:
+        raise ImageError(
+            f"section {section!r} has an offset that is no number; use FUNCTION+OFFSET, such as main+0x10"
+        )
+    name, offset = match[1], int(match[2] or "0", 0)
+    if returns and offset:
+        raise ImageError(
+            f"section {section!r} has an offset, but a function returns only once; leave +{match[2]} out"
+        )
+    return name, offset
 
 
 def _probe(section: str, returns: bool, rest: str) -> AttachPoint:
-    on_gpu = rest.startswith(_ON_GPU)
-    names = tuple(name for name in rest.removeprefix(_ON_GPU).split(",") if name)
+    on_gpu = rest.startswith(ON_GPU)
+    names = tuple(name for name in rest.removeprefix(ON_GPU).split(",") if name)
     if not names:
         kind = section.partition("/")[0]
         raise ImageError(
@@ -104,6 +141,9 @@ def _probe(section: str, returns: bool, rest: str) -> AttachPoint:
         return AttachPoint(section, "access")
     if names == (_ALONE,) and not returns:
         return AttachPoint(section, "alone")
+    if not on_gpu and len(names) == 1 and _in_linux(names[0].partition("+")[0]):
+        name, offset = _function(section, names[0], returns)
+        return AttachPoint(section, "kernel_function", target=name, returns=returns, offset=offset)
     unknown = [name for name in names if name.startswith("__")]
     if unknown:
         raise ImageError(
@@ -111,15 +151,17 @@ def _probe(section: str, returns: bool, rest: str) -> AttachPoint:
         )
     if not on_gpu and (found := next((name for name in names if _in_linux(name)), None)):
         raise ImageError(
-            f"section {section!r}: the Linux kernel has a function {found}, and probes on it are not supported;"
-            f" if you mean a GPU kernel, name it {_ON_GPU}{found}"
+            f"section {section!r}: the Linux kernel has a function {found}, and a program there can have only one;"
+            f" if you mean GPU kernels, write {ON_GPU} before the first name"
         )
     return AttachPoint(section, "exit" if returns else "entry", names)
 
 
 def _in_linux(name: str) -> bool:
-    """Return whether the Linux kernel has a function of this name, as far as it says so."""
-    return any(b" %s %s\n" % (kind, name.encode()) in _symbols() for kind in (b"t", b"T", b"w", b"W"))
+    """Return whether the Linux kernel or one of its modules has a function of this name, as far as the kernel says so."""
+    return any(
+        b" %c %s%c" % (kind, name.encode(), end) in _symbols() for kind in b"tTwW" for end in (b"\n", b"\t")
+    )
 
 
 @functools.cache

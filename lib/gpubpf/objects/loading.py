@@ -21,14 +21,15 @@ from gpubpf.ebpf import compile, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.errors import Error, ImageError, UsageError, VerifyError
-from gpubpf.linux import btf
+from gpubpf.linux import btf, kernel_events
 from gpubpf.lower.programs import CompiledPrograms
 from gpubpf.objects import launch, map_kinds, settings
-from gpubpf.objects.attach_points import ALONE, AttachPoint, attach_point
+from gpubpf.objects.attach_points import ALONE, ON_GPU, AttachPoint, attach_point
 from gpubpf.objects.core import Relocations
 from gpubpf.objects.linking import Linker
 from gpubpf.objects.object_file import LARGEST, ObjectFile
 from gpubpf.objects.settings import Settings
+from gpubpf.show import notices
 from gpubpf.verify import records
 
 if TYPE_CHECKING:
@@ -116,8 +117,26 @@ class LoadedObject:
                 bpf.attach_tracepoint(place.target, name)
             elif place.event == "raw":
                 bpf.attach_raw_tracepoint(place.target, name)
+            elif place.event == "kernel_function":
+                bpf.attach_kprobe(place.target, name, place.offset, place.returns)
+                _check_kprobes(name, place.target)
+            elif place.event == "perf_event":
+                bpf.attach_perf_event(place.target, name)
             elif place.event == "function":
-                bpf.attach_process_function(place.path, place.target, name, place.returns)
+                bpf.attach_process_function(place.path, place.target, name, place.returns, place.offset)
+
+
+def _check_kprobes(program: str, function: str) -> None:
+    """Raise Error if no program can be at functions of the Linux kernel. Else tell the user which of two places it is at."""
+    instead = f"kprobe/{ON_GPU}{function}"
+    try:
+        kernel_events.kprobe_type(function)
+    except Error as error:
+        raise Error(f"program {program}: {error}, or, for a GPU kernel of this name, {instead}") from None
+    notices.note(
+        "gpurun",
+        f"program {program} runs at the function {function} of the Linux kernel; for a GPU kernel of this name, use {instead}",
+    )
 
 
 def load(path: str, given: Settings = UNCHANGED) -> LoadedObject:
@@ -169,12 +188,13 @@ def read(data: bytes, given: Settings = UNCHANGED) -> LoadedObject:
     definitions = {
         name: map_kinds.definition(one, types, sizes.get(name, 0)) for name, one in file.maps.items()
     }
+    of_machine = [name for name, place in places.items() if place.of_machine]
     used = {i.map for function in functions.values() for i in function.instructions}
     for number, name in variables.items():
         if name in used:
             definitions[name] = map_kinds.of_variables(file.variables[number], name, types)
     definitions = settings.with_values(
-        map_kinds.placed(definitions, functions.values()), variables.values(), given.values
+        map_kinds.placed(definitions, functions.values(), of_machine), variables.values(), given.values
     )
     _check_helpers(functions.values())
     program = Program(linker.text(), functions, definitions, file.license)

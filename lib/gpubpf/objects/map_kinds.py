@@ -120,15 +120,17 @@ def _sets(i: Instruction, register: int) -> bool:
 
 
 def placed(
-    definitions: Mapping[str, MapDefinition], functions: Iterable[BpfFunction]
+    definitions: Mapping[str, MapDefinition], functions: Iterable[BpfFunction], of_machine: Collection[str]
 ) -> dict[str, MapDefinition]:
-    """Return the maps with those in host memory that both sides use. Raises ImageError if that is not possible."""
+    """Return the maps with those in host memory that both sides use. Raises ImageError if that is not possible.
+
+    of_machine: the programs that run for the whole machine."""
     users: dict[str, dict[bool, str]] = {}
     everywhere: dict[str, str] = {}  # users that run for the whole machine
     for function in functions:
         for name in {i.map for i in function.instructions if i.map is not None}:
             users.setdefault(name, {}).setdefault(function.point in b.DEVICE_POINTS, function.name)
-            if function.point == "host":
+            if function.name in of_machine:
                 everywhere.setdefault(name, function.name)
     result = dict(definitions)
     for name, sides in users.items():

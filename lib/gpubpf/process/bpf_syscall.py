@@ -32,7 +32,7 @@ _OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_FREEZE, _MAP_LOOKUP_BATCH = 15, 17, 22,
 _LINK_CREATE, _ENABLE_STATISTICS = 28, 32
 UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
 _MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
-KPROBE, TRACEPOINT, RAW_TRACEPOINT = 2, 5, 17  # enum bpf_prog_type
+KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT = 2, 5, 7, 17  # enum bpf_prog_type
 # enum bpf_map_type
 HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, RINGBUF = 1, 2, 4, 5, 6, 10, 27
 NO_PREALLOC, CONSTANT, MMAPABLE = (
@@ -48,8 +48,10 @@ _NO_MESSAGE = re.compile(
     r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
 )
 
-_PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 2, 112, 8
+_PERF_SOFTWARE, _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 1, 2, 112, 8
+_PERF_BY_FREQUENCY = 1 << 10  # of the flags of struct perf_event_attr
 _PERF_ENABLE, _PERF_DISABLE, _PERF_SET_BPF = 0x2400, 0x2401, 0x40042408
+_KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 _UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
@@ -81,6 +83,15 @@ def possible_cpus() -> int:
     """Return the number of possible CPUs, which is the number of values in an element of a per-CPU map."""
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1]
     return int(last.split("-")[-1]) + 1
+
+
+def online_cpus() -> list[int]:
+    """Return the numbers of the CPUs that are online."""
+    found: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return found
 
 
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0, name: str = "") -> int:
@@ -246,6 +257,28 @@ def attach_uprobe(program: int, path: str, offset: int, returns: bool = False, p
     return _attach(program, kind, int(returns), ctypes.addressof(name), offset, pid)
 
 
+def kprobe_type() -> int:
+    """Return perf_event_open(2)'s event type for kprobes. Raises FileNotFoundError if the kernel has no kprobes."""
+    return int(_KPROBE_TYPE.read_text())
+
+
+def attach_kprobe(program: int, kind: int, function: str, offset: int = 0, returns: bool = False) -> int:
+    """Attach a KPROBE program to a function of the kernel, in any process. `kind`: the result of `kprobe_type`.
+
+    `returns`: run it when the function returns. Return a file descriptor; closing it detaches the program."""
+    name = ctypes.create_string_buffer(function.encode())
+    return _attach(program, kind, int(returns), ctypes.addressof(name), offset)
+
+
+def attach_software_event(program: int, event: int, count: int, frequency: bool, cpu: int) -> int:
+    """Attach a PERF_EVENT program to a software event on one CPU. `event`: of enum perf_sw_ids.
+
+    The program runs at each `count` events; with `frequency`, about `count` times a second. Return a file descriptor; closing it
+    detaches the program."""
+    flags = _PERF_BY_FREQUENCY if frequency else 0
+    return _attach(program, _PERF_SOFTWARE, event, 0, 0, -1, cpu, count, flags)
+
+
 def link_uprobes(
     program: int,
     attach: int,
@@ -315,11 +348,24 @@ def raw_arguments(name: str, count: int) -> bool:
     return True
 
 
-def _attach(program: int, kind: int, config: int, config1: int, config2: int, pid: int = -1) -> int:
-    attributes = struct.pack("<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, 1, 0, 0, 0, 1, 0, config1, config2)
+def _attach(
+    program: int,
+    kind: int,
+    config: int,
+    config1: int,
+    config2: int,
+    pid: int = -1,
+    cpu: int = 0,
+    period: int = 1,
+    flags: int = 0,
+) -> int:
+    """Open a perf event and attach a program to it. At tracepoints and probes, the kernel runs the program on every CPU unless there
+    is a pid, although the event is opened for one CPU."""
+    attributes = struct.pack(
+        "<II5QIIQQ", kind, _PERF_ATTRIBUTES, config, period, 0, 0, flags, 1, 0, config1, config2
+    )
     buffer = ctypes.create_string_buffer(attributes.ljust(_PERF_ATTRIBUTES, b"\0"), _PERF_ATTRIBUTES)
-    # Without a pid the kernel runs the program on every CPU and in every process, although the event is opened for CPU 0.
-    cpu = 0 if pid < 0 else -1
+    cpu = cpu if pid < 0 else -1
     event = system_call("perf_event_open", ctypes.addressof(buffer), pid, cpu, -1, _PERF_CLOSE_ON_EXEC)
     try:
         fcntl.ioctl(event, _PERF_SET_BPF, program)

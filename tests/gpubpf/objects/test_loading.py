@@ -10,7 +10,7 @@ import pytest
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.errors import Error, ImageError, UsageError, VerifyError
-from gpubpf.objects import listing, loading
+from gpubpf.objects import attach_points, listing, loading
 from gpubpf.objects.attach_points import attach_point
 from gpubpf.objects.object_file import ObjectFile
 from gpubpf.objects.settings import Settings
@@ -196,6 +196,9 @@ def test_names_of_maps_cannot_become_code(path: Path, tmp_path: Path, name: str)
         ("tp/sched/sched_switch", "tracepoint", (), "sched:sched_switch"),
         ("raw_tp/sched_switch", "raw", (), "sched_switch"),
         ("uretprobe//usr/lib/libc.so.6:malloc", "function", (), "malloc"),
+        ("kprobe/vfs_read", "kernel_function", (), "vfs_read"),
+        ("kretprobe/__x64_sys_getpid", "kernel_function", (), "__x64_sys_getpid"),
+        ("perf_event/cpu-clock:99hz", "perf_event", (), "cpu-clock:99hz"),
     ],
 )
 def test_sections(section: str, event: str, kernels: tuple[str, ...], target: str) -> None:
@@ -207,7 +210,17 @@ def test_sections(section: str, event: str, kernels: tuple[str, ...], target: st
     ("section", "why"),
     [
         ("xdp", "is not supported"),
-        ("perf_event", "is not supported"),
+        ("perf_event", "as in --attach PROGRAM=perf_event/EVENT:N or perf_event/EVENT:Nhz"),
+        ("perf_event/cpu-clock", "'cpu-clock' names no perf event; use EVENT:N"),
+        ("perf_event/cpu-clock:0hz", "'cpu-clock:0hz' names no perf event"),
+        ("perf_event/cycles:99hz", "there is no perf event 'cycles'; use one of: cpu-clock, task-clock"),
+        ("uprobe/./app:main+x", "has an offset that is no number; use FUNCTION+OFFSET"),
+        ("uretprobe/./app:main+4", "has an offset, but a function returns only once; leave +4 out"),
+        ("kretprobe/vfs_read+4", "has an offset, but a function returns only once"),
+        (
+            "kprobe/vfs_read,scale",
+            "the Linux kernel has a function vfs_read, and a program there can have only one",
+        ),
         ("kprobe", "names no kernel; name it with --attach, as in --attach PROGRAM=kprobe/KERNEL"),
         ("uprobe", "does not say where its program goes"),
         ("uprobe/./app", "names no function; use uprobe/PATH:FUNCTION"),
@@ -222,9 +235,18 @@ def test_sections_that_are_refused(section: str, why: str) -> None:
     assert why in str(error.value)
 
 
-def test_a_function_of_linux_is_no_kernel_of_a_gpu() -> None:
-    with pytest.raises(ImageError, match="the Linux kernel has a function vfs_read"):
-        attach_point("kprobe/vfs_read")
+def test_offsets_are_hexadecimal_or_decimal() -> None:
+    found = [attach_point(section) for section in ("uprobe/./app:main+0x1f", "kprobe/vfs_read+16")]
+    assert [(one.target, one.path, one.offset) for one in found] == [
+        ("main", "./app", 31),
+        ("vfs_read", "", 16),
+    ]
+
+
+def test_functions_of_modules_of_linux_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_points, "_symbols", lambda: b"0000000000000000 t nvidia_ioctl\t[nvidia]\n")
+    assert attach_point("kprobe/nvidia_ioctl").event == "kernel_function"
+    assert attach_point("kprobe/vfs_read").event == attach_point("kprobe/cuda_nvidia_ioctl").event == "entry"
 
 
 # --- what is refused ---
