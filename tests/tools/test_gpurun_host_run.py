@@ -65,7 +65,15 @@ SEC("perf_event/cpu-clock:199hz") int on_clock(void *ctx) { COUNT(2); return 0; 
 SEC("perf_event") int on_task(void *ctx) { COUNT(3); return 0; }
 """
 INSIDE = """
-SEC("uprobe/PATH:turns") int on_turns(void *ctx) { COUNT(0); return 0; }
+MAP(weights, HASH, u64, u32, 8);
+SEC("uprobe/PATH:turns") int on_turns(void *ctx) {
+    u64 key = 77;
+    u32 *weight = bpf_map_lookup_elem(&weights, &key);
+    COUNT(0);
+    if (weight)
+        *weight += 1;
+    return 0;
+}
 SEC("uprobe/PATH:turns+2") int on_turn(void *ctx) { COUNT(1); return 0; }
 SEC("uretprobe/PATH:turns") int on_return(void *ctx) { COUNT(2); return 0; }
 SEC("kprobe/_Z4workPi") int on_entry(void *ctx) { COUNT(3); return 0; }
@@ -96,7 +104,9 @@ def test_perf_events(app: str, tmp_path: Path) -> None:
 
 def test_an_instruction_inside_a_function(app: str, tmp_path: Path) -> None:
     path = build(COUNT + INSIDE.replace("PATH", app), tmp_path / "inside.bpf.o")
-    assert counts(path, app, tmp_path) == [2, 10, 2, 80]
+    assert counts(path, app, tmp_path, "--set", "weights[77]=0x100") == [2, 10, 2, 80]
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [one["entries"] for one in found if one.get("map") == "weights"] == [[{"key": 77, "value": 0x102}]]
 
 
 def test_an_instruction_outside_of_the_function_is_a_notice(app: str, tmp_path: Path) -> None:

@@ -315,6 +315,54 @@ def test_a_grid_that_cannot_be_launched_is_an_error(alone: str) -> None:
     assert "gpurun: cuLaunchKernel failed with CUDA error 1; check --grid and --block" in done.stderr
 
 
+HASHES = """
+struct place { u32 row; short column; char tag[6]; };
+struct cell { u64 count; u32 first, last; };
+MAP(cells, GPU_HASH, struct place, struct cell, 100);
+MAP(missed, GPU_ARRAY, u32, u64, 1);
+
+/* Thread n adds to the cell (n, -n, "abc"), and deletes that of thread 7. */
+SEC("kprobe/__directly_run")
+int add(void *ctx) {
+    u64 x, y, z;
+    u32 zero = 0;
+    bpf_get_thread_idx(&x, &y, &z);
+    struct place place = {x, -x, "abc"};
+    struct cell *cell = bpf_map_lookup_elem(&cells, &place);
+    u64 *others = bpf_map_lookup_elem(&missed, &zero);
+    if (cell)
+        cell->count += cell->first * cell->last;
+    else if (others)
+        __sync_fetch_and_add(others, 1);
+    if (x == 7)
+        ((long (*)(void *, void *))3)(&cells, &place);
+    return 0;
+}
+"""
+
+
+def test_first_values_of_hashes(tmp_path: Path) -> None:
+    path, out = build(HASHES, tmp_path / "hashes.bpf.o"), tmp_path / "out"
+    settings = [f"cells[{n},{-n},abc]={n},2,{n}" for n in range(60)] + ["cells[5,-5,abc]=100,0,0"]
+    options = [word for text in settings for word in ("--set", text)]
+    done = gpubpf_specs.run("gpurun", "--run", "add", "--block", "96", *options, path, "--json", "-o", out)
+    assert done.returncode == 0, done.stderr
+    maps = {
+        one["map"]: one["entries"] for one in map(json.loads, out.read_text().splitlines()) if "map" in one
+    }
+    assert maps["missed"] == [{"key": 0, "value": 36}]
+    value = {n: {"count": 3 * n, "first": 2, "last": n} for n in range(60)} | {
+        5: {"count": 100, "first": 0, "last": 0}
+    }
+    assert maps["cells"] == [
+        {"key": {"row": n, "column": -n, "tag": "abc"}, "value": value[n]} for n in range(60) if n != 7
+    ]
+    options = [word for n in range(101) for word in ("--set", f"cells[{n},0,x]=0*3")]
+    done = gpubpf_specs.run("gpurun", "--run", "add", *options, path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "map cells has room for 100 elements" in done.stderr
+
+
 BODY = 'SEC("kprobe/k") int f(void *ctx) {{ u32 key = 0; {} return 0; }}'
 WRONG = {
     "unknown section": ('SEC("xdp") int f(void *ctx) { return 0; }', "section 'xdp' is not supported"),

@@ -78,6 +78,8 @@ RING_SHARD = 64  # bytes that a shard has in the control block, and in front of 
 RING_PAGE = 4096
 RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
 MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
+# The hash of a key: from HASH_SEED on, for each of its `chunks`, xor it, multiply by HASH_FACTOR, xor the upper half into the lower.
+HASH_SEED, HASH_FACTOR = 7046029254386353131, (1 << 64) - 4658895280553007687
 PERF_BYTES = 1 << 18  # of a perf buffer, which is a ring on a GPU
 PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
 PRINT_BYTES = 1 << 20
@@ -123,8 +125,8 @@ class MapDefinition:
 
     `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that
     the library added. `kernel_type` is the kind that bcc takes the map for (enum bpf_map_type). `kind` is "type N" if GPU memory
-    has no map of this kind. `contents` are the bytes with which an array begins; the rest is zero. `constant`: they
-    never change.
+    has no map of this kind. `contents` are the bytes with which an array begins; the rest is zero; of a hash, its first elements, each
+    the key and then the value, without padding. `constant`: they never change.
     """
 
     name: str
@@ -239,6 +241,17 @@ def declared(
 
 def pad8(size: int) -> int:
     return (size + 7) & ~7
+
+
+def chunks(size: int) -> list[tuple[int, int]]:
+    """Split `size` bytes into naturally aligned parts: (offset, width)."""
+    result = []
+    at = 0
+    while at < size:
+        width = next(w for w in (8, 4, 2, 1) if at + w <= size)
+        result.append((at, width))
+        at += width
+    return result
 
 
 def prints_definition() -> MapDefinition:
@@ -387,14 +400,59 @@ def storage_size(defn: MapDefinition, units: int = 0) -> int:
 
 
 def header(defn: MapDefinition) -> bytes:
-    """Return the first bytes of a map's initial storage. The rest of it is zero, so copy this to memory that is set to zero."""
+    """Return the first bytes of a map's initial storage. The rest of it is zero, so copy this to memory that is set to zero.
+
+    Raises Error if not all contents of a hash find a slot."""
     if defn.kind == "hash":
-        return b"".join(v.to_bytes(8, "little") for v in (0, 0, defn.slots))
+        return _encode_hash(defn)
     return defn.contents if defn.kind == "array" else b""
 
 
+def elements(defn: MapDefinition) -> dict[bytes, bytes]:
+    """Return the elements with which a hash begins."""
+    size = defn.key_size + defn.value_size
+    parts = (defn.contents[at : at + size] for at in range(0, len(defn.contents), size))
+    return {part[: defn.key_size]: part[defn.key_size :] for part in parts}
+
+
+def _encode_hash(defn: MapDefinition) -> bytes:
+    """Return the storage of a hash with its contents, without the zeros at its end."""
+    found, slots = elements(defn), defn.slots
+    head = b"".join(v.to_bytes(8, "little") for v in (len(found), 0, slots))
+    if not found:
+        return head
+    storage = bytearray(head.ljust(storage_size(defn), b"\0"))
+    keys_at = HEADER + 8 * slots
+    values_at = keys_at + slots * pad8(defn.key_size)
+    for key, value in found.items():
+        number = _hash_of(key)
+        for turn in range(min(MAX_PROBES, slots)):
+            slot = (number >> 24) + turn & slots - 1
+            at = HEADER + 8 * slot
+            if not any(storage[at : at + 8]):
+                break
+        else:
+            raise Error(f"map {defn.name} has no room for all of its first values; give it more entries")
+        storage[at : at + 8] = (number << 2 & (1 << 64) - 1 | 2).to_bytes(8, "little")
+        for start, stride, data in ((keys_at, pad8(len(key)), key), (values_at, pad8(len(value)), value)):
+            storage[start + slot * stride : start + slot * stride + len(data)] = data
+    return bytes(storage)
+
+
+def _hash_of(key: bytes) -> int:
+    number = HASH_SEED
+    for at, width in chunks(len(key)):
+        number = (number ^ int.from_bytes(key[at : at + width], "little")) * HASH_FACTOR & (1 << 64) - 1
+        number ^= number >> 32
+    return number
+
+
 def fill(defn: MapDefinition, file: int) -> None:
-    """Write the contents of an array to a map in the kernel. Raises OSError."""
+    """Write the contents of an array or hash to a map in the kernel. Raises OSError."""
+    if defn.kind == "hash":
+        for key, value in elements(defn).items():
+            bpf_syscall.update(file, key, value)
+        return
     for number, at in enumerate(range(0, len(defn.contents), defn.value_size)):
         value = defn.contents[at : at + defn.value_size]
         bpf_syscall.update(file, number.to_bytes(4, "little"), value.ljust(defn.stride, b"\0"))

@@ -19,12 +19,15 @@ from typing import Any
 from gpubpf.ebpf.maps import (
     BLOCK_PROBES,
     BLOCK_SLOTS,
+    HASH_FACTOR,
+    HASH_SEED,
     HEADER,
     MAX_PROBES,
     RING_MARGIN,
     RING_PAGE,
     RING_SHARD,
     MapDefinition,
+    chunks,
     pad8,
     record_stride,
 )
@@ -34,17 +37,6 @@ WAITS = 4096  # how often a lookup reads the state of a slot again while another
 HASH_OPERATIONS = ("find", "delete", "update", "insert", "replace")
 _TEMPLATES = Path(__file__).parent / "templates"
 _SECTION = re.compile(r"; (if|for) (\w+)")
-
-
-def chunks(size: int) -> list[tuple[int, int]]:
-    """Split `size` bytes into naturally aligned parts: (offset, width)."""
-    result = []
-    at = 0
-    while at < size:
-        width = next(w for w in (8, 4, 2, 1) if at + w <= size)
-        result.append((at, width))
-        at += width
-    return result
 
 
 def ring_function(name: str, definition: MapDefinition, backend: Backend) -> str:
@@ -73,7 +65,7 @@ def block_function(
 def hash_function(name: str, operation: str, definition: MapDefinition, backend: Backend) -> str:
     """Return `i64 name(i64 base, key parts…[, value parts…])` for one of HASH_OPERATIONS. Only the last three take a value."""
     keys, values = _parts(definition.key_size), _parts(definition.value_size)
-    hashed, equal = "7046029254386353131", "true"
+    hashed, equal = str(HASH_SEED), "true"
     for part in keys:
         n = part["n"]
         part |= {"mixed": hashed, "word": f"%w{n}" if part["narrow"] else f"%k{n}", "equal_before": equal}
@@ -90,6 +82,7 @@ def hash_function(name: str, operation: str, definition: MapDefinition, backend:
         keys=keys,
         values=values,
         hash=hashed,
+        factor=HASH_FACTOR - (1 << 64),
         equal=equal,
         absent="0" if operation == "find" else "-2",
         claims=operation in ("update", "insert"),

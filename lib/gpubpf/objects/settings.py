@@ -1,9 +1,10 @@
-"""Values that a user gives to an object's variables and arrays before its programs run: NAME=VALUE, NAME[KEY]=VALUE."""
+"""Values that a user gives to an object's variables, arrays and hashes before its programs run: NAME=VALUE, NAME[KEY]=VALUE."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,14 @@ from gpubpf.show import table
 if TYPE_CHECKING:
     import numpy as np
 
-_SETTING = re.compile(r"(\w+)(?:\[(\w+)\])?=(.*)", re.S)
-_MOST_CONTENTS = 1 << 24  # bytes of an array that are set
+_SETTING = re.compile(r"(\w+)(?:\[([^\[\]=]+)\])?=(.*)", re.S)
+_MOST_CONTENTS = 1 << 24  # bytes of an array that are set, or of a hash of which an element is
 _ARRAYS = ("array", "shared_array")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line changes in an object: the sections of programs, and values of variables and arrays.
+    """What the command line changes in an object: the sections of programs, and values of variables, arrays and hashes.
 
     sections  by name of a program, the section that replaces its own
     values    NAME=VALUE or NAME[KEY]=VALUE
@@ -60,7 +61,8 @@ def with_values(
         if name in sections and one.value_type is not None
         for field, kind, at in one.value_type["fields"]
     }
-    arrays = [name for name, one in definitions.items() if one.kind in _ARRAYS and name not in sections]
+    kinds = (*_ARRAYS, "hash")
+    settable = [name for name, one in definitions.items() if one.kind in kinds and name not in sections]
     for text in values:
         match = _SETTING.fullmatch(text)
         where = f"--set {text!r}"
@@ -71,11 +73,12 @@ def with_values(
             holder, kind, at = variables[name]
             result[holder] = _with_variable(result[holder], kind, at, key, value, where)
         elif name in result and name not in sections:
-            result[name] = _with_elements(result[name], key, value, where)
+            of_kind = _with_entry if result[name].kind == "hash" else _with_elements
+            result[name] = of_kind(result[name], key, value, where)
         else:
-            known = [*(one for one in variables if one.isidentifier()), *arrays]
+            known = [*(one for one in variables if one.isidentifier()), *settable]
             raise UsageError(
-                f"{where}: there is no variable or array {name}; use one of: {', '.join(known) or 'none'}"
+                f"{where}: there is no variable, array or hash {name}; use one of: {', '.join(known) or 'none'}"
             )
     return result
 
@@ -97,7 +100,7 @@ def _with_elements(definition: MapDefinition, key: str | None, value: str, where
     """Return an array with one element, or with the first elements, one for each number of a list."""
     if definition.kind not in _ARRAYS:
         raise UsageError(
-            f"{where}: map {definition.name} is of kind {definition.kind}; only arrays can be set"
+            f"{where}: map {definition.name} is of kind {definition.kind}; only arrays and hashes can be set"
         )
     kind, size = definition.value_dtype, definition.value_size
     if key is None and kind.subdtype is None and kind.names is None and kind.kind in "iufb":
@@ -112,6 +115,20 @@ def _with_elements(definition: MapDefinition, key: str | None, value: str, where
     return _written(definition, first * size, data)
 
 
+def _with_entry(definition: MapDefinition, key: str | None, value: str, where: str) -> MapDefinition:
+    """Return a hash with one more element, or with another value of one."""
+    name = definition.name
+    if key is None:
+        raise UsageError(f"{where}: map {name} is a hash; write {name}[KEY]=VALUE")
+    if maps.storage_size(definition) > _MOST_CONTENTS:
+        raise UsageError(f"{where}: map {name} has more than {_MOST_CONTENTS:,} bytes, so it cannot be set")
+    found = maps.elements(definition)
+    found[_bytes(definition.key_dtype, key, where)] = _bytes(definition.value_dtype, value, where)
+    if len(found) > definition.max_entries:
+        raise UsageError(f"{where}: map {name} has room for {table.count(definition.max_entries, 'element')}")
+    return replace(definition, contents=b"".join(one + of for one, of in found.items()))
+
+
 def _repeated(part: str, most: int, where: str) -> tuple[str, int]:
     """Return VALUE and N of VALUE*N, which stands for N times VALUE."""
     value, star, times = part.partition("*")
@@ -123,7 +140,7 @@ def _repeated(part: str, most: int, where: str) -> tuple[str, int]:
 
 def _named(kinds: Sequence[np.dtype[Any]]) -> str:
     """Return the types of numbers in words: ``uint32``, ``int8 and uint64``."""
-    return " and ".join(sorted({kind.name for kind in kinds}))
+    return " and ".join(sorted({"text" if kind.kind == "S" else kind.name for kind in kinds}))
 
 
 def _written(definition: MapDefinition, at: int, data: bytes) -> MapDefinition:
@@ -141,52 +158,62 @@ def _number(text: str, where: str) -> int:
 
 
 def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
-    """Return a value of a type: a number, a list of numbers for arrays and structures of numbers, or a text for arrays of char."""
+    """Return a value of a type: a number or text, or a list of them for arrays and structures, in the order of their members."""
     import numpy as np
 
-    if kind.kind == "S":
-        data = value.encode()
-        if len(data) >= kind.itemsize:
-            raise UsageError(f"{where}: the text has {len(data)} bytes (at most {kind.itemsize - 1})")
-        return data.ljust(kind.itemsize, b"\0")
     if kind.kind == "V" and kind.names is None and kind.subdtype is None:  # as `values.plain` shows it
         size = kind.itemsize
         kind = np.dtype(("<u8", (size // 8,)) if size % 8 == 0 else ("|u1", (size,)))
-    base, shape = kind.subdtype or (kind, ())
-    single = [base] * int(np.prod(shape)) if kind.names is None else [kind[name] for name in kind.names]
-    repeated = (_repeated(part, len(single), where) for part in value.split(","))
+    single = list(_members(kind, 0))
+    whole = value if kind.kind == "S" else None  # a text may have commas
+    repeated = (
+        [(whole, 1)] if whole is not None else (_repeated(p, len(single), where) for p in value.split(","))
+    )
     parts = [part for part, times in repeated for _ in range(times)]
     if len(parts) != len(single):
         raise UsageError(f"{where}: the type has {table.count(len(single), 'number')}, not {len(parts)}")
-    if any(one.kind not in "iufb" for one in single):
-        raise UsageError(f"{where}: the type has members that are no numbers; these cannot be set")
-    found = np.zeros((), kind)
+    found = bytearray(kind.itemsize)
     try:
-        numbers = [_scalar(one, part.strip()) for one, part in zip(single, parts, strict=True)]
-        if kind.names is None:
-            return b"".join(number.tobytes() for number in numbers)
-        for name, number in zip(kind.names, numbers, strict=True):
-            found[name] = number
+        for (at, one), part in zip(single, parts, strict=True):
+            found[at : at + one.itemsize] = _scalar(one, part, where)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{where}: {value!r} does not fit the type, {_named(single)}; write numbers such as 7, -1, 0x10 or 0.5"
+            f"{where}: {value!r} does not fit the type, {_named([one for _, one in single])}; write numbers such as 7, -1, 0x10 or 0.5"
         ) from None
-    return found.tobytes()
+    return bytes(found)
 
 
-def _scalar(kind: np.dtype[Any], text: str) -> np.ndarray[Any, Any]:
-    """Return a number of this type. Raises ValueError or OverflowError."""
+def _members(kind: np.dtype[Any], at: int) -> Iterator[tuple[int, np.dtype[Any]]]:
+    """Yield the numbers and texts of a type, each with its offset."""
+    if kind.subdtype is not None:
+        base, shape = kind.subdtype
+        for n in range(math.prod(shape)):
+            yield from _members(base, at + n * base.itemsize)
+    elif kind.fields is not None:
+        for name in kind.names or ():
+            member, offset = kind.fields[name][:2]
+            yield from _members(member, at + offset)
+    else:
+        yield at, kind
+
+
+def _scalar(kind: np.dtype[Any], text: str, where: str) -> bytes:
+    """Return a number or text of this type. Raises ValueError or OverflowError; UsageError for a text that is too long."""
     import numpy as np
 
+    if kind.kind == "S":
+        data = text.encode()
+        if len(data) >= kind.itemsize:
+            raise UsageError(f"{where}: the text has {len(data)} bytes (at most {kind.itemsize - 1})")
+        return data.ljust(kind.itemsize, b"\0")
+    text = text.strip()
     if kind.kind == "f":
-        return np.array(float(text), kind)
+        return np.array(float(text), kind).tobytes()
     if kind.kind == "b":
-        return np.array(
-            {"true": 1, "false": 0}.get(text) if text in ("true", "false") else int(text, 0) != 0, kind
-        )
+        return bytes([text == "true" if text in ("true", "false") else int(text, 0) != 0])
     if kind.kind not in "iu":
         raise ValueError
     number, info = int(text, 0), np.iinfo(kind)
     if not info.min <= number <= info.max:
         raise OverflowError
-    return np.array(number, kind)
+    return np.array(number, kind).tobytes()

@@ -139,15 +139,21 @@ def test_values_are_set_before_the_programs_run(path: Path) -> None:
     assert struct.unpack("<4Q", maps["data"].contents) == (1, 2, 0, 7)
     repeated = loading.load(str(path), Settings(values=("counts=5*3,6",))).programs.maps["data"]
     assert struct.unpack("<4Q", repeated.contents) == (5, 5, 5, 6)
+    cells = loading.load(str(path), Settings(values=("cells[1]=9,-1,0x10,7,ab,99",))).programs.maps["cells"]
+    assert cells.contents == bytes(32) + struct.pack("<B3xiiH5s5xQ", 9, -1, 16, 7, b"ab", 99)
     for wrong, why in {
-        "tallies=1": "map tallies is of kind thread_array; only arrays can be set",
+        "tallies=1": "map tallies is of kind thread_array; only arrays and hashes can be set",
         "limit": "has no value",
         "limit=-1": "does not fit the type",
         "limit=1,2": "the type has 1 number, not 2",
         "counts[4]=1": "no element 4",
         "plain[3]=1,2,3,4,5,6,7,8,9,10,11,12": "map plain has 3 elements",
+        "sums=1": "map sums is a hash; write sums[KEY]=VALUE",
+        "sums[x]=1": "'x' does not fit the type, uint64; write numbers such as 7",
+        "sums[1,2]=1": "the type has 1 number, not 2",
+        "sums[1]=-1": "'-1' does not fit the type, uint32",
         "label=muchtoolong": "the text has 11 bytes (at most 7)",
-        "other=1": "there is no variable or array other; use one of: limit, label, counts, zeros, cells, plain",
+        "other=1": "there is no variable, array or hash other; use one of: limit, label, counts, zeros, cells, plain, sums",
     }.items():
         with pytest.raises(UsageError) as error:
             loading.load(str(path), Settings(values=(wrong,)))

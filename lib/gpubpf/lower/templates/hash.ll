@@ -21,7 +21,7 @@ entry:
   %w$n = zext i$bits %k$n to i64
 ; end
   %x$n = xor i64 $mixed, $word
-  %m$n = mul i64 %x$n, -4658895280553007687
+  %m$n = mul i64 %x$n, $factor
   %s$n = lshr i64 %m$n, 32
   %h$n = xor i64 %m$n, %s$n
 ; end
