@@ -92,7 +92,8 @@ class Helper:
 
     `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in
     warps of 64 lanes, where it differs.
-    `real_time`: it tells the real time, also where the measurement's clock is virtual.
+    `real_time`: it tells the real time, also where the measurement's clock is virtual. `instead`: the helper to use on a GPU, which
+    does not have this one.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Helper:
     stand_in: StandIn = StandIn.ITSELF
     real_time: bool = False
     wide: tuple[int, int] | None = None
+    instead: str = ""
 
     def result_in(self, lanes: int) -> tuple[int, int] | Pointer:
         """Return its result in warps of at most so many lanes."""
@@ -147,6 +149,8 @@ _XYZ = tuple(HelperArgument(ArgumentKind.RESULT, axis) for axis in "xyz")
 _CELL = HelperArgument(ArgumentKind.CELL, "cell")
 _VALUE = HelperArgument(ArgumentKind.NUMBER, "value")
 _ANY, _32_BITS = (0, _U64), (0, _U32)
+# The host's clocks are related to the GPU's only afterwards, from readings before and after (docs/timing.md).
+_TIMER = "bpf_get_globaltimer"
 _FUNCTION = Use("function")  # a C function of the agent with the same arguments
 
 
@@ -175,9 +179,9 @@ _TABLE = (
     Helper(132, "bpf_ringbuf_submit", (_RESERVED, _FLAGS), _ANY, Use("submit")),
     Helper(133, "bpf_ringbuf_discard", (_RESERVED, _FLAGS), _ANY, Use("discard")),
     # Who runs, and when.
-    Helper(5, "bpf_ktime_get_ns", native=_FUNCTION, real_time=True),
+    Helper(5, "bpf_ktime_get_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
     Helper(7, "bpf_get_prandom_u32", native=_FUNCTION),
-    Helper(8, "bpf_get_smp_processor_id", native=_FUNCTION),
+    Helper(8, "bpf_get_smp_processor_id", native=_FUNCTION, instead="bpf_get_sm_id"),
     Helper(14, "bpf_get_current_pid_tgid", (), _ANY, Use("argument", "pid_tgid"), _FUNCTION),  # GPU: of the thread that launched
     Helper(15, "bpf_get_current_uid_gid", native=_FUNCTION),
     Helper(16, "bpf_get_current_comm", (_BUFFER, _size(1, 64)), native=_FUNCTION),
@@ -188,8 +192,8 @@ _TABLE = (
            (_number("device"), _number("inode"), _BUFFER, _size(8, 8)),
            native=Use("constant", "-22")),
     Helper(123, "bpf_get_current_ancestor_cgroup_id", (_number("level"),), native=_FUNCTION),
-    Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True),
-    Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True),
+    Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
+    Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
     # Only in the kernel, which checks their arguments: here for their names, and for which of them take its context.
     Helper(4, "bpf_probe_read"),
     Helper(27, "bpf_get_stackid", (_CTX, _MAP, _FLAGS)),
@@ -203,7 +207,7 @@ _TABLE = (
     Helper(158, "bpf_get_current_task_btf"),
     Helper(173, "bpf_get_func_ip", (_CTX,)),
     Helper(174, "bpf_get_attach_cookie", (_CTX,)),
-    Helper(208, "bpf_ktime_get_tai_ns", real_time=True),
+    Helper(208, "bpf_ktime_get_tai_ns", real_time=True, instead=_TIMER),
     # bpftime's.
     Helper(501, "gpu_puts", (_TEXT,), _ANY, Use("print"), stand_in=StandIn.PRINTK),
     Helper(502, "bpf_get_globaltimer", (), _ANY, Use("special", "globaltimer"), stand_in=StandIn.NUMBER),

@@ -238,8 +238,9 @@ def _check_helpers(functions: Iterable[BpfFunction]) -> None:
             helper = HELPERS.get(i.imm)
             name = helper.name if helper is not None else f"helper number {i.imm}"
             if on_gpu and (helper is None or helper.device is None):
+                instead = f"; use {helper.instead}" if helper is not None and helper.instead else ""
                 raise ImageError(
-                    f"program {function.name}, C line {i.line}: calls {name}, which does not exist on a GPU"
+                    f"program {function.name}, C line {i.line}: calls {name}, which does not exist on a GPU{instead}"
                 )
             if not on_gpu and helper is not None and not helper.in_kernel:
                 raise ImageError(

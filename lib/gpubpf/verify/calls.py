@@ -87,7 +87,10 @@ class HelperCall:
                 raise self.reject(f"{name} exists only in the kernel", "run as root")
             return helper, helper.native
         if helper is None or helper.device is None:
-            raise self.reject(f"{name} does not exist on a GPU", "see gpubpf.h for the helpers that do")
+            instead = f"use {helper.instead}" if helper is not None and helper.instead else ""
+            raise self.reject(
+                f"{name} does not exist on a GPU", instead or "see gpubpf.h for the helpers that do"
+            )
         if helper.device.points and self.machine.function.point not in helper.device.points:
             allowed = ", ".join(f"struct gpu_{point}" for point in helper.device.points)
             raise self.reject(f"{name} does not work at this point", f"call it in a program with a {allowed}")

@@ -262,6 +262,10 @@ WRONG = {
     "section": ('SEC("xdp") int f(void *ctx) { return 0; }', "program f: section 'xdp' is not supported; use kprobe/KERNEL"),
     "helper": (BODY.format("((long (*)(void))203)();"), "program f, C line 1: calls helper number 203, which does not exist on a GPU"),
     "helper of the host": (BODY.format("bpf_get_current_task();"), "calls bpf_get_current_task, which does not exist on a GPU"),
+    "time of the host": (
+        BODY.format("key = ((u64 (*)(void))5)();"),
+        "program f, C line 1: calls bpf_ktime_get_ns, which does not exist on a GPU; use bpf_get_globaltimer",
+    ),
     "helper of the GPU": (
         'SEC("uprobe/./app:f") int f(void *ctx) { u64 x, y, z; bpf_get_block_idx(&x, &y, &z); return 0; }',
         "calls bpf_get_block_idx, which exists only on a GPU",

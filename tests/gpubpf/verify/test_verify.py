@@ -142,6 +142,10 @@ BAD = {
         "not constant",
     ),
     "a string that is a number": ('bpf_trace_printk("%s", ctx->work); /*!*/', "not on the stack"),
+    "time of the host": (
+        "return bpf_ktime_get_ns() & 1; /*!*/",
+        "bpf_ktime_get_ns does not exist on a GPU; use bpf_get_globaltimer",
+    ),
     "helper unknown on a GPU": ("return bpf_get_prandom_u32() & 1; /*!*/", "does not exist on a GPU"),
     "helper of kernels only": (
         "char name[16];\nbpf_get_current_comm(name, 16); /*!*/",
