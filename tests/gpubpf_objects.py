@@ -21,6 +21,8 @@ typedef signed int s32; typedef signed long long s64; typedef _Bool bool;
 #define core __attribute__((preserve_access_index))
 #define MAP(name, number, key_type, value_type, entries) \\
     struct { __uint(type, number); __uint(max_entries, entries); __type(key, key_type); __type(value, value_type); } name SEC(".maps")
+#define print_all(text, ...) ({ static const char fmt[] = text; u64 all[] = {__VA_ARGS__}; \\
+    bpf_trace_vprintk(fmt, sizeof(fmt), all, sizeof(all)); })
 #define print(text, ...) ({ static const char fmt[] = text; bpf_trace_printk(fmt, sizeof(fmt), ##__VA_ARGS__); })
 enum { HASH = 1, ARRAY = 2, PERCPU_ARRAY = 6, LRU_HASH = 9, RINGBUF = 27, GPU_HASH = 1501, THREAD_ARRAY = 1502, GPU_ARRAY = 1503,
        SHARED_ARRAY = 1504, GPU_RING = 1527 };
@@ -30,6 +32,7 @@ static long (*bpf_trace_printk)(const char *fmt, u32 size, ...) = (void *)6;
 static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static u64 (*bpf_get_current_task)(void) = (void *)35;
 static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_trace_vprintk)(const char *fmt, u32 size, const void *values, u32 bytes) = (void *)177;
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static u64 (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;

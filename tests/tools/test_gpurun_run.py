@@ -363,6 +363,38 @@ def test_first_values_of_hashes(tmp_path: Path) -> None:
     assert "map cells has room for 100 elements" in done.stderr
 
 
+LONG_PRINTS = """
+SEC("kprobe/__directly_run")
+int f(void *ctx) {
+    u64 x, y, z;
+    bpf_get_thread_idx(&x, &y, &z);
+    print("first %d", 10 * x);
+    print_all("%lu %d %x %s %c %u|%lu %lu %lu %lu %lu %5d", x, -1, 255, (u64)"of", 'z',
+              x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7);
+    print_all("%lu, %lu, %lu and %lu", x, 2 * x, 3 * x, 1ul << 40);
+    return 0;
+}
+"""
+
+
+def test_prints_of_many_values_come_in_order(tmp_path: Path) -> None:
+    path, out = build(LONG_PRINTS, tmp_path / "long.bpf.o"), tmp_path / "out"
+    done = gpubpf_specs.run("gpurun", "--run", "f", "--block", "40", path, "--json", "-o", out)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    texts = [one["text"] for one in found if one["type"] == "print"]
+    assert found[-1]["lost"] == 0 and len(texts) == 3 * 40
+    for x in (0, 1, 39):
+        rest = " ".join(str(x + n) for n in range(2, 7))
+        own = [
+            f"first {10 * x}",
+            f"{x} -1 ff of z {x + 1}|{rest} {x + 7:5}",
+            f"{x}, {2 * x}, {3 * x} and {1 << 40}",
+        ]
+        at = [texts.index(text) for text in own]
+        assert at == sorted(at)
+
+
 BODY = 'SEC("kprobe/k") int f(void *ctx) {{ u32 key = 0; {} return 0; }}'
 WRONG = {
     "unknown section": ('SEC("xdp") int f(void *ctx) { return 0; }', "section 'xdp' is not supported"),

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gpubpf.ebpf.bytecode import STACK_SIZE
-from gpubpf.ebpf.maps import MAX_RECORD, PRINT_ARGUMENTS, SHAPED
+from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, MAX_RECORD, PRINT_ARGUMENTS, SHAPED
 
 _FIRST_NOT_OF_KERNEL = 500
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -43,6 +43,8 @@ class ArgumentKind(Enum):
     CELL = auto()  # address of a u64 in the value of a map, which the helper changes atomically
     TEXT = auto()  # address of a constant text on the stack
     PRINTED = auto()  # a number, if the text has a conversion for it
+    VALUES = auto()  # address of an array of u64 on the stack, with a value for each conversion of the text; NULL if there are none
+    VALUES_SIZE = auto()  # constant: the size of this array in bytes
 
 
 class HelperArgument(NamedTuple):
@@ -69,6 +71,7 @@ class StandIn(Enum):
     STORES = auto()  # stores of unknown numbers through the arguments of kind RESULT
     UPDATE = auto()  # a load and a store through the argument of kind CELL
     PRINTK = auto()  # bpf_trace_printk, with the length of the text
+    VPRINTK = auto()  # the same, after loads of the argument of kind VALUES: the kernel has bpf_trace_vprintk since Linux 5.16
     RINGBUF = auto()  # bpf_ringbuf_output, which takes no context
 
 
@@ -171,6 +174,10 @@ _TABLE = (
            Use("update", maps=_STORAGE), Use("update", maps=_SHARED)),
     Helper(3, "bpf_map_delete_elem", (_MAP, _KEY), _ANY, Use("delete", maps=_STORAGE)),
     Helper(6, "bpf_trace_printk", (_TEXT, _size(1, STACK_SIZE), *_PRINTED), _ANY, Use("print")),
+    Helper(177, "bpf_trace_vprintk",
+           (_TEXT, _size(1, STACK_SIZE), HelperArgument(ArgumentKind.VALUES, "values"),
+            HelperArgument(ArgumentKind.VALUES_SIZE, "size", 0, 8 * LONG_PRINT_ARGUMENTS)),
+           _ANY, Use("print_array"), stand_in=StandIn.VPRINTK),
     Helper(25, "bpf_perf_event_output", (_CTX, _MAP, _FLAGS, _DATA, _SHORT_RECORD_SIZE), _ANY,
            Use("output", maps=_RING), stand_in=StandIn.RINGBUF),
     Helper(130, "bpf_ringbuf_output", (_MAP, _DATA, _RECORD_SIZE, _FLAGS), _ANY, Use("output", maps=_RING)),

@@ -81,9 +81,11 @@ MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
 # The hash of a key: from HASH_SEED on, for each of its `chunks`, xor it, multiply by HASH_FACTOR, xor the upper half into the lower.
 HASH_SEED, HASH_FACTOR = 7046029254386353131, (1 << 64) - 4658895280553007687
 PERF_BYTES = 1 << 18  # of a perf buffer, which is a ring on a GPU
-PRINTS = "gpubpf_prints"  # the ring buffer that holds what programs print
+# The ring buffers that hold what programs print. A program that prints more than PRINT_ARGUMENTS numbers at once uses the second one
+# for all that it prints, so that the order remains.
+PRINTS, LONG_PRINTS = "gpubpf_prints", "gpubpf_long_prints"
 PRINT_BYTES = 1 << 20
-PRINT_ARGUMENTS = 3
+PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
 SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
 GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
@@ -254,12 +256,13 @@ def chunks(size: int) -> list[tuple[int, int]]:
     return result
 
 
-def prints_definition() -> MapDefinition:
-    """Return the ring buffer of `bpf_trace_printk` and `gpu_puts`. A record is the CRC-32 of the text, then three arguments."""
-    fields = [["format", "<u8", 0], ["arguments", ["<u8", [PRINT_ARGUMENTS]], 8]]
-    size = 8 + 8 * PRINT_ARGUMENTS
+def prints_definition(name: str = PRINTS) -> MapDefinition:
+    """Return a ring buffer of prints: PRINTS or LONG_PRINTS. A record is the CRC-32 of the text, then the arguments."""
+    arguments = PRINT_ARGUMENTS if name == PRINTS else LONG_PRINT_ARGUMENTS
+    fields = [["format", "<u8", 0], ["arguments", ["<u8", [arguments]], 8]]
+    size = 8 + 8 * arguments
     return MapDefinition(
-        PRINTS, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31
+        name, "ringbuf", 0, size, PRINT_BYTES, None, {"fields": fields, "size": size}, 1 << 31
     )
 
 
@@ -276,8 +279,8 @@ def is_name(name: str) -> bool:
 
 def internal(name: str) -> MapDefinition | None:
     """Return the definition of a map that the library adds; None for other names."""
-    if name == PRINTS:
-        return prints_definition()
+    if name in (PRINTS, LONG_PRINTS):
+        return prints_definition(name)
     if name == SAMPLED:
         return MapDefinition(SAMPLED, "kernel_array", 4, 8, GROUPS, "<i4", "<u8", 1 << 31)
     return blocks_definition(name) if name.startswith(BLOCKS) else None
@@ -549,7 +552,8 @@ def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 
 
 
 def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:
-    """Yield the lines that device programs printed. `formats` are the fragments' texts, `records` those of the map PRINTS."""
+    """Yield the lines that device programs printed. `formats` are the fragments' texts, `records` those of the map PRINTS or
+    LONG_PRINTS."""
     for record in records:
         text = formats.get(int(record["format"]))
         if text is not None:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
-from gpubpf.ebpf.maps import DISCARDED, PRINT_ARGUMENTS, PRINTS, SHAPED, SHARDS_SHIFT, MapDefinition
+from gpubpf.ebpf.maps import (
+    DISCARDED,
+    LONG_PRINT_ARGUMENTS,
+    LONG_PRINTS,
+    PRINT_ARGUMENTS,
+    PRINTS,
+    SHAPED,
+    SHARDS_SHIFT,
+    MapDefinition,
+)
 from gpubpf.lower import storage
 from gpubpf.lower.emitter import AXES, Emitter
 from gpubpf.verify.values import CheckedCall, value_alignment
@@ -222,19 +231,28 @@ class HelperCalls(Emitter):
         ]  # others are part of the text
         return self.print_text(call.text, [self.get(register) for register in numbers[:conversions]])
 
+    def print_array(self, call: CheckedCall, operand: str) -> str:
+        values = []
+        for at in call.numbers:
+            kind, pointer = self.source(HELPERS[call.helper].register(ArgumentKind.VALUES), call)
+            place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
+            values.append(self.value(f"load i64, {kind} {place}, align 1"))
+        return self.print_text(call.text, values)
+
     def print_text(self, text: str, values: Sequence[str] = ()) -> str:
         """Emit a record in the print buffer, and return 0 or what the ring buffer returns."""
+        long = any(len(call.numbers) > PRINT_ARGUMENTS for call in self.checked.calls.values())
         number = format_number(text)
         self.formats[number] = text
         values = list(values)
-        values += ["0"] * (PRINT_ARGUMENTS - len(values))
+        values += ["0"] * ((LONG_PRINT_ARGUMENTS if long else PRINT_ARGUMENTS) - len(values))
 
         def fill(payload: str) -> None:
             for at, value in enumerate([str(number), *values]):
                 place = self.value(f"getelementptr i8, {self.backend.pointer} {payload}, i64 {8 * at}")
                 self.emit(f"store i64 {value}, {self.backend.pointer} {place}, align 8")
 
-        definition = self.map(PRINTS)
+        definition = self.map(LONG_PRINTS if long else PRINTS)
         return self.record(definition, definition.value_size, fill)
 
     def agent_function(self, call: CheckedCall, operand: str) -> str:
@@ -295,6 +313,7 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "update": HelperCalls.update,
     "delete": HelperCalls.delete,
     "print": HelperCalls.print,
+    "print_array": HelperCalls.print_array,
     "output": HelperCalls.output,
     "reserve": HelperCalls.reserve,
     "submit": HelperCalls.submit,

@@ -109,7 +109,8 @@ class Reader:
         """Return the records of what was printed on GPUs since the last call."""
         found = []
         formats = self._bpf.formats()
-        for part in session.rings(maps.PRINTS) if session.has_map(maps.PRINTS) else ():
+        rings = [name for name in (maps.PRINTS, maps.LONG_PRINTS) if session.has_map(name)]
+        for part in (part for name in rings for part in session.rings(name)):
             owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
             for record in part.records:
                 number = int(record["format"])

@@ -234,7 +234,7 @@ class Measurement:
 
     def ring_size(self, definition: MapDefinition) -> int:
         """Return the size of a ring's records on each GPU, in bytes."""
-        if definition.name == maps.PRINTS:
+        if definition.name in (maps.PRINTS, maps.LONG_PRINTS):
             return definition.capacity
         return self.follow.ring_size or definition.capacity
 

@@ -250,7 +250,7 @@ def _unread(measurement: Measurement, process: TracedProcess) -> Iterator[tuple[
     """Yield for each ring: its name, received records, records known to be lost, and an upper bound of lost records."""
     threads = sum(c.threads for c in process.counters()[0])
     for number, definition in enumerate(measurement.definitions):
-        if not is_ring(definition) or definition.name == maps.PRINTS:
+        if not is_ring(definition) or definition.name in (maps.PRINTS, maps.LONG_PRINTS):
             continue
         rings = [ring.reader for (of, _), ring in process.rings.items() if of == number]
         shards = [shard for reader in rings for shard in reader.counts()]

@@ -9,7 +9,7 @@ from math import gcd
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use, number_of
-from gpubpf.ebpf.maps import PRINT_ARGUMENTS, MapDefinition
+from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
@@ -27,6 +27,7 @@ _FIRST = (
     ArgumentKind.SIZE,
     ArgumentKind.RECORD_SIZE,
     ArgumentKind.SHORT_RECORD_SIZE,
+    ArgumentKind.VALUES_SIZE,
 )
 
 
@@ -38,7 +39,8 @@ class HelperCall:
         self.pointers: dict[int, str] = {}
         self.map: MapDefinition | None = None
         self.key: list[Value] | None = None  # the bytes of a key on the stack
-        self.size = self.flags = 0
+        self.size = self.flags = self.values_size = 0
+        self.numbers: tuple[int, ...] = ()  # offsets in an array of printed values
         self.text = ""
         self.strings: dict[int, str] = {}  # the texts of conversions %s, by number of the conversion
 
@@ -63,7 +65,7 @@ class HelperCall:
                 )
         place = (state.chain, state.pc)
         name = self.map.name if self.map else ""
-        call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text)
+        call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text, self.numbers)
         if self.machine.calls.setdefault(place, call) != call:
             raise self.machine.differs(
                 state.pc,
@@ -258,31 +260,67 @@ class HelperCall:
     def _text(self, register: int, argument: HelperArgument) -> None:
         counted = ArgumentKind.SIZE in self.helper.registers
         if not counted:  # the text ends at the first zero byte
-            self.size = self._text_length(register)
-        self.text = self._constant_text(register, self.size)
-        if ArgumentKind.PRINTED not in self.helper.registers:
+            self.size = self._text_length(self._argument(register))
+        self.text = self._constant_text(register, self._argument(register), self.size)
+        kinds = self.helper.registers
+        most = PRINT_ARGUMENTS if ArgumentKind.PRINTED in kinds else LONG_PRINT_ARGUMENTS
+        if ArgumentKind.PRINTED not in kinds and ArgumentKind.VALUES not in kinds:
             self.text = self.text.replace("%", "%%")
-        elif self._conversions() > PRINT_ARGUMENTS:
-            raise self.reject(f"{self.name} with more than three values", "print in two calls")
+        elif self._conversions() > most:
+            raise self.reject(f"{self.name} with more than {most} values", "print in two calls")
 
     def _printed(self, register: int, argument: HelperArgument) -> None:
         number = self.helper.registers[ArgumentKind.PRINTED].index(register)
         conversions = [match for match in _CONVERSION.finditer(self.text) if match[2]]
         if number < len(conversions) and conversions[number][2] == "s":
-            self.strings[number] = self._string(register)
+            self.strings[number] = self._string(register, self._argument(register))
             self.pointers[register] = "text"
         elif number < self._conversions():
             self._number(register, argument)
 
-    def _string(self, register: int) -> str:
-        """Return a constant text that a conversion %s prints."""
-        return self._constant_text(register, self._text_length(register))
+    def _values_size(self, register: int, argument: HelperArgument) -> None:
+        self.values_size = self._constant(register, "size of its values")
+        if self.values_size % 8 or not argument.least <= self.values_size <= argument.most:
+            raise self.reject(
+                f"{self.name} with {self.values_size} bytes of values",
+                f"pass at most {argument.most // 8} values",
+            )
 
-    def _constant_text(self, register: int, size: int) -> str:
+    def _values(self, register: int, argument: HelperArgument) -> None:
+        count, array = self._conversions(), self._argument(register)
+        if 8 * count > self.values_size:
+            raise self.reject(
+                f"{self.name} of a text with {count} conversions, but {self.values_size // 8} values",
+                "pass a value for each conversion",
+            )
+        if not count:
+            return
+        if array.kind != "stack" or array.range.constant is None:
+            raise self.reject(
+                f"{self.name}: its values are not at a constant place on the stack", "use an array"
+            )
+        begin = self.machine.stack_bounds(self.state.pc, array.range, 8 * count)
+        conversions = [match[2] for match in _CONVERSION.finditer(self.text) if match[2]]
+        numbers = []
+        for number in range(count):
+            value = self.machine.stack_load(self.state, int(array.object or 0), begin + 8 * number, 8)
+            if conversions[number : number + 1] == ["s"]:
+                self.strings[number] = self._string(register, value)
+                continue
+            self.machine.number(self.state, value, f"{self.name}: value {number + 1} is an address")
+            numbers.append(8 * number)
+        self.numbers = tuple(numbers)
+        self.pointers[register] = "stack"
+
+    def _string(self, register: int, address: Value) -> str:
+        """Return the constant text at an address, which a conversion %s prints. `register`: the argument that it belongs to."""
+        return self._constant_text(register, address, self._text_length(address))
+
+    def _constant_text(self, register: int, address: Value, size: int) -> str:
         """Return a text of at most `size` bytes that is on the stack, or in a constant map."""
-        data = self.machine.constant_bytes(self._argument(register), size)
+        data = self.machine.constant_bytes(address, size)
         if data is None:
-            content = self._memory(register, size, "text")
+            content = self._memory(register, size, "text", address)
             if content is None or any(byte.range.constant is None for byte in content):
                 raise self.reject(f"{self.name} of a text that is not constant", "use a string literal")
             data = bytes(byte.range.constant or 0 for byte in content)
@@ -316,9 +354,13 @@ class HelperCall:
             raise self.reject(f"{self.name} with a {what} that is not constant", f"use a constant {what}")
         return number
 
-    def _memory(self, register: int, size: int, what: str) -> list[Value] | None:
-        """Check that `size` bytes can be read. Return the bytes if they are on the stack, else None."""
-        value = self._argument(register)
+    def _memory(
+        self, register: int, size: int, what: str, address: Value | None = None
+    ) -> list[Value] | None:
+        """Check that `size` bytes can be read. Return the bytes if they are on the stack, else None.
+
+        address: if it is not that of the argument itself, but belongs to it."""
+        value = address if address is not None else self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             hint = (
                 "test it against NULL first"
@@ -398,9 +440,8 @@ class HelperCall:
             raise self.reject(f"parameter {definition.name} has no key {number}", "use the key 0")
         return address
 
-    def _text_length(self, register: int) -> int:
+    def _text_length(self, value: Value) -> int:
         """Return the size in bytes of a text on the stack or in a constant map, including the zero byte at its end."""
-        value = self._argument(register)
         at = value.range.constant
         if value.kind == "value":
             definition = self.machine.program.maps[str(value.object)]
@@ -438,6 +479,8 @@ _CHECKS: Mapping[ArgumentKind, Callable[[HelperCall, int, HelperArgument], None]
     ArgumentKind.CELL: HelperCall._cell,
     ArgumentKind.TEXT: HelperCall._text,
     ArgumentKind.PRINTED: HelperCall._printed,
+    ArgumentKind.VALUES: HelperCall._values,
+    ArgumentKind.VALUES_SIZE: HelperCall._values_size,
 }
 
 

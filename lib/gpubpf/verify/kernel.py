@@ -58,7 +58,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         for (_, pc), access in checked.accesses.items()
         if access.kind == "context"
     }
-    lengths = {pc: call.size for (_, pc), call in checked.calls.items()}
+    calls = {pc: call for (_, pc), call in checked.calls.items()}
     # The slot below the program's stack holds an unknown number and the unchanged address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
@@ -128,8 +128,12 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
                 Instruction(b.STX | b.MEM | 0x18, cell, number),
             )
             put(pc, Instruction(b.JMP | b.CALL, imm=_PRANDOM))
-        elif kind is StandIn.PRINTK and pc in lengths:
-            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=lengths[pc]), replace(i, imm=_PRINTK))
+        elif kind in (StandIn.PRINTK, StandIn.VPRINTK) and pc in calls:
+            for at in calls[pc].numbers:
+                put(
+                    pc, Instruction(b.LDX | b.MEM | 0x18, 0, HELPERS[i.imm].register(ArgumentKind.VALUES), at)
+                )
+            put(pc, Instruction(b.ALU64 | b.MOV, 2, imm=calls[pc].size), replace(i, imm=_PRINTK))
         elif kind is StandIn.RINGBUF:
             given = (ArgumentKind.MAP, ArgumentKind.RECORD, ArgumentKind.SHORT_RECORD_SIZE)
             for register, argument in enumerate(given, 1):

@@ -187,7 +187,7 @@ class AbstractMachine:
         if known is not None:
             value = Value("number", constant(known))
         elif base.kind == "stack":
-            value = self._stack_load(state, int(base.object or 0), signed64(where.lo), size)
+            value = self.stack_load(state, int(base.object or 0), signed64(where.lo), size)
         elif base.kind == "context" or size == 8:
             value = NUMBER if size == 8 else Value("number", within(0, (1 << 8 * size) - 1))
         else:
@@ -213,7 +213,7 @@ class AbstractMachine:
             definition.contents[at : at + size] if inside and at + size <= len(definition.contents) else None
         )
 
-    def _stack_load(self, state: State, frame: int, at: int, size: int) -> Value:
+    def stack_load(self, state: State, frame: int, at: int, size: int) -> Value:
         stack = state.stacks[frame]
         state.reads(frame_bytes(frame, at, size))
         parts = []
@@ -275,7 +275,7 @@ class AbstractMachine:
             at = signed64(where.lo)
             self.number(
                 state,
-                self._stack_load(state, int(base.object or 0), at, size),
+                self.stack_load(state, int(base.object or 0), at, size),
                 "an atomic operation on an address",
             )
             self.stack_store(state, int(base.object or 0), at, size, NUMBER)

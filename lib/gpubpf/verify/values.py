@@ -50,7 +50,8 @@ class CheckedAccess:
 @dataclass(frozen=True)
 class CheckedCall:
     """A call of a helper, on every path: the map that it works on, where its address arguments point to (`stack` or `memory`, by
-    register), the constant size in bytes, the flags of an update, and the constant text."""
+    register), the constant size in bytes, the flags of an update, the constant text, and in an array of printed values the offsets of
+    those that are numbers."""
 
     helper: int
     map: str = ""
@@ -58,6 +59,7 @@ class CheckedCall:
     size: int = 0
     flags: int = 0
     text: str = ""
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ def test_the_verifier_checks_every_kind_of_argument():
         kinds = set(helper.registers)
         sized = {ArgumentKind.SIZE, ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE} & kinds
         assert not {ArgumentKind.BUFFER, ArgumentKind.RECORD} & kinds or sized, helper.name
+        assert (ArgumentKind.VALUES in kinds) is (ArgumentKind.VALUES_SIZE in kinds), helper.name
+        sized |= {ArgumentKind.VALUES_SIZE} & kinds
         for use in (helper.device, helper.native):
             assert use is None or bool(use.maps) is (ArgumentKind.MAP in kinds), helper.name
         for argument in helper.arguments:
@@ -94,6 +96,7 @@ def test_the_kernels_verifier_knows_a_stand_in_for_each_helper_of_a_gpu():
         expected = StandIn.NUMBER
         if helper.in_kernel:
             expected = StandIn.RINGBUF if ArgumentKind.CONTEXT in kinds else StandIn.ITSELF
+            expected = StandIn.VPRINTK if ArgumentKind.VALUES in kinds else expected
         elif ArgumentKind.RESULT in kinds:
             expected = StandIn.STORES
         elif ArgumentKind.CELL in kinds:

@@ -356,6 +356,27 @@ def test_texts_are_on_the_stack_or_in_constants(tmp_path: Path) -> None:
         programs.fragment("g")
 
 
+def test_prints_of_many_values_that_are_refused(tmp_path: Path) -> None:
+    many = ", ".join(["1"] * 13)
+    for name, (text, why) in {
+        "conversion": (
+            'print_all("%d %d %d %d", 1, 2, 3);',
+            "of a text with 4 conversions, but 3 values; pass a value for each conversion",
+        ),
+        "many": (f'print_all("%d", {many});', "with 104 bytes of values; pass at most 12 values"),
+        "address": ('print_all("%d %d %d %d", 1, 2, 3, (u64)ctx);', "value 4 is an address"),
+        "unset": (
+            'u64 two[2]; two[0] = 1; asm volatile("" : : "r"(two) : "memory");'
+            ' static const char fmt[] = "%d %d"; bpf_trace_vprintk(fmt, 6, two, 16);',
+            "which was never written",
+        ),
+    }.items():
+        path = build(f'SEC("kprobe/k") int f(void *ctx) {{ {text} return 0; }}', tmp_path / f"{name}.bpf.o")
+        with pytest.raises(VerifyError) as error:
+            loading.load(str(path)).programs.fragment("f")
+        assert why in str(error.value), name
+
+
 def test_a_constant_cannot_be_written(tmp_path: Path) -> None:
     text = 'const volatile u32 limit = 1; SEC("kprobe/k") int f(void *ctx) { *(volatile u32 *)&limit = 2; return 0; }'
     programs = loading.load(str(build(text, tmp_path / "f.bpf.o"))).programs
