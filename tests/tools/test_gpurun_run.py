@@ -363,6 +363,52 @@ def test_first_values_of_hashes(tmp_path: Path) -> None:
     assert "map cells has room for 100 elements" in done.stderr
 
 
+SHOWN = """
+struct pair { int left; u32 right; };
+MAP(patterns, THREAD_ARRAY, u32, u32, 2);
+MAP(pairs, GPU_HASH, struct pair, u32, 200);
+
+SEC("kprobe/__directly_run")
+int f(void *ctx) {
+    u64 block, thread, y, z;
+    u32 zero = 0;
+    bpf_get_block_idx(&block, &y, &z);
+    bpf_get_thread_idx(&thread, &y, &z);
+    u32 *mine = bpf_map_lookup_elem(&patterns, &zero), number = 64 * block + thread;
+    struct pair pair = {(int)(number & 1) - 1, number};
+    if (mine)
+        *mine = thread < 8 ? 7 : block / 2;
+    if (number < 150)
+        bpf_map_update_elem(&pairs, &pair, &number, 0);
+    return 0;
+}
+"""
+
+
+def test_equal_blocks_share_lines_and_long_maps_are_cut(tmp_path: Path) -> None:
+    path = build(SHOWN, tmp_path / "shown.bpf.o")
+    done = gpubpf_specs.run("gpurun", "--run", "f", "--grid", "6", "--block", "64", path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    title = next(n for n, line in enumerate(lines) if line.startswith("patterns (thread array)"))
+    assert lines[title + 2 : title + 9] == [
+        "  0: blocks 0-1, threads 0-7: 7",
+        "  0: blocks 0-1, threads 8-63: 0",
+        "  0: blocks 2-3, threads 0-7: 7",
+        "  0: blocks 2-3, threads 8-63: 1",
+        "  0: blocks 4-5, threads 0-7: 7",
+        "  0: blocks 4-5, threads 8-63: 2",
+        "  1: threads 0-383: 0",
+    ]
+    title = next(n for n, line in enumerate(lines) if line.startswith("pairs (hash)"))
+    ordered = [(-1, n) for n in range(0, 150, 2)] + [(0, n) for n in range(1, 150, 2)]
+    shown = [f'  {{"left": {left}, "right": {right}}}: {right}' for left, right in ordered]
+    assert lines[title + 1 : title + 102] == [
+        *shown[:100],
+        "  ... 50 more lines; --json and --csv show all values",
+    ]
+
+
 LONG_PRINTS = """
 SEC("kprobe/__directly_run")
 int f(void *ctx) {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf import disassembly
 from gpubpf.ebpf.bytecode import BpfFunction, Program
-from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.objects.loading import LoadedObject
 
 
@@ -33,11 +32,4 @@ def _code(program: Program, function: BpfFunction) -> Iterator[str]:
             yield f"  ; {line}: {program.quote(line)}"
         if not i.opcode:  # the second half of an ld_imm64
             continue
-        what = ""
-        if i.map is not None:
-            what = f"{i.map}+{i.imm}" if i.src == b.PSEUDO_VALUE else i.map
-        elif i.opcode == b.JMP | b.CALL and not i.src:
-            what = HELPERS[i.imm].name if i.imm in HELPERS else f"helper {i.imm}"
-        imm = 0 if i.map is not None else i.imm
-        text = f"{pc:5}: {i.opcode:02x} dst=r{i.dst} src=r{i.src} off={i.offset} imm={imm}"
-        yield f"  {text}  {what}".rstrip()
+        yield f"  {pc:5}: {disassembly.text(i)}"

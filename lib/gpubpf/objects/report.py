@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
     from gpubpf.show.result_writer import ResultWriter
 
+_MOST_LINES = 100  # of a map in the text for people
 COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value")
 
 
@@ -63,17 +65,26 @@ class Contents:
             yield f"  of {self.kernel['kernel']}, {_shape(self.kernel)}"
         if not self.entries:
             yield "  empty"
-        for key, value in self.entries:
-            if not self.unit:
-                continue
-            for first, last, one in _runs(list(enumerate(value))):
-                units = f"{self.unit} {first}" if first == last else f"{self.unit}s {first}-{last}"
-                yield f"  {shown(key)}: {units}: {shown(one)}"
-        if not self.unit and self.definition.kind == "ringbuf":
+        if self.definition.kind == "ringbuf":
             yield from (f"  {shown(value)}" for _, value in self.entries)
-        elif not self.unit:
+            return
+        lines = list(self._values())
+        yield from lines[:_MOST_LINES]
+        if len(lines) > _MOST_LINES:
+            yield f"  ... {len(lines) - _MOST_LINES:,} more lines; --json and --csv show all values"
+
+    def _values(self) -> Iterator[str]:
+        """Yield a line for each value, or for several that are equal."""
+        if not self.unit:
             for first, last, one in _runs(self.entries):
                 yield f"  {shown(first) if first == last else f'{shown(first)}-{shown(last)}'}: {shown(one)}"
+            return
+        blocks = math.prod(self.kernel["grid"]) if self.unit in ("thread", "warp") else 0
+        for key, values in self.entries:
+            found = _of_units(self.unit, values)
+            if blocks > 1 and len(found) > 1 and len(values) % blocks == 0:
+                found = min(found, _of_blocks(self.unit, values, len(values) // blocks), key=len)
+            yield from (f"  {shown(key)}: {line}" for line in found)
 
 
 def _shape(kernel: Mapping[str, Any]) -> str:
@@ -93,6 +104,27 @@ def _runs(entries: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
         run = (key, key, value)
     if run is not None:
         yield run
+
+
+def _of_units(unit: str, values: Sequence[Any]) -> list[str]:
+    """Return a line for each range of units with equal values."""
+    return [
+        f"{_range(unit, first, last)}: {shown(one)}" for first, last, one in _runs(list(enumerate(values)))
+    ]
+
+
+def _of_blocks(unit: str, values: Sequence[Any], width: int) -> list[str]:
+    """Return the lines by blocks of `width` units: successive blocks in which the same units have the same values share theirs."""
+    blocks = [(number, values[at : at + width]) for number, at in enumerate(range(0, len(values), width))]
+    return [
+        f"{_range('block', first, last)}, {line}"
+        for first, last, own in _runs(blocks)
+        for line in _of_units(unit, own)
+    ]
+
+
+def _range(unit: str, first: int, last: int) -> str:
+    return f"{unit} {first}" if first == last else f"{unit}s {first}-{last}"
 
 
 class Reader:
