@@ -178,7 +178,7 @@ def test_prints_and_maps(app: str, device: str, tmp_path: Path) -> None:
 
 def test_values_and_sections_from_the_command_line(app: str, device: str, tmp_path: Path) -> None:
     settings = [word for text in ("limit=9", "scale=100", "loud=0", "both[1]=77") for word in ("--set", text)]
-    attach = ("--attach", "on_exit=kretprobe/_Z4restPc", "--attach", "on_access=?none")
+    attach = ("--attach", "on_exit=kretprobe/rest", "--attach", "on_access=?none")
     maps = contents(found := records(tmp_path / "out", device, *settings, *attach, app, "2"))
     assert maps["tallies"][0] == [200] * 120 and maps["both"] == {0: 240, 1: 77}
     assert maps["blocks"] == {0: 8} and "accesses" not in maps
