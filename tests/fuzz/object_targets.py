@@ -11,7 +11,7 @@ import pytest
 
 from fuzz.targets import target
 from gpubpf import elf
-from gpubpf.ebpf import clang
+from gpubpf.ebpf import clang, maps
 from gpubpf.ebpf.btf import Types
 from gpubpf.errors import Error
 from gpubpf.objects import listing, loading
@@ -34,6 +34,7 @@ SEC("kprobe/_Z4workPi") int on_entry(void *ctx) {
         *sum += 1;
     bpf_ringbuf_output(&events, &key, sizeof(key), 0);
     print("key %lu", key);
+    print_all("%lu %s %d %d", key, (u64)"text", 3, 4);
     return 0;
 }
 SEC("uretprobe/./app:step") int on_step(void *ctx) {
@@ -45,6 +46,7 @@ SEC("uretprobe/./app:step") int on_step(void *ctx) {
         cell->last += pid + counts[0];
     return 0;
 }
+SEC("perf_event/cpu-clock:99hz") int on_clock(void *ctx) { return 0; }
 """
 
 
@@ -59,11 +61,13 @@ def object_bytes() -> bytes:
 
 @target(Error, seeds=lambda: [object_bytes()])
 def ebpf_object(data: bytes) -> None:
-    """Load an object, list what is in it, and make the types of its maps."""
-    loaded = loading.read(data, Settings(values=("limit=7",)))
+    """Load an object, list what is in it, and make the types and the first values of its maps."""
+    loaded = loading.read(data, Settings(values=("limit=7", "sums[3]=7")))
     for _ in listing.lines(loaded):
         pass
     for one in loaded.programs.maps.values():
+        if one.contents:
+            maps.header(one)
         assert one.value_dtype.itemsize == one.value_size and one.key_dtype.itemsize == one.key_size
 
 
