@@ -35,7 +35,7 @@ SEC("kretprobe/KERNEL") int on_exit(void *ctx) {
         *mine += 1;
     bpf_map_update_elem(&blocks, &block, &one, 0);
     if (block == loud && thread == 255)
-        print("block %lu", block);
+        print_all("block %lu, thread %lu %s %d %d %d", block, thread, (u64)"of", 1, -2, 3);
     return 0;
 }
 """
@@ -46,7 +46,7 @@ def test_programs_of_an_object(tmp_path: Path) -> None:
     path = build(TEXT.replace("KERNEL", "_Z9vectorAddPKfS0_Pfi"), tmp_path / "probe.bpf.o")
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "gpurun.py", path, "--json", "-o", out, "--", app, "1000"],
+        [sys.executable, ROOT / "tools" / "gpurun.py", path, "--set", "blocks[99]=7", "--json", "-o", out, "--", app, "1000"],
         capture_output=True, text=True, timeout=300, env=environment(),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
@@ -58,5 +58,5 @@ def test_programs_of_an_object(tmp_path: Path) -> None:
     }
     assert maps["runs"] == [(0, [1] * 1024)]
     assert maps["counts"] == [(0, 1024), (1, 3 * 1000)]
-    assert maps["blocks"] == [(block, 1) for block in range(4)]
-    assert [one["text"] for one in records if one["type"] == "print"] == ["block 2"]
+    assert maps["blocks"] == [*((block, 1) for block in range(4)), (99, 7)]
+    assert [one["text"] for one in records if one["type"] == "print"] == ["block 2, thread 255 of 1 -2 3"]
