@@ -83,6 +83,7 @@ def wait_until_detached(pid: int, files: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -270,6 +271,7 @@ def test_every_process_of_the_machine(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     """Threads launch all the time and check each result. Nothing of the tools stays in the process."""
@@ -299,6 +301,7 @@ def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     assert output.startswith("right ") and process.returncode == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["add", "store", "cas", "signal"])
 def test_programs_that_write_packets_themselves(tmp_path: Path, how: str) -> None:
     """Without HIP. Others take no place where the write index is stored. There, the first launch is not seen."""

@@ -168,6 +168,7 @@ def test_forms_of_cdna2(tmp_path_factory: pytest.TempPathFactory) -> None:
     started.close()
 
 
+@pytest.mark.every(2)
 def test_code_of_rocrand(engine: Engine, tmp_path: Path) -> None:
     if not ROCRAND.exists():
         pytest.skip("librocrand is not installed (librocrand1)")

@@ -57,6 +57,7 @@ def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> 
     assert all(one["lane"] == n % 192 % WAVE[gpu] for n, one in staged.items())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_report(tmp_path: Path, gpu: str) -> None:
     """Every second lane is late, on both clocks: as single records, and added up on the GPU."""
@@ -117,6 +118,7 @@ def test_text(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("clock", ["virtual", "real"])
 def test_results_stay(tmp_path: Path, gpu: str, clock: str) -> None:
@@ -133,6 +135,7 @@ def test_results_stay(tmp_path: Path, gpu: str, clock: str) -> None:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", ["kernels", "streams", "cooperative", "devices", "output", "forks", "modules", "primitives"]
 )

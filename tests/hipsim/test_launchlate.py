@@ -29,6 +29,7 @@ def launches(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(of_type(records, "launch"), key=lambda one: one["launch"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock: what each kernel waited for, and until when; how long copies and kernels lasted."""

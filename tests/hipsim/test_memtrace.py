@@ -39,6 +39,7 @@ KINDS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rows", [1, 4, 8], ids=["one-row", "rows-of-a-quarter", "rows-of-an-eighth"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
@@ -65,6 +66,7 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hostile: str) -> None:

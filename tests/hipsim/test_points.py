@@ -117,6 +117,7 @@ def test_blocks_begin_and_end_once(tmp_path: Path, gpu: str) -> None:
     assert without_exits["counts"][0][1:3] == [80, 0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_barriers(tmp_path: Path, gpu: str) -> None:
     """Each thread arrives at each barrier and leaves it; a lane that is off does not, and a wave may have none."""
