@@ -49,8 +49,8 @@ def null_probes() -> bool:
 class Probe:
     """A device program and where it is attached.
 
-    `kernels` and `functions` are patterns for kernels and device functions; empty: all of them. `kinds` and `spaces` select
-    memory accesses.
+    `kernels`, `functions` and `opcodes` are patterns for kernels, device functions and instructions; empty: all of them. `kinds`
+    and `spaces` select memory accesses.
     """
 
     function: str
@@ -60,6 +60,7 @@ class Probe:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
 
 
 class Companion(Protocol):
@@ -265,6 +266,25 @@ class BPF:
             )
         )
 
+    def attach_gpu_float(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", opcodes: str | Iterable[str] = ()
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_float`, in each thread after a floating-point instruction.
+
+        opcodes: one or more globs for the PTX instruction, such as fma, *.f64 or mul.rn.f32; empty: every floating-point instruction.
+        """
+        self._attach(Probe(fn_name, "float", _patterns(kernel), opcodes=_patterns(opcodes)))
+
+    def attach_gpu_instruction(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", opcodes: str | Iterable[str] = ()
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_instruction`, in each thread after an instruction that computes something from
+        registers.
+
+        opcodes: as for `attach_gpu_float`; empty: every such instruction.
+        """
+        self._attach(Probe(fn_name, "instruction", _patterns(kernel), opcodes=_patterns(opcodes)))
+
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
         operation, synchronization and allocation. It runs where `attach_launch` says."""
@@ -434,6 +454,7 @@ class BPF:
                 probe.kinds,
                 probe.spaces,
                 probe.functions,
+                probe.opcodes,
                 self.sampling.unit if self.sampling else "",
             )
             for probe in self.probes
@@ -559,7 +580,7 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
-            any(probe.point in ("access", "branch", "value") for probe in self.probes),
+            any(probe.point in ("access", "branch", "value", "float") for probe in self.probes),
             tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
         )
         return self.session
@@ -607,7 +628,7 @@ class BPF:
         from gpubpf.ptx.values import Placement
 
         return [
-            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions, a.sampled)
+            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions, a.opcodes, a.sampled)
             for a in self.attachments()
         ]
 

@@ -45,6 +45,9 @@ def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
 
 # The fields with the arguments of a kernel or function, by position.
 ARGUMENTS = tuple(f"arg{number}" for number in range(16))
+# Those with the operands of an instruction, by position, and those of its result.
+OPERANDS = tuple(f"operand{number}" for number in range(4))
+_RESULT = ("active", "type", "low", "high", "operand_type", "operands", *OPERANDS)
 
 # The points that a program can be attached to, by the type of its context: fields as (offset, size) in bytes
 # (docs/attach-points.md).
@@ -64,6 +67,8 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         *("launch", "site", "address", "width", "space", "kind", "active", "effect"),
         *("type", "low", "high", "old_low", "old_high"),
     ),
+    "float": _fields("launch", "site", "operation", *_RESULT),
+    "instruction": _fields("launch", "site", *_RESULT),
     "launch": _fields("launch", "kernel", "stream", "call_ns", "threads", "gpu"),
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
@@ -77,8 +82,12 @@ KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
 READS, WRITES, RETURNS = 1, 2, 4
 # The types of values, in the order of enum gpu_type, and the kinds of accesses that have a value.
-TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64".split())
+TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64 pred".split())
 VALUE_KINDS = ("load", "store", "atomic")
+# Floating-point operations, in the order of enum gpu_float_operation.
+FLOAT_OPERATIONS = tuple(
+    "add sub mul fma div rcp sqrt rsqrt min max abs neg copysign sin cos tanh lg2 ex2 cvt mma".split()
+)
 # What `work` of an exit program can count (ptx/flow.py has the exact definitions).
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 

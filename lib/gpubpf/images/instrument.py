@@ -45,7 +45,7 @@ _PROBE_REGISTERS = 24
 class Attachment:
     """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
-    `accumulate`, `kinds`, `spaces`, `functions` and `sampled` are as in `Placement`.
+    `accumulate`, `kinds`, `spaces`, `functions`, `opcodes` and `sampled` are as in `Placement`.
     """
 
     fragment: Fragment
@@ -55,6 +55,7 @@ class Attachment:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
 
 
@@ -395,6 +396,7 @@ def _placement(attachment: Attachment) -> Placement:
         attachment.kinds,
         attachment.spaces,
         attachment.functions,
+        attachment.opcodes,
         attachment.sampled,
     )
 

@@ -111,6 +111,33 @@ struct gpu_value {
     u64 old_high;
 };
 
+/* In each thread that executes a floating-point instruction, after it. */
+struct gpu_float {
+    u64 launch;
+    u64 site;
+    u64 operation;    /* GPU_FLOAT_ADD … */
+    u64 active;       /* mask of the lanes that run this together */
+    u64 type;         /* of the result, or of each of its elements: GPU_F16, GPU_BF16, GPU_F32 or GPU_F64 */
+    u64 low;          /* the first 8 bytes of the result */
+    u64 high;         /* the next 8 bytes */
+    u64 operand_type; /* of the first operand */
+    u64 operands;     /* how many there are */
+    u64 operand0, operand1, operand2, operand3; /* the first 8 bytes of each, as the instruction read them */
+};
+
+/* In each thread that executes one of the chosen instructions, after it. */
+struct gpu_instruction {
+    u64 launch;
+    u64 site;
+    u64 active;
+    u64 type; /* GPU_F32 …; of the result, or of each of its elements */
+    u64 low;
+    u64 high;
+    u64 operand_type;
+    u64 operands;
+    u64 operand0, operand1, operand2, operand3;
+};
+
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
 enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2, GPU_RETURNS = 4 }; /* an atomic gives back the old value, which is used */
@@ -118,7 +145,15 @@ enum gpu_type {
     GPU_B8, GPU_B16, GPU_B32, GPU_B64, GPU_B128,
     GPU_U8, GPU_U16, GPU_U32, GPU_U64,
     GPU_S8, GPU_S16, GPU_S32, GPU_S64,
-    GPU_F16, GPU_BF16, GPU_F32, GPU_F64
+    GPU_F16, GPU_BF16, GPU_F32, GPU_F64,
+    GPU_PRED /* a predicate: 0 or 1 */
+};
+enum gpu_float_operation {
+    GPU_FLOAT_ADD, GPU_FLOAT_SUB, GPU_FLOAT_MUL, GPU_FLOAT_FMA, GPU_FLOAT_DIV,
+    GPU_FLOAT_RCP, GPU_FLOAT_SQRT, GPU_FLOAT_RSQRT,
+    GPU_FLOAT_MIN, GPU_FLOAT_MAX, GPU_FLOAT_ABS, GPU_FLOAT_NEG, GPU_FLOAT_COPYSIGN,
+    GPU_FLOAT_SIN, GPU_FLOAT_COS, GPU_FLOAT_TANH, GPU_FLOAT_LG2, GPU_FLOAT_EX2,
+    GPU_FLOAT_CVT, GPU_FLOAT_MMA
 };
 
 /* Once for each launch of a matching kernel; once for a whole graph, with kernel ~0 and the lowest number of its launches. */

@@ -418,6 +418,8 @@ _NARROW = {
     "basic_block": ("site", "active"),
     "branch": ("site", "active", "taken"),
     "value": ("site", "width", "space", "kind", "active", "effect", "type"),
+    "float": ("site", "operation", "active", "type", "operand_type", "operands"),
+    "instruction": ("site", "active", "type", "operand_type", "operands"),
 }
 _LANES = ("active", "taken")  # masks of lanes, of which a wave of an AMD GPU may have 64
 

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gpubpf.ebpf.bytecode import ARGUMENTS, RETURNS, TYPES, WORK
+from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
 from gpubpf.errors import Refusal
 
 from .access import Access, accesses
 from .arguments import argument, returned
 from .barriers import Barrier, barrier
+from .computation import Element, computation, is_chosen
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
@@ -46,8 +47,10 @@ from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
-_HELD, _WAITED = "%gpubpf_0held", "%gpubpf_0waited"  # of a barrier: its predicate, the time of arrival
+_HELD = "%gpubpf_0held"  # the predicate of an instruction that overwrites it
+_WAITED = "%gpubpf_0waited"  # of a barrier: the time of arrival
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
+_DATA = ("global", "shared", "local", "const")  # spaces of variables whose addresses can be told
 _KEPT = "%gpubpf_0kept"  # of an instruction with a value: its address
 # Fields of a value's context, and the registers that hold them: of the value, and of what was there before an atomic.
 _VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
@@ -95,6 +98,7 @@ class Body:
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access, self.at_value = at("access"), at("value")
+        self.at_result = at("float", "instruction")
         self.whole_loads: set[int] = set()  # loads of which programs read every byte
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
@@ -223,7 +227,7 @@ class Body:
 
     def _shards(self) -> list[Statement]:
         """Return what sets the registers that probes at FREQUENT points take their arguments of kind `shard` from."""
-        often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch)
+        often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch, *self.at_result)
         needed = {
             shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
         }
@@ -241,7 +245,7 @@ class Body:
             elif self.flow.instruction(index).opcode == "bra":
                 copy += counts(1)
             else:
-                copy += self._plain(index)
+                copy += self._computing(index)
         return copy
 
     def _set_gone(self, comparison: str) -> Directive:
@@ -270,7 +274,7 @@ class Body:
             if step != path[-1] and self.flow.instruction(step).opcode == "bra":
                 out += counts(1) if step != index else []
             elif step != path[-1]:
-                out += self._plain(step)
+                out += self._computing(step)
         if not alone:
             out += counts(1)
         out += self._probes(self.at_exit, branch.line, self.sources[index])
@@ -457,6 +461,76 @@ class Body:
         copies = [text("\n".join(before))] if before else []
         return ([*copies, probe], []) if access.kind == "store" else ([*copies], [probe])
 
+    def _results(self, index: int, instruction: PtxInstruction) -> tuple[list[Statement], list[Statement]]:
+        """Return what is added before and after an instruction for programs that are told what it reads and writes.
+
+        Copies of what it reads are made before it, as in `_values`. A result of more than 16 bytes has a site for each 16.
+        """
+        found = computation(instruction)
+        before: list[str] = []
+        after: list[Statement] = []
+        for point in dict.fromkeys(p.point for p in self.at_result) if found is not None else ():
+            assert found is not None
+            opcode = opcode_of(instruction)
+            placements = [p for p in self.at_result if p.point == point and is_chosen(p.opcodes, opcode)]
+            if not placements or not (found.operation or point == "instruction"):
+                continue
+            context = {
+                "type": str(TYPES.index(found.type)),
+                "operand_type": str(TYPES.index(found.operand_type)),
+                "operands": str(len(found.read)),
+                **dict.fromkeys((*OPERANDS, *_VALUE), "0"),
+            }
+            if point == "float":
+                context["operation"] = str(FLOAT_OPERATIONS.index(found.operation))
+            for field, read in zip(OPERANDS, found.read, strict=False):
+                if self.filler.reads_any(placements, field):
+                    context[field] = self._added(f"%gpubpf_0{field}")
+                    before += self._bits(index, read, found.operand_type, 0, context[field])
+            if instruction.predicate in tuple(find_names(found.written)):
+                before.append(f"mov.pred {self._added(_HELD, 'pred')}, {instruction.predicate};")
+                instruction = dataclasses.replace(instruction, predicate=_HELD)
+            size = self._size(index, found.written, found.type)
+            for start in range(0, max(1, len(found.written)), 16 // size):
+                part = found.written[start : start + 16 // size]
+                site = self._site(
+                    point, instruction.line, self.sources[index], opcode=opcode, type=found.type
+                )
+                inside: list[str] = []
+                for half, (field, register) in enumerate(_VALUE.items()):
+                    context[field] = "0"
+                    if len(part) * size > 8 * half and self.filler.reads_any(placements, field):
+                        context[field] = self._added(register)
+                        inside += self._bits(index, part, found.type, half, register)
+                context["site"] = str(site)
+                after.append(text(self.filler.result(placements, _guards(instruction), inside, context)))
+        return [text("\n".join(before))] if before else [], after
+
+    def _size(self, index: int, elements: Iterable[Element], type_: str) -> int:
+        """Return the bytes of each of these registers and numbers. type_: that of the instruction, which numbers have."""
+        names = [_named(element) for element in elements if element != Name("_")]
+        kinds = [kind for name in names if name and (kind := self._type(index, name))]
+        return type_size(kinds[0]) if kinds else 8 if any(names) else type_size(type_)
+
+    def _bits(self, index: int, elements: tuple[Element, ...], type_: str, half: int, into: str) -> list[str]:
+        """Return instructions that put 8 bytes of what registers hold into a 64-bit register. Raises Refusal.
+
+        type_: as in `_size`. A predicate is 0 or 1. A special register, or the address of a function, is 0.
+        """
+        first = elements[0] if elements else None
+        if (name := _named(first)) and self._type(index, name) == "pred":
+            return [f"selp.b64 {into}, {'0, 1' if isinstance(first, Not) else '1, 0'}, {name};"]
+        size = self._size(index, elements, type_)
+        floats = any(isinstance(element, Immediate) and element.is_float for element in elements)
+        known = []
+        for element in elements:
+            name = _named(element)
+            is_known = not name or self._type(index, name) or self._space(index, name) in _DATA
+            known.append(element if is_known and not isinstance(element, Not) else Name("_"))
+        return self._word(
+            index, Operands(f"{'f' if floats else 'b'}{8 * size}", size), tuple(known), half, into
+        )
+
     def _word(
         self, index: int, of: Operands, elements: tuple[Name | Immediate, ...], half: int, into: str
     ) -> list[str]:
@@ -533,8 +607,8 @@ class Body:
         return self.declared[key]
 
     def _type(self, index: int, name: str) -> str:
-        """Return the PTX type of a register; "" if it is unknown."""
-        declared = self._declaration(index, name)
+        """Return the PTX type of a register, or of a component of one (`%v.x`); "" if it is unknown."""
+        declared = self._declaration(index, name) or self._declaration(index, name.partition(".")[0])
         return declared.type if declared is not None and declared.space == "reg" else ""
 
     def _space(self, index: int, name: str) -> str:
@@ -627,7 +701,12 @@ class Body:
             return self._barrier(index, statement)
         before, after = self._values(index, statement)
         before += self._keep_result(index, statement) if self.results else []
-        return [*self._accesses(index, statement), *before, *self._plain(index), *after]
+        return [*self._accesses(index, statement), *before, *self._computing(index), *after]
+
+    def _computing(self, index: int) -> list[Statement]:
+        """Return an instruction that may compute something, and what is added around it for programs that are told what."""
+        before, after = self._results(index, self.flow.instruction(index)) if self.at_result else ([], [])
+        return [*before, *self._plain(index), *after]
 
     def _plain(self, index: int) -> list[Statement]:
         """Return an instruction that accesses module variables through the table."""
@@ -756,6 +835,12 @@ class Body:
                 raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
+
+
+def _named(element: Element | None) -> str:
+    """Return the name of a register or variable; "" for a number."""
+    element = element.operand if isinstance(element, Not) else element
+    return element.name if isinstance(element, Name) else ""
 
 
 def _guards(instruction: PtxInstruction) -> list[str]:

@@ -15,7 +15,8 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .access import Access, accesses, unprobed
 from .barriers import barrier
-from .emit import array, widened
+from .computation import Computation, asynchronous, computation, is_chosen
+from .emit import array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
 from .operands import operands, without_value
@@ -99,6 +100,7 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
+        self._computations: dict[str, list[tuple[str, Computation]]] = {}
         self.programs, texts = self._programs(reached)
         self.filler = Filler(
             block,
@@ -192,6 +194,12 @@ class InjectionPlan:
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
             return sum(n for access, n in of.items() if wants(placement, access))
+        if point in ("float", "instruction"):
+            return sum(
+                computed.most_parts
+                for opcode, computed in self.computations(name)
+                if (computed.operation or point == "instruction") and is_chosen(placement.opcodes, opcode)
+            )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
 
     def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
@@ -205,7 +213,7 @@ class InjectionPlan:
             targets: set[str] = set()
             found: Counter[Access] = Counter()
             values: Counter[Access] = Counter()
-            missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value")}
+            missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value", "float")}
             declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
             for statement in self.module.functions[name].body or ():
                 if isinstance(statement, Open):
@@ -228,11 +236,22 @@ class InjectionPlan:
                     of = dataclasses.replace(access, address=_ANY, size=None, unless=None)
                     found[of] += 1
                     values[of] += operands(statement) is not None
+                missed["float"].update([opcode] if (opcode := asynchronous(statement)) is not None else [])
                 missed["access"].update([opcode] if (opcode := unprobed(statement)) is not None else [])
                 missed["value"].update([opcode] if (opcode := without_value(statement)) is not None else [])
             places["basic_block"] += len(targets)
             self._contents[name] = Contents(places, found, values, missed)
         return self._contents[name]
+
+    def computations(self, name: str) -> list[tuple[str, Computation]]:
+        """Return what the instructions of a function compute from registers, each with its opcode."""
+        if name not in self._computations:
+            instructions = [
+                s for s in self.module.functions[name].body or () if isinstance(s, PtxInstruction)
+            ]
+            found = [(opcode_of(one), computation(one)) for one in instructions]
+            self._computations[name] = [(opcode, one) for opcode, one in found if one is not None]
+        return self._computations[name]
 
     def may_leave(self, name: str) -> bool:
         """Return whether threads may leave the kernel in a call of this function."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # The points that are passed many times in a thread.
-FREQUENT = ("access", "basic_block", "branch", "value")
+FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
 # Spaces that a generic address may point to. Constants are not among them, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
@@ -251,6 +251,23 @@ class Filler:
             lines.append(f"{_OVER}:")
         lines.append("}")
         return "\n".join(lines)
+
+    def result(
+        self,
+        placements: Sequence[Placement],
+        guards: Sequence[str],
+        setup: Sequence[str],
+        context: Mapping[str, str],
+    ) -> str:
+        """Return the probes behind an instruction, in a scope that lanes which do not execute it skip.
+
+        guards, setup: as in `access`. context: its fields but `active`.
+        """
+        guards = [*([f"@{SKIPS} "] if any(p.sampled for p in placements) else []), *guards]
+        lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]
+        for placement in placements:
+            lines += ["{", *self._active(placement), self.text(placement, {**context, **_ACTIVE}), "}"]
+        return "\n".join([*lines, *([f"{_OVER}:"] if guards else []), "}"])
 
 
 def _group(placement: Placement) -> str:

@@ -29,6 +29,7 @@ class Placement:
     At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
     () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
+    At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
     sampled: the program runs in some blocks or warps only, chosen in each launch; "": in all. All programs of a kernel have the same.
     """
 
@@ -38,6 +39,7 @@ class Placement:
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
 
 
@@ -50,7 +52,7 @@ class Site:
     the `ret` or `exit`. All programs of one point at one place share a site.
 
     source, source_line  the place in the source (`-lineinfo`), in an inlined function if it is in one; "" and 0 if unknown
-    opcode               of accesses, branches and barriers, with modifiers: `ld.global.f32`; else ""
+    opcode               of accesses, branches, barriers and instructions, with modifiers: `ld.global.f32`; else ""
     kind, space          of accesses and values, as in ptx/access.py (so also `generic`); else ""
     width                of accesses and values: bytes, 0 if only the execution determines it
     """
@@ -69,7 +71,7 @@ class Site:
         0  # of accesses: 1 it reads, 2 it writes, 3 both; of values: 4 more if an atomic's old value is used
     )
     block: int | None = None  # of basic blocks: its number in the function, from 0; copies have the same
-    type: str = ""  # of values: the type of an element, one of bytecode.TYPES
+    type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 

@@ -26,6 +26,7 @@ POINTS = (
     "value",
     "basic_block",
     "branch",
+    "instruction",
 )
 # Each thread writes 1 to its word in a called function, which lane 3 of each warp leaves by an exit; the others add 1.
 KERNEL = f"""{HEAD}
@@ -51,7 +52,11 @@ class Sampled(Run):
 
     def __init__(self, unit: Unit | None) -> None:
         super().__init__(
-            KERNEL, [Placement(log(point, point, "site"), point, sampled=unit or "") for point in POINTS]
+            KERNEL,
+            [
+                Placement(log(point, point, "site"), point, opcodes=("setp",), sampled=unit or "")
+                for point in POINTS
+            ],
         )
 
     def ran(self, limit: int = 0) -> dict[str, list[tuple[int, ...]]]:

@@ -1,0 +1,107 @@
+"""Read from a PTX instruction which registers it reads and writes, and whether it computes floating-point numbers.
+
+    computation(instruction)   # fma.rn.f32 %f1, %f2, %f3, %f1 → Computation("f32", "f32", (Name("%f1"),), …, "fma")
+    asynchronous(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
+
+Instructions that access memory are not among them: `operands` has their values. Neither are those that return nothing, such as
+branches and barriers (PTX ISA 9.0, chapter 9.7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
+
+from .access import TYPE, is_named
+from .module import Address, Group, Immediate, Name, Not, Operand, Pair, PtxInstruction, Vector
+
+Element = Name | Immediate | Not  # a register, number or name, or a predicate that is negated
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What an instruction reads and writes. Registers count as a whole, also where the instruction uses only some of their bits.
+
+    type          of the result, or of each of its elements: one of bytecode.TYPES; that of f16x2 and f32x2 is f16 and f32
+    operand_type  of the first operand, likewise
+    written       the registers with the result, in order; `_` receives nothing
+    read          the operands, each as one or more registers and numbers
+    operation     one of bytecode.FLOAT_OPERATIONS; "" if the result is not a floating-point number, or is only moved
+    """
+
+    type: str
+    operand_type: str
+    written: tuple[Element, ...]
+    read: tuple[tuple[Element, ...], ...]
+    operation: str
+
+    @property
+    def most_parts(self) -> int:
+        """At most how many parts of 16 bytes the result has."""
+        return max(1, (len(self.written) + 1) // 2)
+
+
+# A type among the modifiers.
+_TYPE = re.compile(rf"{TYPE.pattern}|f32x2|tf32|[su]16x2|pred")
+_NAMED = {"tf32": "f32"}  # types by another name
+_ASYNCHRONOUS = ("wgmma.mma_async", "tcgen05.mma")
+_WITHOUT_RESULT = frozenset(
+    "bar barrier bra brkpt brx call cp discard exit fence griddepcontrol mbarrier membar nanosleep pmevent ret setmaxnreg "
+    "stackrestore tcgen05 tensormap trap wgmma".split()
+)
+_OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # they return a predicate, whatever their type
+_OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # they return 32 bits
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma": "mma"}
+
+
+def computation(instruction: PtxInstruction) -> Computation | None:
+    """Return what an instruction reads and writes; None for an instruction that accesses memory or returns nothing."""
+    opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
+    if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
+        return None
+    first = operands[0]
+    if isinstance(first, Pair):  # of two results, the first that is used
+        first = first.second if first.first == Name("_") else first.first
+    types = [m for m in modifiers if _TYPE.fullmatch(m)] or ["b32"]
+    kind = _element(types[0])
+    if opcode in _OF_PREDICATE:
+        kind = "pred"
+    elif opcode in _OF_32_BITS:
+        kind = "u32"
+    elif "wide" in modifiers and kind in ("s16", "u16", "s32", "u32"):
+        kind = f"{kind[0]}{2 * int(kind[1:])}"
+    return Computation(
+        kind,
+        _element(types[1] if len(types) > 1 and opcode != "slct" else types[0]),
+        _elements(first),
+        tuple(_elements(o) for o in operands[1:]),
+        _OPERATIONS.get(opcode, "") if kind in _FLOATS else "",
+    )
+
+
+def asynchronous(instruction: PtxInstruction) -> str | None:
+    """Return the name of an instruction whose floating-point result comes later, so that no program can be told; else None."""
+    full = ".".join((instruction.opcode, *instruction.modifiers))
+    return next((name for name in _ASYNCHRONOUS if is_named(full, name)), None)
+
+
+def is_chosen(patterns: Collection[str], opcode: str) -> bool:
+    """Return whether a glob matches an opcode with modifiers, or its beginning up to a dot: `fma`, `fma.rn`. None: all are chosen."""
+    return not patterns or any(fnmatchcase(opcode, p) or fnmatchcase(opcode, f"{p}.*") for p in patterns)
+
+
+def _element(type_name: str) -> str:
+    """Return the type of an element: f16 for f16x2, and b8 for 8-bit floating-point numbers."""
+    element = type_name.partition("x")[0]
+    element = _NAMED.get(element, element)
+    return element if element in TYPES else "b8" if element.startswith("e") else "b32"
+
+
+def _elements(operand: Operand) -> tuple[Element, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    return tuple(item for item in items if isinstance(item, Name | Immediate | Not))
