@@ -11,11 +11,12 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gpubpf_cuda
 import memory_model as model
-from gpubpf.ebpf.bytecode import KINDS, RETURNS, SPACES, TYPES
+from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, KINDS, RETURNS, SPACES, TYPES
 from gpubpf_bcc import compiled
 from memory_answers import ANSWERS
 
@@ -55,6 +56,19 @@ __global__ void values(int *in, int *out) {
     int before = atomicAdd(in + 300, 2);                                        // "used"
     atomicMax(in + 301, t);                                                     // "unused"
     if (t < 40) reinterpret_cast<short *>(out)[400 + t] = before - loaded;      // "some"
+}
+__global__ void floats(double *out) {
+    int t = threadIdx.x + 64 * blockIdx.x;
+    float x = __int2float_rn(t);                           // "converted"
+    float s = __fmul_rn(x, -0.5f);                         // "scaled"
+    float f = __fmaf_rn(s, s, x);                          // "fused"
+    double wide = x;                                       // "widened"
+    double ratio = __ddiv_rn(wide, s);                     // "divided"
+    unsigned pair = 0x3C004000 + (t << 16);                // { 2, as the bits of t behind 1 }
+    asm volatile("add.f16x2 %0, %0, %0;" : "+r"(pair));    // "pair"
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f42800000; @p neg.f32 %0, %0; }" : "+f"(f));  // "negated"
+    if (t % 3 == 0) ratio = __dsqrt_rn(wide);              // "rooted"
+    out[t] = t % 2 ? ratio : __hiloint2double(pair, __float_as_int(f));
 }
 __global__ void typed(int *out, float x, char c, short3 s, double d) { *out = x + c + s.y + d; }
 __global__ void early(int *out) {
@@ -114,6 +128,7 @@ int main(int argc, char **argv) {
         if (!strcmp(what, "calls")) calls<<<2, 64>>>(out);
         if (!strcmp(what, "paths")) paths<<<2, 64>>>(out);
         if (!strcmp(what, "values")) values<<<2, 64>>>(in, out);
+        if (!strcmp(what, "floats")) floats<<<2, 64>>>(reinterpret_cast<double *>(out));
         if (!strcmp(what, "typed")) typed<<<2, 64>>>(out, 1.5f, 'z', make_short3(1, -2, 3), 0.1);
         if (!strcmp(what, "barriers")) barriers<<<2, 64>>>(out);
         if (!strcmp(what, "waits")) waits<<<1, 128>>>(out);
@@ -607,6 +622,87 @@ def test_values(run):
         t: ("u16", writes, int(used[t][4] - t / 4) & 0xFFFF, 0, 0) for t in range(40)
     }
     assert not told and found["counts"][0] == 0
+    assert found["summary"]["not_probed"] == {}
+
+
+def test_floats_and_instructions(run):
+    """What each line computes, and from what, by thread: NumPy computes the same."""
+    record = """
+    struct told { u64 low, high, operand0, operand1, operand2; u32 site, thread, type, operand_type, operation, operands; };
+    GPU_RINGBUF(events, struct told, 256);
+    """
+    body = """
+        struct told t = {};
+        t.low = ctx->low;
+        t.high = ctx->high;
+        t.operand0 = ctx->operand0;
+        t.operand1 = ctx->operand1;
+        t.operand2 = ctx->operand2;
+        t.site = ctx->site;
+        t.thread = gpu_global_thread();
+        t.type = ctx->type;
+        t.operand_type = ctx->operand_type;
+        t.operands = ctx->operands;
+        if (ctx->operand3 || ctx->high || !(ctx->active >> gpu_lane() & 1)) count(0);
+    """
+    end = "events.ringbuf_output(&t, sizeof(t), 0); return 0; }"
+    text = f"{record} int on_float(struct gpu_float *ctx) {{ {body} t.operation = ctx->operation; {end}"
+    text += f"int on_other(struct gpu_instruction *ctx) {{ {body} t.operation = ~0; {end}"
+    attach = [
+        ["attach_gpu_float", {"fn_name": "on_float", "kernel": "floats"}],
+        [
+            "attach_gpu_instruction",
+            {"fn_name": "on_other", "kernel": "floats", "opcodes": ["setp.lt.f32", "sqrt"]},
+        ],
+    ]
+    found = run(text, attach, "floats", "paths")
+    (places,) = (places for kernel, places in found["places"].items() if "floats" in kernel)
+    told = defaultdict(dict)
+    for low, high, first, second, third, site, thread, type_, operand_type, operation, operands in found[
+        "events"
+    ]:
+        opcode = FLOAT_OPERATIONS[operation] if operation < len(FLOAT_OPERATIONS) else "other"
+        line = told[places[str(site)][2], opcode]
+        assert thread not in line and high == 0
+        line[thread] = (TYPES[type_], TYPES[operand_type], operands, low, first, second, third)
+    threads = range(THREADS)
+    x = np.arange(THREADS, dtype=np.float32)
+    s = x * np.float32(-0.5)
+    f = s * s + x  # small integers and quarters of such: exact
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        ratio = np.where(x == 0, np.nan, wide / s)
+    pair = np.stack([np.full(THREADS, 0x4000, np.uint16), 0x3C00 + np.arange(THREADS).astype(np.uint16)], 1)
+    none, half, below = np.zeros(THREADS, np.uint64), np.full(THREADS, -0.5, np.float32), f < 64
+    limit = np.full(THREADS, 64, np.float32)
+
+    def row(kind, of, *columns, where=None):
+        used = [np.ascontiguousarray(column).view(f"u{column.dtype.itemsize}") for column in columns]
+        given = sum(column is not none for column in columns[1:])
+        where = threads if where is None else np.flatnonzero(where).tolist()
+        return {t: (kind, of, given, *(int(column[t]) for column in used)) for t in where}
+
+    f32, f64 = ("f32", "f32"), ("f64", "f64")
+    ints = np.arange(THREADS, dtype=np.uint32)
+    halves, doubled = pair.view(np.uint32)[:, 0], (pair.view(np.float16) * 2).view(np.uint32)[:, 0]
+    thirds = ints % 3 == 0
+    exact = {
+        ("converted", "cvt"): row("f32", "s32", x, ints, none, none),
+        ("scaled", "mul"): row(*f32, s, x, half, none),
+        ("fused", "fma"): row(*f32, f, s, s, x),
+        ("pair", "add"): row("f16", "f16", doubled, halves, halves, none),
+        ("negated", "neg"): row(*f32, -f, f, none, none, where=below),
+        ("negated", "other"): row("pred", "f32", below.astype(np.uint64), f, limit, none),
+        ("rooted", "sqrt"): row(*f64, np.sqrt(wide), wide, none, none, where=thirds),
+        ("rooted", "other"): row(*f64, np.sqrt(wide), wide, none, none, where=thirds),
+    }
+    for (mark, opcode), right in exact.items():
+        assert told.pop((source_line(mark), opcode)) == right, (mark, opcode)
+    divided = told.pop((source_line("divided"), "div"))
+    first = divided.pop(0)
+    assert np.isnan(np.uint64(first[3]).view(np.float64)) and first[4:] == (0, 1 << 63, 0)  # 0 / -0
+    assert divided == {t: one for t, one in row(*f64, ratio, wide, s.astype(np.float64), none).items() if t}
+    assert {opcode for _, opcode in told} == {"cvt"} and found["counts"][0] == 0  # wide, and s in wide
     assert found["summary"]["not_probed"] == {}
 
 

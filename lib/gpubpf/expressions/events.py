@@ -156,8 +156,10 @@ class Events:
             left, texts = iter(numbers), {"kernel": short, "source": source}
             values: tuple[int | float | str, ...]
             values = tuple(texts[node] if isinstance(node, str) else next(left) for node in one.arguments)
-            if one.format.shows_floats:
-                values = one.format.with_floats(values, next(left))
+            if one.type_fields:
+                kinds = dict(zip(one.type_fields, left, strict=True))
+                of_each = [kinds.get(field) for field in one.format.types(one.arguments)]
+                values = one.format.with_floats(values, of_each)
             block, own = divmod(thread, kernel.shape.block_size)
             where = (_index(block, kernel.grid), _index(own, kernel.block_dim), source, values)
             owner = (kernel.pid, kernel.comm, kernel.gpu, kernel.wave, one, kernel.mangled)

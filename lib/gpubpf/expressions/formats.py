@@ -102,10 +102,6 @@ class Format:
     def conversions(self) -> tuple[Conversion, ...]:
         return tuple(part for part in self.parts if isinstance(part, Conversion))
 
-    @property
-    def shows_floats(self) -> bool:
-        return any(conversion.is_float for conversion in self.conversions)
-
     def check(self, arguments: Sequence[object]) -> None:
         """Raise UsageError if these arguments, texts by their names and expressions, do not fit the conversions."""
         wanted = self.conversions
@@ -121,14 +117,23 @@ class Format:
             if conversion.is_float and not (isinstance(argument, Name) and argument.name in ELEMENTS):
                 raise UsageError(
                     f"{conversion.text} shows a floating-point number, and EXPR {number} is an integer; use %u, %d or %x (only the"
-                    f" names {' and '.join(ELEMENTS)} fit {conversion.text})"
+                    f" names {', '.join(ELEMENTS)} fit {conversion.text})"
                 )
 
-    def with_floats(self, values: Sequence[int | str], kind: int) -> tuple[int | float | str, ...]:
-        """Return these values, with those that are shown as floating-point numbers read as their type is, by its number."""
+    def with_floats(
+        self, values: Sequence[int | str], kinds: Sequence[int | None]
+    ) -> tuple[int | float | str, ...]:
+        """Return these values, with those that have a type, by its number in TYPES, as floating-point numbers."""
         return tuple(
-            as_float(value, kind) if conversion.is_float and isinstance(value, int) else value
-            for conversion, value in zip(self.conversions, values, strict=True)
+            as_float(value, kind) if kind is not None and isinstance(value, int) else value
+            for value, kind in zip(values, kinds, strict=True)
+        )
+
+    def types(self, arguments: Sequence[object]) -> tuple[str, ...]:
+        """Return for each of these arguments the field with its type if it is shown as a floating-point number; else ""."""
+        return tuple(
+            ELEMENTS[argument.name] if conversion.is_float and isinstance(argument, Name) else ""
+            for conversion, argument in zip(self.conversions, arguments, strict=True)
         )
 
     def show(self, values: Sequence[int | float | str]) -> str:

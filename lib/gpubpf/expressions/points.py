@@ -11,7 +11,18 @@ from types import MappingProxyType
 from typing import Any
 
 from gpubpf.agent.definitions import NUMBER_MASK
-from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, READS, RETURNS, SPACES, WORK, WRITES
+from gpubpf.ebpf.bytecode import (
+    CONTEXTS,
+    FLOAT_OPERATIONS,
+    KINDS,
+    OPERANDS,
+    READS,
+    RETURNS,
+    SPACES,
+    TYPES,
+    WORK,
+    WRITES,
+)
 from gpubpf.errors import UsageError
 from gpubpf.expressions.syntax import U64, Names, Type
 from gpubpf.expressions.values import VALUES
@@ -38,7 +49,7 @@ class Attachment:
 
     def with_values(self) -> Attachment:
         """Return what is attached in place of this one for memory accesses if the program is to see values, too."""
-        return replace(self, method="value", context="value")
+        return replace(self, method="value", context="value") if self.context == "access" else self
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class Point:
         if self.of_launch:
             return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), texts=TEXTS[:1])
         constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
+        if "operands" in attachment.fields:
+            constants = {**OPERATIONS, **OF_TYPES} if "operation" in attachment.fields else OF_TYPES
         return Names(
             self.name, attachment.fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values
         )
@@ -134,6 +147,9 @@ CONSTANTS: Mapping[str, int] = {
     "GPU_WRITES": WRITES,
 }
 RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where its values are known
+# What `operation` and `type` of instructions are compared with.
+OPERATIONS = {f"GPU_FLOAT_{name.upper()}": number for number, name in enumerate(FLOAT_OPERATIONS)}
+OF_TYPES = {f"GPU_{name.upper()}": number for number, name in enumerate(TYPES)}
 TEXTS = ("kernel", "source")
 # What is known of a launch on the host, in the order of `launches.values`.
 LAUNCH_NAMES = (
@@ -191,6 +207,8 @@ POINTS: Mapping[str, Point] = {
         Point("store", _accesses({"store": ("store",)}, named=False), values=("value",)),
         Point("atomic", _accesses({"atomic": ("atomic",)}, named=False), values=("value", "old")),
         Point("access", _accesses({kind: (kind,) for kind in KINDS} | _OPCODES, named=True)),
+        Point("float", _plain("float"), glob="opcodes", values=("value", *OPERANDS)),
+        Point("instruction", _plain("instruction"), glob="opcodes", values=("value", *OPERANDS)),
         Point("func", _plain("function_entry"), glob="function"),
         Point("funcret", _plain("function_exit"), glob="function"),
     )
@@ -216,6 +234,8 @@ def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
 def c_names(attachment: Attachment) -> dict[str, str]:
     """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`."""
     found = {name: builtin.c for name, builtin in BUILTINS.items()}
-    found |= {name: f"{value}ull" for name, value in {**CONSTANTS, **RETURNED}.items()}
+    found |= {
+        name: f"{value}ull" for name, value in {**CONSTANTS, **RETURNED, **OPERATIONS, **OF_TYPES}.items()
+    }
     found |= {name: value.c for name, value in VALUES.items()}
     return found | {name: f"ctx_{name}" for name in attachment.fields if name != "launch"}

@@ -67,7 +67,7 @@ class Distribution:
 class Trace:
     """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none.
 
-    numbers: the expressions that a record has. The last is the type of the values, if a floating-point number is shown."""
+    numbers: the expressions that a record has. The last are the types of what is shown as floating-point numbers."""
 
     spec: Spec
     format: Format = field(default_factory=lambda: Format(()))
@@ -76,7 +76,12 @@ class Trace:
     @property
     def numbers(self) -> tuple[Node, ...]:
         found = tuple(argument for argument in self.arguments if not isinstance(argument, str))
-        return (*found, Name("type", U64)) if self.format.shows_floats else found
+        return (*found, *(Name(field, U64) for field in self.type_fields))
+
+    @property
+    def type_fields(self) -> tuple[str, ...]:
+        """The fields with the types of what is shown as floating-point numbers."""
+        return tuple(dict.fromkeys(field for field in self.format.types(self.arguments) if field))
 
 
 def count(text: str) -> Spec:

@@ -1,4 +1,4 @@
-"""The values of loads, stores and atomics: what expressions may name, its C text, and floating-point numbers on the host.
+"""The values of loads, stores, atomics and instructions: what expressions may name, its C text, and numbers on the host.
 
 eBPF has no floating point, so a program looks at bits. Compilers also load and store floating-point numbers as bits (Triton all, nvcc
 `half` as u16), so b16, u16, b32 and b64 are taken for the floating-point types of their sizes. Other integers never are: many of them
@@ -11,31 +11,43 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpubpf.ebpf.bytecode import TYPES
+from gpubpf.ebpf.bytecode import OPERANDS, TYPES
 from gpubpf.expressions.evaluate import signed
 
 
 @dataclass(frozen=True)
 class Value:
-    """A name, or a function of one. c: its C text. fields: those of `struct gpu_value` that it reads."""
+    """A name, or a function of one. c: its C text. fields: those of the context that it reads."""
 
     c: str
     fields: tuple[str, ...]
 
 
-def _of(name: str, low: str, high: str) -> dict[str, Value]:
-    """Return the names for a value: its first element, and whether any of its elements is NaN, or infinite."""
-    whole = ("type", low, high)
-    arguments = ", ".join(f"ctx_{field}" for field in whole)
+def _of(name: str, *whole: str) -> dict[str, Value]:
+    """Return the names for a value: its first element, and whether any of its elements is NaN, or infinite.
+
+    whole: the fields with its type, its first 8 bytes and, if it may have more, the next 8."""
+    arguments = ", ".join([*(f"ctx_{field}" for field in whole), "0ull"][:3])
     return {
-        name: Value(f"gpu_element(ctx_type, ctx_{low})", ("type", low)),
+        name: Value(f"gpu_element(ctx_{whole[0]}, ctx_{whole[1]})", whole[:2]),
         f"isnan({name})": Value(f"gpu_isnan({arguments})", whole),
         f"isinf({name})": Value(f"gpu_isinf({arguments})", whole),
     }
 
 
-ELEMENTS = ("value", "old")  # the names that gputrace can show as a floating-point number
-VALUES: Mapping[str, Value] = {**_of("value", "low", "high"), **_of("old", "old_low", "old_high")}
+# The names that gputrace can show as a floating-point number, and the fields with their types.
+ELEMENTS = {"value": "type", "old": "type", **dict.fromkeys(OPERANDS, "operand_type")}
+# `operand0` alone is the field of the context: its bits.
+VALUES: Mapping[str, Value] = {
+    **_of("value", "type", "low", "high"),
+    **_of("old", "type", "old_low", "old_high"),
+    **{
+        name: one
+        for field in OPERANDS
+        for name, one in _of(field, "operand_type", field).items()
+        if name != field
+    },
+}
 
 # The functions of VALUES. `low` and `high` are the bytes of up to 16 elements of one type; missing elements are 0.
 FUNCTIONS = """
