@@ -157,7 +157,7 @@ class Events:
             values: tuple[int | float | str, ...]
             values = tuple(texts[node] if isinstance(node, str) else next(left) for node in one.arguments)
             if one.type_fields:
-                kinds = dict(zip(one.type_fields, left, strict=True))
+                kinds = dict(zip(one.type_fields, left, strict=False))
                 of_each = [kinds.get(field) for field in one.format.types(one.arguments)]
                 values = one.format.with_floats(values, of_each)
             block, own = divmod(thread, kernel.shape.block_size)

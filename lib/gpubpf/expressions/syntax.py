@@ -19,6 +19,7 @@ from enum import Enum
 from gpubpf.errors import UsageError
 
 LONGEST = 4000  # characters of an expression
+MOST_LISTED = 16  # constants in an error message
 DEEPEST = 64  # levels of a tree; the C compiler allows 256 nested brackets
 MASK = (1 << 64) - 1
 
@@ -146,7 +147,7 @@ class Names:
         return found
 
     def listed(self) -> str:
-        """Return what there is, for an error message. `block(.x)` stands for block and its parts."""
+        """Return what there is, for an error message. `block(.x)` stands for block and its parts, `…` for further constants."""
         builtins = (
             f"{name}(.x)" if f"{name}.x" in self.builtins else name
             for name in self.builtins
@@ -156,10 +157,20 @@ class Names:
             "fields": self.fields,
             "values": self.values,
             "builtins": builtins,
-            "constants": self.constants,
+            "constants": _listed(list(self.constants)),
             "functions": (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ())),
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
+
+
+def _listed(constants: Sequence[str]) -> Sequence[str]:
+    """Return constants; if there are many, only the first and the last with each prefix: `GPU_FLOAT_ADD … GPU_FLOAT_MMA`."""
+    if len(constants) <= MOST_LISTED:
+        return constants
+    families: dict[str, list[str]] = {}
+    for name in constants:
+        families.setdefault(name.rpartition("_")[0], []).append(name)
+    return [f"{names[0]} … {names[-1]}" for names in families.values()]
 
 
 # --- tokens ---
