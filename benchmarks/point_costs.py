@@ -31,6 +31,7 @@ int program(struct gpu_{point} *ctx) {{
 """
 LOAD = "ld.volatile.global.u32 %r1, [%rd1+{at}];"
 STORE = "st.volatile.global.u32 [%rd1+{at}], %r0;"
+FLOAT = "fma.rn.f32 %f0, %f0, %f1, %f2; st.volatile.global.f32 [%rd1+{at}], %f0;"
 BRANCH = f"setp.gt.u32 %p1, %r0, {{at}}; @%p1 bra over{{at}}; {STORE} over{{at}}:"
 # What is there: the point, what is counted, and one place in PTX; {at} is another number for each.
 PLACES = {
@@ -62,17 +63,34 @@ PLACES = {
         "ctx->old_low",
         f"atom.global.add.u32 %r1, [%rd1+{{at}}], 1; {STORE.replace('%r0', '%r1')}",
     ),
+    "float, executed": ("float", "lanes", FLOAT),
+    "float, result": ("float", "ctx->low", FLOAT),
+    "float, result and operands": (
+        "float",
+        "ctx->low + ctx->operand0 + ctx->operand1 + ctx->operand2",
+        FLOAT,
+    ),
+    "instruction, result": ("instruction", "ctx->low", f"xor.b32 %r0, %r0, {{at}}; {STORE}"),
 }
-KINDS = {"value, result of an atomic": ("atomic",)}
+# What a program is attached to, where that is not everything.
+CHOSEN: dict[str, dict[str, tuple[str, ...]]] = {
+    "value, result of an atomic": {"kinds": ("atomic",)},
+    **{
+        name: {"opcodes": ("fma", "xor")}
+        for name, (point, *_) in PLACES.items()
+        if point in ("float", "instruction")
+    },
+}
 KERNEL = """.version 8.3
 .target sm_80
 .address_size 64
 .visible .entry k(.param .u64 p) {{
-    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>;
+    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
     mov.u32 %r0, %tid.x;
     ld.param.u64 %rd3, [p];
     mul.wide.u32 %rd2, %r0, 16;
     add.s64 %rd1, %rd3, %rd2;
+    cvt.rn.f32.u32 %f0, %r0; add.f32 %f1, %f0, %f0; add.f32 %f2, %f1, %f1;
 {body}
     ret;
 }}
@@ -82,10 +100,14 @@ KERNEL = """.version 8.3
 def costs(compared: Callable[[Sidecar, assemble.Target], list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each point and target. `compared`: returns rows of kernels before and after."""
     for name, (point, amount, place) in PLACES.items():
-        lanes = "ctx->active" if point in ("access", "basic_block", "branch", "value") else "gpu_active()"
+        lanes = (
+            "ctx->active"
+            if point in ("access", "basic_block", "branch", "value", "float", "instruction")
+            else "gpu_active()"
+        )
         number = "gpu_popcount(lanes)" if amount == "lanes" else amount
         program = compile.compile_text(PROGRAM.format(point=point, lanes=lanes, amount=number))
-        attached = [Attachment(verified(program, "program")[0], point, kinds=KINDS.get(name, ()))]
+        attached = [Attachment(verified(program, "program")[0], point, **CHOSEN.get(name, {}))]
         for arch, target in TARGETS.items():
             rows = []
             for count in (1, MANY):

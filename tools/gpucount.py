@@ -32,6 +32,7 @@ EXAMPLES = """examples:
     gpucount 'load:ns::* (lane == 0)' -- ./app  loads by lane 0
     gpucount 'access:*:atom.shared' -- ./app    atomics in shared memory
     gpucount 'store:* (isnan(value))' -- ./app  stores of NaN
+    gpucount 'float:*:*.f64' -- ./app           arithmetic on doubles
     gpucount 'func:*:*norm*' -- ./app           calls of these functions
     gpucount --json -o out.jsonl 'exit:*' -- ./app
     gpucount 'kernel:*' 1 10 -p 1234            each second, ten times

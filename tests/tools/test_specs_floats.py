@@ -20,7 +20,7 @@ APP = r"""
 struct Out { float floats[128]; double doubles[128]; __half2 pairs[128]; };
 __global__ void softmax(Out *out) {
     int i = blockIdx.x * 64 + threadIdx.x;
-    float x = __int2float_rn(i);                                 // converted
+    float x = __int2float_rn(i - 40) + 40.0f;                    // converted
     out->floats[i] = __fdiv_rn(x, __fmul_rn(x, 4.0f));           // divided
     double wide = x;                                             // widened
     if (i % 32 < 5) wide = __dsqrt_rn(__dadd_rn(wide, -64.0));   // rooted
@@ -79,11 +79,9 @@ def test_counts(app: Path, tmp_path: Path) -> None:
         "float:* (isnan(value))": {"softmax": (1 + 2, 1 + 10), "halves": (1, 1)},
         "float:* (isinf(value))": {"halves": (4, 127)},  # the half that is not NaN is 2 * 32768
         "float:* (isnan(value) && isnan(operand0))": {
-            "halves": (1, 1),
-        },  # 9 was NaN before
-        "float:* (operation == GPU_FLOAT_CVT && operand_type == GPU_S32)": {
-            "softmax": (4, 128),
+            "halves": (1, 1),  # 9 was NaN before
         },
+        "float:* (operation == GPU_FLOAT_CVT && operand_type == GPU_S32)": {"softmax": (4, 128)},
         "float:halves (operands == 3)": {"halves": (4, 128)},
         "instruction:softmax:sqrt": {"softmax": (4, 20)},
     }
@@ -99,7 +97,7 @@ def test_distributions(app: Path, tmp_path: Path) -> None:
     labels = {
         "float:softmax:mul:u32:operand0#operands": {None: {str(one): 1 for one in bits}},
         "float:softmax:cvt.rn.f32.s32:s32:operand0, source#numbers": {
-            line_of("converted"): {str(i): 1 for i in THREADS}
+            line_of("converted"): {str(i - 40): 1 for i in THREADS}
         },
     }
     found: dict = {}
@@ -113,7 +111,7 @@ def test_events(app: Path, tmp_path: Path) -> None:
     found = measured(
         *("gputrace", tmp_path / "out", app),
         'float:softmax* (isnan(value)) "NaN at %s, thread %u: %g of %g and %g", source, gthread, value, operand0, operand1',
-        'float:*:cvt "%g from %d", value, operand0',
+        'float:*:cvt "%g from %d, %g", value, operand0, operand0',
         'float:halves:*x2 "%g", value',
     )
     events: dict = {}
@@ -131,9 +129,11 @@ def test_events(app: Path, tmp_path: Path) -> None:
         i: ["nan", i - 64.0] for i in ROOTED if i < 64
     }
     converted = events["float:*:cvt", line_of("converted")]
-    assert {i: event["args"] for i, event in converted.items()} == {i: [float(i), i] for i in THREADS}
+    assert {i: event["args"] for i, event in converted.items()} == {
+        i: [i - 40.0, i - 40, i - 40.0] for i in THREADS
+    }
     widened = events["float:*:cvt", line_of("widened")]
-    assert all(event["args"][0] == i for i, event in widened.items()) and len(widened) == 128
+    assert {i: event["args"][::2] for i, event in widened.items()} == {i: [i, i] for i in THREADS}
     pairs = events["float:halves:*x2", line_of("pairs")]
     assert {i: event["args"] for i, event in pairs.items()} == {
         i: ["nan" if i == 9 else "inf"] for i in THREADS

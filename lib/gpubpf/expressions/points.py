@@ -87,9 +87,8 @@ class Point:
         constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
         if "operands" in attachment.fields:
             constants = {**OPERATIONS, **OF_TYPES} if "operation" in attachment.fields else OF_TYPES
-        return Names(
-            self.name, attachment.fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values
-        )
+        fields = {name: type_ for name, type_ in attachment.fields.items() if name not in self.values}
+        return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values)
 
     def needs_values(self, used: set[str]) -> bool:
         """Return whether one of these names is known only with the values of the access."""
@@ -232,10 +231,12 @@ def setup(used: set[str], attachment: Attachment) -> Iterator[str]:
 
 
 def c_names(attachment: Attachment) -> dict[str, str]:
-    """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`."""
+    """Return the C text of every name that an expression may use. Names of the context come before builtins, except `launch`.
+
+    A value comes before the field with its bytes."""
     found = {name: builtin.c for name, builtin in BUILTINS.items()}
     found |= {
         name: f"{value}ull" for name, value in {**CONSTANTS, **RETURNED, **OPERATIONS, **OF_TYPES}.items()
     }
-    found |= {name: value.c for name, value in VALUES.items()}
-    return found | {name: f"ctx_{name}" for name in attachment.fields if name != "launch"}
+    found |= {name: f"ctx_{name}" for name in attachment.fields if name != "launch"}
+    return found | {name: value.c for name, value in VALUES.items()}

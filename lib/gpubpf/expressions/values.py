@@ -37,16 +37,10 @@ def _of(name: str, *whole: str) -> dict[str, Value]:
 
 # The names that gputrace can show as a floating-point number, and the fields with their types.
 ELEMENTS = {"value": "type", "old": "type", **dict.fromkeys(OPERANDS, "operand_type")}
-# `operand0` alone is the field of the context: its bits.
 VALUES: Mapping[str, Value] = {
     **_of("value", "type", "low", "high"),
     **_of("old", "type", "old_low", "old_high"),
-    **{
-        name: one
-        for field in OPERANDS
-        for name, one in _of(field, "operand_type", field).items()
-        if name != field
-    },
+    **{name: one for field in OPERANDS for name, one in _of(field, "operand_type", field).items()},
 }
 
 # The functions of VALUES. `low` and `high` are the bytes of up to 16 elements of one type; missing elements are 0.
