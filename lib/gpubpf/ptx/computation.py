@@ -46,7 +46,7 @@ class Computation:
 
 
 # A type among the modifiers.
-_TYPE = re.compile(rf"{TYPE.pattern}|f32x2|tf32|[su]16x2|pred")
+_TYPE = re.compile(rf"{TYPE.pattern}|f32x2|tf32|[su]16x2|u?e\dm\d(?:x\d)?|pred")
 _NAMED = {"tf32": "f32"}  # types by another name
 _ASYNCHRONOUS = ("wgmma.mma_async", "tcgen05.mma")
 _WITHOUT_RESULT = frozenset(
@@ -60,9 +60,11 @@ _OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma":
 
 
 def computation(instruction: PtxInstruction) -> Computation | None:
-    """Return what an instruction reads and writes; None for an instruction that accesses memory or returns nothing."""
+    """Return what an instruction reads and writes; None for one that accesses memory, returns nothing, or sets the carry."""
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
     if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
+        return None
+    if carries(instruction):
         return None
     first = operands[0]
     if isinstance(first, Pair):  # of two results, the first that is used
@@ -84,8 +86,17 @@ def computation(instruction: PtxInstruction) -> Computation | None:
     )
 
 
+def carries(instruction: PtxInstruction) -> str | None:
+    """Return the opcode of an instruction that sets the carry (PTX ISA 9.0, 9.7.2) with its modifiers; else None.
+
+    No program can be behind it: the carry does not outlive calls, and is meant for straight-line code."""
+    return ".".join((instruction.opcode, *instruction.modifiers)) if "cc" in instruction.modifiers else None
+
+
 def asynchronous(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose floating-point result comes later, so that no program can be told; else None."""
+    if instruction.opcode not in ("tcgen05", "wgmma"):
+        return None
     full = ".".join((instruction.opcode, *instruction.modifiers))
     return next((name for name in _ASYNCHRONOUS if is_named(full, name)), None)
 
@@ -96,10 +107,10 @@ def is_chosen(patterns: Collection[str], opcode: str) -> bool:
 
 
 def _element(type_name: str) -> str:
-    """Return the type of an element: f16 for f16x2, and b8 for 8-bit floating-point numbers."""
+    """Return the type of an element: f16 for f16x2, and b8 for floating-point numbers of 8 bits or fewer."""
     element = type_name.partition("x")[0]
     element = _NAMED.get(element, element)
-    return element if element in TYPES else "b8" if element.startswith("e") else "b32"
+    return element if element in TYPES else "b8" if "m" in element else "b32"
 
 
 def _elements(operand: Operand) -> tuple[Element, ...]:
