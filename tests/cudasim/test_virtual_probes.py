@@ -92,6 +92,8 @@ POINTS = (
     "basic_block",
     "branch",
     "value",
+    "float",
+    "instruction",
     "barrier_arrive",
     "barrier_leave",
     "function_entry",
