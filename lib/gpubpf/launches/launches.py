@@ -231,9 +231,8 @@ class Launches:
         """
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
-            self._passed[process] = np.union1d(
-                self._passed.get(process, np.zeros(0, np.int64)), ids[ids != 0]
-            )
+            before = self._passed.get(process, np.zeros(0, np.int64))
+            self._passed[process] = dependencies.distinct(np.append(before, ids[ids != 0]))
         if len(launches) == self._slots:
             starts = np.where(ids != 0, launches["start"], 0)
             cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
@@ -254,7 +253,7 @@ class Launches:
         over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
         new = np.flatnonzero(over & untold)
         if not last:
-            self._told = np.union1d(self._told, columns.ops.id[new])
+            self._told = dependencies.distinct(np.append(self._told, columns.ops.id[new]))
         return new
 
     def forget(self) -> None:
@@ -278,13 +277,14 @@ class Launches:
                 break
         self._records = kept[::-1]
         ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
-        self._told = np.intersect1d(self._told, ids)
+        ids = dependencies.distinct(ids)
+        self._told = self._told[_among(self._told, ids)]
         launched = ids[ids & OTHER_OPERATION == 0]
         for number, passed in self._passed.items():
             last = int(launched[launched >> NUMBER_BITS == number].max(initial=0))
-            self._passed[number] = passed[np.isin(passed, ids) | (passed > last - KEPT)]
+            self._passed[number] = passed[_among(passed, ids) | (passed > last - KEPT)]
         for cells in self._cells.values():
-            cells.forget(np.setdiff1d(ids, self._told) & NUMBER_MASK)
+            cells.forget(ids[~_among(ids, self._told)] & NUMBER_MASK)
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
         """Note that later operations in these streams do not wait for work from before attaching."""

@@ -48,26 +48,27 @@ class ValueCounts:
     def add(self, values: Integers) -> None:
         values = values[values != NONE]
         if len(values):
-            self._merge(values, np.ones(len(values), np.int64), int(values.sum()), int(values.max()))
+            total, largest = int(values.sum()), int(values.max())
+            values = np.sort(values if self._exact else _rounded(values))
+            self._merge(values, np.ones(len(values), np.int64), total, largest)
 
     def plus(self, other: ValueCounts) -> None:
         if other.largest is not None:
             self._merge(other._values, other._counts, other.total, other.largest)
 
     def _merge(self, values: Integers, counts: Integers, total: int, largest: int) -> None:
+        """Add values in ascending order, and how often each occurred."""
         self.count += int(counts.sum())
         self.total += total
         self.largest = largest if self.largest is None else max(self.largest, largest)
-        counts = np.concatenate([self._counts, counts])
-        values = np.concatenate([self._values, values])
-        unique, places = np.unique(values, return_inverse=True)
-        if self._exact and len(unique) > EXACT:
-            self._exact = False
-        if not self._exact:
-            unique, places = np.unique(_rounded(values), return_inverse=True)
-        self._counts = np.zeros(len(unique), np.int64)
-        np.add.at(self._counts, places, counts)
-        self._values = unique
+        values, counts = _summed(values, counts)
+        values, counts = np.append(self._values, values), np.append(self._counts, counts)
+        order = np.argsort(values, kind="stable")
+        values, counts = _summed(values[order], counts[order])
+        self._exact &= len(values) <= EXACT
+        if not self._exact:  # rounding keeps the order
+            values, counts = _summed(_rounded(values), counts)
+        self._values, self._counts = values, counts
 
     def percentile(self, percent: int) -> int:
         """Return a percentile by nearest rank. There must be at least one value."""
@@ -82,6 +83,12 @@ class ValueCounts:
             return None
         mean = round(self.total / self.count)
         return {"mean": mean, "p50": self.percentile(50), "p99": self.percentile(99), "max": self.largest}
+
+
+def _summed(values: Integers, counts: Integers) -> tuple[Integers, Integers]:
+    """Return the distinct values of a sorted array, and the sum of the counts of each."""
+    first = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    return values[first], np.add.reduceat(counts, first) if len(first) else counts
 
 
 def _rounded(values: Integers) -> Integers:

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
+from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, ended_by, waits
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
@@ -179,6 +181,49 @@ def test_the_kernels_of_a_graph_wait_for_their_predecessors_and_for_the_replay_b
     # The kernels of a graph with copies do not tell when it ends.
     rows = [*replay(1, 0, [(0, 10, 20)], what=1), kernel(12, 40, 50)]
     assert waits(operations(rows)).wait.tolist() == [0, 0, NONE]
+
+
+def some_operations(random: np.random.Generator) -> Operations:
+    """Return long sequences of kernels in one or several streams of two contexts, with events, waits and graphs between them."""
+    kinds = tuple(QueueKind(int(kind)) for kind in random.choice(4, 5))
+    rows: list[dict[str, Any]] = []
+    records: list[int] = []
+    for n in range(30):
+        time, queue = 100 * n, int(random.choice(5))
+        for step in range(int(random.choice([1, 3, 40]))):
+            start = time + 2 * step + int(random.choice(500))
+            some = queue if n % 2 else int(random.choice(5))
+            end = start + int(random.choice(500)) if random.random() < 0.9 else NONE
+            rows.append(kernel(time + 2 * step, start, end, queue=some))
+        link = int(random.choice([-1, 0, *records]))
+        kind = int(random.choice([Kind.RECORDED, Kind.WAIT]))
+        rows.append({"kind": kind, "queue": queue, "link": link})
+        if kind == Kind.RECORDED:
+            records.append(len(rows))
+        what = int(random.choice(4))
+        rows.append({"kind": Kind.SYNC, "queue": queue, "what": what, "link": link, "ret": time + 90})
+        nodes = [node for node in range(4) if random.random() < 0.8]
+        spans = [(node, time + 5 * node, time + int(random.choice(99))) for node in nodes]
+        rows += replay(n, time, spans, queue=queue)
+    for row in rows:
+        row["context"] = int(row.get("queue", 0)) % 2
+    ops = operations(rows, kinds, {0: [(0, 1), (0, 2), (1, 3), (2, 3)]})
+    old = [bool(flag) for flag in random.random(5) < 0.3]
+    return dataclasses.replace(ops, unseen=old, unseen_contexts=frozenset({1} if old[0] else ()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_operations_at_once_wait_as_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = some_operations(np.random.default_rng(seed))
+    monkeypatch.setattr(dependencies, "LONG", len(ops) + 1)
+    one_by_one = waits(ops)
+    assert np.count_nonzero(one_by_one.waited_for >= 0) > 100
+    for least in (1, 5):
+        monkeypatch.setattr(dependencies, "LONG", least)
+        at_once = waits(ops)
+        for column in dataclasses.fields(at_once):
+            same = getattr(at_once, column.name) == getattr(one_by_one, column.name)
+            assert np.flatnonzero(~same).tolist() == [], column.name
 
 
 def test_a_million_launches_take_seconds() -> None:
