@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
+from gpubpf.launches.arrays import equal_runs, row_numbers, stable_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -518,34 +519,3 @@ def _bound_graph_kernels(ops: Operations, bound: Integers) -> None:
     sizes = np.diff(np.append(members.firsts, len(members.places)))
     least = np.repeat(bound[members.launches], sizes)
     bound[members.places] = np.minimum(bound[members.places], least)
-
-
-def distinct(values: Integers) -> Integers:
-    """Return the sorted distinct values. np.unique without further results takes 50 times as long for values that all differ."""
-    values = np.sort(values)
-    return values[np.append(len(values) > 0, values[1:] != values[:-1])] if len(values) else values
-
-
-def stable_order(values: Integers) -> Integers:
-    """Return the places of values in ascending order, equal ones in their own order. Quick for numbers below 65,536."""
-    small = len(values) and int(values.min()) >= 0 and int(values.max()) < 1 << 16
-    return np.argsort(values.astype(np.uint16) if small else values, kind="stable")
-
-
-def row_numbers(*columns: Integers) -> Integers:
-    """Return a number from 0 for each row of the columns: equal rows have equal numbers, in sorted order."""
-    numbers = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        if not len(column) or (column[0] == column[-1] and (column == column[0]).all()):
-            continue
-        _, own = np.unique(column, return_inverse=True)
-        _, numbers = np.unique(numbers * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
-    return numbers.astype(np.int64)
-
-
-def equal_runs(values: Integers) -> list[slice]:
-    """Return the runs of equal neighbours."""
-    if not len(values):
-        return []
-    borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return [slice(a, b) for a, b in itertools.pairwise(borders)]

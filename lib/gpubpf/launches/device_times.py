@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf.launches.arrays import among, as_bytes, distinct, elements, joined
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -36,64 +38,82 @@ class DeviceCells:
         self._now = np.zeros(slots, CELL)
         self._past: list[NDArray[Any]] = []
         self._readings = 0
+        # The arrays of the last reading, and which slots were torn in it: of those, an earlier reading remains valid.
+        self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros((slots, 0), np.uint64)
+        self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
         """Take a reading: `starts` [slots], `ends` [slots × shards]. Arrays of the wrong size are ignored."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
+        if self._ends.size != len(ends):
+            self._ends = np.zeros((slots, len(ends) // slots), np.uint64)
+        ends = ends.reshape(self._ends.shape)
+        # Most slots do not change between two readings.
+        differs = starts != self._starts
+        differs[np.flatnonzero(ends != self._ends) // ends.shape[1]] = True
+        changed = np.flatnonzero(differs)
+        self._starts[changed], self._ends[changed] = starts[changed], ends[changed]
+        self._readings += 1
+        same = self._now["used"] & ~differs & ~self._torn
+        self._now["taken"][same], self._now["last"][same] = taken, self._readings
+        self._now["idle"] |= same & idle  # a reading without running kernels is final
+        self._change(changed, taken, idle)
+
+    def _change(self, changed: Integers, taken: int, idle: bool) -> None:
+        """Take a reading of the slots that it changed."""
+        starts, ends = self._starts[changed], self._ends[changed]
         generation = starts >> np.uint64(TIME_BITS)
         # An end counts if it has the generation of its start. Starts are copied first: the slot may be reused in the meantime, and
         # then some of the ends are lost.
-        torn, ended, last = np.zeros(slots, bool), np.zeros(slots, bool), np.zeros(slots, np.uint64)
-        for shard in np.ascontiguousarray(ends.reshape(slots, -1).T):
-            of = shard >> np.uint64(TIME_BITS)
-            torn |= of > generation
-            own = of == generation
-            ended |= own
-            np.maximum(last, shard & np.uint64(MASK), out=last, where=own)
-        ended &= ~torn
+        of = ends >> np.uint64(TIME_BITS)
+        torn, own = (of > generation[:, None]).any(axis=1), of == generation[:, None]
+        last = np.maximum.reduce(np.ascontiguousarray(np.where(own, ends & np.uint64(MASK), np.uint64(0)).T))
         last[torn] = 0
-        seen = np.zeros(slots, CELL)
+        seen = np.zeros(len(changed), CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
-        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, ended
-        before = self._now
+        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1) & ~torn
+        before = elements(self._now, changed)
         reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
-        self._readings += 1
         seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)
         seen["last"] = self._readings
         if reused.any():
-            gone = before[reused]
-            gone["slot"], gone["past"] = np.flatnonzero(reused), True
+            gone = elements(before, reused)
+            gone["slot"], gone["past"] = changed[reused], True
             self._past.append(gone)
-        # A reading without running kernels is final.
-        settled = before["idle"] & ~reused & (before["end"] == seen["end"])
-        seen["idle"] |= settled
-        torn &= before["used"] & ~reused  # the previous reading remains valid
-        kept = ~seen["used"] | torn
-        seen[kept] = before[kept]
-        self._now = seen
+        seen["idle"] |= before["idle"] & ~reused & (before["end"] == seen["end"])
+        self._torn[changed] = torn
+        kept = ~seen["used"] | (torn & before["used"] & ~reused)  # the previous reading remains valid
+        as_bytes(self._now)[changed[~kept]] = as_bytes(seen)[~kept]
 
     def forget(self, counters: Integers) -> None:
         """Drop the readings of reused slots, except for these launches."""
-        slots = len(self._now)
-        wanted = counters % (slots * GENERATIONS)
-        past = [
-            part[np.isin(part["slot"] + part["generation"].astype(np.int64) * slots, wanted)]
-            for part in self._past
-        ]
+        wanted = distinct(self._key(counters))
+        past = [elements(part, among(self._keys(part), wanted)) for part in self._past]
         self._past = [part for part in past if len(part)]
 
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Return whether each launch has a cell, and the cell."""
-        now = self._now.copy()
-        now["slot"] = np.arange(len(now))
-        cells = np.concatenate([*self._past, now[now["used"]]])
         slots = len(self._now)
-        keys = cells["slot"].astype(np.int64) + cells["generation"].astype(np.int64) * slots
-        order = np.argsort(keys, kind="stable")
-        wanted = counters % (slots * GENERATIONS)
-        if not len(keys):
-            return np.zeros(len(counters), bool), np.zeros(len(counters), CELL)
-        at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-        return keys[at] == wanted, cells[at]
+        wanted = self._key(counters)
+        found = elements(self._now, wanted % slots)
+        there = found["used"] & (found["generation"] == wanted // slots)
+        found["slot"] = wanted % slots
+        missing = np.flatnonzero(~there)
+        if self._past and len(missing):
+            cells = joined(self._past, CELL)
+            keys = self._keys(cells)
+            order = np.argsort(keys, kind="stable")
+            at = order[np.minimum(np.searchsorted(keys[order], wanted[missing]), len(keys) - 1)]
+            there[missing] = past = keys[at] == wanted[missing]
+            as_bytes(found)[missing[past]] = as_bytes(cells)[at[past]]
+        found[~there] = 0
+        return there, found
+
+    def _key(self, counters: Integers) -> Integers:
+        """Return what identifies launches in these arrays."""
+        return counters % (len(self._now) * GENERATIONS)
+
+    def _keys(self, cells: NDArray[Any]) -> Integers:
+        return cells["slot"] + cells["generation"].astype(np.int64) * len(self._now)

@@ -15,7 +15,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.images import symbols
-from gpubpf.launches import dependencies
+from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.session.clock import UNKNOWN
@@ -132,7 +132,7 @@ class LaunchView:
             ],
         )
         process = np.where(kind == Kind.SYNC, columns.process[before], 0)
-        return dependencies.row_numbers(kind, self.waits.by_event[at].astype(np.int64), named, process)
+        return arrays.row_numbers(kind, self.waits.by_event[at].astype(np.int64), named, process)
 
     def common(self, at: int) -> dict[str, Any]:
         """Return the fields pid, comm, gpu and vendor."""
@@ -144,7 +144,7 @@ class LaunchView:
 
     def owners(self, some: Integers) -> list[Owner]:
         """Return the distinct owners of operations."""
-        number = dependencies.row_numbers(self.columns.process[some], self.columns.gpu[some])
+        number = arrays.row_numbers(self.columns.process[some], self.columns.gpu[some])
         _, first = np.unique(number, return_index=True)
         return [self.owner(at) for at in some[first].tolist()]
 
@@ -274,7 +274,7 @@ def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]
     made = []
     order = np.lexsort((np.arange(len(ops)), ops.queue))
     order = order[(plain & (ops.kind != Kind.API))[order]]
-    for place in dependencies.equal_runs(ops.queue[order]):
+    for place in arrays.equal_runs(ops.queue[order]):
         part = order[place]
         if len(part) < IN_A_ROW:
             continue

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.agent.definitions import Kind
-from gpubpf.launches import dependencies
+from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, LaunchView, known
 from gpubpf.launches.sums import ValueCounts
@@ -266,7 +266,7 @@ def _parted(some: NDArray[np.bool_], by: Integers) -> Iterator[Integers]:
     """Yield the places of some operations, separately for each value of `by`."""
     places = np.flatnonzero(some)
     places = places[np.argsort(by[places], kind="stable")]
-    yield from (places[part] for part in dependencies.equal_runs(by[places]))
+    yield from (places[part] for part in arrays.equal_runs(by[places]))
 
 
 def _story_line(view: LaunchView, at: int, origin: int) -> str:

@@ -27,6 +27,7 @@ from gpubpf.agent.definitions import (
     outcome_of,
 )
 from gpubpf.launches import dependencies
+from gpubpf.launches.arrays import among, distinct, elements, equal_runs, joined, row_numbers
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
 from gpubpf.names import matches
@@ -232,7 +233,7 @@ class Launches:
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
             before = self._passed.get(process, np.zeros(0, np.int64))
-            self._passed[process] = dependencies.distinct(np.append(before, ids[ids != 0]))
+            self._passed[process] = distinct(np.append(before, ids[ids != 0]))
         if len(launches) == self._slots:
             starts = np.where(ids != 0, launches["start"], 0)
             cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
@@ -249,11 +250,11 @@ class Launches:
         The `last` call also returns those that are still running. When very many are running, the oldest are returned earlier.
         """
         over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
-        untold = ~_among(columns.ops.id, self._told)
+        untold = ~among(columns.ops.id, self._told)
         over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
         new = np.flatnonzero(over & untold)
         if not last:
-            self._told = dependencies.distinct(np.append(self._told, columns.ops.id[new]))
+            self._told = distinct(np.append(self._told, columns.ops.id[new]))
         return new
 
     def forget(self) -> None:
@@ -267,31 +268,31 @@ class Launches:
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
             left -= len(latest)
-            told = _among(earlier["id"].astype(np.int64), self._told)
+            told = among(earlier["id"].astype(np.int64), self._told)
             open_ = (earlier["kind"] > operation_log.SPAN) | (earlier["kind"] == operation_log.KERNEL) & ~told
-            self._note_work(process, earlier[~open_])
-            earlier = earlier[open_][-(left + KEPT) :]
+            if any(self._unseen):
+                self._note_work(process, elements(earlier, ~open_))
+            earlier = elements(earlier, open_)[-(left + KEPT) :]
             left -= len(earlier)
-            kept.append((process, _joined([earlier, latest])))
+            kept.append((process, joined([earlier, latest], operation_log.DTYPE)))
             if left <= -KEPT:
                 break
         self._records = kept[::-1]
         ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
-        ids = dependencies.distinct(ids)
-        self._told = self._told[_among(self._told, ids)]
+        ids = distinct(ids)
+        self._told = self._told[among(self._told, ids)]
         launched = ids[ids & OTHER_OPERATION == 0]
         for number, passed in self._passed.items():
             last = int(launched[launched >> NUMBER_BITS == number].max(initial=0))
-            self._passed[number] = passed[_among(passed, ids) | (passed > last - KEPT)]
+            self._passed[number] = passed[among(passed, ids) | (passed > last - KEPT)]
         for cells in self._cells.values():
-            cells.forget(ids[~_among(ids, self._told)] & NUMBER_MASK)
+            cells.forget(ids[~among(ids, self._told)] & NUMBER_MASK)
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
         """Note that later operations in these streams do not wait for work from before attaching."""
-        if any(self._unseen):
-            work = forgotten[forgotten["kind"] <= operation_log.GRAPH]
-            for unseen, column in zip(self._unseen, ("queue", "context"), strict=True):
-                unseen.difference_update((process.number, n) for n in np.unique(work[column]).tolist())
+        work = forgotten["kind"] <= operation_log.GRAPH
+        for unseen, column in zip(self._unseen, ("queue", "context"), strict=True):
+            unseen.difference_update((process.number, n) for n in distinct(forgotten[column][work]).tolist())
 
     def reading(
         self, process: LoggedProcess, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
@@ -311,19 +312,6 @@ class Launches:
         )
 
 
-def _among(values: Integers, some: Integers) -> NDArray[np.bool_]:
-    """Return which values are in `some`, which is sorted. np.isin would sort all of them, which takes longer."""
-    if not len(some):
-        return np.zeros(len(values), bool)
-    return some[np.minimum(np.searchsorted(some, values), len(some) - 1)] == values
-
-
-def _joined(parts: Sequence[Records]) -> Records:
-    """Concatenate records as bytes: NumPy would copy the overlapping fields of the union many times."""
-    raw = [np.ascontiguousarray(part).view(f"V{operation_log.RECORD}") for part in parts]
-    return np.concatenate([np.zeros(0, f"V{operation_log.RECORD}"), *raw]).view(operation_log.DTYPE)
-
-
 class _ColumnsBuilder:
     """Makes `OperationColumns` of records and readings, once."""
 
@@ -338,7 +326,7 @@ class _ColumnsBuilder:
         self.unseen_queues, self.unseen_contexts = unseen
         self.processes = list({id(process): process for process, _ in records}.values())
         place = {id(process): n for n, process in enumerate(self.processes)}
-        self.raw = _joined([part for _, part in records])
+        self.raw = joined([part for _, part in records], operation_log.DTYPE)
         self.process = np.repeat(
             np.array([place[id(process)] for process, _ in records], np.int64),
             [len(part) for _, part in records],
@@ -365,7 +353,7 @@ class _ColumnsBuilder:
         member = kernel & ((raw["flags"][at] & operation_log.GRAPH_NODE) != 0)
         queue, queues, queue_keys, unseen = self._queues(at)
         contexts = raw["context"][at].astype(np.int64)
-        context = dependencies.row_numbers(self.owner, contexts)
+        context = row_numbers(self.owner, contexts)
         nothing = np.zeros(count, np.int64)
         none = np.full(count, -1, np.int64)
         execs = np.where(graph, field("graph", "exec"), field("kernel", "exec"))
@@ -443,7 +431,7 @@ class _ColumnsBuilder:
         """
         known = np.flatnonzero(self.raw["kind"] == operation_log.QUEUE)
         both = np.concatenate([known, at])
-        numbers = dependencies.row_numbers(self.process[both], self.raw["queue"][both].astype(np.int64))
+        numbers = row_numbers(self.process[both], self.raw["queue"][both].astype(np.int64))
         count = int(numbers.max()) + 1 if len(numbers) else 0
         kinds = [QueueKind.BLOCKING] * count
         for number, kind in zip(
@@ -595,7 +583,8 @@ class _ColumnsBuilder:
             here = [place for place, process in enumerate(self.processes) if process.number == number]
             at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & NUMBER_MASK)
-            read[at[there]], found[at[there]] = True, cell[there]
+            read[at[there]] = True
+            found[at[there]] = cell[there]
             if source == _HOST:  # only the host has it: its process has ended
                 found["past"][at[there]] = True
         return read, found
@@ -611,7 +600,7 @@ class _ColumnsBuilder:
         place = np.where(ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position)
         order = np.lexsort((place, ops.queue))
         order = order[read[order]]
-        for queue in dependencies.equal_runs(ops.queue[order]):
+        for queue in equal_runs(ops.queue[order]):
             mine = order[queue]
             first = np.append(np.minimum.accumulate(cells["first"][mine].astype(np.int64)[::-1])[::-1], NEVER)
             result[mine] = first[np.searchsorted(place[mine], place[mine], side="right")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.agent.definitions import Kind, Vendor
-from gpubpf.launches import dependencies
+from gpubpf.launches import arrays, dependencies
 from gpubpf.launches.dependencies import NONE
 from gpubpf.show import table
 
@@ -68,9 +68,9 @@ class Overlap:
         columns, ops = view.columns, view.ops
         kernels, copies = ops.kind[new] == Kind.KERNEL, np.isin(ops.kind[new], COPIES)
         places = new[kernels | copies]
-        number = dependencies.row_numbers(columns.process[places], columns.gpu[places])
+        number = arrays.row_numbers(columns.process[places], columns.gpu[places])
         order = np.argsort(number, kind="stable")
-        for part in dependencies.equal_runs(number[order]):
+        for part in arrays.equal_runs(number[order]):
             at = places[order[part]]
             process = columns.processes[int(columns.process[at[0]])]
             gpu = process.vendor, int(columns.gpu[at[0]])

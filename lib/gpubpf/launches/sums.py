@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.agent.definitions import Kind
-from gpubpf.launches import dependencies
+from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
 from gpubpf.launches.launches import METHODS
@@ -246,9 +246,9 @@ class LaunchSums:
             return
         orders = {"queue": ops.queue, "graph": ops.graph, "node": ops.node}
         keys = [columns.name, columns.process, columns.gpu, *(orders[name] for name in self._by)]
-        number = dependencies.row_numbers(*(key[chosen] for key in keys))
+        number = arrays.row_numbers(*(key[chosen] for key in keys))
         order = np.argsort(number, kind="stable")
-        for place in dependencies.equal_runs(number[order]):
+        for place in arrays.equal_runs(number[order]):
             part = chosen[order[place]]
             first = int(part[0])
             process, queue = columns.processes[int(columns.process[first])], int(ops.queue[first])
