@@ -4,8 +4,9 @@
 
 USAGE: launchlate [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
-The agent logs each call that gives the GPU work. A host program records the launching thread. Device programs record when the first
-thread of a kernel starts and the last one ends. The tool relates the clocks of host and GPU, and prints the remaining error.
+The agent logs each call that gives the GPU work. Device programs record when the first thread of a kernel starts and the last one
+ends. With --cgroup, --comm or -t, a host program chooses launches. The tool relates the clocks of host and GPU, and prints the
+remaining error.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ EXAMPLES = """examples:
     launchlate --slow 500 -- ./app            starts after more than 500 us
     launchlate 1 10 -- python3 train.py       print each second, ten times
 """
-SLOTS = 65536
+SLOTS = 131072
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define SLOTS 65536                              /* launch number N uses slot N modulo SLOTS */
+#define SLOTS 131072                             /* launch number N uses slot N modulo SLOTS */
 #define SHARDS 8                                 /* words for the end of a launch, so that warps do not all wait for one */
 #define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 
-struct launch { u64 launch, call_ns, cgroup, start; u32 pid, tid; char comm[16]; };
+struct launch { u64 launch, start; };            /* launch: of one that the filters let through */
 GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
 GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
 GPU_ARRAY(ends, u64, SLOTS * SHARDS);            /* time of the last thread */
@@ -59,26 +60,18 @@ int on_launch(struct gpu_launch *ctx) {          /* on the host, in the launchin
     int key = 0, slot = ctx->launch % SLOTS;
     struct gpu_host_filter *chosen = hosts.lookup(&key);
     struct launch *mine = launches.lookup(&slot);
-    if (!chosen || !mine || !gpu_host_selected(chosen))
-        return 0;
-    u64 id = bpf_get_current_pid_tgid();
-    mine->start = 0;
-    mine->pid = id >> 32;
-    mine->tid = id;
-    mine->cgroup = bpf_get_current_cgroup_id();
-    mine->call_ns = ctx->call_ns;
-    bpf_get_current_comm(&mine->comm, sizeof(mine->comm));
-    mine->launch = ctx->launch;
+    if (chosen && mine && gpu_host_selected(chosen))
+        mine->launch = ctx->launch;
     return 0;
 }
 
 int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thread of each block */
-    u64 x, y, z, launch = ctx->launch, now = bpf_get_globaltimer();
-    u64 cell = (launch / SLOTS) << 48 | (~now & TIME);
-    int slot = launch % SLOTS;
+    u64 x, y, z;
     bpf_get_thread_idx(&x, &y, &z);
     if (x | y | z)
         return 0;
+    u64 launch = ctx->launch, cell = (launch / SLOTS) << 48 | (~bpf_get_globaltimer() & TIME);
+    int slot = launch % SLOTS;
     u64 *start = starts.lookup(&slot);
     if (start && *start < cell && gpu_max(start, cell) < cell) {
         struct launch *mine = launches.lookup(&slot);
@@ -161,7 +154,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    b.attach_launch(fn_name="on_launch")
+    if args.cgroup or args.comm or args.tid:
+        b.attach_launch(fn_name="on_launch")
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
@@ -179,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
 
         off_cpu = OffCpu(b)
     trace = perfetto.Trace(args.trace) if args.trace else None
-    follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 8)
+    follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 4)
     with b.trace(args, follow) as session:
         results = cli.ResultWriter(args, out, session.now_ns)
         results.head(session.device.clock_notice)

@@ -329,10 +329,11 @@ def test_behind_a_node_that_is_switched_off(app):
 def test_the_same_numbers_as_root_and_without(app, tmp_path):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to be without it as well")
-    _, mine = trace([app, "names"], "-v")
+    helper = ("-v", "--comm", "helper")
+    _, mine = trace([app, "names"], *helper)
     drop = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     cache = Path(app).parent / "cache"
-    done, theirs = trace([app, "names"], "-v", tool=drop, XDG_CACHE_HOME=str(cache), HOME=str(cache))
+    done, theirs = trace([app, "names"], *helper, tool=drop, XDG_CACHE_HOME=str(cache), HOME=str(cache))
     assert done.returncode == 0 and "no CAP_BPF: the host program runs in the agent" in done.stderr
     same = ("kernel", "call_ns", "start_ns", "end_ns", "wait_ns")
     assert [[r[n] for n in same] for r in of(mine, "launch")] == [

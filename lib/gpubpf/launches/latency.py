@@ -218,9 +218,9 @@ class LaunchView:
         """Graph launches with a known time as a whole, but without a known time of any kernel in them."""
         parents = self.columns.parent
         inside = parents >= 0
-        told = np.unique(parents[inside & (self.ops.start != NONE)])
+        told = arrays.distinct(parents[inside & (self.ops.start != NONE)])
         whole = np.flatnonzero((self.ops.kind == Kind.GRAPH) & (self.ops.start != NONE))
-        return frozenset(np.setdiff1d(whole, told).tolist())
+        return frozenset(whole[~arrays.among(whole, told)].tolist())
 
     def span(self, at: int) -> tuple[int | None, int | None]:
         """Return begin and end of an operation: on the GPU, or on the host for host calls."""
@@ -287,7 +287,7 @@ def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]
             behind = view.waits.waited_for[run[1:]]
-            if (~np.isin(behind[behind >= 0], run)).any():
+            if not arrays.among(behind[behind >= 0], run).all():
                 # They waited for other work, which a graph would not change.
                 continue
             took = int(ops.end[run].max() - ops.call[run[0]])

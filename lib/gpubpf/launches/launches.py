@@ -27,7 +27,7 @@ from gpubpf.agent.definitions import (
     outcome_of,
 )
 from gpubpf.launches import dependencies
-from gpubpf.launches.arrays import among, distinct, elements, equal_runs, joined, row_numbers
+from gpubpf.launches.arrays import among, as_bytes, distinct, elements, equal_runs, joined, row_numbers
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
 from gpubpf.names import matches
@@ -226,16 +226,17 @@ class Launches:
             self._origin = min(self._origin, int(calls.min()))
 
     def host_launches(self, process: int, launches: Any) -> None:
-        """Take the shared array of a process (by its number), as the host program fills it (fields `launch`, `start`).
+        """Take the shared array of a process (by its number), with the fields `launch` and `start`.
 
-        It has the launches that passed the filters, and the starts, which would be lost with the GPU's memory.
+        The host program writes the launches that pass the filters. Device programs write the starts, which would be lost with the
+        GPU's memory.
         """
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
             before = self._passed.get(process, np.zeros(0, np.int64))
             self._passed[process] = distinct(np.append(before, ids[ids != 0]))
         if len(launches) == self._slots:
-            starts = np.where(ids != 0, launches["start"], 0)
+            starts = np.ascontiguousarray(launches["start"])
             cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
             cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
 
@@ -540,7 +541,7 @@ class _ColumnsBuilder:
             mine = np.flatnonzero(self.owner == place)
             gpus = self._gpus(self.at)[mine]
             spans = self._spans(place)
-            for gpu in np.unique(gpus).tolist():
+            for gpu in distinct(gpus).tolist():
                 some = mine[gpus == gpu]
                 at = some[read[some]]
                 brackets = [Bracket(0, 0, 0)] if process.virtual else self._brackets(place, process, gpu)
@@ -584,7 +585,7 @@ class _ColumnsBuilder:
             at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & NUMBER_MASK)
             read[at[there]] = True
-            found[at[there]] = cell[there]
+            as_bytes(found)[at[there]] = as_bytes(cell)[there]
             if source == _HOST:  # only the host has it: its process has ended
                 found["past"][at[there]] = True
         return read, found

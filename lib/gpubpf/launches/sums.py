@@ -270,9 +270,9 @@ class LaunchSums:
                     group.fields |= dict.fromkeys(("kernel", "demangled", "mangled"), group.title)
             self._groups[key].add(view, part)
         if self._with_graphs:
-            launches = np.unique(columns.parent[chosen])
+            launches = arrays.distinct(columns.parent[chosen])
             launches = launches[launches >= 0]
-            for graph in np.unique(ops.graph[launches]).tolist():
+            for graph in arrays.distinct(ops.graph[launches]).tolist():
                 part = launches[ops.graph[launches] == graph]
                 if graph not in self._graphs and len(self._graphs) < MOST_GROUPS:
                     self._graphs[graph] = new_group(view, int(part[0]), ("queue", "graph"))

@@ -123,9 +123,9 @@ class GpuClock:
             return Times(at, error)
         x = (readings - self._origin_gpu).astype(np.float64)
         low, high = self._bounds(x)
-        # A coarse clock does not change during a tick, so the reading may be from any moment in it.
-        _, later = self._bounds(x + max(self.tick - 1, 0))
-        high = np.maximum(high, later)
+        if self.tick > 1:  # it does not change during a tick, so the reading may be from any moment in it
+            _, later = self._bounds(x + (self.tick - 1))
+            high = np.maximum(high, later)
         fine = np.isfinite(low) & np.isfinite(high) & (np.abs(x) < SENSIBLE)
         low, high = low[fine], high[fine]
         at[fine] = np.rint((low + high) / 2).astype(np.int64) + self._origin_host
@@ -135,6 +135,8 @@ class GpuClock:
     def _bounds(self, x: Reals) -> tuple[Reals, Reals]:
         """Return the least and largest host time at GPU times `x`; not finite if unknown."""
         last = len(self._segments) - 1
+        if not last:
+            return self._segments[0].bounds(x)
         low, high = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
         covered = np.zeros(x.shape, np.int64)
         for number, segment in enumerate(self._segments):

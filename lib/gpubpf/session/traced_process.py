@@ -42,7 +42,7 @@ PENDING_LIMIT = 4096  # images and modules without an answer
 CONTEXT_LIMIT = 4096
 MOST_RINGS = 64
 READINGS, READING_BYTES = (
-    32,
+    64,
     256 << 20,
 )  # most readings that the tool has not taken yet; older ones are dropped
 

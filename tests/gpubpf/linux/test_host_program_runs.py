@@ -314,7 +314,7 @@ def test_launchlate_counts_the_same_in_the_kernel_and_without(place: Path) -> No
     found = []
     for prefix in ([], ROOTLESS):
         tool = [*prefix, sys.executable, str(REPOSITORY / "tools/launchlate.py"), "--device", "sim", "--json"]
-        command = [*tool, "--", str(place / "app"), "3", "8"]
+        command = [*tool, "--comm", "app", "--", str(place / "app"), "3", "8"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd="/")
         records = [json.loads(line) for line in done.stdout.splitlines()]
         counts = {r["kernel"]: r["count"] for r in records if r["type"] == "kernel"}
