@@ -87,10 +87,14 @@ class DeviceCells:
         kept = ~seen["used"] | (torn & before["used"] & ~reused)  # the previous reading remains valid
         as_bytes(self._now)[changed[~kept]] = as_bytes(seen)[~kept]
 
-    def forget(self, counters: Integers) -> None:
-        """Drop the readings of reused slots, except for these launches."""
-        wanted = distinct(self._key(counters))
-        past = [elements(part, among(self._keys(part), wanted)) for part in self._past]
+    def forget(self, counters: Integers, last: int) -> None:
+        """Drop the readings of reused slots, except for these launches, and for launches after the `last` one."""
+        wanted, period = distinct(self._key(counters)), len(self._now) * GENERATIONS
+        past = []
+        for part in self._past:
+            keys = self._keys(part)
+            later = (keys - last - 1) % period < period // 2
+            past.append(elements(part, later | among(keys, wanted)))
         self._past = [part for part in past if len(part)]
 
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:

@@ -52,8 +52,9 @@ LEFT_OUT = (
     outcome_of(Reason.FILTERED),
 )  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti", "rocr")
-KEPT = 1 << 15  # records that `forget` keeps: the latest, and as many older ones that are still needed
-FULL = 1 << 18  # records at which `forget` is due
+KEPT = 1 << 15  # records that `forget` keeps in any case: the latest
+OPEN = 1 << 18  # records that it also keeps: of launches that are running, or whose times are not yet read
+FULL = 1 << 18  # further records at which `forget` is due
 MOST_NUMBERED = 1 << 16  # streams and graphs that are remembered
 WIDE = 10_000  # ns; when all clock brackets are wider, as on a very busy machine, launches bound the clock as well
 SPREAD = 64  # launches that then do
@@ -172,6 +173,7 @@ class Launches:
         self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
         # By process, the ids of launches that passed the host program's filter.
         self._passed: dict[int, Integers] = {}
+        self._kept = 0  # records that `forget` has kept
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
         # The numbers of queues, of streams in a process, and of graphs.
@@ -243,7 +245,7 @@ class Launches:
     @property
     def full(self) -> bool:
         """Whether it is time to use `columns`, and then to `forget`."""
-        return sum(len(records) for _, records in self._records) >= FULL
+        return sum(len(records) for _, records in self._records) - self._kept >= FULL
 
     def fresh(self, columns: OperationColumns, last: bool) -> Integers:
         """Return the places of operations that are over and were not returned before.
@@ -252,7 +254,7 @@ class Launches:
         """
         over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
         untold = ~among(columns.ops.id, self._told)
-        over[np.flatnonzero(untold & ~over)[:-KEPT]] = True
+        over[np.flatnonzero(untold & ~over)[:-OPEN]] = True
         new = np.flatnonzero(over & untold)
         if not last:
             self._told = distinct(np.append(self._told, columns.ops.id[new]))
@@ -264,7 +266,7 @@ class Launches:
         if count < 2 * KEPT:
             return
         kept: list[tuple[LoggedProcess, Records]] = []
-        left = KEPT  # counts the latest records, then older ones that are still needed
+        left = KEPT  # counts the latest records, then older ones that are open
         for process, records in reversed(self._records):
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
@@ -273,21 +275,26 @@ class Launches:
             open_ = (earlier["kind"] > operation_log.SPAN) | (earlier["kind"] == operation_log.KERNEL) & ~told
             if any(self._unseen):
                 self._note_work(process, elements(earlier, ~open_))
-            earlier = elements(earlier, open_)[-(left + KEPT) :]
+            earlier = elements(earlier, open_)[-(left + OPEN) :]
             left -= len(earlier)
             kept.append((process, joined([earlier, latest], operation_log.DTYPE)))
-            if left <= -KEPT:
+            if left <= -OPEN:
                 break
         self._records = kept[::-1]
+        self._kept = sum(len(records) for _, records in self._records)
         ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
         ids = distinct(ids)
         self._told = self._told[among(self._told, ids)]
         launched = ids[ids & OTHER_OPERATION == 0]
+        open_ids = ids[~among(ids, self._told)] & NUMBER_MASK
+
+        def last(process: int) -> int:
+            return int(launched[launched >> NUMBER_BITS == process].max(initial=0))
+
         for number, passed in self._passed.items():
-            last = int(launched[launched >> NUMBER_BITS == number].max(initial=0))
-            self._passed[number] = passed[among(passed, ids) | (passed > last - KEPT)]
-        for cells in self._cells.values():
-            cells.forget(ids[~among(ids, self._told)] & NUMBER_MASK)
+            self._passed[number] = passed[among(passed, ids) | (passed > last(number) - KEPT)]
+        for (number, _), cells in self._cells.items():
+            cells.forget(open_ids, last(number) & NUMBER_MASK)
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
         """Note that later operations in these streams do not wait for work from before attaching."""
