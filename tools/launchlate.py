@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
 
         off_cpu = OffCpu(b)
     trace = perfetto.Trace(args.trace) if args.trace else None
-    follow = Follow(log_records=1 << 17, stamps=True, stacks=args.stacks, pump=SLOTS // 4)
+    follow = Follow(log_records=1 << 18, stamps=True, stacks=args.stacks, pump=SLOTS // 4)
     with b.trace(args, follow) as session:
         results = cli.ResultWriter(args, out, session.now_ns)
         results.head(session.device.clock_notice)
