@@ -314,7 +314,7 @@ def test_launchlate_counts_the_same_in_the_kernel_and_without(place: Path) -> No
     found = []
     for prefix in ([], ROOTLESS):
         tool = [*prefix, sys.executable, str(REPOSITORY / "tools/launchlate.py"), "--device", "sim", "--json"]
-        command = [*tool, "--comm", "app", "--", str(place / "app"), "3", "8"]
+        command = [*tool, "--comm", "w1", "--", str(place / "app"), "3", "8"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd="/")
         records = [json.loads(line) for line in done.stdout.splitlines()]
         counts = {r["kernel"]: r["count"] for r in records if r["type"] == "kernel"}
@@ -322,5 +322,5 @@ def test_launchlate_counts_the_same_in_the_kernel_and_without(place: Path) -> No
         assert done.returncode == 0, done.stderr
     (counts, summary), (rootless_counts, rootless) = found
     assert summary["host_programs"]["on_launch"]["runs"] == summary["launches_seen"] == 24
-    assert counts == rootless_counts == {"first": 12, "second": 12}
+    assert counts == rootless_counts == {"first": 4, "second": 4}  # one of three threads
     assert "host_programs" not in rootless and rootless["launches_instrumented"] == 24
