@@ -108,9 +108,16 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
     u64 granule = gpubpf_granule(fine, request);
     if (!request->row || (request->ahead && granule & 63) || !width)
         return;
-    u64 mask = gpubpf_granules(fine, request, width * (request->row - request->ahead));
-    u32 place = gpubpf_place_of(fine, granule, address, by_kernel, GPUBPF_PROBES), word = granule >> 6 & 63;
+    u64 mask = gpubpf_granules(fine, request, width * (request->row - request->ahead)), wanted = gpubpf_tag_of(granule >> 12);
+    u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(granule >> 12, owner), word = granule >> 6 & 63;
     struct gpu_page *page = touched.lookup(&place);
+    if (!page)
+        return;
+    u64 missing = mask & ((effect & GPU_READS ? ~page->bits[word] : 0) | (effect & GPU_WRITES ? ~page->bits[64 + word] : 0));
+    if (page->tag == wanted && (!by_kernel || page->owner == owner) && !missing)
+        return;                                  /* nearly always: at the first choice of a place, and marked before */
+    place = gpubpf_place_of(fine, granule, address, by_kernel, GPUBPF_PROBES);
+    page = touched.lookup(&place);
     if (place >= GPUBPF_PAGES || !page)
         return gpubpf_miss(address);
     if (effect & GPU_READS)

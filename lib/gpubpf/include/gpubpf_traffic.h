@@ -131,12 +131,12 @@ static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 addres
     }
 }
 
-/* Like gpubpf_add_ways, for all lanes: the lowest bit of their step says how many lanes meet in a bank. */
-static inline void gpubpf_add_strided(struct gpu_shared_traffic *banked, u32 step, u32 shift, gpu_mask before) {
-    u32 bit = step & -step, ways = bit < 128 ? bit : 128;
-    gpubpf_raise(&banked->ways_max, ways >> (shift & 7));
-    if (!before)
-        GPUBPF_COUNT(banked->ways, ways * GPUBPF_LANES >> 7);
+/* Adds the distance from lane to lane of a STRIDED request. */
+static inline void gpubpf_add_step(struct gpu_traffic *cell, s64 step) {
+    GPUBPF_COUNT(cell->steps, step);
+    GPUBPF_COUNT(cell->squares, step * step);
+    gpubpf_raise(&cell->longest_max, gpubpf_length(step));
+    gpubpf_raise(&cell->shortest_max, ~gpubpf_length(step));
 }
 
 /* Adds a copy of many bytes by each lane. */
@@ -190,6 +190,8 @@ static inline u64 gpubpf_step_in_rows(u64 address, u64 width, gpu_mask active) {
     u64 x, y, z;
     bpf_get_thread_idx(&x, &y, &z);
     gpu_mask left = gpu_ballot(x) & active & active << 1;
+    if (left == (gpu_mask)(GPUBPF_FULL << 1) && active == GPUBPF_FULL)
+        return 0;                                /* all lanes are in one row, and have no step together */
     u32 lane = GPUBPF_LANE, second = gpu_log2(left & -left);
     s64 away = address - gpu_shuffle(address, lane - 1), step = gpu_shuffle(away, second);
     gpu_mask same = gpu_ballot(away == step);
@@ -216,6 +218,35 @@ static inline u32 gpubpf_count_both(u64 sector, int crosses, gpu_mask before) {
 }
 #endif
 
+/* Adds a request of all lanes at one address. */
+static inline int gpubpf_add_broadcast(struct gpu_traffic *cell, struct gpu_request *request) {
+    if (request->follow)
+        request->row = !GPUBPF_LANE;
+    if (gpu_first(GPUBPF_FULL))
+        GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
+    return 0;
+}
+
+/* Adds a request of all lanes, each `step` bytes behind the one before: a multiple of the width, in shared memory of a bank. */
+static inline int gpubpf_add_strided(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request, s64 step) {
+    u64 address = request->address, last = address + step * (GPUBPF_LANES - 1);
+    u32 one = gpubpf_length(step), sectors = GPUBPF_LANES, bit = one & -one, ways = bit < 128 ? bit : 128;
+    if (!gpu_first(GPUBPF_FULL))
+        return 0;
+    if (one < GPUBPF_SECTOR)                     /* then no sector between the first and the last one is left out */
+        sectors = gpubpf_length((s64)(last >> GPUBPF_SECTOR_BITS) - (s64)(address >> GPUBPF_SECTOR_BITS)) + 1;
+    GPUBPF_COUNT(cell->requests[GPU_STRIDED], 1);
+    GPUBPF_COUNT(cell->sectors, sectors);
+    gpubpf_add_step(cell, step);
+    if (request->updates)
+        GPUBPF_COUNT(cell->addresses, GPUBPF_LANES);
+    if (banked) {                                /* the lowest bit of the step says how many lanes meet in a bank */
+        gpubpf_raise(&banked->ways_max, ways >> (GPUBPF_WORD_BITS(request->width) & 7));
+        GPUBPF_COUNT(banked->ways, ways * GPUBPF_LANES >> 7);
+    }
+    return 0;
+}
+
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
     u64 address = request->address, width = request->width;
     u32 lane = GPUBPF_LANE;
@@ -230,32 +261,41 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         request->ahead = lane;
     }
     gpu_mask crossing = local ? 0 : GPUBPF_CROSSING(address, width) & active;
+    int all = active == GPUBPF_FULL, linear = 0;
+    s64 step = 0;                                /* bytes from any lane to the next */
+    if (!varies && !crossing && gpu_uniform(address))
+        return gpubpf_add_broadcast(cell, request);
     if (lanes == 1 && !varies && !crossing) {
         if (!GPUBPF_BRANCHES || gpu_first(active))           /* ptxas would add up over the lanes */
             GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
-    gpu_mask others = active & (active - 1);
-    u32 lowest = gpu_log2(active & -active);
-    u32 apart = gpu_log2(others & -others) - lowest;         /* lanes from the lowest lane to the next */
-    s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
-    s64 step = gpubpf_quotient(next, apart);     /* bytes from any lane to the next */
-    u32 one = gpubpf_length(step);
-    int linear = gpu_ballot(away == step * (s32)(lane - lowest)) == active && next == (s32)next && GPUBPF_IS_MULTIPLE(one, width);
+    if (all && !varies && !local && !crossing && !GPUBPF_IS_SHORT(width)) {
+        s64 away = address - gpu_shuffle(address, 0);
+        step = (s32)gpu_shuffle(away, 1);
+        if (!gpu_any(away != step * (s32)lane) && GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width)) {
+            linear = 1;
+            if (!banked || !(step & 3))
+                return gpubpf_add_strided(cell, banked, request, step);
+        }
+    } else {
+        gpu_mask others = active & (active - 1);
+        u32 lowest = gpu_log2(active & -active);
+        u32 apart = gpu_log2(others & -others) - lowest;     /* lanes from the lowest lane to the next */
+        s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
+        step = gpubpf_quotient(next, apart);
+        linear = !gpu_any(away != step * (s32)(lane - lowest)) && next == (s32)next &&
+                 GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
+    }
     u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
     if (in_rows)
         step = (s32)in_rows;
-    int regular = linear || in_rows, part = varies || local || active != GPUBPF_FULL || in_rows || crossing || GPUBPF_IS_SHORT(width);
+    int regular = linear || in_rows, part = varies || local || !all || in_rows || crossing || GPUBPF_IS_SHORT(width);
     if (request->follow && linear && !varies && !step)
         request->row = !before;
     if (request->follow && linear && !varies && step == width && !(active & (active + (active & -active)))) {
         request->row = lanes;
         request->ahead = gpu_popcount(before);
-    }
-    if (active == GPUBPF_FULL && linear && !step && !varies && !crossing) {
-        if (gpu_first(GPUBPF_FULL))
-            GPUBPF_COUNT(cell->requests[GPU_BROADCAST], 1);
-        return 0;
     }
     u32 pattern = lanes == 1 ? GPU_SINGLE : !regular ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
     u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
@@ -278,9 +318,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     } else if (pattern == GPU_BROADCAST) {
         gpubpf_raise(&cell->contention_max, lanes);
     }
-    if (banked && !part && pattern == GPU_STRIDED && !(step & 3))
-        gpubpf_add_strided(banked, one, shift, before);
-    else if (banked)
+    if (banked)
         gpubpf_add_ways(banked, address, shift, part, before);
     if (!gpu_first(active))
         return 0;                                /* the lowest lane adds for all */
@@ -288,12 +326,8 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     asm("" : "+r"(place));                       /* otherwise the compiler drops the mask below, which the verifier needs */
     GPUBPF_COUNT(cell->requests[place & 15], 1);
     GPUBPF_COUNT(cell->sectors, local ? sectors * (((u32)width + 3) >> 2) : sectors);
-    if (pattern == GPU_STRIDED) {
-        GPUBPF_COUNT(cell->steps, step);
-        GPUBPF_COUNT(cell->squares, step * step);
-        gpubpf_raise(&cell->longest_max, gpubpf_length(step));
-        gpubpf_raise(&cell->shortest_max, ~gpubpf_length(step));
-    }
+    if (pattern == GPU_STRIDED)
+        gpubpf_add_step(cell, step);
     if (part) {
         GPUBPF_COUNT(cell->accesses, lanes);
         GPUBPF_COUNT(cell->least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);

@@ -5,14 +5,15 @@ short.text, short.function              # what a fragment does nearly always; ot
 called(fragment, "gpubpf_program0")     # a call of the function
 
 The function is the whole fragment in both cases. At a label of `Fragment.seldom`, all lanes begin it again: what they did until then
-had no effects. So the function needs no more parameters than the fragment's arguments.
+had no effects. So the function needs no more parameters than the fragment's arguments. It does not ask again whether to go to such a
+label: the lanes that call it do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .emit import marked, text
@@ -63,11 +64,12 @@ def shortened(fragment: Fragment, name: str) -> Shortened:
 
     If nothing is marked, return a call of the fragment.
     """
-    whole = called(fragment, name)
     if not fragment.seldom:
-        return whole
+        return called(fragment, name)
     blocks = _blocks(fragment.ptx.strip().splitlines()[1:-1])
-    kept = _reached(blocks, set(fragment.seldom))
+    kept = _reached(blocks, [0], set(fragment.seldom))
+    decided = [line for block in _decided(blocks, kept, fragment.seldom) for line in block.lines]
+    whole = called(replace(fragment, ptx="\n".join(["{", *decided, "}"])), name)
     lines: list[str] = []
     for n, block in enumerate(blocks):
         if block.label in fragment.seldom:
@@ -111,11 +113,11 @@ def _blocks(lines: Sequence[str]) -> list[_Block]:
     return found
 
 
-def _reached(blocks: Sequence[_Block], without: set[str]) -> set[int]:
-    """Return the numbers of the blocks that are reached from the first one without passing these labels."""
-    at = {block.label: n for n, block in enumerate(blocks) if block.label}
+def _reached(blocks: Sequence[_Block], start: Iterable[int], without: Collection[str] = ()) -> set[int]:
+    """Return the numbers of the blocks that are reached from some blocks without passing these labels."""
+    at = _numbers(blocks)
     seen: set[int] = set()
-    todo = [0]
+    todo = list(start)
     while todo:
         n = todo.pop()
         if n in seen or n >= len(blocks) or blocks[n].label in without:
@@ -124,3 +126,26 @@ def _reached(blocks: Sequence[_Block], without: set[str]) -> set[int]:
         todo += [at[target] for target in blocks[n].targets]
         todo += [n + 1] if blocks[n].falls else []
     return seen
+
+
+def _numbers(blocks: Sequence[_Block]) -> dict[str, int]:
+    return {block.label: n for n, block in enumerate(blocks) if block.label}
+
+
+def _decided(blocks: Sequence[_Block], first: set[int], seldom: Collection[str]) -> list[_Block]:
+    """Return the blocks of what lanes execute that come to one of the labels: of `first`, those before, only the ways that lead there."""
+    at = _numbers(blocks)
+    goals = {at[label] for label in seldom}
+    later = _reached(blocks, goals)
+    leads = {n: bool(goals & _reached(blocks, [n])) for n in range(len(blocks))}
+    found = list(blocks)
+    for n in first - later:
+        block = blocks[n]
+        if not (block.targets and block.falls):
+            continue
+        if not leads[at[block.targets[0]]]:
+            found[n] = replace(block, lines=block.lines[:-1], targets=())
+        elif not leads.get(n + 1, False):
+            found[n] = replace(block, lines=(*block.lines[:-1], f"bra {block.targets[0]};"), falls=False)
+    left = _reached(found, [0])
+    return [block for n, block in enumerate(found) if n in left]

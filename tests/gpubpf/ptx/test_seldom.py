@@ -79,3 +79,11 @@ def test_what_is_never_left_out() -> None:
     without = Fragment("count", COUNT, (COUNTS, ADDRESS))
     assert shortened(without, "f") == called(without, "f")
     assert "red" not in called(without, "f").text and "call f," in short.text
+
+
+def test_the_function_does_not_ask_again() -> None:
+    """The lanes that call it come to the label: what the others do is not in it, nor the branch there."""
+    function = shortened(FRAGMENT, "f").function
+    body = "\n".join(str(statement) for statement in function.statements or ())
+    assert [n for n in (0, 8, 16, 24, 32) if f"%gpubpf_counts{f'+{n}' * bool(n)}]" in body] == [8, 16, 32]
+    assert "@%p1" not in body and "@%p2" in body
