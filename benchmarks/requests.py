@@ -17,13 +17,14 @@ from pathlib import Path
 import executed
 
 SOURCE = Path(__file__).with_suffix(".cu")
-REQUESTS = 4 * 4 * 64  # blocks, warps of a block, turns
+REQUESTS = 8 * 4 * 4 * 64  # launches, blocks, warps of a block, turns
 OPTIONS = (("--no-allocations",), ())
 HEAD = """# What a request costs memtrace
 
 SASS instructions for sm_90 that a warp executes for one more access with this pattern, and registers
 that the kernel needs more: an estimate of what ptxas makes of what ran on the embedded device. No GPU
-ran, and nothing is timed. Rows are those of a block of 16 x 8 threads. Bytes were touched before.
+ran, and nothing is timed. Rows are those of a block of 16 x 8 threads. Of 8 launches, the last 7 touch
+bytes that were touched before.
 
     python3 benchmarks/requests.py benchmarks/results/requests.md
 
