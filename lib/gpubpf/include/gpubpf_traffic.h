@@ -67,7 +67,7 @@ struct gpu_request {
 #define GPUBPF_IS_MULTIPLE(_bytes, _width) ((_width) == 12 ? !((_bytes) % 12) : !((_bytes) & ((_width) - 1)))
 #define GPUBPF_WORD_BITS(_width) ((_width) > 8 ? 4 : gpu_log2((_width) | 4))
 #define GPUBPF_ROW_BITS(_shift) 2
-#define GPUBPF_ANY(_lanes) ((u64)((_lanes) != 0))
+#define GPUBPF_ANY(_lanes) gpu_popcount((_lanes) & -(_lanes))    /* not a comparison, of which the verifier would follow both ways */
 #define GPUBPF_BRANCHES 0                        /* one lane's branch costs a wave both ways */
 #define GPUBPF_CROSSING(_address, _width) gpu_ballot(((_address) & 63) + (_width) > 64)  /* lanes with bytes of two sectors */
 #else
@@ -107,10 +107,10 @@ static inline void gpubpf_raise(u64 *most, u64 value) {
 }
 
 /*
- * Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes.
- * `part`: whether the request is counted from GPU_PART on.
+ * Adds, for each phase, the most words in one bank. The lanes of a phase access 128 bytes together, in words of 1 << shift bytes. Returns
+ * the lanes of `before` that are in this lane's phase.
  */
-static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, int part, gpu_mask before) {
+static inline gpu_mask gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 address, u32 shift, gpu_mask before) {
     u32 lane = GPUBPF_LANE, together = 128 >> (shift & 7), phase = lane << shift >> 7;
     gpu_mask phase_lanes = (gpu_mask)((1ull << together) - 1) << (phase * together & (GPU_LANES - 1));
     u64 word = address >> shift;
@@ -124,11 +124,9 @@ static inline void gpubpf_add_ways(struct gpu_shared_traffic *banked, u64 addres
         most += GPUBPF_ANY(such & phase_lanes);
     }
     gpubpf_raise(&banked->ways_max, ways);
-    if (!(before & phase_lanes)) {
+    if (!(before & phase_lanes))
         GPUBPF_COUNT(banked->ways, most);
-        if (part)
-            GPUBPF_COUNT(banked->phases, 1);
-    }
+    return before & phase_lanes;
 }
 
 /* Adds the distance from lane to lane of a STRIDED request. */
@@ -190,7 +188,7 @@ static inline u64 gpubpf_step_in_rows(u64 address, u64 width, gpu_mask active) {
     u64 x, y, z;
     bpf_get_thread_idx(&x, &y, &z);
     gpu_mask left = gpu_ballot(x) & active & active << 1;
-    if (left == (gpu_mask)(GPUBPF_FULL << 1) && active == GPUBPF_FULL)
+    if (GPUBPF_BRANCHES && left == (gpu_mask)(GPUBPF_FULL << 1) && active == GPUBPF_FULL)
         return 0;                                /* all lanes are in one row, and have no step together */
     u32 lane = GPUBPF_LANE, second = gpu_log2(left & -left);
     s64 away = address - gpu_shuffle(address, lane - 1), step = gpu_shuffle(away, second);
@@ -261,8 +259,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         request->ahead = lane;
     }
     gpu_mask crossing = local ? 0 : GPUBPF_CROSSING(address, width) & active;
-    int all = active == GPUBPF_FULL, linear = 0;
-    s64 step = 0;                                /* bytes from any lane to the next */
+    int all = active == GPUBPF_FULL;
     if (!varies && !crossing && gpu_uniform(address))
         return gpubpf_add_broadcast(cell, request);
     if (lanes == 1 && !varies && !crossing) {
@@ -270,23 +267,25 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
             GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
-    if (all && !varies && !local && !crossing && !GPUBPF_IS_SHORT(width)) {
-        s64 away = address - gpu_shuffle(address, 0);
-        step = (s32)gpu_shuffle(away, 1);
-        if (!gpu_any(away != step * (s32)lane) && GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width)) {
-            linear = 1;
-            if (!banked || !(step & 3))
-                return gpubpf_add_strided(cell, banked, request, step);
-        }
+    u32 lowest = 0;
+    s64 away, next, step;                        /* step: bytes from any lane to the next */
+    if (GPUBPF_BRANCHES && all) {
+        away = address - gpu_shuffle(address, 0);
+        step = next = gpu_shuffle(away, 1);
     } else {
         gpu_mask others = active & (active - 1);
-        u32 lowest = gpu_log2(active & -active);
+        lowest = gpu_log2(active & -active);
         u32 apart = gpu_log2(others & -others) - lowest;     /* lanes from the lowest lane to the next */
-        s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
+        away = address - gpu_shuffle(address, lowest);
+        next = gpu_shuffle(away, lowest + apart);
         step = gpubpf_quotient(next, apart);
-        linear = !gpu_any(away != step * (s32)(lane - lowest)) && next == (s32)next &&
-                 GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
     }
+    int linear = next == (s32)next && !gpu_any(away != step * (s32)(lane - lowest)) &&
+                 GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
+    if (all && linear && !varies && !local && !crossing && !GPUBPF_IS_SHORT(width) && (!banked || !(step & 3)))
+        return gpubpf_add_strided(cell, banked, request, step);
+    u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
+    gpu_mask earlier = banked ? gpubpf_add_ways(banked, address, shift, before) : 0;    /* first: later, the verifier has more cases */
     u64 in_rows = linear || varies || local || lanes == 1 ? 0 : gpubpf_step_in_rows(address, width, active);
     if (in_rows)
         step = (s32)in_rows;
@@ -298,7 +297,6 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         request->ahead = gpu_popcount(before);
     }
     u32 pattern = lanes == 1 ? GPU_SINGLE : !regular ? GPU_GATHER : step == width ? GPU_UNIT : step ? GPU_STRIDED : GPU_BROADCAST;
-    u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
     u64 sector = local ? address >> GPUBPF_ROW_BITS(shift) << 2 | lane >> (GPUBPF_SECTOR_BITS - 2) : address >> GPUBPF_SECTOR_BITS;
     u32 sectors = gpu_popcount(gpu_ballot(!(gpu_match(sector) & before)));
 #if GPU_LANES > 32
@@ -318,8 +316,8 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     } else if (pattern == GPU_BROADCAST) {
         gpubpf_raise(&cell->contention_max, lanes);
     }
-    if (banked)
-        gpubpf_add_ways(banked, address, shift, part, before);
+    if (banked && part && !earlier)
+        GPUBPF_COUNT(banked->phases, 1);
     if (!gpu_first(active))
         return 0;                                /* the lowest lane adds for all */
     u32 place = part ? GPU_PART + pattern : pattern;
