@@ -34,7 +34,15 @@ class Run:
         self.maps: dict[str, Array] = {}
         self.params: dict[str, bytes] = {}
 
-    def __call__(self, kernel: str, block: int, *arguments: object, grid: int = 1, shared: int = 0) -> None:
+    def __call__(
+        self,
+        kernel: str,
+        block: int,
+        *arguments: object,
+        grid: int = 1,
+        shared: int = 0,
+        seed: int | None = None,
+    ) -> None:
         layout = self.injected.kernels[kernel]
         hidden = bytearray(layout.block.size)
         for name, offset in layout.block.bases.items():
@@ -44,7 +52,7 @@ class Run:
             hidden[offset : offset + size] = self.params.get(name, b"").ljust(size, b"\0")
         for offset in layout.block.capacities.values():
             struct.pack_into("<Q", hidden, offset, block * grid)
-        self.device.launch(kernel, grid, block, *arguments, bytes(hidden), shared=shared)
+        self.device.launch(kernel, grid, block, *arguments, bytes(hidden), shared=shared, seed=seed)
 
     def records(self, width: int, name: str = "log") -> list[tuple[int, ...]]:
         words = self.maps[name].host

@@ -580,9 +580,7 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
-            any(
-                probe.point in ("access", "branch", "value", "float", "instruction") for probe in self.probes
-            ),
+            any(probe.point in ("access", "branch", "value", "float") for probe in self.probes),
             tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
         )
         return self.session

@@ -103,7 +103,7 @@ uint64_t harness_variable(void *module, const char *name) {
 
 // `values`: count addresses of parameter values, as for cuLaunchKernel. Returns the fault's code, -1: no such kernel.
 int harness_launch(void *module, const char *name, const uint32_t *grid, const uint32_t *block, uint32_t shared,
-                   void **values, uint32_t stack, int shuffle, uint64_t seed, char *message, uint64_t message_size,
+                   void **values, uint32_t stack, int hostile, uint64_t seed, char *message, uint64_t message_size,
                    uint64_t *where, uint64_t start_ns, uint64_t *duration_ns, uint64_t *ends) {
     auto *m = static_cast<Module *>(module);
     const int k = m->image->find_kernel(name);
@@ -122,7 +122,7 @@ int harness_launch(void *module, const char *name, const uint32_t *grid, const u
     memcpy(launch.block, block, sizeof launch.block);
     launch.dynamic_shared = shared;
     launch.stack_limit = stack;
-    launch.shuffle = shuffle != 0;
+    launch.hostile = hostile != 0;
     launch.seed = seed;
     launch.start_ns = start_ns;
     launch.ends = ends;

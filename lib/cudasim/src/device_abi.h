@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 15
+#define CS_ABI 16
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
@@ -199,6 +199,7 @@ struct cs_warp {
     uint32_t shared_size, local_size, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
+    uint32_t hostile;           /* hostile mode: 1, else 0 */
     uint64_t gridid, workspace; /* workspace: of the grid barrier (%envreg1, %envreg2); 0: none */
     void *block;
     uint32_t pcs[32];   /* by lane; valid for lanes outside of `mask` */

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from gpubpf.ptx.carry import reads_carry, sets_carry
 from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
 
 from .values import SIGNED, Values, c_type, size_of
@@ -146,11 +147,16 @@ def _set_carry(v: Values, expression: str) -> str:
     return f"{found.name} = (u8)({expression});"
 
 
+def lose_carry(v: Values) -> str:
+    """Return the C for what a call does to the carry: it does not outlive the call (PTX ISA 9.7.2). Hostile mode inverts it."""
+    return _set_carry(v, f"{_carry(v)} ^ w->hostile")
+
+
 def _sum_with_carry(v: Values, i: PtxInstruction, t: str, a: str, b: str, carry: str | int) -> str:
     """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum."""
     wide = "u128" if size_of(t) == 8 else "u64"
     text = f"{{ const {wide} x_ = ({wide}){a} + {b} + {carry}; {v.dst(i.operands[0], t, 'x_')}"
-    if "cc" in i.modifiers:
+    if sets_carry(i):
         text += " " + _set_carry(v, f"(x_ >> {width_bits(t)}) & 1")
     return text + " }"
 
@@ -162,11 +168,11 @@ def add(v: Values, i: PtxInstruction) -> str:
     if is_float(t):
         return float_operation(v, i, "sub" if subtract else "add", t, 2)
     sign = "-" if subtract else "+"
-    if i.opcode in ("addc", "subc") or "cc" in i.modifiers:
+    if reads_carry(i) or sets_carry(i):
         # The carry is the adder's: a - b is a + ~b + 1, which carries unless it borrows.
         a, b = (c_cast(t, v.src(o, t)) for o in i.operands[1:3])
         b = c_cast(t, f"~{b}") if subtract else b
-        carry = _carry(v) if i.opcode in ("addc", "subc") else int(subtract)
+        carry = _carry(v) if reads_carry(i) else int(subtract)
         return _sum_with_carry(v, i, t, a, b, carry)
     if t in PACKED:
         return halves(v, i, t, lambda x: f"(u16)({x[0]} {sign} {x[1]})", 2)
@@ -213,8 +219,8 @@ def mad(v: Values, i: PtxInstruction) -> str:
     result = _product_type(i, t)
     product = _product(v, i, t)
     c = v.src(i.operands[3], result)
-    if i.opcode == "madc" or "cc" in i.modifiers:
-        carry = _carry(v) if i.opcode == "madc" else 0
+    if reads_carry(i) or sets_carry(i):
+        carry = _carry(v) if reads_carry(i) else 0
         return _sum_with_carry(v, i, result, c_cast(result, product), c_cast(result, c), carry)
     if "sat" in i.modifiers:  # mad.hi.sat.s32
         return v.dst(i.operands[0], result, f"add_sat_s32({product}, {c})")

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.errors import PtxError
+from gpubpf.ptx.carry import reads_carry
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
 
 from . import copies, dynamic_parallelism, matrix, memory, tensor, texture  # noqa: F401 (copies, texture: their instructions)
-from .arithmetic import TABLE
+from .arithmetic import TABLE, lose_carry
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
 
@@ -105,6 +106,10 @@ class FunctionCode:
         self._labels: dict[int, Block] = {}
         self._current = Block()
         self._declare()
+        self.adds_carry = any(
+            isinstance(statement, PtxInstruction) and reads_carry(statement)
+            for statement, _ in self.names.statements
+        )
         self._build()
         self._liveness()
 
@@ -390,12 +395,14 @@ class FunctionCode:
             raise self.values.unsupported()
         register = self.names.register(scope, callee.name)
         if register is None and callee.name in SYSTEM_CALLS:
-            self._append(statement, scope, self._system_call(callee.name, returned, passed, scope))
+            call = self._system_call(callee.name, returned, passed, scope)
+            self._append(statement, scope, " ".join([call, *self._lost_carry()]))
             return
         target = self.functions.get(callee.name)
         if register is None and (target is None or not target.defined):
             if (function := dynamic_parallelism.find(callee.name)) is not None:
-                self._append(statement, scope, self._runtime_call(function, returned, passed, scope))
+                call = self._runtime_call(function, returned, passed, scope)
+                self._append(statement, scope, " ".join([call, *self._lost_carry()]))
                 return
             if KERNEL_LAUNCHES.match(callee.name):
                 raise Unsupported(
@@ -470,10 +477,15 @@ class FunctionCode:
                     continue
                 raise v.unsupported(f"result {o.name}")
             texts.append(f"__builtin_memcpy(R->{storage.name}[l], {where}, {min(size, storage.size)});")
+        texts += self._lost_carry()
         if texts:
             v.code.text = " ".join(texts)
             self._current.codes.append(v.code)
         self._resume(after)
+
+    def _lost_carry(self) -> list[str]:
+        """Return the C for what a call does to the carry, if this function adds one."""
+        return [lose_carry(self.values)] if self.adds_carry else []
 
     @staticmethod
     def _group(operands: list[Operand]) -> tuple[Operand, ...]:

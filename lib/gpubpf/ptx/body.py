@@ -14,6 +14,7 @@ from gpubpf.errors import Refusal
 from .access import Access, accesses
 from .arguments import argument, returned
 from .barriers import Barrier, barrier
+from .carry import KEPT, kept, live_carry
 from .computation import Element, computation, is_chosen
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
@@ -102,6 +103,7 @@ class Body:
         self.whole_loads: set[int] = set()  # loads of which programs read every byte
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
+        self.carry = live_carry(self.flow)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
@@ -142,7 +144,7 @@ class Body:
             if index == len(body):
                 break
             if index not in self.exits.unreachable:
-                added = self._before(index) + self._emit(index)
+                added = self._keep_carry(index, [*self._before(index), *self._emit(index)])
                 if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
                     pragma = out.pop()
                     own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
@@ -163,6 +165,23 @@ class Body:
         # A call decides the size of its result, whose declaration has been emitted by then.
         wide = {id(body[index]): declaration for index, declaration in self.widened_results.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
+
+    def _keep_carry(self, index: int, statements: list[Statement]) -> list[Statement]:
+        """Return an instruction with what is added before and after it, which changes no carry that the application adds later.
+
+        What is copied to the ways out needs none of this: no instruction adds the carry there (`Flow.tail`).
+        """
+        if index not in self.carry.before and index not in self.carry.after:
+            return statements
+        self._added(KEPT, "b32")
+        own = (n for n, s in enumerate(statements) if isinstance(s, PtxInstruction))
+        at = next(own, len(statements))
+        before, after = statements[:at], statements[at + 1 :]
+        return [
+            *(kept(before) if before and index in self.carry.before else before),
+            *statements[at : at + 1],
+            *(kept(after) if after and index in self.carry.after else after),
+        ]
 
     # accumulators
 

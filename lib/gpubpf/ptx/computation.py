@@ -60,11 +60,9 @@ _OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma":
 
 
 def computation(instruction: PtxInstruction) -> Computation | None:
-    """Return what an instruction reads and writes; None for one that accesses memory, returns nothing, or sets the carry."""
+    """Return what an instruction reads and writes; None for one that accesses memory or returns nothing."""
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
     if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
-        return None
-    if carries(instruction):
         return None
     first = operands[0]
     if isinstance(first, Pair):  # of two results, the first that is used
@@ -84,13 +82,6 @@ def computation(instruction: PtxInstruction) -> Computation | None:
         tuple(_elements(o) for o in operands[1:]),
         _OPERATIONS.get(opcode, "") if kind in _FLOATS else "",
     )
-
-
-def carries(instruction: PtxInstruction) -> str | None:
-    """Return the opcode of an instruction that sets the carry (PTX ISA 9.0, 9.7.2) with its modifiers; else None.
-
-    No program can be behind it: the carry does not outlive calls, and is meant for straight-line code."""
-    return ".".join((instruction.opcode, *instruction.modifiers)) if "cc" in instruction.modifiers else None
 
 
 def asynchronous(instruction: PtxInstruction) -> str | None:

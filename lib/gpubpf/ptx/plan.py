@@ -15,7 +15,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .access import Access, accesses, unprobed
 from .barriers import barrier
-from .computation import Computation, asynchronous, carries, computation, is_chosen
+from .computation import Computation, asynchronous, computation, is_chosen
 from .emit import array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
@@ -213,9 +213,7 @@ class InjectionPlan:
             targets: set[str] = set()
             found: Counter[Access] = Counter()
             values: Counter[Access] = Counter()
-            missed: dict[str, Counter[str]] = {
-                p: Counter() for p in ("access", "branch", "value", "float", "instruction")
-            }
+            missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value", "float")}
             declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
             for statement in self.module.functions[name].body or ():
                 if isinstance(statement, Open):
@@ -238,7 +236,6 @@ class InjectionPlan:
                     of = dataclasses.replace(access, address=_ANY, size=None, unless=None)
                     found[of] += 1
                     values[of] += operands(statement) is not None
-                missed["instruction"].update([opcode] if (opcode := carries(statement)) is not None else [])
                 missed["float"].update([opcode] if (opcode := asynchronous(statement)) is not None else [])
                 missed["access"].update([opcode] if (opcode := unprobed(statement)) is not None else [])
                 missed["value"].update([opcode] if (opcode := without_value(statement)) is not None else [])

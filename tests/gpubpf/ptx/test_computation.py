@@ -324,20 +324,6 @@ def test_ptxas_takes_a_probe_at_every_form(tmp_path: Path) -> None:
     assembled(injected.text, "sm_90", tmp_path, "-O0")
 
 
-def test_the_carry_is_left_alone() -> None:
-    """A program behind an instruction that sets the carry could be a call, which it does not outlive."""
-    text = f"""{HEAD}
-.visible .entry k() {{
-    .reg .b32 %r<9>;
-    add.cc.u32 %r1, %r1, %r3; addc.cc.u32 %r2, %r2, %r4; addc.u32 %r5, 0, 0; add.u32 %r6, %r1, %r2;
-    ret; }}"""
-    injected = inject(parse(text), {"k": [Placement(SUM, "instruction")]})
-    assert [site.opcode for site in injected.kernels["k"].sites] == ["addc.u32", "add.u32"]
-    assert injected.kernels["k"].unprobed == {"add.cc.u32": 1, "addc.cc.u32": 1}
-    body = injected.text[injected.text.index("add.cc") : injected.text.index("addc.u32")]
-    assert "bra" not in body and "call" not in body and "red" not in body
-
-
 def test_results_that_come_later_are_named() -> None:
     text = f"""{HEAD}
 .visible .entry k() {{

@@ -52,7 +52,7 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
         limit = context.limits.find(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT);
         if (limit != context.limits.end()) description.pending_limit = static_cast<uint32_t>(limit->second);
     }
-    description.shuffle = config().hostile;
+    description.hostile = config().hostile;
     description.seed = config().seed + description.grid_id * 0x9e3779b97f4a7c15u;
     description.cooperative = launch.cooperative;
     description.cancel = &context.cancel;

@@ -43,6 +43,7 @@ void prepare(Warp &warp, Block &block) {
     w.nwarpid = block.warps;
     w.nsmid = launch.environment->multiprocessors ? launch.environment->multiprocessors : 1;
     w.dynamic_shared = launch.dynamic_shared;
+    w.hostile = launch.hostile;
     w.gridid = launch.grid_id;
     w.workspace = launch.cooperative ? reinterpret_cast<uint64_t>(job.workspace) : 0;
 }

@@ -180,7 +180,7 @@ struct LaunchDescription {
     uint32_t stack_limit = 1024;    // bytes per thread for recursion (cudaLimitStackSize)
     uint32_t pending_limit = 2048;  // launches by one grid (cudaLimitDevRuntimePendingLaunchCount)
     bool cooperative = true;        // provides the grid barrier's workspace; without it, grid.sync() traps
-    bool shuffle = false;           // hostile mode: random order of blocks and warps, from `seed`
+    bool hostile = false;           // random order of blocks and warps, from `seed`; calls lose the carry
     uint64_t seed = 0;
     uint64_t start_ns = 0;  // virtual clock: the start of the grid
     // Virtual clock, if not null: gets the end of each thread of the grid, by its number.

@@ -320,7 +320,7 @@ std::unique_ptr<Grid> make_grid(const LaunchDescription &launch, const LoadedIma
     }
     grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
-    grid->shuffle = launch.shuffle && !image.virtual_clock;
+    grid->shuffle = launch.hostile && !image.virtual_clock;
     if (grid->shuffle && grid->total > 1) {
         uint64_t state = launch.seed;
         do grid->multiplier = next_random(state) % std::min<uint64_t>(grid->total, 1u << 31) | 1;

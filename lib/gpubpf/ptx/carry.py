@@ -1,0 +1,91 @@
+"""Find where the carry is live, and keep it over what is added there (PTX ISA 9.0, 9.7.2: the condition code register).
+
+    carry = live_carry(flow)
+    carry.before, carry.after   # the instructions before and after which an added program must keep it
+    kept(statements)            # the carry is the same after them
+
+`add.cc`, `sub.cc` and `mad.cc` set the carry, `addc`, `subc` and `madc` add it. It is a state of the thread that no register holds. A
+call does not preserve it, and what is added may be a call, or set it for a sum of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .emit import text
+from .flow import ENDING, Flow
+from .module import PtxInstruction, Statement
+
+KEPT = "%gpubpf_0carry"  # 32 bits: the carry as a number
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The instructions of a function, by index, before and after which the carry is live: a later instruction may add it."""
+
+    before: frozenset[int] = frozenset()
+    after: frozenset[int] = frozenset()
+
+
+def reads_carry(instruction: PtxInstruction) -> bool:
+    """Return whether an instruction adds the carry."""
+    return instruction.opcode in ("addc", "subc", "madc")
+
+
+def sets_carry(instruction: PtxInstruction) -> bool:
+    """Return whether an instruction sets the carry, if its predicate is true."""
+    return "cc" in instruction.modifiers
+
+
+def live_carry(flow: Flow) -> Carry:
+    """Return where the carry is live. Nothing can be added after a branch or an exit, so they are not in `Carry.after`."""
+    if not any(reads_carry(instruction) for _, instruction in flow.instructions()):
+        return Carry()
+    blocks = [[flow.instruction(index) for index in block.instructions] for block in flow.blocks]
+    # Whether the carry is live at a block's beginning, by whether it is at its end.
+    through = [(_at_begin(block, False), _at_begin(block, True)) for block in blocks]
+    live = [False] * len(blocks)
+    ends = live
+    while True:
+        ends = [any(live[s] for s in block.successors) for block in flow.blocks]
+        begins = [known[end] for known, end in zip(through, ends, strict=True)]
+        if begins == live:
+            break
+        live = begins
+    before: set[int] = set()
+    after: set[int] = set()
+    for block, now in zip(flow.blocks, ends, strict=True):
+        for index in reversed(block.instructions):
+            instruction = flow.instruction(index)
+            if now and instruction.opcode not in ENDING:
+                after.add(index)
+            now = _live_before(instruction, now)
+            if now:
+                before.add(index)
+    return Carry(frozenset(before), frozenset(after))
+
+
+def kept(statements: Iterable[Statement]) -> list[Statement]:
+    """Return statements that are added, between two that save and restore the carry.
+
+    ptxas removes these two if it finds that the statements leave the carry alone.
+    """
+    return [
+        text(f"addc.u32 {KEPT}, 0, 0;"),
+        *statements,
+        text(f"add.cc.u32 {KEPT}, {KEPT}, {2**32 - 1};"),  # carries if it is 1
+    ]
+
+
+def _at_begin(block: Iterable[PtxInstruction], live: bool) -> bool:
+    for instruction in reversed(list(block)):
+        live = _live_before(instruction, live)
+    return live
+
+
+def _live_before(instruction: PtxInstruction, live_after: bool) -> bool:
+    if reads_carry(instruction):
+        return True
+    sets = sets_carry(instruction) or instruction.opcode == "call"
+    return live_after and not (sets and instruction.predicate is None)
