@@ -126,3 +126,38 @@ def test_probes_at_barriers_are_taken_with_every_operand(tmp_path: Path) -> None
     points = Counter(site.point for site in injected.kernels["k"].sites)
     assert points == {"barrier_arrive": 17, "barrier_leave": 14}
     assembled(injected.text, "sm_90", tmp_path)
+
+
+@pytest.mark.parametrize("sm", ["sm_80", "sm_90"])
+def test_lanes_meet_again_after_a_program(sm: str, tmp_path: Path) -> None:
+    """Instructions of a whole warp (`.aligned`) and `activemask` come after a BSYNC or WARPSYNC, however the lanes went."""
+    turns = Fragment(
+        "turns",
+        """{
+.reg .b64 %rd1; .reg .b32 %r1; .reg .pred %p1;
+mov.u32 %r1, %laneid;
+$L_turn:
+atom.global.add.u64 %rd1, [%gpubpf_sums], 1; add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 40; @%p1 bra $L_turn;
+}""",
+        (Argument("sums", "b64", "map_base", "sums"),),
+    )
+    body = """ld.param.u64 %rd1, [a]; mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 7; mov.u32 %r9, tile;
+    @%p1 ld.global.u32 %r2, [%rd1];
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r3, %r4}, [%r9];
+    add.f32 %f1, %f1, %f2;
+    mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r3, %r4}, {%r2}, {%f1, %f2, %f3, %f4};
+    add.f32 %f1, %f1, %f2;
+    activemask.b32 %r5;
+    bar.sync 0;
+    st.global.v2.f32 [%rd1+8], {%f1, %f2}; st.global.u32 [%rd1], %r5;"""
+    placements = [Placement(turns, point) for point in ("access", "barrier_arrive", "float")]
+    injected = inject(parse(module(sm, body)), {"k": placements})
+    assert not injected.refusals
+    cubin, _ = assembled(injected.text, sm, tmp_path)
+    code = sass(cubin)["k"]
+    for name in (r"LDSM\b", r"HMMA\b", r"VOTE\.ANY R", r"BAR\.SYNC"):
+        (at,) = (n for n, line in enumerate(code) if re.match(name, line))
+        nearest = next(
+            line for line in reversed(code[:at]) if re.search(r"BSYNC|WARPSYNC|@!?U?P\d BRA", line)
+        )
+        assert nearest.startswith(("BSYNC", "WARPSYNC")), code[: at + 1]
