@@ -267,21 +267,21 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
             GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
         return 0;
     }
-    u32 lowest = 0;
-    s64 away, next, step;                        /* step: bytes from any lane to the next */
-    if (GPUBPF_BRANCHES && all) {
-        away = address - gpu_shuffle(address, 0);
-        step = next = gpu_shuffle(away, 1);
+    s64 step;                                    /* bytes from any lane to the next */
+    int linear;
+    if (GPUBPF_BRANCHES && all) {                /* usual, and needs no division */
+        s64 away = address - gpu_shuffle(address, 0);
+        step = (s32)gpu_shuffle(away, 1);
+        linear = !gpu_any(away != step * (s32)lane);
     } else {
         gpu_mask others = active & (active - 1);
-        lowest = gpu_log2(active & -active);
+        u32 lowest = gpu_log2(active & -active);
         u32 apart = gpu_log2(others & -others) - lowest;     /* lanes from the lowest lane to the next */
-        away = address - gpu_shuffle(address, lowest);
-        next = gpu_shuffle(away, lowest + apart);
+        s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
         step = gpubpf_quotient(next, apart);
+        linear = next == (s32)next && !gpu_any(away != step * (s32)(lane - lowest));
     }
-    int linear = next == (s32)next && !gpu_any(away != step * (s32)(lane - lowest)) &&
-                 GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
+    linear = linear && GPUBPF_IS_MULTIPLE((u32)gpubpf_length(step), width);
     if (all && linear && !varies && !local && !crossing && !GPUBPF_IS_SHORT(width) && (!banked || !(step & 3)))
         return gpubpf_add_strided(cell, banked, request, step);
     u32 shift = GPUBPF_WORD_BITS(width), asked = lanes * width;
