@@ -110,6 +110,8 @@ def device_image_seeds() -> Iterable[bytes]:
     packed = bytearray(seeds[0])
     struct.pack_into("<IIQ", packed, 0, fatbin.WRAPPER_MAGIC, 1, 0)
     yield bytes(packed[:16]) + bytes(8) + seeds[0]  # a wrapper
+    # Its list of fat binaries is in memory that is mapped, but cannot be read (native/device_images.cpp).
+    yield struct.pack("<IIQQ", fatbin.WRAPPER_MAGIC, 2, 0, 1 << 20) + seeds[0]
     # Sizes that wrap around the address space.
     packed = bytearray(seeds[0])
     struct.pack_into("<Q", packed, 8, (1 << 64) - 1)

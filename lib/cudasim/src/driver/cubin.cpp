@@ -3,8 +3,8 @@
 #include <dirent.h>
 #include <elf.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -123,15 +123,27 @@ bool find_in_triton_cache(const uint8_t *image, size_t size, std::string &text) 
 
 }  // namespace
 
-bool is_mapped(const uint8_t *address, uint64_t size) {
-    const auto first = reinterpret_cast<uintptr_t>(address), begin = first & ~uintptr_t{4095};
-    const uintptr_t end = first + size;
-    return end >= first && msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) == 0;  // else ENOMEM
+bool is_readable(const uint8_t *address, uint64_t size) {
+    constexpr uintptr_t kPage = 4096;
+    constexpr size_t kPages = 512;  // of a call
+    const auto first = reinterpret_cast<uintptr_t>(address), end = first + size;
+    if (end < first) return false;
+    uint8_t bytes[kPages];
+    iovec places[kPages];
+    for (uintptr_t at = first; at < end;) {  // a byte of each page
+        size_t count = 0;
+        for (; at < end && count < kPages; at = (at & ~(kPage - 1)) + kPage)
+            places[count++] = {reinterpret_cast<void *>(at), 1};
+        const iovec room{bytes, count};
+        if (process_vm_readv(getpid(), &room, 1, places, count, 0) != static_cast<ssize_t>(count))
+            return false;
+    }
+    return true;
 }
 
 size_t cubin_size(const void *image, size_t limit) {
     const auto *bytes = static_cast<const uint8_t *>(image);
-    if (limit < sizeof(Elf64_Ehdr) || !is_mapped(bytes, sizeof(Elf64_Ehdr))) return 0;
+    if (limit < sizeof(Elf64_Ehdr) || !is_readable(bytes, sizeof(Elf64_Ehdr))) return 0;
     const Elf64_Ehdr elf = header(bytes);
     if (elf.e_machine != kMachine || elf.e_ident[EI_CLASS] != ELFCLASS64) return 0;
     if (elf.e_shnum != 0 && (elf.e_shentsize != sizeof(Elf64_Shdr) || elf.e_shoff > kMaxSize)) return 0;
@@ -139,14 +151,14 @@ size_t cubin_size(const void *image, size_t limit) {
     uint64_t end = sizeof elf;
     if (elf.e_shnum != 0) end = std::max<uint64_t>(end, elf.e_shoff + elf.e_shnum * sizeof(Elf64_Shdr));
     if (elf.e_phnum != 0) end = std::max<uint64_t>(end, elf.e_phoff + elf.e_phnum * sizeof(Elf64_Phdr));
-    if (end > limit || !is_mapped(bytes, end)) return 0;
+    if (end > limit || !is_readable(bytes, end)) return 0;
     for (size_t i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr found = section(bytes, elf, i);
         if (found.sh_type == SHT_NOBITS || found.sh_type == SHT_NULL) continue;
         if (found.sh_offset > kMaxSize || found.sh_size > kMaxSize) return 0;
         end = std::max(end, found.sh_offset + found.sh_size);
     }
-    return end <= limit && is_mapped(bytes, end) ? end : 0;
+    return end <= limit && is_readable(bytes, end) ? end : 0;
 }
 
 unsigned cubin_sm(const void *image) {

@@ -9,8 +9,8 @@
 
 namespace cudasim {
 
-// Returns whether all `size` bytes at `address` are mapped. Sizes in a damaged header may lead anywhere.
-bool is_mapped(const uint8_t *address, uint64_t size);
+// Returns whether all `size` bytes at `address` can be read. Sizes and addresses in damaged images may lead anywhere.
+bool is_readable(const uint8_t *address, uint64_t size);
 
 // Returns the size of a cubin in bytes, from its headers. Returns 0 if it is damaged, not completely mapped, or larger than
 // `limit`.

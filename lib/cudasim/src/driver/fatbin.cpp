@@ -64,7 +64,7 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     const auto *at = static_cast<const uint8_t *>(image);
     if (read<uint32_t>(at) == kWrapperMagic) {
         at = reinterpret_cast<const uint8_t *>(read<uint64_t>(at + 8));
-        if (!is_mapped(at, kFatbinHeader) || read<uint32_t>(at) != kFatbinMagic) {
+        if (!is_readable(at, kFatbinHeader) || read<uint32_t>(at) != kFatbinMagic) {
             problem = "the fat binary wrapper does not point to a fat binary";
             return images;
         }
@@ -77,14 +77,14 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
     }
     at += header_size;
     while (left >= kImageHeader) {
-        if (!is_mapped(at, kImageHeader)) {
+        if (!is_readable(at, kImageHeader)) {
             problem = "the fat binary is truncated";
             break;
         }
         size_t image_header = read<uint32_t>(at + 0x04);
         uint64_t payload = read<uint64_t>(at + 0x08);
         if (image_header < kImageHeader || image_header > left || payload > left - image_header ||
-            !is_mapped(at, image_header + payload)) {
+            !is_readable(at, image_header + payload)) {
             problem = "an image is larger than its fat binary";
             break;
         }
@@ -241,11 +241,11 @@ std::vector<const void *> prelinked_fatbins(const void *image) {
     if (read<uint32_t>(wrapper) != kWrapperMagic || read<uint32_t>(wrapper + 4) != kPrelinkedWrapper)
         return found;
     const auto *at = reinterpret_cast<const uint8_t *>(read<uint64_t>(wrapper + 16));
-    for (; at != nullptr && found.size() < kMaxPrelinked && is_mapped(at, sizeof(void *));
+    for (; at != nullptr && found.size() < kMaxPrelinked && is_readable(at, sizeof(void *));
          at += sizeof(void *)) {
         const auto *fatbin = read<const uint8_t *>(at);
         if (fatbin == nullptr) break;
-        if (is_mapped(fatbin, kFatbinHeader) && read<uint32_t>(fatbin) == kFatbinMagic)
+        if (is_readable(fatbin, kFatbinHeader) && read<uint32_t>(fatbin) == kFatbinMagic)
             found.push_back(fatbin);
     }
     return found;
