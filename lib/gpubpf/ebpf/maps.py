@@ -14,7 +14,8 @@ All numbers are little-endian; storage begins at an address that is a multiple o
     shared_array  value[entries], each padded to 8 bytes, in host memory.
     hash          64-byte header: u64 entries used, u64 lost, u64 slots (a power of two), zeros.
                   Then u64 state[slots], key[slots] (padded to 8 bytes each), value[slots] (padded to 8 bytes each).
-                  A state is 0 (never used) or a 62-bit hash of the key << 2 | 1 being written, 2 in use, 3 deleted.
+                  A state is 0 (never used) or the low 61 bits of the key's hash << STATE_BITS | a SlotState. Slots that were never
+                  used have a value of zeros.
     ringbuf       control and data in two places; `rings.py` reads them.
                   Control, in GPU memory: u64 shards, u64 capacity (records of a shard, a power of two), u64 address of the data as
                   the GPU sees it, zeros up to 64; then for each shard 64 bytes: u64 reserved, u64 lost, u64 consumed as last seen.
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,7 @@ RING_SHARD = 64  # bytes that a shard has in the control block, and in front of 
 RING_PAGE = 4096
 RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
 MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
+STATE_BITS = 3  # of a slot's state that hold a SlotState
 # The hash of a key: from HASH_SEED on, for each of its `chunks`, xor it, multiply by HASH_FACTOR, xor the upper half into the lower.
 HASH_SEED, HASH_FACTOR = 7046029254386353131, (1 << 64) - 4658895280553007687
 PERF_BYTES = 1 << 18  # of a perf buffer, which is a ring on a GPU
@@ -93,6 +96,16 @@ BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each mult
 BLOCK_PROBES = 64  # slots that a block can be in
 MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers have 32 bits on the GPU
 SHARDS_SHIFT = 32  # the capacity of a site array is sites | shards - 1 << SHARDS_SHIFT
+
+
+class SlotState(IntEnum):
+    """What a slot of a hash is used for. Bit 0: the key is there. Bit 1: the value is there, so the slot is in use."""
+
+    WRITING = 1  # one thread is writing the key and the value
+    NAMELESS = 2  # in use, but the key is still being written
+    FULL = 3
+    DELETED = 7
+
 
 # C types as bcc spells them, to NumPy's.
 _SCALARS = {
@@ -428,7 +441,7 @@ def _encode_hash(defn: MapDefinition) -> bytes:
     keys_at = HEADER + 8 * slots
     values_at = keys_at + slots * pad8(defn.key_size)
     for key, value in found.items():
-        number = _hash_of(key)
+        number = hash_of(key)
         for turn in range(min(MAX_PROBES, slots)):
             slot = (number >> 24) + turn & slots - 1
             at = HEADER + 8 * slot
@@ -436,13 +449,14 @@ def _encode_hash(defn: MapDefinition) -> bytes:
                 break
         else:
             raise Error(f"map {defn.name} has no room for all of its first values; give it more entries")
-        storage[at : at + 8] = (number << 2 & (1 << 64) - 1 | 2).to_bytes(8, "little")
+        storage[at : at + 8] = (number << STATE_BITS & (1 << 64) - 1 | SlotState.FULL).to_bytes(8, "little")
         for start, stride, data in ((keys_at, pad8(len(key)), key), (values_at, pad8(len(value)), value)):
             storage[start + slot * stride : start + slot * stride + len(data)] = data
     return bytes(storage)
 
 
-def _hash_of(key: bytes) -> int:
+def hash_of(key: bytes) -> int:
+    """Return the hash of a key: the upper bits choose its first slot, the lower ones are in the slot's state."""
     number = HASH_SEED
     for at, width in chunks(len(key)):
         number = (number ^ int.from_bytes(key[at : at + width], "little")) * HASH_FACTOR & (1 << 64) - 1
@@ -520,7 +534,7 @@ def _decode_hash(defn: MapDefinition, raw: bytes | bytearray | memoryview) -> np
 
     slots = defn.slots
     state = np.frombuffer(raw, "<u8", slots, HEADER)
-    used = np.flatnonzero((state & 3) == 2)
+    used = np.flatnonzero((state & (1 << STATE_BITS) - 1) == SlotState.FULL)
 
     def column(kind: np.dtype[Any], size: int, at: int) -> np.ndarray[Any, Any]:
         cells = np.frombuffer(raw, np.uint8, slots * pad8(size), at).reshape(slots, pad8(size))
@@ -539,7 +553,7 @@ def record_stride(defn: MapDefinition) -> int:
 
 
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
-    """Return how many updates of a hash, or groups of threads in a map BLOCKS, found no slot.
+    """Return how many updates of a hash found no slot or gave up, or how many groups of threads in a map BLOCKS found no slot.
 
     For an array by thread, warp, block, kernel or site: 1 if any unit was beyond the capacity (how many is unknown), else 0.
     """

@@ -67,6 +67,7 @@ declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32)
 declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
 declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
 declare void @llvm.amdgcn.wave.barrier()
+declare void @llvm.amdgcn.s.sleep(i32)
 declare i64 @llvm.amdgcn.s.memtime()
 declare i$wave @llvm.amdgcn.ballot.i$wave(i1)
 define internal i32 @gpubpf.lane() alwaysinline convergent {
@@ -195,6 +196,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
             "group": ("sm", "b32"),
             **dict.fromkeys(TIMES if at_exit else TIMES[1:], ("time", "b64")),
         },
+        pause="call void @llvm.amdgcn.s.sleep(i32 16)",  # in units of 64 clock cycles
         join="call void @llvm.amdgcn.wave.barrier()",
         functions=text.replace("$high", high).replace("$wide", wide),
         warp=wave,

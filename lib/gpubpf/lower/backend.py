@@ -28,6 +28,8 @@ class Backend:
     `join`: for targets without `warps` whose lanes run together as well (waves): where lanes must continue together, the statement
     that keeps LLVM from separating them. "" for targets that run one thread at a time.
 
+    `pause`: the statement of a thread that waits for another one: it lets others run. "" for targets whose programs never wait.
+
     `functions`: definitions in LLVM IR of functions that `calls` names. `warp`: lanes of a warp, a power of two.
     """
 
@@ -39,5 +41,6 @@ class Backend:
     warps: bool = False
     given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     join: str = ""
+    pause: str = ""
     functions: str = ""
     warp: int = 32

@@ -26,6 +26,7 @@ NVPTX = Backend(
     triple="nvptx64-nvidia-cuda",
     pointer="ptr addrspace(1)",
     scope='syncscope("device")',
+    pause='call void asm sideeffect "nanosleep.u32 1000;", "~{memory}"()',
     calls={
         **{
             f"{name}.{axis}": (f"{_SREG}{name}.{axis}", "i32")

@@ -26,14 +26,18 @@ from gpubpf.ebpf.maps import (
     RING_MARGIN,
     RING_PAGE,
     RING_SHARD,
+    STATE_BITS,
     MapDefinition,
+    SlotState,
     chunks,
     pad8,
     record_stride,
 )
 from gpubpf.lower.backend import Backend
 
-WAITS = 4096  # how often a lookup reads the state of a slot again while another thread writes the key
+# How often an update looks again, after a pause, while another thread writes the value. That takes about a second on a GPU, where the
+# other thread needs a few microseconds. It is only a limit, so that no launch can hang.
+WAITS = 1 << 20
 HASH_OPERATIONS = ("find", "delete", "update", "insert", "replace")
 _TEMPLATES = Path(__file__).parent / "templates"
 _SECTION = re.compile(r"; (if|for) (\w+)")
@@ -71,6 +75,11 @@ def hash_function(name: str, operation: str, definition: MapDefinition, backend:
         part |= {"mixed": hashed, "word": f"%w{n}" if part["narrow"] else f"%k{n}", "equal_before": equal}
         hashed, equal = f"%h{n}", f"%kall{n}"
     parameters = ["i64 %base", *(f"i{part['bits']} %k{part['n']}" for part in keys)]
+    bits = "0"
+    for part in values:
+        n = part["n"]
+        part |= {"bits_before": bits, "value_word": f"%wide_value{n}" if part["narrow"] else f"%value{n}"}
+        bits = f"%bits{n}"
     if operation in ("update", "insert", "replace"):
         parameters += [f"i{part['bits']} %value{part['n']}" for part in values]
     keys_at = HEADER + 8 * definition.slots
@@ -84,6 +93,9 @@ def hash_function(name: str, operation: str, definition: MapDefinition, backend:
         hash=hashed,
         factor=HASH_FACTOR - (1 << 64),
         equal=equal,
+        value_bits=bits,
+        state_bits=STATE_BITS,
+        **{state.name: int(state) for state in SlotState},
         absent="0" if operation == "find" else "-2",
         claims=operation in ("update", "insert"),
         writes=operation in ("update", "replace"),
@@ -108,7 +120,7 @@ def _parts(size: int) -> list[dict[str, Any]]:
 
 def _filled(template: str, backend: Backend, **values: Any) -> str:
     waves = bool(backend.join)
-    fixed: dict[str, Any] = {"pointer": backend.pointer, "scope": backend.scope, "join": backend.join}
+    fixed: dict[str, Any] = {name: getattr(backend, name) for name in ("pointer", "scope", "join", "pause")}
     fixed |= {"warps": backend.warps, "waves": waves, "together": backend.warps or waves}
     return "\n".join(_expanded(_lines(template), {**fixed, **values}))
 

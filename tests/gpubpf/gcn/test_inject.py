@@ -278,9 +278,26 @@ def test_a_hash_of_blocks(device: Device, built: Path, program: Program) -> None
         "h"
     ]
     states, keys, values = found[8:136], found[136:264], found[264:392]
-    used = np.flatnonzero(states & np.uint64(3) == 2)
+    used = np.flatnonzero(states & np.uint64((1 << maps.STATE_BITS) - 1) == maps.SlotState.FULL)
     assert dict(zip(keys[used].tolist(), values[used].tolist(), strict=True)) == dict.fromkeys(range(5), 256)
     assert found[:2].tolist() == [5, 0]
+
+
+def test_a_thread_that_stopped_while_it_inserted_stops_no_other(
+    device: Device, built: Path, program: Program
+) -> None:
+    """The slot of block 3 is claimed, and its key is never written: the counts of that block are in it all the same."""
+    made = injected(CodeObject(built.read_bytes()), program, "on_block")
+    _, arguments, given, shape = RUNS[0]
+    table = np.zeros(8 + 3 * 128, np.uint64)
+    hashed = maps.hash_of(struct.pack("<Q", 3))
+    claimed = hashed >> 24 & 127
+    table[8 + claimed] = hashed << maps.STATE_BITS & (1 << 64) - 1 | maps.SlotState.NAMELESS
+    rest = block_arguments(made, "scale", given, shape, {"blocks": "h"})
+    buffers = {"x": content("scale"), "h": table}
+    found = device.run(made.image, "scale", [*arguments, *rest], shape, buffers)["h"]
+    assert found[264 + claimed] == 256 and found[136 + claimed] == 0
+    assert found[:2].tolist() == [4, 0]
 
 
 def test_compute_units(device: Device, built: Path, program: Program, gpu: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import subprocess
 from collections import Counter
@@ -13,91 +12,19 @@ import pytest
 
 from gpubpf.lower import storage
 from gpubpf.lower.x86 import X86
+from gpubpf_steps import basic_blocks, steps
 
 SLOTS = 16
 
 
 def parsed(last, probes=SLOTS, slots=SLOTS):
-    """The basic blocks of the function, each a list of lines, by label."""
-    text = storage.block_function("f", last, X86, slots, probes)
-    blocks, label = {}, ""
-    for line in text.split("\n")[1:-1]:
-        if line.endswith(":"):
-            label = line[:-1]
-            blocks[label] = []
-        else:
-            blocks[label].append(line.strip())
-    return blocks
-
-
-BINARY = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b,
-    "lshr": lambda a, b: a >> b,
-}
+    """The basic blocks of the function."""
+    return basic_blocks(storage.block_function("f", last, X86, slots, probes))
 
 
 def thread(blocks, memory, base, launch, block, threads):
-    """A thread that runs the function: a generator that stops before each access to memory, and returns who it is."""
-    values = {"%base": base, "%launch": launch, "%block": block, "%threads": threads}
-    label, came_from = "entry", ""
-
-    def get(word):
-        word = word.strip(" ,")
-        named = {"true": 1, "false": 0}
-        return values[word] if word[0] == "%" else named[word] if word in named else int(word)
-
-    while True:
-        for line in blocks[label]:
-            name, _, right = line.partition(" = ") if line[0] == "%" else ("", "", line)
-            words = re.split(r"[ ,]+", right)
-            bits = next((int(w[1:]) for w in words if re.fullmatch(r"i\d+", w)), 64)
-            mask = (1 << bits) - 1
-            if words[0] == "br":
-                way = words[2] if len(words) == 3 else words[4] if get(words[2]) else words[6]
-                came_from, label = label, way.strip("%")
-                break
-            if words[0] == "ret":
-                return get(words[-1])
-            if words[0] == "phi":
-                choice = re.search(rf"\[ (\S+), %{came_from} \]", right)
-                result = get(choice[1]) & mask
-            elif words[0] in BINARY:
-                result = BINARY[words[0]](get(words[2]) & mask, get(words[3]) & mask) & mask
-            elif words[0] == "icmp":
-                a, b = get(words[3]) & mask, get(words[4]) & mask
-                result = int({"eq": a == b, "ult": a < b}[words[1]])
-            elif words[0] in ("zext", "trunc"):
-                result = get(words[2]) & mask & ((1 << int(words[-1][1:])) - 1)
-            elif words[0] == "inttoptr":
-                result = get(words[2])
-            elif words[0] == "getelementptr":
-                result = get(words[3]) + get(words[5])
-            elif words[0] == "extractvalue":
-                result = get(words[-2])[int(words[-1])]
-            elif words[0] == "fence":
-                continue
-            elif words[0] == "load":
-                yield
-                result = memory[get(words[4])]
-            elif words[0] == "cmpxchg":
-                yield
-                at, old = get(words[2]), get(words[4]) & mask
-                result = (memory[at], int(memory[at] == old))
-                if memory[at] == old:
-                    memory[at] = get(words[6]) & mask
-            else:
-                assert words[:2] in (["atomicrmw", "add"], ["atomicrmw", "sub"]), line
-                yield
-                at = get(words[3])
-                result = memory[at]
-                memory[at] = BINARY[words[1]](result, get(words[5])) & mask
-            values[name] = result
+    """A thread that runs the function, step by step."""
+    return steps(blocks, memory, {"%base": base, "%launch": launch, "%block": block, "%threads": threads})
 
 
 def play(blocks, rng, waves=30, together=3, threads=3):
