@@ -706,7 +706,7 @@ def hash_map() -> maps.MapDefinition:
 
 def map_seeds() -> Iterable[bytes]:
     made = bytearray(maps.initial(hash_map()))
-    struct.pack_into("<4Q", made, maps.HEADER, 6, 1, 7, 2)
+    struct.pack_into("<4Q", made, maps.HEADER, 8 | maps.SlotState.FULL, 1, 7, 2)
     yield bytes(made)
 
 

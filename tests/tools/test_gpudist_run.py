@@ -1,6 +1,9 @@
 """gpudist from its command line to its exit status, on a program with known answers (tests/gpubpf_specs.py)."""
 
 import csv
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -113,6 +116,32 @@ def test_text_and_csv(app, tmp_path):
         ("a, b", "0", "499", "500"),
         ("a, b", "500", "999", "76"),
     ]
+
+
+def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
+    """A table with 16 slots; each block of 96 threads has other values, in one launch of 6 blocks."""
+    tool = (gpubpf_specs.ROOT / "tools/gpudist.py").read_text()
+    small = tmp_path / "gpudist.py"
+    library = f"sys.path.insert(0, {str(gpubpf_specs.ROOT / 'lib')!r})\n"
+    small.write_text(
+        tool.replace("ENTRIES = 65536", "ENTRIES = 8").replace(
+            "from gpubpf.show", f"{library}from gpubpf.show", 1
+        )
+    )
+    command = [sys.executable, small, "-C", "entry:ns::work:u32:gthread", "--device", "sim"]
+    for options in (["--json"], []):
+        done = subprocess.run(
+            [*command, *options, "--", app, "1", "0"], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 7, done.stderr
+        if options:
+            found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+            (dist,) = (one for one in found if one["type"] == "dist")
+            assert (dist["count"], sum(dist["values"].values()), dist["missing"]) == (576, 16, 560)
+            assert found[-1]["lost"] == 560
+        else:
+            assert "560 values missing below: no room in the table" in done.stdout
+            assert "lost: 560 (a map was full" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

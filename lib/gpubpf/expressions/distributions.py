@@ -38,6 +38,11 @@ class Sums:
     sum: int = 0
     buckets: Counter[int] = field(default_factory=Counter)
 
+    @property
+    def missing(self) -> int:
+        """How many values are in no bucket: the table was full, or a kernel was running when it was read."""
+        return max(0, self.count - self.buckets.total())
+
     def since(self, before: Sums) -> Sums:
         """Return what has come since an earlier state."""
         buckets = Counter(
@@ -77,7 +82,8 @@ class Found:
             shown: dict[str, Any] = {"values": {str(v): n for v, n in sorted(self.sums.buckets.items())}}
         else:
             shown = {"buckets": [list(one) for one in self.ranges(kind, width)]}
-        return {"type": "dist", **owner, **about, **shown, "count": self.sums.count, "sum": self.sums.sum}
+        sums = {name: getattr(self.sums, name) for name in ("count", "sum", "missing")}
+        return {"type": "dist", **owner, **about, **shown, **sums}
 
 
 def limits(kind: str, width: int, bucket: int, wanted: Distribution) -> tuple[int, int]:
@@ -259,6 +265,9 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
         mean = one.sums.sum / one.sums.count
         about = f"{table.count(one.sums.count, 'value')}, mean {mean:,.{0 if abs(mean) >= 1000 else 1}f}"
         yield from table.wrap(f"{owners.name(one)}: {about}", 2)
+        if one.sums.missing:
+            missing = f"{table.count(one.sums.missing, 'value')} missing below"
+            yield from table.wrap(f"{missing}: no room in the table, or a kernel was running when it was read", 2)
         yield ""
         ranges = one.ranges(kind, width)
         if kind == "values":

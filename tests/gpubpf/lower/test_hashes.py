@@ -7,12 +7,19 @@ import random
 from collections import Counter
 from collections.abc import Generator
 
+import numpy as np
 import pytest
 
+from engine_device import Array
+from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import HEADER, MapDefinition, SlotState
-from gpubpf.lower import storage
+from gpubpf.lower import nvptx, storage
 from gpubpf.lower.x86 import X86
+from gpubpf.ptx.values import Placement
+from gpubpf.verify.rules import check
+from gpubpf_asm import END, alu, call, load_map, mov, movi, program, store
+from gpubpf_points import HEAD, Run
 from gpubpf_steps import basic_blocks, steps
 
 TABLE = MapDefinition("table", "hash", 8, 8, 8, "<u8", "<u8")
@@ -80,10 +87,13 @@ def shuffled(threads: list[Thread], rng: random.Random) -> list[int]:
     return [results[n] for n in range(len(threads))]
 
 
+def words(memory: Counter[int]) -> list[int]:
+    return [memory[at] for at in range(0, maps.storage_size(TABLE), 8)]
+
+
 def content(memory: Counter[int]) -> dict[int, int]:
     """What a tool reads; each key is there once, and the header is right."""
-    raw = b"".join(memory[at].to_bytes(8, "little") for at in range(0, maps.storage_size(TABLE), 8))
-    found = maps.decode(TABLE, raw)
+    found = maps.decode(TABLE, np.array(words(memory), np.uint64).tobytes())
     assert len(set(found["key"].tolist())) == len(found) == memory[0]
     return dict(zip(found["key"].tolist(), found["value"].tolist(), strict=True))
 
@@ -124,13 +134,52 @@ def test_while_a_value_is_written_its_key_is_absent(blocks, value):
     assert run(operation(memory, DELETE, KEY)) == run(operation(memory, REPLACE, KEY, 4)) == ABSENT
     assert run(increment(memory, neighbour(KEY)))
     waits = operation(memory, blocks, KEY, value)
-    assert run(waits, 10_000) is None
+    assert run(waits, 5_000) is None
     memory[KEYS_AT + 8 * home(KEY)] = KEY
     memory[HEADER + 8 * home(KEY)] |= SlotState.FULL
     memory[0] += 1
     assert run(waits) == (EXISTS if blocks is INSERT else 0)
     assert content(memory) == {KEY: 0 if blocks is INSERT else value, neighbour(KEY): 1}
     assert lost(memory) == 0
+
+
+KERNEL = (
+    HEAD
+    + """
+.visible .entry k(.param .u64 state)
+{
+  .reg .pred %p<3>; .reg .b32 %r<3>; .reg .b64 %rd<3>;
+  mov.u32 %r1, %ctaid.x;
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 bra $L_end;
+  mov.u32 %r2, 0;
+$L_loop:
+  add.u32 %r2, %r2, 1;
+  setp.lt.u32 %p2, %r2, 100000;
+  @%p2 bra $L_loop;
+  ld.param.u64 %rd1, [state];
+  atom.global.or.b64 %rd2, [%rd1], 2;
+$L_end:
+  ret;
+}
+"""
+)
+
+
+def test_a_waiting_thread_lets_others_run_on_the_device():
+    """Block 0 updates a key whose value is being written. The kernel itself publishes it, at the end of a long block 1."""
+    code = [movi(1, KEY), store(10, -8, 1), movi(1, 5), store(10, -16, 1), *load_map(1, "table")]
+    for register, at in ((2, -8), (3, -16)):
+        code += [mov(register, 10), alu(b.ADD, register, imm=at)]
+    made, function = program([*code, movi(4, 0), call(2), *END], (TABLE,))
+    runs = Run(KERNEL, [Placement(nvptx.lower(made, check(made, function)), "exit")])
+    table = Array(np.array(words(claimed(KEY, SlotState.WRITING)), np.uint64))
+    table.host[KEYS_AT // 8 + home(KEY)] = KEY
+    table.host[0] = 1
+    runs.given["table"] = table
+    runs("k", 32, table.address + HEADER + 8 * home(KEY), grid=2)
+    memory = Counter({8 * n: int(word) for n, word in enumerate(table.host)})
+    assert (content(memory), lost(memory)) == ({KEY: 5}, 0)
 
 
 def test_no_thread_waits_for_ever(monkeypatch):

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <sched.h>
 #include <vector>
 
 #ifdef __x86_64__
@@ -466,7 +467,10 @@ bool Dispatch::run_slice(Resident &resident) {
             continue;
         }
         if (stop_.load(std::memory_order_relaxed)) return true;
-        if (all_yielded) break;
+        if (all_yielded) {
+            sched_yield();  // what they wait for may be in a host thread that does not run
+            break;
+        }
     }
     if (services_.cancelled()) {
         resident.group.fault->kind = Fault::cancelled;
