@@ -267,7 +267,9 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
         yield from table.wrap(f"{owners.name(one)}: {about}", 2)
         if one.sums.missing:
             missing = f"{table.count(one.sums.missing, 'value')} missing below"
-            yield from table.wrap(f"{missing}: no room in the table, or a kernel was running when it was read", 2)
+            yield from table.wrap(
+                f"{missing}: no room in the table, or a kernel was running when it was read", 2
+            )
         yield ""
         ranges = one.ranges(kind, width)
         if kind == "values":

@@ -20,7 +20,9 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         opcodes = (f"{opcode} ({table.count(n, 'instruction')})" for opcode, n in unprobed.items())
         lines.append(f"not probed: {', '.join(opcodes)}")
     if summary["lost"]:
-        lines.append(f"lost: {summary['lost']:,} (a map was full, an update timed out, or a kernel or process failed)")
+        lines.append(
+            f"lost: {summary['lost']:,} (a map was full, an update timed out, or a kernel or process failed)"
+        )
     if graphs := summary.get("graphs_before"):
         launches = table.count(graphs, "launch")
         lines.append(
