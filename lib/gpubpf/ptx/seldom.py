@@ -133,7 +133,7 @@ def _numbers(blocks: Sequence[_Block]) -> dict[str, int]:
 
 
 def _decided(blocks: Sequence[_Block], first: set[int], seldom: Collection[str]) -> list[_Block]:
-    """Return the blocks of what lanes execute that come to one of the labels: of `first`, those before, only the ways that lead there."""
+    """Return the blocks for lanes that come to one of the labels: those of `first`, which lie before, go nowhere else."""
     at = _numbers(blocks)
     goals = {at[label] for label in seldom}
     later = _reached(blocks, goals)
