@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import manpages
+from gpubpf import embedded
 from gpubpf.ebpf import headers
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -147,17 +148,48 @@ def test_every_option_is_in_the_man_page_and_the_other_way_round(tool):
     assert described <= options
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_the_examples_are_command_lines_that_the_tool_takes(tool):
+def read_command_line(tool, words):
+    """Read a command line as the tool does, with the SPECs in it. Raises if it is wrong."""
+    from gpubpf.expressions import specs
     from gpubpf.show import cli
 
-    module = tool_module(tool)
-    examples = [line.strip() for line in module.EXAMPLES.splitlines() if line.strip().startswith(tool)]
-    examples += re.findall(rf"^\.B ({tool} .*)$", section(tool, "EXAMPLES"), re.MULTILINE)
+    args = cli.parse(tool_module(tool).build_parser(), words)
+    kinds = {"gpucount": specs.count, "gpudist": specs.distribution, "gputrace": specs.trace}
+    if tool in kinds:
+        assert specs.read(args, kinds[tool])
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_examples_of_the_help_are_command_lines_that_the_tool_takes(tool):
+    examples = [line.strip() for line in tool_module(tool).EXAMPLES.splitlines()]
+    examples = [line for line in examples if line.startswith(f"{tool} ")]
     assert len(examples) >= 6
     for example in examples:
-        words = shlex.split(re.split(r"\s{3,}", example)[0])
-        cli.parse(module.build_parser(), words[1:])
+        read_command_line(tool, shlex.split(re.split(r"\s{3,}", example)[0])[1:])
+
+
+@pytest.mark.parametrize("name", manpages.names())
+def test_the_examples_of_the_man_page_run_as_a_terminal_shows_them(name):
+    if shutil.which("groff") is None:
+        pytest.skip("needs groff")
+    command = ["groff", "-man", "-Tutf8", "-rLL=78n", "-P-cbou"]  # as man in 80 columns, without colours
+    done = subprocess.run(command, input=manpages.page(name), capture_output=True, text=True, check=True)
+    shown = done.stdout.split("\nEXAMPLES\n")[1].split("\nOVERHEAD\n")[0].splitlines()
+    examples = [line.strip() for line in shown if line.startswith(" " * 14)]
+    titles = [line for line in shown if line.strip() and not line.startswith(" " * 14)]
+    assert len(examples) == len(titles) >= (2 if name in DEVICES else 6)
+    assert all(len(title) <= 78 for title in titles)
+    for example in examples:
+        words = shlex.split(example)
+        while re.fullmatch(r"[A-Z_]+=\w+", words[0]):  # the environment
+            words.pop(0)
+        assert words.pop(0) == name
+        if name in DEVICES:
+            own, command = words[: words.index("--")], words[words.index("--") + 1 :]
+            embedded.build_parser(importlib.import_module(f"{name}.launcher").DEVICE).parse_args(own)
+            assert command == ["./app"]
+        else:
+            read_command_line(name, words)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
