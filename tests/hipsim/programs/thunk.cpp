@@ -206,6 +206,7 @@ static void events() {
     }
     CHECK(together);
     CHECK(hsaKmtWaitOnEvent(event, 1) == HSAKMT_STATUS_WAIT_TIMEOUT);
+    CHECK(hsaKmtWaitOnEvent(event, 0xfffffffe) == HSAKMT_STATUS_WAIT_TIMEOUT);  // ROCr looks again
 
     HsaEvent *both[2] = {event, make_event()};
     OK(hsaKmtSetEvent(both[1]));
@@ -216,7 +217,7 @@ static void events() {
         sleep_ms(20);
         hsaKmtSetEvent(both[1]);
     });
-    OK(hsaKmtWaitOnMultipleEvents(both, 2, true, 20000));
+    OK(hsaKmtWaitOnMultipleEvents(both, 2, true, HSA_EVENTTIMEOUT_INFINITE));
     later.join();
 
     // An event that is destroyed does not leave its waiter behind.

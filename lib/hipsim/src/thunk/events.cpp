@@ -1,6 +1,12 @@
 // The rules are KFD's (kfd_events.c in Linux): setting an event wakes everybody who waits for it, and an event that
 // resets itself stays set only if nobody waited. ROCr depends on both.
+//
+// One thing is kinder than KFD: a wait with a limit lasts kLongest at most, and ROCr always gives one. All its queues
+// share one event. hsa_queue_destroy waits for a signal that the thread of asynchronous events stores; if it is
+// interrupted between its last look at the signal and its wait, that thread takes the event for itself, and
+// hsa_queue_destroy never ends. ROCr looks again whenever a wait ends. Newer versions count the sets of an event (`ages`).
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -21,6 +27,7 @@ namespace {
 
 constexpr uint32_t kMailboxes = 4096;         // KFD's limit on events that a device can set
 constexpr uint32_t kFirstOther = 0x80000000;  // numbers of events that a device cannot set begin here
+constexpr uint32_t kLongest = 500;            // milliseconds of a wait
 constexpr uint64_t kUnsignaled =
     ~uint64_t{0};  // what a mailbox holds until a device stores the event's number
 
@@ -127,8 +134,9 @@ HSAKMT_STATUS wait(HsaEvent *handles[], uint32_t count, bool all_of_them, uint32
     auto done = [&] { return waiter.destroyed || satisfied(waiter, all_of_them); };
     bool in_time = true;
     if (!done()) {
+        std::chrono::milliseconds time(std::min(milliseconds, kLongest));
         if (milliseconds == HSA_EVENTTIMEOUT_INFINITE) waiter.wake.wait(lock, done);
-        else in_time = waiter.wake.wait_for(lock, std::chrono::milliseconds(milliseconds), done);
+        else in_time = waiter.wake.wait_for(lock, time, done);
     }
 
     for (uint32_t i = 0; i < count; i++) {
