@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=text, any_user=True)
-    programs.say_verdict(b, args)
+    b.say_verdict(args.tool)
     programs.attach(b, wanted, kernels)
     if args.list or args.ptx:
         from gpubpf.images import listing

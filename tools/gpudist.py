@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=text, any_user=True)
-    programs.say_verdict(b, args)
+    b.say_verdict(args.tool)
     programs.attach(b, [one.spec for one in wanted], kernels)
     if args.list or args.ptx:
         from gpubpf.images import listing

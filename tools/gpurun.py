@@ -96,13 +96,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.run:
         loaded.attach_alone(b, args)
     else:
-        loaded.attach(b, kernels)
-    loading.check_room(b, args.map_memory)
+        loaded.attach(b, kernels, own_files=bool(args.command))
+    loading.check_room(args.operand, b, args.map_memory)
     if args.list or args.ptx:
         from gpubpf.images import listing as images
 
         return images.show(b, args, out)
-    verified_by = b.verified_by
+    b.say_verdict(args.tool)
     args.measures_times = not (b.host_programs or b.process_functions)  # these read the real clock
     with b.trace(args) as session:
         from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             if out.closed:
                 break
         launches = None if b.probes else ()  # without device programs, no launch is counted
-        results.end(session.summary() | {"verified_by": verified_by}, launches)
+        results.end(session.summary() | {"verified_by": b.verified_by}, launches)
     return session.status
 
 

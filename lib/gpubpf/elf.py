@@ -122,7 +122,9 @@ class OpenFile:
 def check_range(offset: int, size: int, total: int) -> None:
     """Raise ImageError unless `size` bytes at `offset` lie within `total` bytes."""
     if offset < 0 or size < 0 or offset + size > total:
-        raise ImageError(f"it is cut short: {size} bytes at {offset} of {total}; build it again")
+        raise ImageError(
+            f"it is cut short: it has {total:,} bytes, and needs {size:,} at {offset:,}; build it again"
+        )
 
 
 # --- files ----------------------------------------------------------------------------------------------------
@@ -275,7 +277,9 @@ class Elf:
             first = _SECTION.unpack(self.source.read(header.section_headers, _SECTION.size))
             count, names_index = count or first[5], first[6] if names_index == 0xFFFF else names_index
         if count > min(self.source.size // _SECTION.size, _MOST_SECTIONS):
-            raise ImageError("it has more sections than it has room for; build it again")
+            raise ImageError(
+                f"it is cut short: it has {self.source.size:,} bytes, too few for {count:,} sections; build it again"
+            )
         table = self.source.read(header.section_headers, count * _SECTION.size)
         headers = list(_SECTION.iter_unpack(table))
         if names_index >= len(headers) or headers[names_index][5] > _LARGEST_TABLE:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
+    from gpubpf.session.tracing import ForAmd
 
 # Null probes: kernels are replaced by copies whose probes are empty. What a program then takes longer is the cost of the copy alone,
 # such as constant memory that became loads from global memory. For benchmarks; no option, since nothing is measured.
@@ -143,6 +144,14 @@ class BPF:
         from gpubpf.ebpf import compile
 
         return ("gpubpf", "kernel") if compile.capable() else ("gpubpf",)
+
+    def say_verdict(self, tool: str) -> None:
+        """Tell the user if the kernel's verifier does not judge the programs. Call it before privileges are given up."""
+        if "kernel" not in self.verified_by:
+            text = (
+                "the programs were checked by gpubpf's verifier alone; that of the Linux kernel requires root"
+            )
+            notices.note(tool, text)
 
     @property
     def program(self) -> Program:
@@ -485,13 +494,19 @@ class BPF:
         ]
 
     def runs_on_amd(self) -> bool:
-        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs are at points that such
-        kernels have and run in every block, and no program is at operations."""
-        from gpubpf.gcn import POINTS
+        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs run in every block, and
+        no program is at operations. Programs at points that such kernels do not have are left out there."""
+        return not self.sampling and all(program.event != "operation" for program in self.host_programs)
 
-        if self.sampling or any(program.event == "operation" for program in self.host_programs):
-            return False
-        return all(probe.point in POINTS for probe in self.probes)
+    def for_amd(self) -> ForAmd:
+        """Return what a measurement needs for kernels of AMD GPUs."""
+        from gpubpf.gcn import POINTS
+        from gpubpf.session.tracing import ForAmd
+
+        missing = sorted({probe.point for probe in self.probes} - set(POINTS))
+        maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
+        notice = f"kernels of AMD GPUs have no probes yet at: {', '.join(missing)}" if missing else ""
+        return ForAmd(self.amd_attachments, maps, notice)
 
     def definitions(self) -> list[MapDefinition]:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
@@ -502,11 +517,6 @@ class BPF:
         used |= {maps.SAMPLED} if self.sampling else set()
         result = [definition for name, definition in self.maps.items() if name in used]
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
-
-    def amd_definitions(self) -> list[MapDefinition]:
-        """Return the maps of `definitions` as the programs for AMD GPUs have them."""
-        of_text = self._amd_programs.maps
-        return [of_text.get(definition.name, definition) for definition in self.definitions()]
 
     def _host_maps(self) -> set[str]:
         names = [probe.function for probe in self.host_programs] + [table.function for table in self.tables]
@@ -581,7 +591,7 @@ class BPF:
             follow,
             host,
             any(probe.point in ("access", "branch", "value", "float") for probe in self.probes),
-            tracing.ForAmd(self.amd_attachments, self.amd_definitions()) if self.runs_on_amd() else None,
+            self.for_amd() if self.runs_on_amd() else None,
         )
         return self.session
 

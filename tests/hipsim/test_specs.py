@@ -64,7 +64,14 @@ def test_values_and_events(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["branch:*", "func:*", "store:* (isnan(value))"])
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
-    records, done = measured("gpucount", tmp_path / "out", spec, "--", program("vectoradd"), 1000)
-    assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
-    assert "has code for AMD GPUs, whose kernels gpucount does not measure yet" in done.stderr
-    assert not [one for one in records if one["type"] == "count"]
+    point = {"b": "branch", "f": "function_entry", "s": "value"}[spec[0]]
+    for others in ((), ("entry:*",)):
+        records, done = measured(
+            "gpucount", tmp_path / "out", spec, *others, "--", program("vectoradd"), 1000
+        )
+        assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
+        assert f"gpucount: note: kernels of AMD GPUs have no probes yet at: {point}\n" in done.stderr
+        counts = [(one["spec"], one["threads"]) for one in records if one["type"] == "count"]
+        assert counts == [(other, 1024) for other in others]
+        why = {} if others else {f"kernels of AMD GPUs have no probes at {point} yet": 1}
+        assert records[-1]["not_instrumented"] == why

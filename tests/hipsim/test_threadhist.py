@@ -194,12 +194,12 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [*words, "--list", program("vectoradd")], capture_output=True, text=True, timeout=300, env=variables
     )
-    assert "no: this tool does not measure AMD GPUs yet" in done.stdout, done.stderr
+    assert "no: kernels of AMD GPUs have no probes at function_entry yet" in done.stdout, done.stderr
     done = subprocess.run(
         [*words, "--", program("kernels")], capture_output=True, text=True, timeout=300, env=variables
     )
     assert done.returncode == 0, done.stderr  # the program has its device
-    assert "has code for AMD GPUs, whose kernels functions does not measure yet" in done.stderr
+    assert "functions: note: kernels of AMD GPUs have no probes yet at: function_entry\n" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child", "term"])

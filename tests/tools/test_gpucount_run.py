@@ -102,15 +102,28 @@ def test_text_and_csv(app, tmp_path):
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["kernel:*", "ns::work", "2", "1,152"] in rows and ["kernel:*", "ns::rest", "1", "64"] in rows
     assert ["store:ns::work:global", "ns::work", "48", "1,536"] in rows
+    assert not [row for row in rows if row[:2] == ["store:ns::work:global", "ns::rest"]]
     out = tmp_path / "out.csv"
     gpubpf_specs.run(
         "gpucount", "--csv", "-o", out, "entry:* (lane, 1)".replace(", 1", ""), "--", app, "1", "0"
     )
     table = list(csv.DictReader(out.open()))
+    assert all(one["mangled"].startswith("_Z") for one in table)
     assert {(one["spec"], one["kernel"], one["count"], one["threads"]) for one in table} == {
         ("entry:* (lane)", "ns::work", "18", "558"),
         ("entry:* (lane)", "ns::rest", "2", "62"),
     }
+
+
+def test_long_specs_stay_apart(app):
+    long = [f"store:ns::work:global (warp == 2 && lane < 32 && block.x < {n})" for n in (5, 6)]
+    shown = gpubpf_specs.run("gpucount", *long, "--", app, "1", "0").stdout.splitlines()
+    assert f"[1] {long[0]}" in shown and f"[2] {long[1]}" in shown
+    assert [line.split() for line in shown if line.startswith("[") and "ns::work  " in line] == [
+        ["[1]", "ns::work", "12", "384"],
+        ["[2]", "ns::work", "12", "384"],
+    ]
+    assert max(map(len, shown)) <= 80
 
 
 SPECS = ("entry:*", "kernel:*")

@@ -109,16 +109,6 @@ def test_an_instruction_inside_a_function(app: str, tmp_path: Path) -> None:
     assert [one["entries"] for one in found if one.get("map") == "weights"] == [[{"key": 77, "value": 0x102}]]
 
 
-def test_an_instruction_outside_of_the_function_is_a_notice(app: str, tmp_path: Path) -> None:
-    path = build(COUNT + INSIDE.replace("PATH", app), tmp_path / "inside.bpf.o")
-    done = gpubpf_specs.run("gpurun", path, "--attach", f"on_turn=uprobe/{app}:turns+0x20", "--", app)
-    assert done.returncode == 7
-    assert (
-        "has 9 bytes of code in function turns in evt, so none at +0x20; program on_turn does not run there"
-        in done.stderr
-    )
-
-
 @pytest.mark.skipif(Path("/sys/bus/event_source/devices/kprobe").exists(), reason="this kernel has kprobes")
 def test_a_kernel_without_kprobes_is_one_line(app: str, tmp_path: Path) -> None:
     path = build(

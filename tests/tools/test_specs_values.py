@@ -104,6 +104,10 @@ def test_counts(app: Path, tmp_path: Path) -> None:
         "atomic:* (old > 3 * 100)": 27,
         "atomic:* (value < 0)": 122,  # least
         "atomic:* (isnan(old) || isinf(old))": 0,
+        "store:* (type == GPU_S8)": 128,  # small
+        "store:* (width == 16 && low >> 32 == 0x3f000000 && high & 0x7fffffff)": 128,  # 0.5f is the second element
+        "atomic:* (type == GPU_F32 && (effect & GPU_WRITES) && low == 0x3fc00000)": 128,  # total
+        "atomic:* (old_low == old && effect & GPU_RETURNS)": 128,
     }
     found = measured("gpucount", tmp_path / "out", app, *right)
     assert {one["spec"]: one["threads"] for one in found if one["type"] == "count"} == right

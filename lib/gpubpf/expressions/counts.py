@@ -83,6 +83,8 @@ class Counts:
             ):  # the filter lets nothing pass
                 continue
             for one in session.instances(f"counts_{number}"):
+                if not names.chosen(self._kernels[number], one.mangled):
+                    continue
                 place = (one.process, one.gpu, one.mangled, number)
                 made = Count(one.pid, one.comm, one.gpu, one.wave, spec, one.mangled, 0, 0)
                 sums = (int(one.array[name].sum()) for name in ("count", "threads"))
@@ -104,39 +106,46 @@ def passes(spec: Spec, values: Any) -> bool:
     return spec.filter is None or evaluate(spec.filter, values) != 0
 
 
-COLUMNS = ("pid", "comm", "gpu", "spec", "kernel", "count", "threads")
+COLUMNS = ("pid", "comm", "gpu", "spec", "kernel", "count", "threads", "mangled")
 
 
 def rows(counts: Iterable[Count]) -> Iterator[tuple[object, ...]]:
     """Yield the rows of the CSV table with COLUMNS."""
     for one in counts:
         kernel = names.demangle(one.mangled).short
-        yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads
+        yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads, one.mangled
 
 
 HEADING = (
     "COUNT: executions by warps; THREADS: the lanes in them",
     "(of kernel: launches; the threads of their grids)",
 )
+LONG = 32  # characters of a SPEC that get a line of their own
 
 
 def lines(counts: Sequence[Count], owners: OwnerColumns, full: bool) -> list[str]:
-    """Return the table for people. full: kernel names in full."""
+    """Return the table for people. full: kernel names in full.
+
+    Long SPECs stand above the table, and only their numbers in it."""
     if not counts:
         return ["nothing was counted"]
     owners.see(counts)
     labels = names.labels((one.mangled for one in counts), full=full)
+    specs = list(dict.fromkeys(one.spec.text for one in counts))
+    numbers: dict[str, str] = {}
+    if not full and max(map(len, specs)) > LONG:
+        numbers = {text: f"[{number}]" for number, text in enumerate(specs, 1)}
+    legend = [line for text, number in numbers.items() for line in table.wrap(f"{number} {text}")]
     cells = [
         owners.cells(one)
         | {
-            "SPEC": one.spec.text,
+            "SPEC": numbers.get(one.spec.text, one.spec.text),
             "KERNEL": labels[one.mangled],
             "COUNT": f"{one.count:,}",
             "THREADS": f"{one.threads:,}",
         }
         for one in counts
     ]
-    shown = table.within(
-        cells, left=("COMM", "SPEC", "KERNEL"), cut=() if full else ("SPEC", "KERNEL", "COMM")
-    )
-    return [*HEADING, "", *shown]
+    cut = () if full else ("KERNEL", "COMM", "SPEC")
+    shown = table.within(cells, left=("COMM", "SPEC", "KERNEL"), cut=cut)
+    return [*HEADING, *([""] if legend else []), *legend, "", *shown]

@@ -85,14 +85,22 @@ class Point:
         if self.of_launch:
             return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), texts=TEXTS[:1])
         constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
-        if "operands" in attachment.fields:
-            constants = {**OPERATIONS, **OF_TYPES} if "operation" in attachment.fields else OF_TYPES
-        fields = {name: type_ for name, type_ in attachment.fields.items() if name not in self.values}
+        known = attachment.fields
+        if "operands" in known:
+            constants = {**OPERATIONS, **OF_TYPES} if "operation" in known else OF_TYPES
+        elif self.values:
+            constants |= OF_TYPES
+            known = attachment.with_values().fields
+        fields = {name: type_ for name, type_ in known.items() if name not in self._without(known)}
         return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values)
+
+    def _without(self, known: Mapping[str, Type]) -> set[str]:
+        """Return the fields that expressions do not name: those that are values, and the old ones of what has none."""
+        return {*self.values, *(() if "old" in self.values else OLD)} & known.keys()
 
     def needs_values(self, used: set[str]) -> bool:
         """Return whether one of these names is known only with the values of the access."""
-        return bool(self.values) and not used.isdisjoint({*VALUES, *RETURNED})
+        return bool(self.values) and not used.isdisjoint({*VALUES, *RETURNED, *OF_VALUES})
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,8 @@ CONSTANTS: Mapping[str, int] = {
     "GPU_READS": READS,
     "GPU_WRITES": WRITES,
 }
+# Fields of accesses that are known only with their values; the last two only of atomics.
+OF_VALUES = ("type", "low", "high", *(OLD := ("old_low", "old_high")))
 RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where its values are known
 # What `operation` and `type` of instructions are compared with.
 OPERATIONS = {f"GPU_FLOAT_{name.upper()}": number for number, name in enumerate(FLOAT_OPERATIONS)}

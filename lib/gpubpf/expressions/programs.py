@@ -22,11 +22,8 @@ from gpubpf.expressions.c_text import ARITHMETIC, c_text
 from gpubpf.expressions.specs import Distribution, Spec, Trace
 from gpubpf.expressions.syntax import Node, names_of
 from gpubpf.expressions.values import FUNCTIONS
-from gpubpf.show.notices import note
 
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.program import BPF
 
 NOTHING = "    return 0;"
@@ -43,15 +40,6 @@ _CHOSEN = (
 def function_name(number: int) -> str:
     """Return the name of the program of a specification, by its number on the command line."""
     return f"on_{number}"
-
-
-def say_verdict(b: BPF, args: argparse.Namespace) -> None:
-    """Tell the user if the kernel's verifier did not judge the programs."""
-    if "kernel" not in b.verified_by:
-        note(
-            args.tool,
-            "the programs were checked by gpubpf's verifier alone; that of the Linux kernel requires root",
-        )
 
 
 def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]]) -> None:

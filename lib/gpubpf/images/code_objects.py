@@ -94,18 +94,23 @@ def refused(data: bytes, reason: str) -> Sidecar:
 
 
 def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list[GcnPlacement]:
-    """Return the placements for a kernel. Raises VerifyError if a program cannot be placed."""
-    found = []
+    """Return the placements for a kernel. Raises VerifyError if a program must not run in its waves, or if all are at points that
+    such kernels do not have."""
+    found, missing = [], ""
     for attachment in attachments:
-        if names.chosen(attachment.kernels, kernel.name) and attachment.kinds != ("async",):
-            if attachment.point not in POINTS:
-                raise VerifyError(f"kernels of AMD GPUs have no probes at {attachment.point} yet")
-            program = attachment.lowered(kernel.descriptor.wave)
-            found.append(
-                GcnPlacement(
-                    program, attachment.point, attachment.accumulate, attachment.kinds, attachment.spaces
-                )
+        if not names.chosen(attachment.kernels, kernel.name) or attachment.kinds == ("async",):
+            continue
+        if attachment.point not in POINTS:
+            missing = missing or attachment.point
+            continue
+        program = attachment.lowered(kernel.descriptor.wave)
+        found.append(
+            GcnPlacement(
+                program, attachment.point, attachment.accumulate, attachment.kinds, attachment.spaces
             )
+        )
+    if missing and not found:
+        raise VerifyError(f"kernels of AMD GPUs have no probes at {missing} yet")
     return found
 
 

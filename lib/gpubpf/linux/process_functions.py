@@ -58,16 +58,37 @@ def found(pid: int, probe: FunctionProbe) -> Iterator[FunctionPlace | str]:
         yield f"cannot be read ({error.strerror})"
         return
     try:
-        library = os.path.basename(mapped.path)
-        function = _function(file, probe.symbol)
-        if function is None:
-            yield f"has no function {probe.symbol} in {library}"
-        elif probe.offset and probe.offset >= function[1]:
-            yield f"has {function[1]:,} bytes of code in function {probe.symbol} in {library}, so none at +{probe.offset:#x}"
-        else:
-            yield FunctionPlace(f"/proc/self/fd/{file}", function[0] + probe.offset)
+        offset = _offset(file, os.path.basename(mapped.path), probe.symbol, probe.offset)
+        yield offset if isinstance(offset, str) else FunctionPlace(f"/proc/self/fd/{file}", offset)
     finally:
         os.close(file)
+
+
+def lacking(path: str, symbol: str, offset: int) -> str:
+    """Return what a path of this process lacks of an instruction in a function, as a sentence; "" if it lacks nothing.
+
+    The name of a library lacks nothing: only the traced process knows its file."""
+    if "/" not in path:
+        return ""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    try:
+        found = _offset(file, path, symbol, offset)
+        return f"it {found}" if isinstance(found, str) else ""
+    finally:
+        os.close(file)
+
+
+def _offset(file: int, library: str, symbol: str, offset: int) -> int | str:
+    """Return where an instruction of a function is in a file, or why it is not there, as the end of a sentence."""
+    function = _function(file, symbol)
+    if function is None:
+        return f"has no function {symbol} in {library}"
+    if offset and offset >= function[1]:
+        return f"has {function[1]:,} bytes of code in function {symbol} in {library}, so none at +{offset:#x}"
+    return function[0] + offset
 
 
 def _function(file: int, symbol: str) -> tuple[int, int] | None:

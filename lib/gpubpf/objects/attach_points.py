@@ -33,7 +33,10 @@ _HOST = {
     "uretprobe": ("function", True),
     "perf_event": ("perf_event", False),
 }
-SECTIONS = "kprobe/KERNEL, kretprobe/KERNEL, kprobe/__memcapture, tracepoint/, raw_tp/, uprobe/, uretprobe/ or perf_event/"
+SECTIONS = (
+    "kprobe/KERNEL, kretprobe/KERNEL, kprobe/__memcapture,"
+    " tracepoint/ or tp/, raw_tp/ or raw_tracepoint/, uprobe/, uretprobe/, perf_event/"
+)
 _FUNCTION = re.compile(r"([^+]+)(?:\+(0x[0-9a-fA-F]{1,8}|\d{1,8}))?")
 
 

@@ -21,7 +21,7 @@ from gpubpf.ebpf import compile, maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.errors import Error, ImageError, UsageError, VerifyError
-from gpubpf.linux import btf, kernel_events
+from gpubpf.linux import btf, kernel_events, process_functions
 from gpubpf.lower.programs import CompiledPrograms
 from gpubpf.objects import launch, map_kinds, settings
 from gpubpf.objects.attach_points import ALONE, ON_GPU, AttachPoint, attach_point
@@ -98,10 +98,11 @@ class LoadedObject:
         args.kernel = [launch.KERNEL]
         args.command = [sys.executable, launch.__file__, *map(str, extents)]
 
-    def attach(self, bpf: BPF, kernels: Iterable[str] = ()) -> None:
+    def attach(self, bpf: BPF, kernels: Iterable[str] = (), own_files: bool = False) -> None:
         """Attach all programs but those that run alone. kernels: for programs that name none, as globs.
 
-        Raises VerifyError, and Error if there are no others."""
+        own_files: the traced program is started here, so the paths of its functions are those of this process.
+        Raises VerifyError, and Error if there are no others, or if a file lacks the function that a program is to be at."""
         if not self.attached:
             raise Error(
                 f"all programs ({', '.join(self.places)}) are kernels of their own; run one with --run"
@@ -123,6 +124,8 @@ class LoadedObject:
             elif place.event == "perf_event":
                 bpf.attach_perf_event(place.target, name)
             elif place.event == "function":
+                if own_files and (lack := process_functions.lacking(place.path, place.target, place.offset)):
+                    raise Error(f"program {name}: {lack}; check section {place.section!r}")
                 bpf.attach_process_function(place.path, place.target, name, place.returns, place.offset)
 
 
@@ -212,8 +215,10 @@ def _with_record_sizes(program: Program) -> Program:
     return replace(program, maps=records.sized(replace(program, functions=using)).maps) if using else program
 
 
-def check_room(bpf: BPF, memory: int) -> None:
-    """Raise Error if a map needs more than `memory` bytes on the GPU, or more host memory than any measurement needs."""
+def check_room(path: str, bpf: BPF, memory: int) -> None:
+    """Raise Error if a map needs more than `memory` bytes on the GPU, or more host memory than any measurement needs.
+
+    path: of the object, for the message."""
     left = memory
     for one in bpf.definitions():
         size = maps.storage_size(one, 1)
@@ -221,11 +226,13 @@ def check_room(bpf: BPF, memory: int) -> None:
             left -= size
         if left < 0:
             raise Error(
-                f"map {one.name} of {size:,} bytes does not fit into {memory:,} bytes of GPU memory; make it smaller,"
+                f"{path}: map {one.name} of {size:,} bytes does not fit into {memory:,} bytes of GPU memory; make it smaller,"
                 " or raise --map-memory"
             )
         if size > _LARGEST_HOST_MAP:
-            raise Error(f"map {one.name} has {size:,} bytes (at most {_LARGEST_HOST_MAP:,}); make it smaller")
+            raise Error(
+                f"{path}: map {one.name} has {size:,} bytes (at most {_LARGEST_HOST_MAP:,}); make it smaller"
+            )
 
 
 def _check_helpers(functions: Iterable[BpfFunction]) -> None:

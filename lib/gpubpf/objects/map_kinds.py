@@ -43,7 +43,9 @@ def definition(one: ObjectMap, types: Types, record_size: int) -> MapDefinition:
     if made.kind == "ringbuf":
         return replace(made, value_size=record_size, value_type=None) if record_size else made
     if not one.max_entries:
-        raise ImageError(f"map {one.name} has no max_entries; declare them with __uint(max_entries, N)")
+        raise ImageError(
+            f"map {one.name} has a max_entries of 0, or none; declare them with __uint(max_entries, N)"
+        )
     if made.kind != "hash" and made.key_size != 4:
         raise ImageError(
             f"map {one.name} is an array, but its key has {made.key_size} bytes; use a key of 4 bytes"

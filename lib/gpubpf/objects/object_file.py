@@ -22,6 +22,7 @@ from gpubpf.errors import ImageError
 LARGEST = 64 << 20  # bytes of a file
 MOST_PROGRAMS = 1024
 _EM_BPF, _ET_REL = 247, 1
+_BIG_ENDIAN = b"\x7fELF\x02\x02"
 _PROGBITS, _NOBITS, _REL = 1, 8, 9  # types of sections
 _STT_SECTION = 3
 _LOCAL = 0  # STB_LOCAL
@@ -88,6 +89,10 @@ class ObjectFile:
     def __init__(self, data: bytes) -> None:
         if len(data) > LARGEST:
             raise ImageError(f"it has more than {LARGEST >> 20} MB; name an eBPF object")
+        if data.startswith(_BIG_ENDIAN):
+            raise ImageError(
+                "it is big-endian; compile it with clang -target bpf, which takes the order of this machine"
+            )
         self._elf = elf.of_bytes(data)
         if self._elf.machine != _EM_BPF:
             raise ImageError(

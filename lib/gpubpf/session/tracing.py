@@ -41,10 +41,13 @@ CUPTI_STAND_IN = (
 
 @dataclass(frozen=True)
 class ForAmd:
-    """What a measurement needs for AMD GPUs: a function that returns the attachments, and the maps of their programs."""
+    """What a measurement needs for AMD GPUs: a function that returns the attachments, and the maps of their programs.
+
+    notice: what the user is told once kernels for AMD GPUs are instrumented; "": nothing."""
 
     attachments: Callable[[], Sequence[AmdAttachment]]
     definitions: Sequence[MapDefinition]
+    notice: str = ""
 
 
 def trace(
@@ -69,7 +72,12 @@ def trace(
     amd: the attachments and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
     """
     lowered = functools.cache(attachments)
-    for_amd = functools.cache(amd.attachments if amd else (lambda: ()))
+
+    @functools.cache
+    def for_amd() -> Sequence[AmdAttachment]:
+        if amd and amd.notice:
+            note(amd.notice)
+        return amd.attachments() if amd else ()
 
     def attached(pid: int, comm: str, ts_ns: int) -> None:
         note(f"attached to {pid} ({comm})")

@@ -160,7 +160,8 @@ def test_a_record_has_the_type_once_if_a_float_is_shown() -> None:
         ("store:* (isnan)", "store has no 'isnan'"),
         ("store:* (value > 1.5)", "1.5 is a floating-point number; store has only integers"),
         ("store:* (GPU_RETURNS)", "store has no 'GPU_RETURNS'"),
-        ("store:* (type)", "store has no 'type'"),
+        ("store:* (old_low)", "store has no 'old_low'"),
+        ("access:* (type)", "access has no 'type'"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

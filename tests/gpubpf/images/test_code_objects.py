@@ -53,9 +53,12 @@ def test_a_sidecar_and_the_cache(
 def test_points_that_these_kernels_lack_are_refused_by_name(
     tmp_path: Path, attachment: AmdAttachment, point: str
 ) -> None:
-    made = instrument(built(tmp_path, "s_nop 3"), [attachment, dataclasses.replace(attachment, point=point)])
-    assert not made.kernels
-    assert made.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}
+    data, lacking = built(tmp_path, "s_nop 3"), dataclasses.replace(attachment, point=point)
+    alone = instrument(data, [lacking])
+    assert not alone.kernels
+    assert alone.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}
+    beside = instrument(data, [lacking, attachment])
+    assert [kernel.name for kernel in beside.kernels] == ["one"] and not beside.refusals
 
 
 def test_arguments_that_these_kernels_lack_are_refused_by_name(tmp_path: Path) -> None:
