@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         case 'S': {
             agent.config.maps.resize(4);
-            std::shared_ptr<const Answer> answer = parse_answer(reader, file);
+            std::shared_ptr<const Answer> answer = parse_answer(reader, file, agent.config.maps);
             if (answer && answer->image.size() > 4097) abort();
             break;
         }
