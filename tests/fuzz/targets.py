@@ -30,7 +30,7 @@ from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import bytecode, maps
 from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, BpfFunction, Program
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
-from gpubpf.gcn import access, comgr, kernel_code
+from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
@@ -333,6 +333,7 @@ def hip_code(data: bytes) -> None:
         code_objects.instrument(one, ())
         with contextlib.suppress(Error):
             code = CodeObject(one)
+            arguments.places(code)
             disassembler = comgr.Comgr(code.isa)
             for kernel in code.kernels[:4]:
                 with contextlib.suppress(Refusal):

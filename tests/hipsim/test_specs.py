@@ -62,6 +62,18 @@ def test_values_and_events(tmp_path: Path) -> None:
     assert (event["block"], event["thread"], event["text"]) == ([3, 0, 0], [231, 0, 0], "39 3 vectorAdd")
 
 
+@pytest.mark.parametrize("gpu", LANES)
+def test_arguments_of_kernels(tmp_path: Path, gpu: str) -> None:
+    names = ", ".join(["args", *(f"arg{n}" for n in range(11))])
+    spec = f'entry:* (lane == 0 && block == 0) "{" ".join(["%x"] * 12)}", {names}'
+    records, done = measured("gputrace", tmp_path / "out", spec, "--", program("arguments", gpu=gpu))
+    assert done.returncode == 0, done.stderr
+    texts = {(one["kernel"], one["text"]) for one in records if one["type"] == "event"}
+    pointer = done.stdout.strip().removeprefix("0x")
+    given = f"{pointer} 64 3ff8000000000000 fd 200000007 fffe 30201 3e800000 ffffffffffffffff 1"
+    assert texts == {("many", f"a {given} 0"), ("none", " ".join(["0"] * 12))}
+
+
 @pytest.mark.parametrize("spec", ["branch:*", "func:*", "store:* (isnan(value))"])
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
     point = {"b": "branch", "f": "function_entry", "s": "value"}[spec[0]]

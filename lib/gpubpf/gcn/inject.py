@@ -15,17 +15,19 @@ The launch block follows the kernel's arguments: whoever launches the kernel pas
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
+from gpubpf.gcn import arguments
 from gpubpf.gcn.added import PAGE, Added, append, hide_variables
-from gpubpf.gcn.code_object import CodeObject
+from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inner_sites import InnerProbes
 from gpubpf.gcn.kernel_code import read
-from gpubpf.gcn.kernel_writer import InjectedGcnKernel, KernelWriter, PlacedProbe
+from gpubpf.gcn.kernel_writer import InjectedGcnKernel, KernelWriter, PlacedProbe, block_offset
 from gpubpf.gcn.start import KEPT
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
@@ -70,6 +72,7 @@ def inject(
     image = bytearray(code.data)
     made: dict[str, InjectedGcnKernel] = {}
     refusals: dict[str, str] = {}
+    places = functools.cache(functools.partial(arguments.places, code))
     known: dict[
         tuple[tuple[object, ...], ...],
         tuple[Mapping[tuple[str, ...], PlacedProbe], LaunchBlock, InnerProbes],
@@ -86,14 +89,23 @@ def inject(
                 raise Refusal("its arguments are preloaded into registers")
             body = read(code, comgr, kernel)
             kinds = tuple(dict.fromkeys(p.accumulate for p in placements if p.accumulate))
-            key = tuple(
-                (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces)
-                for p in placements
+            asked = any(p.program.reads_arguments for p in placements)
+            passed = _from_block(kernel, places().get(kernel.name)) if asked else ()
+            key = (
+                passed,
+                *(
+                    (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces)
+                    for p in placements
+                ),
             )
             if key not in known:
                 block = launch_block([placement.program for placement in placements])
                 inside = InnerProbes(placements, block, code.gpu)
-                known[key] = _placed(code, comgr, placements, kinds, block, added), block, inside
+                known[key] = (
+                    _placed(code, comgr, placements, kinds, block, added, passed),
+                    block,
+                    inside,
+                )
             mark = len(added.content)
             writer = KernelWriter(code, comgr, kernel, body, kinds, added, virtual, *known[key])
             made[kernel.name], changes = writer.write()
@@ -108,6 +120,15 @@ def inject(
     return GcnInjected(bytes(image), made, refusals)
 
 
+def _from_block(
+    kernel: GcnKernel, places: Sequence[arguments.ArgumentPlace] | None
+) -> tuple[tuple[int, int], ...]:
+    """Return the arguments of a kernel as (offset from its launch block, size). Raises Refusal if they are unknown or impossible."""
+    if places is None or any(at + size > kernel.descriptor.kernarg_bytes for at, size in places):
+        raise Refusal("its metadata does not say what arguments it has")
+    return tuple((at - block_offset(kernel), size) for at, size in places)
+
+
 def _placed(
     code: CodeObject,
     comgr: Comgr,
@@ -115,6 +136,7 @@ def _placed(
     kinds: Sequence[str],
     block: LaunchBlock,
     added: Added,
+    passed: Sequence[tuple[int, int]],
 ) -> dict[tuple[str, ...], PlacedProbe]:
     """Add the probes that run where waves begin and end. Return them by their points. Raises VerifyError if one cannot be compiled."""
     found: dict[tuple[str, ...], PlacedProbe] = {}
@@ -129,7 +151,7 @@ def _placed(
         returns = not at_exit or bool(given)
         sites = [used.index(p.point) for p in chosen]
         probe = amdgcn.compile_probe(
-            [p.program for p in chosen], block, code.gpu, counters, returns, bool(given), sites
+            [p.program for p in chosen], block, code.gpu, counters, returns, bool(given), sites, passed
         )
         back = comgr.assemble("s_setpc_b64 s[0:1]") if returns else b""
         vgprs = max(probe.vgprs, KEPT - 1) if returns else probe.vgprs  # v0 to v2 hold the work-item indices

@@ -92,6 +92,11 @@ class PlacedProbe:
 NONE = PlacedProbe(0, 0, 0)
 
 
+def block_offset(kernel: GcnKernel) -> int:
+    """Return where the launch block is in the kernarg segment of the copy: behind the arguments."""
+    return align(kernel.descriptor.kernarg_bytes, 8)
+
+
 class KernelWriter:
     """Writes the prologue, the copy and the sites of a kernel. Raises Refusal if there are too few registers."""
 
@@ -104,7 +109,7 @@ class KernelWriter:
         self._start, self._wave = Start.of(kernel, packed=code.gpu == "gfx90a"), kernel.descriptor.wave
         self._entry = probes.get(amdgcn.AT_ENTRY, NONE)
         self._exit = probes.get(amdgcn.AT_EXIT, NONE)
-        self._block_offset = align(kernel.descriptor.kernarg_bytes, 8)
+        self._block_offset = block_offset(kernel)
         self._begins = self._places([kernel.begin], self._entry, 0)
         self._exits = self._places(self._ways_out(), self._exit, len(self._begins))
         first = len(self._begins) + len(self._exits)

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gpubpf import elf
-from gpubpf.ebpf.bytecode import SPACES, Program
+from gpubpf.ebpf.bytecode import ARGUMENTS, SPACES, Program
 from gpubpf.ebpf.helpers import HELPERS, number_of
 from gpubpf.errors import VerifyError
 from gpubpf.lower import ir
@@ -233,6 +233,11 @@ class WaveProgram:
         )
 
     @property
+    def reads_arguments(self) -> bool:
+        """Whether it reads the arguments of the kernel that it is in."""
+        return any(one.kind == "context" and one.field in ("args", *ARGUMENTS) for one in self.arguments)
+
+    @property
     def times(self) -> tuple[str, ...]:
         """Which of `TIMES` a site at the exit needs: those that it is given, or one to know which lanes leave together."""
         kinds = {(argument.kind, argument.field) for argument in self.arguments}
@@ -282,16 +287,18 @@ def compile_probe(
     returns: bool = False,
     timed: bool = False,
     sites: Sequence[int] = (),
+    arguments: Sequence[tuple[int, int]] = (),
 ) -> Probe:
     """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
     counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
     with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns. sites: for each
-    program, what is added to the number of the site that the place sets.
+    program, what is added to the number of the site that the place sets. arguments: of the kernel, as (offset from the launch block,
+    size), both in bytes.
     """
     given = counters or [None] * len(programs)
     each = [_Called(*one) for one in zip(programs, given, sites or [0] * len(programs), strict=True)]
-    return _compile(_entry(each, block, gpu, returns, timed), programs, gpu)
+    return _compile(_entry(each, block, gpu, returns, timed, arguments), programs, gpu)
 
 
 def compile_access_probe(
@@ -378,7 +385,14 @@ class _Called(NamedTuple):
     space: str | None = None
 
 
-def _entry(programs: Sequence[_Called], block: LaunchBlock, gpu: str, returns: bool, timed: bool) -> str:
+def _entry(
+    programs: Sequence[_Called],
+    block: LaunchBlock,
+    gpu: str,
+    returns: bool,
+    timed: bool,
+    arguments: Sequence[tuple[int, int]],
+) -> str:
     """Return the function that reads what the programs are given and calls them in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
     result, end = "void", ["  ret void"]
@@ -398,7 +412,7 @@ def _entry(programs: Sequence[_Called], block: LaunchBlock, gpu: str, returns: b
     given += [f"i32 %work{n}" for n in range(1 + max(counters, default=-1))]
     lines, declared = [], []
     for number, one in enumerate(programs):
-        more, declaration = _call(number, one, block, gpu, timed)
+        more, declaration = _call(number, one, block, gpu, timed, arguments)
         lines += more
         declared.append(declaration)
     return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", lines + end)
@@ -492,7 +506,14 @@ def _fact(name: str, first: int, bits: int) -> list[str]:
     ]
 
 
-def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: bool) -> tuple[list[str], str]:
+def _call(
+    number: int,
+    called: _Called,
+    block: LaunchBlock,
+    gpu: str,
+    timed: bool,
+    arguments: Sequence[tuple[int, int]] = (),
+) -> tuple[list[str], str]:
     """Return the LLVM IR that calls the program with this number, and its declaration."""
     program, counter = called.program, called.counter
     family = 0 if gpu.startswith("gfx9") else 1
@@ -518,6 +539,11 @@ def _call(number: int, called: _Called, block: LaunchBlock, gpu: str, timed: boo
         elif argument.kind == "context" and argument.field == "active":
             more, value = _active(argument, name, program.wave)
             lines += more
+        elif argument.kind == "context" and argument.field == "args":
+            value = str(len(arguments))
+        elif argument.kind == "context" and argument.field in ARGUMENTS:
+            more, value = _argument(argument, arguments, name)
+            lines += more
         elif argument.kind == "context" and argument.field in _OF_ACCESS:
             value = _of_access(argument, called.space)
         elif argument.kind == "context" and argument.field == "site" and called.site:
@@ -540,6 +566,16 @@ def _of_access(argument: Argument, space: str | None) -> str:
     if argument.field == "address":
         return "%address" if space == "global" else "%address.short"
     return str(SPACES.index(space)) if argument.field == "space" else f"%{argument.field}"
+
+
+def _argument(argument: Argument, places: Sequence[tuple[int, int]], name: str) -> tuple[list[str], str]:
+    """Return the LLVM IR that loads the first bytes of an argument of the kernel, and its value: 0 if there is no such argument."""
+    position = ARGUMENTS.index(argument.field)
+    if position >= len(places):
+        return [], "0"
+    offset, size = places[position]
+    bits = 64 if argument.type == "b64" else 32
+    return _load(name, offset, min(size, bits // 8), bits)
 
 
 def _active(argument: Argument, name: str, wave: int) -> tuple[list[str], str]:
@@ -630,11 +666,16 @@ def _load(name: str, offset: int, width: int, bits: int) -> tuple[list[str], str
     lines = [
         f"  %{name}.at = add i64 %block, {offset}",
         f"  %{name}.there = inttoptr i64 %{name}.at to ptr addrspace(4)",
-        f"  %{name} = load {narrow}, ptr addrspace(4) %{name}.there, align {min(width, 4)}, !invariant.load !1",
+        f"  %{name} = load {narrow}, ptr addrspace(4) %{name}.there, align {_alignment(offset, width)}, !invariant.load !1",
     ]
     if 8 * width == bits:
         return lines, f"%{name}"
     return [*lines, f"  %{name}.wide = zext {narrow} %{name} to i{bits}"], f"%{name}.wide"
+
+
+def _alignment(offset: int, width: int) -> int:
+    """Return how the bytes at an offset from the launch block, which is at a multiple of 8, are aligned."""
+    return min(offset & -offset or 4, width & -width, 4)
 
 
 def _first_thread(block: LaunchBlock, name: str) -> tuple[list[str], str]:
