@@ -13,12 +13,29 @@ from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinitio
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
-from gpubpf.verify.registers import AbstractMachine
+from gpubpf.verify.registers import SELDOM, AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
 _CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
 # The program ends here, or begins again.
-_ENDING = frozenset(map(number_of, ("bpf_cuda_exit", "gpu_seldom")))
+_ENDING = frozenset((number_of("bpf_cuda_exit"), SELDOM))
+# These change memory that others see. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
+_EFFECTS = frozenset(
+    map(
+        number_of,
+        (
+            *(
+                "bpf_map_update_elem",
+                "bpf_map_delete_elem",
+                "bpf_trace_printk",
+                "bpf_trace_vprintk",
+                "gpu_puts",
+            ),
+            *("bpf_perf_event_output", "bpf_ringbuf_output", "bpf_ringbuf_reserve", "bpf_ringbuf_submit"),
+            *("bpf_ringbuf_discard", "gpu_max"),
+        ),
+    )
+)
 MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
 # These are checked before the other arguments, which depend on them.
 _FIRST = (
@@ -63,6 +80,13 @@ class HelperCall:
                     f"calls {self.name} while the record reserved in {held} is held",
                     "submit or discard it before",
                 )
+        if self.number == SELDOM and state.effect is not None:
+            raise self.reject(
+                f"calls {self.name} after instruction {state.effect} changed memory, and may begin again here",
+                f"call {self.name} before",
+            )
+        if self.number in _EFFECTS:
+            self.machine.note_effect(state)
         place = (state.chain, state.pc)
         name = self.map.name if self.map else ""
         call = CheckedCall(self.number, name, self.pointers, self.size, self.flags, self.text, self.numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
+from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import Range, constant, truncate, within
@@ -19,6 +20,8 @@ from gpubpf.verify.values import (
     signed64,
     value_alignment,
 )
+
+SELDOM = number_of("gpu_seldom")
 
 
 class DiffersByPath(VerifyError):
@@ -42,6 +45,10 @@ class AbstractMachine:
         self.calls: dict[CodePlace, CheckedCall] = {}
         self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
+        # Whether the program may begin again at one of its instructions. What precedes that must have no effects.
+        self.begins_again = any(
+            i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == SELDOM for i in function.instructions
+        )
         self.sizing = False  # whether ring buffers may have no record size yet
         self._ids = 0
 
@@ -98,7 +105,14 @@ class AbstractMachine:
         else:
             access = self._value(pc, base, where, size, write)
         self._note_access(state, access)
+        if write and access.kind == "memory":
+            self.note_effect(state)
         return where
+
+    def note_effect(self, state: State) -> None:
+        """Take note that this instruction changes memory that others see, if the program may begin again (`gpu_seldom`)."""
+        if self.begins_again and state.effect is None:
+            state.effect = state.pc
 
     def _note_access(self, state: State, access: CheckedAccess) -> None:
         place = (state.chain, state.pc)

@@ -264,6 +264,8 @@ class _Checker(AbstractMachine):
         """
         if len(old.stacks) != len(new.stacks) or len(old.held) != len(new.held):
             return False
+        if old.effect is None and new.effect is not None:
+            return False
         live = self.live[old.pc]
         ids: dict[int, object] = {}
         for number in _COMPARED:

@@ -104,7 +104,7 @@ class Checkpoint:
 class State:
     """Everything that is known at one place on one path."""
 
-    __slots__ = ("chain", "held", "mark", "pc", "registers", "returns", "stacks", "written")
+    __slots__ = ("chain", "effect", "held", "mark", "pc", "registers", "returns", "stacks", "written")
 
     def __init__(self) -> None:
         self.pc = 0
@@ -113,6 +113,9 @@ class State:
         self.chain: Chain = ()
         self.returns: list[tuple[Value | None, ...]] = []  # the callers' r6 to r9
         self.held: dict[int, tuple[str, int]] = {}  # records reserved: map and instruction, by id
+        self.effect: int | None = (
+            None  # the instruction that wrote to memory first, where a program may begin again
+        )
         self.mark: Checkpoint | None = None
         self.written = 0  # the bytes of the stacks that were written since `mark`
 
@@ -123,6 +126,7 @@ class State:
         other.stacks = [dict(stack) for stack in self.stacks]
         other.returns = list(self.returns)
         other.held = dict(self.held)
+        other.effect = self.effect
         return other
 
     def reads(self, bytes_: int) -> None:

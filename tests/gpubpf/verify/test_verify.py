@@ -127,6 +127,18 @@ BAD = {
         "e[0] = 1; e[1] = 2;\nevents.ringbuf_submit(e, 0);",
         "calls gpu_seldom while the record reserved in events is held",
     ),
+    "a mark behind a store": (
+        "int key = 0;\nstruct tally *mine = tallies.lookup(&key);\nif (mine) mine->runs = 1;\ngpu_seldom(); /*!*/",
+        "and may begin again here; call gpu_seldom before",
+    ),
+    "a mark behind an effect of one path": (
+        "u64 key = 0;\nif (gpu_clock() & 1) seen.increment(key, 1);\ngpu_seldom(); /*!*/",
+        "and may begin again here; call gpu_seldom before",
+    ),
+    "a mark in a loop with effects": (
+        "u64 key = 0;\nfor (u32 i = 0; i < 4; i++) {\nif (i == gpu_lane()) gpu_seldom(); /*!*/\nseen.increment(key, 1);\n}",
+        "and may begin again here; call gpu_seldom before",
+    ),
     "an exit of a thread that leaves": (
         "bpf_cuda_exit(); /*!*/",
         "does not work at this point; call it in a program with a struct gpu_entry",
