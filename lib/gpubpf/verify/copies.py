@@ -38,7 +38,7 @@ def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | 
     ways = [at for at, i in enumerate(code) if jumps(i) and target_of(at, i) == start]
     if not start or _leaves(code[start - 1]):  # nothing falls into the block: the first jump keeps it
         ways = ways[1:]
-    if not ways or any(_is_collective(i) for i in block):
+    if not ways or any(_is_collective(code, at) for at in range(start, pc + 1)):
         return None
 
     then = pc + 1
@@ -72,9 +72,31 @@ def _leaves(i: Instruction) -> bool:
     return i.opcode in (b.JMP | b.JA, b.JMP32 | b.JA, b.JMP | b.EXIT)
 
 
-def _is_collective(i: Instruction) -> bool:
-    helper = HELPERS.get(i.imm) if i.opcode == b.JMP | b.CALL and i.src == 0 else None
-    return helper is not None and helper.device is not None and helper.device.lowering in _TOGETHER
+def _is_collective(code: Sequence[Instruction], at: int) -> bool:
+    """Return whether lanes work together in an instruction: a helper, or a function of the program that may call one."""
+    i = code[at]
+    if i.opcode != b.JMP | b.CALL:
+        return False
+    if i.src == 0:
+        helper = HELPERS.get(i.imm)
+        return helper is not None and helper.device is not None and helper.device.lowering in _TOGETHER
+    return any(_is_collective(code, pc) for pc in _function(code, at + 1 + i.imm) if code[pc].src == 0)
+
+
+def _function(code: Sequence[Instruction], begin: int) -> set[int]:
+    """Return all instructions of a function, and of those that it calls."""
+    found: set[int] = set()
+    to_do = [begin]
+    while to_do:
+        at = to_do.pop()
+        if at in found or not 0 <= at < len(code):
+            continue
+        found.add(at)
+        if (target := _target(at, code[at])) is not None:
+            to_do.append(target)
+        if not _leaves(code[at]):
+            to_do.append(at + 1)
+    return found
 
 
 def _target(at: int, i: Instruction) -> int | None:

@@ -20,6 +20,7 @@ from gpubpf_asm import (
     Native,
     alu,
     call,
+    call_program,
     ja,
     jump,
     load,
@@ -68,6 +69,16 @@ def test_lanes_that_work_together_are_not_separated():
     kept, back = map(mov, (6, 7, 8, 9), (1, 2, 3, 4)), map(mov, (1, 2, 3, 4), (6, 7, 8, 9))
     with pytest.raises(VerifyError, match="different maps, sizes or texts on different paths"):
         run(merged([*kept, call(COLLECTIVE), *back]), 0)
+
+
+def test_lanes_that_work_together_in_a_function_are_not_separated():
+    """The end of `merged`, with a call of a function between, which calls another one."""
+    kept, back = [mov(5 + n, n) for n in (1, 2, 3, 4)], [mov(n, 5 + n) for n in (1, 2, 3, 4)]
+    for helper, together in ((COLLECTIVE, True), (number_of("gpu_clock"), False)):
+        between = [*kept, call_program(len(back) + 1 + len(END)), *back]
+        code = [*merged(between), movi(0, 0), call_program(len(END)), *END, call(helper), *END]
+        update = max(n for n, i in enumerate(code) if i == call(2))
+        assert (separate(code, update) is None) is together
 
 
 def test_what_differs_only_on_the_way_to_another_block_stays_rejected():
