@@ -211,3 +211,51 @@ def test_values_cost_nothing_where_none_is_used(spec: str) -> None:
     assert "struct gpu_access *ctx" in plain and "gpu_element" not in plain
     used = gpubpf_specs.run(tool, "--ebpf", *kind, spec.replace("width", "value")).stdout
     assert "struct gpu_value *ctx" in used and "gpu_access" not in used and "ctx_high" not in used
+
+
+HALVES = r"""
+#include <cmath>
+#include <cstdio>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+__global__ void halves(__nv_bfloat16 *a, __half *h, __nv_bfloat162 *pairs, float *f, unsigned short *s) {
+    int i = threadIdx.x;
+    a[i] = __float2bfloat16(f[i]);            // bf16
+    h[i] = __float2half(f[i] * 2);            // half
+    pairs[i] = pairs[i] + pairs[i + 1];       // pairs
+    s[i] = s[i] + 0x7e01;                     // integers
+    f[i] = __bfloat162float(a[i ^ 1]);
+}
+int main() {
+    char *memory;
+    float in[32];
+    for (int i = 0; i < 32; i++) in[i] = i == 5 ? INFINITY : i == 6 ? NAN : i + 0.5f;
+    cudaMalloc(&memory, 8192);
+    cudaMemset(memory, 0, 8192);
+    cudaMemcpy(memory + 4096, in, sizeof in, cudaMemcpyHostToDevice);
+    halves<<<1, 32>>>((__nv_bfloat16 *)memory, (__half *)(memory + 1024), (__nv_bfloat162 *)(memory + 2048),
+                      (float *)(memory + 4096), (unsigned short *)(memory + 6144));
+    puts(cudaDeviceSynchronize() ? "wrong" : "right");
+}
+"""
+
+
+def test_halves_that_are_stored_as_integers(tmp_path: Path) -> None:
+    """nvcc stores all of them as u16 or u32: what computes them shows what they are. (Below sm_80, it computes bf16 with integers.)"""
+    app = gpubpf_cuda.build(HALVES, tmp_path / "halves", "-lineinfo", "-arch=sm_80")
+    spec = 'store:*:global (lane > 3 && lane < 7) "%g %u%u %s", value, isnan(value), isinf(value), source'
+    found: dict[str, set[str]] = {}
+    for event in measured("gputrace", tmp_path / "out", app, spec):
+        if event["type"] == "event":
+            text, _, source = event["text"].rpartition(" ")
+            found.setdefault(
+                HALVES.split("\n")[int(source.partition(":")[2]) - 1].rpartition("// ")[2], set()
+            ).add(text)
+    assert found["bf16"] == {"4.5 00", "inf 01", "nan 10"}
+    assert found["half"] == {"9 00", "inf 01", "nan 10"}
+    assert found["pairs"] == {"0 00"} and found["integers"] == {"32257 00"}
+    kinds = {
+        f"store:* (type == GPU_{kind})": count for kind, count in {"BF16": 64, "F16": 32, "U16": 32}.items()
+    }
+    counted = measured("gpucount", tmp_path / "counts", app, *kinds)
+    assert {one["spec"]: one["threads"] for one in counted if one["type"] == "count"} == kinds

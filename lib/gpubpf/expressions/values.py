@@ -1,8 +1,7 @@
 """The values of loads, stores, atomics and instructions: what expressions may name, its C text, and numbers on the host.
 
-eBPF has no floating point, so a program looks at bits. Compilers also load and store floating-point numbers as bits (Triton all, nvcc
-`half` as u16), so b16, u16, b32 and b64 are taken for the floating-point types of their sizes. Other integers never are: many of them
-would look like NaN.
+eBPF has no floating point, so a program looks at bits. Where nobody knows what bits are (b16, b32, b64), they are taken for the
+floating-point types of their sizes. Integers never are: many of them would look like NaN.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ FUNCTIONS = """
 #define GPU_TYPE(_name) (1ull << GPU_##_name)
 #define GPU_TYPES_SIGNED (GPU_TYPE(S8) | GPU_TYPE(S16) | GPU_TYPE(S32) | GPU_TYPE(S64))
 #define GPU_TYPES_8 (GPU_TYPE(B8) | GPU_TYPE(U8) | GPU_TYPE(S8))
-#define GPU_TYPES_F16 (GPU_TYPE(B16) | GPU_TYPE(U16) | GPU_TYPE(F16))
+#define GPU_TYPES_F16 (GPU_TYPE(B16) | GPU_TYPE(F16))
 #define GPU_TYPES_F32 (GPU_TYPE(B32) | GPU_TYPE(F32))
 #define GPU_TYPES_F64 (GPU_TYPE(B64) | GPU_TYPE(F64))
-#define GPU_TYPES_16 (GPU_TYPES_F16 | GPU_TYPE(BF16) | GPU_TYPE(S16))
+#define GPU_TYPES_16 (GPU_TYPES_F16 | GPU_TYPE(BF16) | GPU_TYPE(U16) | GPU_TYPE(S16))
 #define GPU_TYPES_32 (GPU_TYPES_F32 | GPU_TYPE(U32) | GPU_TYPE(S32))
 
 /* All bits if the type is one of these, otherwise none. */
@@ -88,14 +87,14 @@ static inline u64 gpu_isinf(u64 type, u64 low, u64 high) {
     return (u64)((gpu_not_infinite(low, signs, infinities) & gpu_not_infinite(high, signs, infinities)) != signs);
 }
 """
-_AS_FLOATS = {"b16": "f16", "u16": "f16", "b32": "f32", "b64": "f64"}
+_AS_FLOATS = {"b16": "f16", "b32": "f32", "b64": "f64"}
 _FORMS = {"f16": ("<H", "<e"), "bf16": ("<I", "<f"), "f32": ("<I", "<f"), "f64": ("<Q", "<d")}
 
 
 def as_float(element: int, number: int) -> float:
     """Return a first element as a floating-point number. number: of its type, in TYPES.
 
-    b16, u16, b32 and b64 are read as the floating-point types of their sizes, other integers as their values."""
+    b16, b32 and b64 are read as the floating-point types of their sizes, other integers as their values."""
     kind = TYPES[number] if number < len(TYPES) else ""  # the traced program can write to the ring
     kind = _AS_FLOATS.get(kind, kind)
     if kind not in _FORMS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
@@ -38,6 +38,7 @@ from .module import (
     Vector,
     type_size,
 )
+from .number_types import INTEGER, number_types
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, effect, in_rows, shard_register, wants
@@ -454,8 +455,9 @@ class Body:
         # If the kernel does not use the result of an atomic, ptxas makes a reduction of it, which reading the result would prevent.
         old = [o for o in found.read if access.kind == "atomic" and isinstance(o, Name) and o.name != "_"]
         returns = RETURNS if any(self.mentions[o.name] > 1 for o in old) else 0
-        site = self._access_site("value", index, access, returns, found.type)
-        context = {"type": str(TYPES.index(found.type)), "effect": str(effect(access) | returns)}
+        type_ = self._value_type(found)
+        site = self._access_site("value", index, access, returns, type_)
+        context = {"type": str(TYPES.index(type_)), "effect": str(effect(access) | returns)}
         before: list[str] = []
         inside: list[str] = []  # in the scope of the programs
         for registers, elements, lines in (
@@ -564,6 +566,26 @@ class Body:
         """Declare an added register for the whole function and return it."""
         self.added_registers[register] = kind
         return register
+
+    @functools.cached_property
+    def number_types(self) -> Mapping[str, str]:
+        """What numbers registers hold that the PTX loads and stores as bits."""
+        return number_types(self.flow.body)
+
+    def _value_type(self, found: Operands) -> str:
+        """Return the type of an element: what other instructions make of the registers, if the access itself knows only bits.
+
+        That is so with u16, too. If nobody knows more, it is b16."""
+        if found.type not in ("b16", "u16", "b32", "u32"):
+            return found.type
+        registers = [o.name for o in (*found.given, *found.read) if isinstance(o, Name) and o.name != "_"]
+        types = {self.number_types.get(name, "") for name in registers}
+        type_ = types.pop() if len(types) == 1 else ""
+        if type_ == INTEGER:
+            return f"u{8 * found.size}"
+        if type_ and type_size(type_) <= found.size:
+            return type_
+        return "b16" if found.type == "u16" else found.type
 
     @functools.cached_property
     def mentions(self) -> Counter[str]:

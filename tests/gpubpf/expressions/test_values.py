@@ -19,7 +19,7 @@ from gpubpf.expressions.syntax import names_of
 from gpubpf.expressions.values import FUNCTIONS, as_float
 
 # How struct reads an element as a floating-point number; bf16 is the upper half of an f32. Other types are none.
-FORMS = {"b16": "e", "u16": "e", "f16": "e", "b32": "f", "f32": "f", "b64": "d", "f64": "d"}
+FORMS = {"b16": "e", "f16": "e", "b32": "f", "f32": "f", "b64": "d", "f64": "d"}
 KINDS = [kind for kind in TYPES if kind != "pred"]
 NAMES = ("value", "isnan(value)", "isinf(value)")
 

@@ -254,7 +254,7 @@ def _expected(address: int, table: int) -> dict[str, tuple[str, dict[int, tuple[
     return {
         "words": ("u32", all_(lambda t: (first(t)[0],))),
         "last byte": ("s8", all_(lambda t: (first(t)[0] >> 24,))),
-        "a half of two": ("u16", all_(lambda t: (7,))),
+        "a half of two": ("b16", all_(lambda t: (7,))),
         "four words": ("u32", all_(lambda t: (long(t, 0), long(t, 2)))),
         "long": ("b64", all_(lambda t: (long(t, 2),))),
         "over its address": ("u64", all_(lambda t: (long(t, 2),))),
@@ -262,7 +262,7 @@ def _expected(address: int, table: int) -> dict[str, tuple[str, dict[int, tuple[
         "the others": ("f32", all_(lambda t: (first(t)[1],), rest)),
         "float": ("f32", all_(lambda t: (_word(t),))),
         "byte of a word": ("u8", all_(lambda t: (0xF0 + t & 0xFF,))),
-        "number": ("u16", all_(lambda t: (0xFFFE,))),
+        "number": ("b16", all_(lambda t: (0xFFFE,))),
         "two floats": ("f32", all_(lambda t: (_word(t) | _word(1) << 32,), few)),
         "bytes": ("u8", all_(lambda t: (t | 2 << 8 | (0xF0 + t & 0xFF) << 16 | 255 << 24,))),
         "shared": ("u32", all_(lambda t: (t | 2 << 8 | (0xF0 + t & 0xFF) << 16 | 255 << 24,))),
@@ -275,7 +275,7 @@ def _expected(address: int, table: int) -> dict[str, tuple[str, dict[int, tuple[
         "unused": ("u32", all_(lambda t: (1000,))),
         "red": ("u32", all_(lambda t: (t,))),
         "floats added": ("f32", all_(lambda t: (_word(2), 0, _word(t)), few)),
-        "constant": ("u16", all_(lambda t: (0x8003,))),
+        "constant": ("b16", all_(lambda t: (0x8003,))),
     }
 
 
