@@ -8,7 +8,6 @@ instructions that compute a register, or compute with it, show what it holds. If
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from .computation import computation
@@ -19,7 +18,6 @@ INTEGER = "integer"
 _COPIES = ("mov", "selp")  # their operands have the type of their result
 # Their operands have different types, or their result says nothing of the operands.
 _OTHERS = ("mma", "wmma", "wgmma", "tcgen05", "setp", "set", "slct", "shfl", "prmt")
-_NUMBERED = re.compile(r"(.*?)\d+\Z")
 
 
 def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
@@ -81,8 +79,7 @@ class _Registers:
     def _set(self, name: str) -> str:
         if name not in self._next:
             self._next[name] = name
-            number = _NUMBERED.match(name)
-            declared = self.declared.get(name) or self.declared.get(number[1] if number else "")
+            declared = self.declared.get(name) or self.declared.get(name.rstrip("0123456789"))
             self._types[name] = {declared} if declared else set()
         while (other := self._next[name]) != name:
             self._next[name] = self._next[other]
