@@ -1,11 +1,11 @@
-"""Read from a PTX instruction which memory it accesses, and whether probes can see that.
+"""Determine which memory a PTX instruction accesses, and whether the access can be probed.
 
     accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
     unprobed(instruction)       # tex.2d.v4.f32… → "tex"
 
-The instructions are those of PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. Copies
-(cp.async, cp.async.bulk, cp.reduce.async.bulk) are two accesses, source and destination. Parameters do not count as memory, nor does
-an mbarrier, which synchronizes. Instructions that only move lines between caches (prefetch, discard, applypriority) access nothing.
+Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
+cp.reduce.async.bulk) is two accesses: its source and its destination. Parameters do not count as memory, nor do mbarriers, which
+synchronize. Instructions that only move lines between caches (prefetch, discard, applypriority) access nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the lanes access a matrix in memory: row by row, lane 0 at the access's address (wmma).
+    """How lanes map to the rows of a matrix in memory (wmma). Lane 0 of the first access is at the address that the instruction gives.
 
-    per_row  lanes that share a row, side by side
+    per_row  how many adjacent lanes share a row
     first    the row of lane 0
-    stride   from row to row in elements: a register or number
-    bits     of an element
+    stride   the distance between rows in elements: a register or number
+    bits     the size of an element in bits
     """
 
     per_row: int
@@ -38,14 +38,14 @@ class Access:
     """One memory access of each lane that executes an instruction with a true predicate.
 
     kind     one of bytecode.KINDS; "async" is either end of a copy
-    space    one of bytecode.SPACES, or "generic": only the execution tells where the address points
-    width    bytes per lane, all elements of a vector together; 0 if `size` has them
+    space    one of bytecode.SPACES, or "generic": the address space is known only at run time
+    width    bytes per lane, all elements of a vector together; 0 if `size` gives them
     address  as written in the instruction: an address of the space, with 32 or 64 bits
-    size     a register or number with the bytes; for the source of a cp.async the bytes read, the rest being zeros
-    unless   a predicate: if it is true, nothing is accessed (cp.async's ignore-src)
-    lanes    only lanes with a lower number have an address (ldmatrix, stmatrix)
-    rows     how a lane's address follows from the one written, if it differs between lanes
-    reads, writes   an atomic does both
+    size     a register or number: the bytes per lane; for the source of a cp.async, the bytes read (the rest is filled with zeros)
+    unless   a predicate that disables the access (cp.async's ignore-src)
+    lanes    only lanes with a lower number access memory (ldmatrix, stmatrix)
+    rows     how a lane's address follows from the written one, if lanes share the written address (wmma)
+    reads, writes   both are true for an atomic
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Access:
     writes: bool = False
 
 
-# A type among the modifiers.
+# Matches the modifiers that are types.
 TYPE = re.compile(r"[busf](?:8|16|32|64|128)|b?f16(?:x2)?|e[45]m[23](?:x[24])?")
 _WMMA_SHAPES = {  # M, N, K
     f"m{m}n{n}k{k}": (m, n, k)
@@ -78,12 +78,12 @@ _SPACE_NAMES = {
     "shared::cluster": "shared",
 }
 
-# Instructions with an address in brackets that move no data: caches, barriers, queries.
+# Instructions that have an address in brackets but move no data: caches, barriers, queries.
 _NO_DATA = frozenset(
     "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
     "tcgen05.commit txq".split()
 )
-# Instructions that cannot be probed, by the name under which they are reported.
+# Instructions that cannot be probed, by the names that reports use.
 _UNPROBED = (
     "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
     "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async".split()
@@ -99,10 +99,10 @@ def accesses(
     is_predicate: Callable[[str], bool] = _is_predicate,
     declared_in: Callable[[str], str | None] = lambda name: None,
 ) -> tuple[Access, ...]:
-    """Return the accesses of one execution with a true predicate, the source of a copy first. Empty if none can be probed.
+    """Return the accesses of an instruction whose predicate is true, a copy's source first. Empty if none can be probed.
 
-    `declared_in` returns the space that a name is declared in; None if it is unknown. An address without a space that names a variable
-    is in the variable's space, as for ptxas.
+    `declared_in` returns the space that a name is declared in; None if it is unknown. If an instruction without a space names a
+    variable, the access is in the variable's space, as for ptxas.
 
     `is_predicate` returns whether a register was declared `.pred`: only this distinguishes cp.async's ignore-src from its src-size.
     By default, a register is a predicate if its name begins with `%p`, as in compilers' output.
@@ -117,13 +117,13 @@ def accesses(
 
 
 def named_space(address: Address, declared_in: Callable[[str], str | None]) -> str:
-    """Return the space of the variable that an address names; "" if it names none."""
+    """Return the space of the variable that an address names; "" if it names none in global, shared or local memory."""
     space = declared_in(address.base) if address.base is not None else None
     return space if space in ("global", "shared", "local") else ""
 
 
 def unprobed(instruction: PtxInstruction) -> str | None:
-    """Return the name of an instruction whose accesses cannot be probed, because their form or address is unknown; else None."""
+    """Return the name of an instruction whose accesses cannot be probed because its form or address is unknown; else None."""
     full = ".".join((instruction.opcode, *instruction.modifiers))
     for name in _UNPROBED:
         if is_named(full, name):
@@ -134,12 +134,12 @@ def unprobed(instruction: PtxInstruction) -> str | None:
 
 
 def is_named(full: str, name: str) -> bool:
-    """Return whether an opcode with modifiers begins with `name`, an opcode and perhaps modifiers."""
+    """Return whether `full`, an opcode with modifiers, is `name` or `name` with further modifiers."""
     return full == name or full.startswith(name + ".")
 
 
 def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
-    """Return the accesses of an instruction; None for an unknown form."""
+    """Return the accesses of an instruction; None if it has no address or an unknown form."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     addresses = [o for o in instruction.operands if isinstance(o, Address)]
     if not addresses:
@@ -186,7 +186,7 @@ def _copy(
     unless: Name | Not | None = None
     rest = operands[3 : len(operands) - ("L2::cache_hint" in modifiers)]
     if rest and "bulk" not in modifiers:
-        # The next operand is the number of bytes that are read, or a predicate: if true, none are.
+        # The next operand is the number of bytes to read, or the predicate ignore-src.
         if isinstance(rest[0], Not) or (isinstance(rest[0], Name) and is_predicate(rest[0].name)):
             unless = rest[0]
         else:
@@ -195,7 +195,7 @@ def _copy(
 
 
 def _matrix(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] | None:
-    """Return the access of ldmatrix or stmatrix. Each address is that of a row of 16 bytes; a matrix has 8 or 16 rows."""
+    """Return the access of ldmatrix or stmatrix. Each lane gives the address of a row of 16 bytes; a matrix has 8 or 16 rows."""
     count = next((int(m[1:]) for m in instruction.modifiers if m in ("x1", "x2", "x4")), None)
     if count is None:
         return None
@@ -208,9 +208,10 @@ def _matrix(instruction: PtxInstruction, address: Address) -> tuple[Access, ...]
 
 
 def _wmma(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] | None:
-    """Return the accesses of wmma.load or wmma.store: the rows (or columns) in memory, in pieces of up to 16 bytes for each lane.
+    """Return the accesses of wmma.load or wmma.store: the rows (or columns) in memory, in pieces of up to 16 bytes per lane.
 
-    PTX does not say which lane accesses which elements. A matrix of 1024 bytes takes two accesses.
+    PTX does not define which lane accesses which elements, so the pieces are assigned to lanes in order. A matrix of 1024 bytes
+    takes two accesses.
     """
     modifiers = instruction.modifiers
     shape = next((_WMMA_SHAPES[x] for x in modifiers if x in _WMMA_SHAPES), None)
@@ -244,7 +245,7 @@ def _wmma(instruction: PtxInstruction, address: Address) -> tuple[Access, ...] |
 
 
 def _some(access: Access) -> tuple[Access, ...]:
-    """Return the access, or nothing if it has no bytes."""
+    """Return the access, or () if it has zero bytes."""
     return (access,) if access.width or access.size is not None else ()
 
 
@@ -253,12 +254,15 @@ def _space(modifiers: tuple[str, ...]) -> str:
 
 
 def _width(modifiers: tuple[str, ...]) -> int:
-    """Return the bytes of the last type in the modifiers times the vector's elements; 0 without a type. ptxas allows `.v4.f32.add`."""
+    """Return the bytes that the modifiers give: the size of the last type times the vector's elements; 0 without a type.
+
+    The type need not be last: ptxas allows `.v4.f32.add`.
+    """
     types = [m for m in modifiers if TYPE.fullmatch(m)]
     vectors = [int(m[1:]) for m in modifiers if m in ("v2", "v4", "v8")]
     return type_size(types[-1]) * (vectors[-1] if vectors else 1) if types else 0
 
 
 def _amount(operand: Operand) -> tuple[int, Operand | None]:
-    """Return an operand as (width, size): a number is the width."""
+    """Return an operand as (width, size): a number gives the width, anything else the size."""
     return (operand.integer, None) if isinstance(operand, Immediate) else (0, operand)

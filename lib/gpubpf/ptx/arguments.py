@@ -8,9 +8,9 @@ from .operands import Operands
 
 
 def argument(parameter: Variable, into: str) -> list[str]:
-    """Return instructions that put the first 8 bytes of a parameter, zero-extended, into the 64-bit register `into`.
+    """Return instructions that load the first 8 bytes of a parameter, zero-extended, into the 64-bit register `into`.
 
-    A parameter of unknown length gives 0.
+    The result is 0 for a parameter of unknown length.
     """
     at, size = 0, min(parameter.size, 8)
     part = "%gpubpf_0part"
@@ -25,7 +25,7 @@ def argument(parameter: Variable, into: str) -> list[str]:
 
 
 def returned(instruction: PtxInstruction, name: str) -> list[tuple[int, Operands]]:
-    """Return what a `st.param` writes to the return parameter `name`: for each element its offset in bytes, and the element."""
+    """Return the elements that a `st.param` writes to the return parameter `name`, each with its offset in bytes; else []."""
     operands, modifiers = instruction.operands, instruction.modifiers
     types = [m for m in modifiers if TYPE.fullmatch(m)]
     if instruction.opcode != "st" or not {"param", "param::func"} & set(modifiers) or not types:

@@ -1,4 +1,4 @@
-"""Read barrier instructions (PTX ISA 9.0, 9.7.13: bar, barrier, barrier.cluster)."""
+"""Decode barrier instructions (PTX ISA 9.0, 9.7.13: bar, barrier, barrier.cluster)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .module import Operand, PtxInstruction
 class Barrier:
     """A barrier instruction.
 
-    arrives  a thread arrives at the barrier
-    leaves   a thread waits at the barrier, then leaves it
-    number   the operand; None for the cluster's barrier
-    threads  the operand; None for all threads of the block
+    arrives  the thread arrives at the barrier
+    leaves   the thread waits at the barrier, then leaves it
+    number   the operand with the barrier's number; None for the cluster's barrier
+    threads  the operand with the number of threads; None for all threads of the block
     results  the registers that the instruction writes
     """
 
@@ -37,7 +37,7 @@ def barrier(instruction: PtxInstruction) -> Barrier | None:
             return Barrier(True, True, operands[0], operands[1] if len(operands) > 1 else None)
         case ["arrive"] if operands:
             return Barrier(True, False, operands[0], operands[1] if len(operands) > 1 else None)
-        case ["red"] if len(operands) >= 3:  # result, number, threads if there are four operands, predicate
+        case ["red"] if len(operands) >= 3:  # result, number, threads (only with four operands), predicate
             threads = operands[2] if len(operands) > 3 else None
             return Barrier(True, True, operands[1], threads, frozenset(find_names(operands[:1])))
         case ["cluster"]:

@@ -1,4 +1,4 @@
-"""Rewrite the body of one function: accumulators, probes, exits, calls, and module variables through the table of addresses."""
+"""Rewrite the body of one function: accumulators, probes, exits, calls, and access to module variables through the address table."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
-_HELD = "%gpubpf_0held"  # the predicate of an instruction that overwrites it
-_WAITED = "%gpubpf_0waited"  # of a barrier: the time of arrival
-_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # of a barrier: its operands
-_DATA = ("global", "shared", "local", "const")  # spaces of variables whose addresses can be told
-_KEPT = "%gpubpf_0kept"  # of an instruction with a value: its address
-# Fields of a value's context, and the registers that hold them: of the value, and of what was there before an atomic.
+_HELD = "%gpubpf_0held"  # a copy of the predicate of an instruction that overwrites it
+_WAITED = "%gpubpf_0waited"  # at a barrier: the time of arrival, then the time waited
+_NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # copies of a barrier's operands
+_DATA = ("global", "shared", "local", "const")  # spaces of variables whose addresses programs can see
+_KEPT = "%gpubpf_0kept"  # a copy of the address of an instruction with a value
+# Context fields → the registers that hold them: the value, and for an atomic the old value in memory.
 _VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
 _OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
-# Of the context at a function's exit, likewise: of the result.
+# Likewise for the context at a function's exit: the function's result.
 _RESULT = {"low": "%gpubpf_0result0", "high": "%gpubpf_0result1"}
 
 
@@ -73,7 +73,7 @@ class Body:
         variant: int,
         placements: tuple[Placement, ...],
     ) -> None:
-        """Prepare one variant of a function (see `InjectionPlan`). Sites and variables that it needs are added to the tables."""
+        """Prepare one variant of a function (see `InjectionPlan`). Adds the sites and variables that it needs to the tables."""
         self.plan = plan
         self.site_table = sites
         self.variables = variables
@@ -95,31 +95,31 @@ class Body:
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
         self.at_return = () if self.entry else plan.called(at("function_exit"), function)
-        # Fields of the result that programs read.
+        # The fields of the function's result that programs read.
         self.results = [f for f in _RESULT if function.returns and self.filler.reads_any(self.at_return, f)]
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access, self.at_value = at("access"), at("value")
         self.at_result = at("float", "instruction")
-        self.whole_loads: set[int] = set()  # loads of which programs read every byte
+        self.whole_loads: set[int] = set()  # loads whose whole value programs read
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.carry = live_carry(self.flow)
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
-        # Statements are named by their index in the body.
-        self.before: dict[int, list[Statement]] = {}  # what `_before` adds that is the same in each copy
+        # Statements are identified by their index in the body.
+        self.before: dict[int, list[Statement]] = {}  # what `_before` adds to every copy alike
         # Basic blocks with programs: their first instructions, and their numbers.
         entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
         self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.sources = source_lines(self.flow.body, sites.files)
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
-        # The opcodes that have a probe before them.
+        # The opcodes that get a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
         timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
-        # A program at a block that only leads to an exit is at the exit, too.
+        # If basic blocks are probed, the copies of a block that only leads to an exit are probed too.
         copied = self.probed_opcodes | (LEAVING if self.at_block else set())
         if self.at_block:
             leaving = LEAVING if self.entry else frozenset({"exit"})
@@ -156,21 +156,21 @@ class Body:
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
             out += self._end()
-        # Functions that do not return work have accumulators, too: ptxas drops what nothing reads.
+        # Every function declares the accumulators, even one that returns no work: ptxas drops what nothing reads.
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
         if self.exits.loop_exits:
             head.append(text(f".reg .pred {_GONE};"))
         head += [text(f".reg .{kind} {name};") for name, kind in self.added_registers.items()]
         if self.addresses:
             head.append(Variable("reg", "b64", "%gpubpf_0address", count=self.addresses))
-        # A call decides the size of its result, whose declaration has been emitted by then.
+        # Rewriting a call decides the size of its result. By then, the result's declaration has been emitted.
         wide = {id(body[index]): declaration for index, declaration in self.widened_results.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
 
     def _keep_carry(self, index: int, statements: list[Statement]) -> list[Statement]:
-        """Return an instruction with what is added before and after it, which changes no carry that the application adds later.
+        """Return an instruction and the statements added around it, wrapped so that they preserve a carry that is live there.
 
-        What is copied to the ways out needs none of this: no instruction adds the carry there (`Flow.tail`).
+        Copied exits do not need this: no instruction in them reads the carry (`Flow.tail`).
         """
         if index not in self.carry.before and index not in self.carry.after:
             return statements
@@ -187,7 +187,9 @@ class Body:
     # accumulators
 
     def _plan_counts(self) -> None:
-        """Plan one add per basic block and kind of work before the block's first instruction, and one at each predicated access."""
+        """Plan one add per basic block and kind of work before the block's first instruction, and one add at each predicated
+        instruction that counts as more than an instruction.
+        """
         for block in self.flow.blocks if self.plan.work else ():
             total = dict.fromkeys(WORK, 0)
             total["instructions"] = len(block.instructions)
@@ -204,7 +206,7 @@ class Body:
             self.before[first] = adds + self.before.get(first, [])
 
     def _before(self, index: int) -> list[Statement]:
-        """Return what is added before an instruction: programs at the basic block that it begins, counting, programs at branches.
+        """Return the statements added before an instruction: programs at the basic block that it begins, counts, programs at branches.
 
         Each copy of a block has a site of its own, so that ptxas does not merge them.
         """
@@ -246,7 +248,7 @@ class Body:
         return out + self._probes(self.at_entry, self.function.line, here)
 
     def _shards(self) -> list[Statement]:
-        """Return what sets the registers that probes at FREQUENT points take their arguments of kind `shard` from."""
+        """Return statements that set the registers from which probes at FREQUENT points take their arguments of kind `shard`."""
         often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch, *self.at_result)
         needed = {
             shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
@@ -256,7 +258,7 @@ class Body:
     # exits
 
     def _copy(self, label: str, path: tuple[int, ...], source: int) -> list[Statement]:
-        """Return a copy of the instructions up to an exit, which only the branch `source` takes."""
+        """Return a copy of the instructions up to an exit, to which only the branch `source` leads."""
         copy: list[Statement] = [Label(label)]
         for index in path:
             copy += self._before(index)
@@ -269,9 +271,9 @@ class Body:
         return copy
 
     def _set_gone(self, comparison: str) -> Directive:
-        """Set the predicate "this thread leaves" to false (`eq`) or true (`ne`), in a way that hides the value from ptxas.
+        """Return code that sets the predicate "this thread leaves" to false (`eq`) or true (`ne`), and hides the value from ptxas.
 
-        A map's address is never 0. If ptxas knew the value, it would split the loop, and its lanes would wait again.
+        A map's address is never 0. If ptxas knew the value, it would split the loop, and lanes would wait for each other again.
         """
         offset = next(iter(self.plan.block.bases.values()))
         return text(
@@ -280,13 +282,13 @@ class Body:
         )
 
     def _leave_loop(self, index: int) -> list[Statement]:
-        """Return what replaces a branch of `ExitPlan.loop_exits`: the probe, which threads that stay skip, then the exit."""
+        """Return the replacement for a branch of `ExitPlan.loop_exits`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.instruction(index)
         path, taken = self.exits.loop_exits[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # threads that stay skip the probe
         around = PtxInstruction("bra", (), (Name(stay),), branch.predicate, negated)
-        alone = path == (index,)  # an `exit` with a predicate: no branch leads to it
+        alone = path == (index,)  # a predicated `exit`, without a branch
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
         for step in path:
             if step != index:
@@ -309,7 +311,7 @@ class Body:
         return self.site_table.add(self.name, site, source)
 
     def _leave(self, index: int, source: int | None = None) -> list[Statement]:
-        """Return a `ret` or `exit` with its probes and counts. `source`: the only branch that leads to it, if there is only one."""
+        """Return a `ret` or `exit` with its probes and counts. `source`: the branch that leads to it, if there is exactly one."""
         instruction = self.flow.instruction(index)
         returns = instruction.opcode == "ret" and not self.entry
         if instruction.opcode in self.probed_opcodes:
@@ -319,7 +321,7 @@ class Body:
             line = self.flow.body[place].line
             probes = self._probes(self.at_return if returns else self.at_exit, line, self.sources[place])
             going = dataclasses.replace(instruction, predicate=None, negated=False)
-            # The instruction counts before the probe, so that a probe on the virtual clock sees the time at which the thread ends.
+            # Count the instruction before the probe, so that a probe that reads the virtual clock sees when the thread ends.
             leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
                 return leave
@@ -339,7 +341,7 @@ class Body:
         ]
 
     def _end(self) -> list[Statement]:
-        """Return what ends a body whose last statement is no `ret`."""
+        """Return the end of a body that does not end with `ret`: probes, returned work and a `ret`."""
         here = self.sources[-1] if self.sources else (0, 0)
         probes = self._probes(self.at_exit if self.entry else self.at_return, self.function.line, here)
         return [*probes, *(() if self.entry else self._return_work()), text("ret;")]
@@ -351,7 +353,7 @@ class Body:
     # probes
 
     def _probes(self, placements: Iterable[Placement], line: int, source: tuple[int, int]) -> list[Statement]:
-        """Return the programs at one place, which is neither an access nor a barrier. Each point has its own site."""
+        """Return the programs at an entry or exit. Each point has its own site."""
         sites: dict[str, int] = {}
         found: list[Statement] = []
         for placement in placements:
@@ -368,7 +370,7 @@ class Body:
         return found
 
     def _arguments(self, placement: Placement, context: dict[str, str]) -> list[str]:
-        """Return instructions that read the arguments that a program reads, and add them to its context."""
+        """Return instructions that load the function arguments that a program reads, and add them to `context`."""
         parameters = self.function.parameters
         context |= {"args": str(len(parameters)), **dict.fromkeys(ARGUMENTS, "0")}
         lines: list[str] = []
@@ -379,13 +381,13 @@ class Body:
         return lines
 
     def _keep_result(self, index: int, instruction: PtxInstruction) -> list[Statement]:
-        """Return instructions that copy what an instruction writes to the result for programs at the function's exit."""
+        """Return instructions that copy what an instruction stores in the function's result, for programs at the function's exit."""
         name = self.function.returns[0].name if self.results else ""
         lines: list[str] = []
         part = "%gpubpf_0part"
         for offset, of in returned(instruction, name) if self._declaration(index, name) is None else ():
             for half, field in enumerate(_RESULT):
-                at = offset - 8 * half  # of the element in this word
+                at = offset - 8 * half  # the element's offset in this word
                 if field not in self.results or not (0 <= at < 8 or (of.size == 16 and at == -8)):
                     continue
                 lines += self._word(index, of, of.given, -at // 8 if at < 0 else 0, part)
@@ -397,7 +399,7 @@ class Body:
         return [text("\n".join(["{", f".reg .b64 {part};", *lines, "}"]))] if lines else []
 
     def _accesses(self, index: int, instruction: PtxInstruction) -> list[Statement]:
-        """Return the probes before an instruction that accesses memory, a scope for each access."""
+        """Return the probes before an instruction that accesses memory, with one scope per access."""
         found: list[Statement] = []
         for access in self._accessed(index) if self.at_access else ():
             placements = [p for p in self.at_access if wants(p, access)]
@@ -425,7 +427,7 @@ class Body:
         )
 
     def _access_site(self, point: str, index: int, access: Access, more: int = 0, type_: str = "") -> int:
-        """Return the number of a new site of an access. `more`: added to its effect."""
+        """Return the number of a new site of an access. `more`: bits to add to its effect."""
         instruction = self.flow.instruction(index)
         return self._site(
             point,
@@ -440,10 +442,10 @@ class Body:
         )
 
     def _values(self, index: int, instruction: PtxInstruction) -> tuple[list[Statement], list[Statement]]:
-        """Return what is added before and after an instruction for programs that are told its value.
+        """Return the statements added before and after an instruction for programs that see its value.
 
-        A store's programs are before it, those of loads and atomics after it. Since such an instruction may overwrite the registers
-        that it reads, copies of these are made before it. ptxas keeps only the copies of what is overwritten.
+        A store's programs run before it, those of loads and atomics after it. A load or atomic may overwrite the registers that it
+        reads, so these are copied before it. ptxas keeps a copy only if the register is overwritten.
         """
         found = operands(instruction) if self.at_value else None
         if found is None:
@@ -452,14 +454,14 @@ class Body:
         placements = [p for p in self.at_value if wants(p, access)]
         if not placements:
             return [], []
-        # If the kernel does not use the result of an atomic, ptxas makes a reduction of it, which reading the result would prevent.
+        # ptxas turns an atomic whose result is unused into a reduction. Reading the result would prevent that.
         old = [o for o in found.read if access.kind == "atomic" and isinstance(o, Name) and o.name != "_"]
         returns = RETURNS if any(self.mentions[o.name] > 1 for o in old) else 0
         type_ = self._value_type(found)
         site = self._access_site("value", index, access, returns, type_)
         context = {"type": str(TYPES.index(type_)), "effect": str(effect(access) | returns)}
         before: list[str] = []
-        inside: list[str] = []  # in the scope of the programs
+        inside: list[str] = []  # lines in the scope of the programs
         for registers, elements, lines in (
             (_VALUE, found.given or found.read, before if access.kind == "atomic" else inside),
             (_OLD, found.read if returns else (), inside),
@@ -483,9 +485,9 @@ class Body:
         return ([*copies, probe], []) if access.kind == "store" else ([*copies], [probe])
 
     def _results(self, index: int, instruction: PtxInstruction) -> tuple[list[Statement], list[Statement]]:
-        """Return what is added before and after an instruction for programs that are told what it reads and writes.
+        """Return the statements added before and after an instruction for programs that see what it reads and writes.
 
-        Copies of what it reads are made before it, as in `_values`. A result of more than 16 bytes has a site for each 16.
+        The registers that it reads are copied before it, as in `_values`. A result has one site per 16 bytes.
         """
         found = computation(instruction)
         before: list[str] = []
@@ -528,15 +530,15 @@ class Body:
         return [text("\n".join(before))] if before else [], after
 
     def _size(self, index: int, elements: Iterable[Element], type_: str) -> int:
-        """Return the bytes of each of these registers and numbers. type_: that of the instruction, which numbers have."""
+        """Return the size in bytes of each of these registers and numbers. type_: the instruction's type, which numbers have."""
         names = [_named(element) for element in elements if element != Name("_")]
         kinds = [kind for name in names if name and (kind := self._type(index, name))]
         return type_size(kinds[0]) if kinds else 8 if any(names) else type_size(type_)
 
     def _bits(self, index: int, elements: tuple[Element, ...], type_: str, half: int, into: str) -> list[str]:
-        """Return instructions that put 8 bytes of what registers hold into a 64-bit register. Raises Refusal.
+        """Return instructions that put 8 bytes of the values in registers into a 64-bit register. Raises Refusal.
 
-        type_: as in `_size`. A predicate is 0 or 1. A special register, or the address of a function, is 0.
+        type_: as in `_size`. A predicate is 0 or 1. Special registers and the addresses of functions read as 0.
         """
         first = elements[0] if elements else None
         if (name := _named(first)) and self._type(index, name) == "pred":
@@ -589,7 +591,7 @@ class Body:
 
     @functools.cached_property
     def mentions(self) -> Counter[str]:
-        """How often instructions name each register."""
+        """How often instructions mention each name, as an operand or predicate."""
         found: Counter[str] = Counter()
         for _, instruction in self.flow.instructions():
             found.update(find_names(instruction.operands))
@@ -597,7 +599,7 @@ class Body:
         return found
 
     def _to_64_bits(self, index: int, operand: Operand, into: str) -> list[str]:
-        """Return instructions that put an address or a number into the 64-bit register `into`. Raises Refusal."""
+        """Return instructions that put an address or a number, zero-extended, into the 64-bit register `into`. Raises Refusal."""
         offset = 0
         match operand:
             case Address():
@@ -627,7 +629,7 @@ class Body:
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
 
     def _declaration(self, index: int, name: str) -> Variable | None:
-        """Return the declaration of a name, which may be one of the registers `%r<9>`; None for a name not declared in this body."""
+        """Return the declaration of a name in this body, or None. It may be a range of registers: `%r<9>` declares `%r8`."""
         key = self.flow.scope[index], name
         if key not in self.declared:
             found = self.flow.declaration(index, name)
@@ -669,7 +671,7 @@ class Body:
             out.append(self._at_barrier(index, instruction, known, arrives))
         left = instruction
         if leaves:
-            if instruction.predicate in known.results:  # the barrier overwrites it before the programs run
+            if instruction.predicate in known.results:  # the barrier overwrites its predicate
                 self.added_registers[_HELD] = "pred"
                 out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
                 left = dataclasses.replace(instruction, predicate=_HELD)
@@ -745,12 +747,12 @@ class Body:
         return [*self._accesses(index, statement), *before, *self._computing(index), *after]
 
     def _computing(self, index: int) -> list[Statement]:
-        """Return an instruction that may compute something, and what is added around it for programs that are told what."""
+        """Return an instruction, and the statements added around it for programs that see what it reads and writes."""
         before, after = self._results(index, self.flow.instruction(index)) if self.at_result else ([], [])
         return [*before, *self._plain(index), *after]
 
     def _plain(self, index: int) -> list[Statement]:
-        """Return an instruction that accesses module variables through the table."""
+        """Return the instruction, rewritten so that it accesses module variables through the table."""
         instruction = self.flow.instruction(index)
         loads: list[Statement] = []
         operands = tuple(self._operand(o, loads) for o in instruction.operands)
@@ -781,7 +783,7 @@ class Body:
                 return operand
 
     def _is_in_table(self, name: str) -> bool:
-        """Return whether a name is a module variable that is accessed through the table."""
+        """Return whether a name is a module variable that is accessed through the table. Note other module variables as kept."""
         variable = self.plan.module.variables.get(name)
         if variable is None or name in self.local:
             return False
@@ -791,7 +793,7 @@ class Body:
         return True
 
     def _load_address(self, name: str, loads: list[Statement], offset: int = 0) -> str:
-        """Return a register with the variable's address. It is loaded at each use, since the table lies in the constant bank."""
+        """Return a register with the variable's address. Each use loads it again, since the table is in the constant bank."""
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
         loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(name)}];"))
@@ -802,7 +804,7 @@ class Body:
     # calls
 
     def _call(self, index: int, call: PtxInstruction) -> list[Statement]:
-        """Return a call with the hidden arguments and results of the called function."""
+        """Return a call, with the hidden arguments and results of the called function."""
         name = callee(call)
         assert name is not None
         role = self.plan.role(name, self.variant)
@@ -823,8 +825,8 @@ class Body:
             for k, kind in enumerate(self.plan.work):
                 slot = f"[{result}+{role.work_offset + 8 * k}]"
                 returned = f"%gpubpf_0returned{k}"
-                after.append(text(f"ld.param.b64 {returned}, {slot};"))  # ptxas takes no predicate here
-                if role.leaving:  # it received the work counted so far and returns the sum
+                after.append(text(f"ld.param.b64 {returned}, {slot};"))  # ptxas accepts no predicate here
+                if role.leaving:  # the function received the work counted so far and returns the sum
                     after.append(text(f"{condition}mov.b64 {accumulator(kind)}, {returned};"))
                 else:
                     after.append(
@@ -841,7 +843,10 @@ class Body:
     def _hidden_arguments(
         self, arguments: tuple[Operand, ...], role: Role
     ) -> tuple[tuple[Operand, ...], list[Statement]]:
-        """Return the arguments, followed by the work counted so far and the launch block, and the statements that fill these two."""
+        """Return the arguments followed by the hidden ones, and the statements that fill the hidden ones.
+
+        The hidden arguments are the work counted so far, if the function may leave the kernel, and the launch block.
+        """
         setup: list[Statement] = []
         if self.plan.work and role.leaving:
             setup.append(array("gpubpf_passed_work", 8 * len(self.plan.work)))
@@ -858,7 +863,7 @@ class Body:
     def _result(
         self, index: int, name: str, results: tuple[Operand, ...], role: Role, condition: str
     ) -> tuple[str, list[Statement], list[Statement]]:
-        """Return the name of a call's widened result, its declaration if added, and the statements that set the original result."""
+        """Return the name of a call's widened result, its declaration if added, and statements that copy it to the original result."""
         function = self.plan.module.functions[self.plan.graph.resolve(name)]
         kinds = len(self.plan.work)
         original = function.returns[0] if function.returns else None
@@ -885,14 +890,14 @@ def _named(element: Element | None) -> str:
 
 
 def _guards(instruction: PtxInstruction) -> list[str]:
-    """Return the condition of lanes whose predicate is false."""
+    """Return guards (`@!%p1 `) for the lanes that do not execute a predicated instruction; [] without a predicate."""
     if instruction.predicate is None:
         return []
     return [f"@{'' if instruction.negated else '!'}{instruction.predicate} "]
 
 
 def _for_the_next(statement: Statement) -> bool:
-    """Return whether this is a pragma about the next instruction (PTX ISA, "used_bytes_mask"), always a load."""
+    """Return whether this is a pragma that applies to the next instruction, a load (PTX ISA, "used_bytes_mask")."""
     return (
         isinstance(statement, Directive)
         and "used_bytes_mask" in statement.text
@@ -903,7 +908,7 @@ def _for_the_next(statement: Statement) -> bool:
 def _modifiers(instruction: PtxInstruction) -> tuple[str, ...]:
     """Return the modifiers with `.const` replaced: the copy accesses the application's constants in global memory.
 
-    Constants do not change while a kernel runs, hence `.nc`, unless the load has a caching modifier.
+    Constants do not change while a kernel runs, so loads get `.nc`, unless they have another modifier before `.const`.
     """
     modifiers = instruction.modifiers
     if "const" not in modifiers:

@@ -1,11 +1,11 @@
-"""Find where the carry is live, and keep it over what is added there (PTX ISA 9.0, 9.7.2: the condition code register).
+"""Find where the carry flag is live, and preserve it across added statements (PTX ISA 9.0, 9.7.2: the condition code register).
 
     carry = live_carry(flow)
-    carry.before, carry.after   # the instructions before and after which an added program must keep it
-    kept(statements)            # the carry is the same after them
+    carry.before, carry.after   # the instructions before and after which added statements must preserve it
+    kept(statements)            # the statements, wrapped so that they preserve the carry
 
-`add.cc`, `sub.cc` and `mad.cc` set the carry, `addc`, `subc` and `madc` add it. It is a state of the thread that no register holds. A
-call does not preserve it, and what is added may be a call, or set it for a sum of its own.
+`add.cc`, `sub.cc` and `mad.cc` set the carry; `addc`, `subc` and `madc` read it. It is per-thread state outside the registers. Calls
+do not preserve it, and added statements may contain a call or set the carry themselves.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .emit import text
 from .flow import ENDING, Flow
 from .module import PtxInstruction, Statement
 
-KEPT = "%gpubpf_0carry"  # 32 bits: the carry as a number
+KEPT = "%gpubpf_0carry"  # 32 bits: the saved carry, 0 or 1
 
 
 @dataclass(frozen=True)
 class Carry:
-    """The instructions of a function, by index, before and after which the carry is live: a later instruction may add it."""
+    """The instructions of a function, by index, before and after which the carry is live: a later instruction may read it."""
 
     before: frozenset[int] = frozenset()
     after: frozenset[int] = frozenset()
@@ -39,11 +39,11 @@ def sets_carry(instruction: PtxInstruction) -> bool:
 
 
 def live_carry(flow: Flow) -> Carry:
-    """Return where the carry is live. Nothing can be added after a branch or an exit, so they are not in `Carry.after`."""
+    """Return where the carry is live. `Carry.after` omits branches and exits, because nothing is added after them."""
     if not any(reads_carry(instruction) for _, instruction in flow.instructions()):
         return Carry()
     blocks = [[flow.instruction(index) for index in block.instructions] for block in flow.blocks]
-    # Whether the carry is live at a block's beginning, by whether it is at its end.
+    # Per block: whether the carry is live at its beginning, indexed by whether it is live at its end.
     through = [(_at_begin(block, False), _at_begin(block, True)) for block in blocks]
     live = [False] * len(blocks)
     ends = live
@@ -67,14 +67,14 @@ def live_carry(flow: Flow) -> Carry:
 
 
 def kept(statements: Iterable[Statement]) -> list[Statement]:
-    """Return statements that are added, between two that save and restore the carry.
+    """Return the added statements between an instruction that saves the carry and one that restores it.
 
-    ptxas removes these two if it finds that the statements leave the carry alone.
+    ptxas removes the two if the statements do not change the carry.
     """
     return [
         text(f"addc.u32 {KEPT}, 0, 0;"),
         *statements,
-        text(f"add.cc.u32 {KEPT}, {KEPT}, {2**32 - 1};"),  # carries if it is 1
+        text(f"add.cc.u32 {KEPT}, {KEPT}, {2**32 - 1};"),  # sets the carry if the saved value is 1
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which kernels cannot be instrumented, decided before anything is rewritten."""
+"""Refuse kernels that cannot be instrumented, before anything is rewritten."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
         tables = [v for v in variables if _holds_code_addresses(module, v)]
         raise Refusal(f"indirect call; code addresses in {', '.join(tables)}" if tables else "indirect call")
     if taken := sorted({t for f in functions for t in graph.of(f).taken}):
-        raise Refusal(f"takes the address of {taken[0]}")  # in the copy's module, it is another
+        raise Refusal(f"takes the address of {taken[0]}")  # it differs in the copy's module
     for function in functions:
         _check_function(module, module.functions[function], graph)
     for variable in variables:
@@ -52,7 +52,7 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
 
 
 def _holds_code_addresses(module: Module, variable: str) -> bool:
-    """Return whether a variable is a function table, a vtable or a function pointer with an initial value."""
+    """Return whether a variable's initializer contains code addresses: a function table, a vtable or a function pointer."""
     return any(n in module.functions for n in find_initializer_names(module.variables[variable].initializer))
 
 

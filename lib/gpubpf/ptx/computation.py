@@ -1,9 +1,9 @@
-"""Read from a PTX instruction which registers it reads and writes, and whether it computes floating-point numbers.
+"""Determine which registers a PTX instruction reads and writes, and whether it computes floating-point numbers.
 
     computation(instruction)   # fma.rn.f32 %f1, %f2, %f3, %f1 → Computation("f32", "f32", (Name("%f1"),), …, "fma")
     asynchronous(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
 
-Instructions that access memory are not among them: `operands` has their values. Neither are those that return nothing, such as
+Two groups are excluded: instructions that access memory, whose values `operands` finds, and instructions without a result, such as
 branches and barriers (PTX ISA 9.0, chapter 9.7).
 """
 
@@ -19,15 +19,15 @@ from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
 from .access import TYPE, is_named
 from .module import Address, Group, Immediate, Name, Not, Operand, Pair, PtxInstruction, Vector
 
-Element = Name | Immediate | Not  # a register, number or name, or a predicate that is negated
+Element = Name | Immediate | Not  # a register, another name, a number, or a negated predicate
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What an instruction reads and writes. Registers count as a whole, also where the instruction uses only some of their bits.
+    """What an instruction reads and writes. Registers count as a whole, even if the instruction uses only some of their bits.
 
-    type          of the result, or of each of its elements: one of bytecode.TYPES; that of f16x2 and f32x2 is f16 and f32
-    operand_type  of the first operand, likewise
+    type          of the result or of each of its elements, one of bytecode.TYPES; f16 for f16x2, f32 for f32x2
+    operand_type  of the first source operand, likewise
     written       the registers with the result, in order; `_` receives nothing
     read          the operands, each as one or more registers and numbers
     operation     one of bytecode.FLOAT_OPERATIONS; "" if the result is not a floating-point number, or is only moved
@@ -41,31 +41,31 @@ class Computation:
 
     @property
     def most_parts(self) -> int:
-        """At most how many parts of 16 bytes the result has."""
+        """An upper bound on the number of 16-byte parts in the result."""
         return max(1, (len(self.written) + 1) // 2)
 
 
-# A type among the modifiers.
+# Matches the modifiers that are types.
 _TYPE = re.compile(rf"{TYPE.pattern}|f32x2|tf32|[su]16x2|u?e\dm\d(?:x\d)?|pred")
-_NAMED = {"tf32": "f32"}  # types by another name
+_NAMED = {"tf32": "f32"}  # types that are reported under another name
 _ASYNCHRONOUS = ("wgmma.mma_async", "tcgen05.mma")
 _WITHOUT_RESULT = frozenset(
     "bar barrier bra brkpt brx call cp discard exit fence griddepcontrol mbarrier membar nanosleep pmevent ret setmaxnreg "
     "stackrestore tcgen05 tensormap trap wgmma".split()
 )
-_OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # they return a predicate, whatever their type
-_OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # they return 32 bits
+_OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # return a predicate, whatever their type
+_OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # return 32 bits
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma": "mma"}
 
 
 def computation(instruction: PtxInstruction) -> Computation | None:
-    """Return what an instruction reads and writes; None for one that accesses memory or returns nothing."""
+    """Return what an instruction reads and writes; None if it accesses memory or has no result."""
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
     if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
         return None
     first = operands[0]
-    if isinstance(first, Pair):  # of two results, the first that is used
+    if isinstance(first, Pair):  # two results: take the first one that is used
         first = first.second if first.first == Name("_") else first.first
     types = [m for m in modifiers if _TYPE.fullmatch(m)] or ["b32"]
     kind = _element(types[0])
@@ -85,7 +85,7 @@ def computation(instruction: PtxInstruction) -> Computation | None:
 
 
 def asynchronous(instruction: PtxInstruction) -> str | None:
-    """Return the name of an instruction whose floating-point result comes later, so that no program can be told; else None."""
+    """Return the name of an instruction whose floating-point result arrives later, so that programs cannot see it; else None."""
     if instruction.opcode not in ("tcgen05", "wgmma"):
         return None
     full = ".".join((instruction.opcode, *instruction.modifiers))
@@ -93,12 +93,12 @@ def asynchronous(instruction: PtxInstruction) -> str | None:
 
 
 def is_chosen(patterns: Collection[str], opcode: str) -> bool:
-    """Return whether a glob matches an opcode with modifiers, or its beginning up to a dot: `fma`, `fma.rn`. None: all are chosen."""
+    """Return whether a glob matches an opcode with modifiers, or its beginning up to a dot: `fma`, `fma.rn`. No globs match all."""
     return not patterns or any(fnmatchcase(opcode, p) or fnmatchcase(opcode, f"{p}.*") for p in patterns)
 
 
 def _element(type_name: str) -> str:
-    """Return the type of an element: f16 for f16x2, and b8 for floating-point numbers of 8 bits or fewer."""
+    """Return the type of an element: f16 for f16x2, b8 for floating-point types of 8 bits or fewer, b32 for unknown types."""
     element = type_name.partition("x")[0]
     element = _NAMED.get(element, element)
     return element if element in TYPES else "b8" if "m" in element else "b32"

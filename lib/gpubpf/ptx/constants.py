@@ -1,4 +1,4 @@
-"""Find the variables of a module that nothing can write, which may be copied.
+"""Find the variables of a module that nothing can write and that may therefore be copied.
 
 is_constant(module, module.variables["$str"])
 """
@@ -12,7 +12,7 @@ from gpubpf.errors import PtxError
 from .flow import SYSTEM_FUNCTIONS, Flow, callee, find_initializer_names, find_names
 from .module import Address, Function, Module, Operand, Variable
 
-# Passes over a function that follow an address through its registers. After that many, the address is assumed to escape.
+# Passes over a function that follow an address through registers. If more are needed, the address is assumed to escape.
 MAX_PASSES = 32
 
 
@@ -20,8 +20,8 @@ def is_constant(module: Module, variable: Variable) -> bool:
     """Return whether nothing can write a variable: it is initialised, host code cannot name it, and no code in the module writes it.
 
     A compiler's literals (`$str`, `__unnamed_1`) are constant wherever their address goes. Function-local statics (`_ZZ…`) and the
-    tables of libdevice (`__cudart_…`) are constant unless their address escapes, as is data that only printf and assert receive.
-    A variable of namespace scope is not constant: the host may have written it.
+    tables of libdevice (`__cudart_…`) are constant unless they are written or their address escapes. Other variables are constant
+    only if nothing but printf and assert receives them: the host may have written a variable at namespace scope.
     """
     if variable.initializer is None or variable.linkage or "managed" in variable.attributes:
         return False
@@ -37,20 +37,23 @@ def is_constant(module: Module, variable: Variable) -> bool:
         if function.mentions(name):
             try:
                 uses |= _uses(function, name)
-            except PtxError:  # the function may do anything
+            except PtxError:  # assume the worst of a function that cannot be parsed
                 return False
     return uses <= ({"read", "system"} if private else {"system"})
 
 
 def _uses(function: Function, variable: str) -> set[str]:
-    """Return what a function does with a variable: `read`, `system` (passed to printf or assert), `written` (or its address escapes).
+    """Return what a function does with a variable: `read`, `system` (passed to a system function such as printf), `written` (or
+    its address escapes).
 
     This is conservative: addresses are followed through registers regardless of order.
     """
     flow = Flow(function.body or ())
 
     def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
-        """Return names; for parameters of calls, which each call declares itself, the index of their declaration."""
+        """Return the names in operands. Names declared in the body become the index of their declaration, since each call declares
+        its own parameters.
+        """
         return {flow.declaration(index, n) or n for n in find_names(operands)}
 
     tainted: set[str | int] = {variable}

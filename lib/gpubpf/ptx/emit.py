@@ -1,4 +1,4 @@
-"""Make the statements that injection adds: text, marks for the virtual clock, hidden parameters, accumulators."""
+"""Build the statements that injection adds: text, marks for the virtual clock, hidden parameters, accumulators."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 
 from .module import Directive, PtxInstruction, Statement, Variable
 
-RETURNED = "gpubpf_returned"  # the result of a function that had no result
+RETURNED = "gpubpf_returned"  # the return parameter of a function that had none
 
 
 def text(of: str) -> Directive:
-    """Return an added statement, given as text."""
+    """Return an added statement with the given text."""
     return Directive("", of)
 
 
 def counts(instructions: int) -> list[Statement]:
-    """Return a mark that stands for this many instructions of the original."""
+    """Return a mark that stands for this many instructions of the original; [] for 0."""
     return [Directive("gpubpf", f"//gpubpf+{instructions}")] if instructions else []
 
 
 def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Put marks around added statements. Labels, scopes and declarations take no time, so they may be on either side."""
+    """Put marks around added statements. Labels, scopes and declarations take no time, so they may stand on either side of a mark."""
     ours = False
     for statement in statements:
         mine = isinstance(statement, Directive) and not statement.name
@@ -38,7 +38,7 @@ def array(name: str, size: int, align: int = 8) -> Variable:
 
 
 def widened(result: Variable | None, offset: int, kinds: int) -> Variable:
-    """Return the return parameter extended by `kinds` 64-bit counts at `offset`."""
+    """Return the return parameter, extended by `kinds` 64-bit counts at `offset`."""
     if result is None:
         return array(RETURNED, 8 * kinds)
     return array(result.name, offset + 8 * kinds, max(8, result.alignment))
@@ -55,7 +55,7 @@ def add(kind: str, amount: int) -> str:
 
 
 def guard(instruction: PtxInstruction) -> str:
-    """Return the instruction's predicate as text before another instruction: `@!%p1 `; "" without one."""
+    """Return the instruction's predicate as a prefix for another instruction: `@!%p1 `; "" without a predicate."""
     if instruction.predicate is None:
         return ""
     return f"@{'!' if instruction.negated else ''}{instruction.predicate} "

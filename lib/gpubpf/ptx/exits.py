@@ -1,4 +1,4 @@
-"""Plan how the ways out of a function are probed: which branches to an exit get a copy of it, and which leave a loop at once."""
+"""Plan how a function's exits are probed: which branches to an exit get a copy of it, and which leave a loop directly."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee
 from .module import Label, PtxInstruction
 
-# In a kernel with more branches to its returns than this, the remaining branches share one probe (`shared_exits` counts them).
+# If more branches of a function lead to exits than this, the remaining ones share one probe (`shared_exits` counts them).
 MAX_EXIT_COPIES = 64
-# How many instructions besides branches are copied at most to give each exit its own probe.
+# At most this many instructions besides branches are copied to give an exit its own probe.
 MAX_TAIL = 4
 
 
 @dataclass
 class ExitPlan:
-    """What becomes of a function's exits. Statements are named by their index in the body.
+    """How a function's exits are rewritten. Statements are identified by their index in the body.
 
     retarget        branch or branch table → label → label of the copy
-    copies          after which statement copies of exits go: the copy's label, the statements copied, the branch that takes it
-    copied          how many copies there are; the labels end with their numbers
-    shared_exits    branches that share a probe with others
-    arrivals        a `ret` → the branches that still lead to it; None: control falls into it
-    loop_exits      a branch that leaves a divergent loop and the kernel at once → the statements up to the exit, and whether they
-                    run if the branch is taken (see `_plan_loop_exits`)
+    copies          statement → the copies of exits to insert after it: each copy's label, the copied statements, its only branch
+    copied          the number of copies; each label ends with its copy's number
+    shared_exits    the number of branches that share a probe with others
+    arrivals        `ret` or `exit` → the branches that still lead to it; None if control falls into it or a branch shares its probe
+    loop_exits      branch that leaves a divergent loop directly for the exit → the statements up to the exit, and whether they run
+                    if the branch is taken (see `_plan_loop_exits`)
     unreachable     statements that only such branches led to
     """
 
@@ -40,10 +40,10 @@ class ExitPlan:
 def plan_exits(
     flow: Flow, probed: Collection[str], leaving: Collection[str], has_launch_block: bool, timed: bool
 ) -> ExitPlan:
-    """Plan a copy of the instructions up to an exit for every branch to them.
+    """Plan the exits: each branch to an exit gets its own copy of the instructions up to it.
 
-    `probed`: the opcodes that have a probe before them. `leaving`: those of them that leave the kernel. `has_launch_block`: the
-    function has the launch block with the address of a map. `timed`: a probe at an exit reads a clock.
+    `probed`: the opcodes that get a probe before them. `leaving`: the opcodes that leave the kernel, if exits are probed.
+    `has_launch_block`: the function has a launch block with the address of a map. `timed`: a probe at an exit reads a clock.
     """
     plan = ExitPlan()
     if not probed:
@@ -80,12 +80,11 @@ def plan_exits(
 
 
 def _plan_loop_exits(plan: ExitPlan, flow: Flow, leaving: Collection[str], timed: bool) -> None:
-    """Plan the branches that leave a divergent loop and the kernel at once.
+    """Plan the branches that leave a divergent loop and then the kernel.
 
-    After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So these branches stay
-    inside the loop: the probe becomes a conditional part of the loop's body, and the EXIT follows it. This costs three
-    instructions per iteration. It is done only where it matters: for a probe that reads a clock, and in loops that
-    synchronize, which would wait for the waiting lanes.
+    After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So the probe becomes a
+    conditional part of the loop's body, followed by the EXIT. This costs three instructions per iteration, so it is done only where
+    waiting matters: for a probe that reads a clock, and in loops that synchronize, which would wait for the waiting lanes.
     """
     synchronizing = {
         flow.cycles[number]
@@ -119,7 +118,7 @@ def _plan_loop_exits(plan: ExitPlan, flow: Flow, leaving: Collection[str], timed
 
 
 def _unreachable(flow: Flow, gone: set[tuple[int, int]]) -> set[int]:
-    """Return the statements that only the removed edges `gone` led to, each a pair of block numbers."""
+    """Return the statements that only the removed edges `gone` led to. An edge is a pair of block numbers."""
     seen: set[int] = set()
     todo = [0]
     while todo:

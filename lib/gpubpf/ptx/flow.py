@@ -1,22 +1,22 @@
-"""Analyse control flow: labels and branches, basic blocks, calls; and define the kinds of work that instructions count as.
+"""Analyse control flow (labels, branches, basic blocks, calls), and define which kinds of work an instruction counts as.
 
     flow = Flow(function.body)
     flow.blocks, flow.targets, flow.falls_off
-    references(function, module)      # the functions and variables that it names
+    references(function, module)      # the functions and variables that the function uses
     counted(instruction)              # {"loads": 1}
 
 Definitions (`threadhist --work`; PTX ISA 9.0, chapter 9.7):
 
 instructions  every PTX instruction that the thread reaches, including `ld.param`, `bra`, `call`, `ret`, and those predicated off.
 loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce and cp.async (its source), of every space but .param.
-stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), ditto.
+stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), of every space but .param.
 atomics       atom, red, red.async, multimem.red, cp.reduce.async.
 barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), but neither bar.warp.sync nor mbarrier.
 blocks        basic blocks entered. A block begins at the start of the kernel or function, at a label that is the target of a
               branch, and after bra, brx, ret, exit and trap (predicated or not). A call does not end a block.
 
 Texture and surface fetches, prefetches and collectives such as shfl count as instructions only.
-Instructions and blocks always count, the others only if the predicate is true. A vector access counts once.
+Instructions and blocks always count; the other kinds count only if the predicate is true. A vector access counts once.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from .module import (
 )
 from .module import Close as CloseScope
 
-# Functions that the driver itself links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
+# Functions that the driver links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
 # Functions of libcudadevrt.a with which kernels launch kernels (dynamic parallelism).
 KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDevice)")
 
 LEAVING = frozenset({"ret", "exit"})
 ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})
-# With a predicate, these are conditional branches: the lanes go to one place, or to the next instruction.
+# With a predicate, these are conditional branches: each lane takes the branch or continues with the next instruction.
 BRANCHES = LEAVING | {"bra"}
 
-# Opcodes of PTX ISA 9.0. Others count as instructions and are reported, because it is unknown what else they do.
+# Opcodes of PTX ISA 9.0. Other opcodes count only as instructions and are reported, because their effects are unknown.
 OPCODES = frozenset(
     """
     abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call
@@ -76,7 +76,7 @@ OPCODES = frozenset(
 
 
 def counted(instruction: PtxInstruction) -> tuple[str, ...]:
-    """Return the kinds of work, besides instructions, that one execution with a true predicate counts as."""
+    """Return the kinds of work, besides instructions, that an instruction counts as when its predicate is true."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     first = modifiers[0] if modifiers else ""
     if opcode in ("ld", "st"):
@@ -112,9 +112,9 @@ def counted(instruction: PtxInstruction) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BasicBlock:
-    """A basic block, or the part of one that follows a call which may not return.
+    """A basic block. A call that may not return splits a block into several of these.
 
-    `instructions` are indices of statements. `entered` is False for such a part.
+    `instructions` are indices of statements. `entered` is False for a part that follows such a call.
     """
 
     instructions: tuple[int, ...]
@@ -125,7 +125,7 @@ class BasicBlock:
 class Flow:
     """The control flow of one function body.
 
-    `may_not_return` takes a function's name and returns whether a call may leave the kernel: such a call ends a part of a block.
+    `may_not_return` takes a function's name and returns whether a call of it may leave the kernel: such a call splits a block.
     Raises PtxError for a branch to a missing label.
     """
 
@@ -133,7 +133,7 @@ class Flow:
         self, body: tuple[Statement, ...], may_not_return: Callable[[str], bool] = lambda name: False
     ) -> None:
         self.body = body
-        self.scope: list[int] = []  # of each statement
+        self.scope: list[int] = []  # the scope of each statement
         self.parent: list[int] = [0]
         self._labels: dict[tuple[int, str], int] = {}
         self._declared: dict[tuple[int, str], int] = {}
@@ -143,7 +143,7 @@ class Flow:
         self.blocks, self.falls_off = self._split(may_not_return)
 
     def instructions(self) -> Iterator[tuple[int, PtxInstruction]]:
-        """Yield the index and the instruction of each statement that is one."""
+        """Yield each instruction with its statement index."""
         for index, statement in enumerate(self.body):
             if isinstance(statement, PtxInstruction):
                 yield index, statement
@@ -177,11 +177,11 @@ class Flow:
         return table[scope, name]
 
     def declaration(self, index: int, name: str) -> int | None:
-        """Return the statement that declares `name` for statement `index`; None if it is not in this body."""
+        """Return the index of the declaration of `name` that statement `index` sees; None if it is not in this body."""
         return self._lookup(self._declared, index, name)
 
     def label(self, index: int, name: str) -> int:
-        """Return the label statement that `name` means at statement `index`. Raises PtxError."""
+        """Return the index of the label that `name` means at statement `index`. Raises PtxError."""
         found = self._lookup(self._labels, index, name)
         if found is None:
             line = getattr(self.body[index], "line", 0)
@@ -189,7 +189,7 @@ class Flow:
         return found
 
     def table(self, index: int) -> int:
-        """Return the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""
+        """Return the index of the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""
         branch = self.instruction(index)
         last = branch.operands[-1] if branch.operands else None
         if isinstance(last, Name):
@@ -262,7 +262,7 @@ class Flow:
 
     @functools.cached_property
     def reachable(self) -> frozenset[int]:
-        """The numbers of the blocks that control can reach from the start."""
+        """The numbers of the blocks that are reachable from the start."""
         seen: set[int] = set()
         todo = [0] if self.blocks else []
         while todo:
@@ -274,7 +274,7 @@ class Flow:
 
     @functools.cached_property
     def cycles(self) -> dict[int, int]:
-        """A number for each block on a cycle. Blocks on a common cycle have the same number."""
+        """A number for each block that is on a cycle. Blocks on a common cycle have the same number."""
         order: list[int] = []
         seen: set[int] = set()
         for root in range(len(self.blocks)):
@@ -310,10 +310,10 @@ class Flow:
         return found
 
     def tail(self, after: int, limit: int) -> tuple[int, ...] | None:
-        """Return the indices of the instructions from a statement to a `ret` or `exit`, if they are few and simple; else None.
+        """Return the indices of the instructions after a statement up to a `ret` or `exit`, if they are few and simple; else None.
 
-        Unconditional branches are followed. At most `limit` other instructions are allowed, and none that accesses memory,
-        synchronizes, calls, is predicated, or is in another scope.
+        Unconditional branches are followed. At most `limit` other instructions are allowed. None may access memory, synchronize, call,
+        be predicated, or be in another scope.
         """
         found: list[int] = []
         position = after + 1
@@ -348,7 +348,7 @@ _PLAIN = frozenset(
 
 
 def callee(call: PtxInstruction) -> str | None:
-    """Return the name that a `call` calls: a function, or a register with its address; None without one."""
+    """Return the first name among a call's operands: a function, or a register with its address; None without one."""
     for operand in call.operands:
         if isinstance(operand, Name):
             return operand.name
@@ -356,7 +356,7 @@ def callee(call: PtxInstruction) -> str | None:
 
 
 def find_names(operands: Iterable[Operand]) -> Iterator[str]:
-    """Yield every name in operands, including the bases of addresses."""
+    """Yield every name in the operands, including the bases of addresses."""
     for operand in operands:
         match operand:
             case Name():
@@ -374,7 +374,7 @@ def find_names(operands: Iterable[Operand]) -> Iterator[str]:
 
 
 def find_initializer_names(value: Initializer | None) -> Iterator[str]:
-    """Yield the variables and functions whose addresses an initialiser contains."""
+    """Yield the variables and functions whose addresses an initializer contains."""
     match value:
         case tuple():
             for item in value:
@@ -401,7 +401,7 @@ class References:
 
 
 def references(function: Function, module: Module) -> References:
-    """Return the names of a module that the body of a function uses. Raises PtxError if the body cannot be read."""
+    """Return the names of a module that the body of a function uses. Raises PtxError if the body cannot be parsed."""
     calls: set[str] = set()
     variables: set[str] = set()
     unknown: set[str] = set()
@@ -449,7 +449,7 @@ class CallGraph:
         return self._references[name]
 
     def reach(self, root: str) -> frozenset[str]:
-        """Return the functions that a kernel may run, itself included. Aliases count with their targets. Raises PtxError."""
+        """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""
         seen: set[str] = set()
         todo = [root]
         while todo:
@@ -461,7 +461,7 @@ class CallGraph:
         return frozenset(seen)
 
     def leaving(self, functions: Iterable[str]) -> frozenset[str]:
-        """Return those of `functions` in which a thread may leave the kernel by an `exit`, directly or in a called function."""
+        """Return those of `functions` in which a thread may execute `exit`, directly or in a called function."""
         found: set[str] = set()
         every = set(functions)
         for name in every:
@@ -471,7 +471,7 @@ class CallGraph:
         return self.callers(every, found)
 
     def callers(self, functions: Iterable[str], of: Iterable[str]) -> frozenset[str]:
-        """Return those of `functions` that are in `of`, are aliases of one in it, or call one, directly or not."""
+        """Return those of `functions` that are in `of`, are an alias of one, or call one directly or indirectly."""
         every, found = set(functions), set(of)
         grown = True
         while grown:
@@ -483,7 +483,7 @@ class CallGraph:
         return frozenset(found)
 
 
-# Modifiers of loads that expect other threads to write meanwhile, and spaces that no other block can access.
+# Modifiers of loads that expect concurrent writes by other threads, and spaces that no other block can access.
 _STRONG = frozenset({"volatile", "relaxed", "acquire", "mmio", "cv", "cg"})
 _OF_THE_BLOCK = frozenset({"shared", "shared::cta", "local", "param", "const"})
 
@@ -491,8 +491,8 @@ _OF_THE_BLOCK = frozenset({"shared", "shared::cta", "local", "param", "const"})
 def may_wait(kernel: Function, graph: CallGraph) -> bool:
     """Return whether threads of a kernel may wait for threads of other blocks.
 
-    They may if a loop or a called function contains a strong load, an atomic whose result is used, a fence beyond the block, or a
-    sleep. They may, too, if calls or opcodes are unknown. Raises PtxError.
+    They may if a loop or a called function contains a strong load, an atomic whose result is used, a fence wider than the block, a
+    sleep or a multimem instruction. They may also if there are indirect calls or unknown opcodes. Raises PtxError.
     """
     reached = graph.reach(kernel.name)
     if any(graph.of(name).indirect or graph.of(name).unknown for name in reached):
@@ -501,7 +501,7 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
     again = {i for number in flow.cycles for i in flow.blocks[number].instructions}
     if any(_looks(kernel, i) for i in again):
         return True
-    # Everything in a called function counts, since the call may be in a loop.
+    # In a called function everything counts, since the call may be in a loop.
     for name in reached - {kernel.name}:
         function = graph.module.functions[name]
         if any(
@@ -512,7 +512,7 @@ def may_wait(kernel: Function, graph: CallGraph) -> bool:
 
 
 def _looks(function: Function, index: int) -> bool:
-    """Return whether an instruction may see what another block wrote since its last execution."""
+    """Return whether an instruction, executed repeatedly, may observe what another block wrote, or suggests that a loop waits."""
     instruction = (function.body or ())[index]
     assert isinstance(instruction, PtxInstruction)
     opcode, modifiers = instruction.opcode, set(instruction.modifiers)

@@ -1,30 +1,31 @@
-"""Put device programs into copies of an application's kernels.
+"""Inject device programs into copies of an application's kernels.
 
     injected = inject(parse(ptx), {"_Z9vectorAddPKfS0_Pfi": [Placement(fragment, "exit", accumulate="instructions")]})
     injected.text       # PTX: the instrumented kernels and the functions and variables that they use, nothing else
 
 Injection adds to a kernel:
 
-* a hidden last parameter, the launch block. Like every parameter it lies in the constant bank;
+* a hidden last parameter, the launch block. Like every parameter, it is in the constant bank;
 * the programs' fragments, each in its own `{ }`: at the kernel's entry, before every `ret` or `exit` of the kernel, at entry and
   returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches, before
-  stores and after loads and atomics for their values. A `trap` is no exit: it makes the launch fail;
-* with sampling, the choice: whether the thread's block or warp runs the programs, which each probe then tests;
-* accumulators: one 64-bit register for each kind of work that is counted, and one `add` of a constant per basic block.
+  stores and after loads and atomics for their values, after instructions for their results. A `trap` is not an exit: it makes the
+  launch fail;
+* with sampling, the choice whether the thread's block or warp runs the programs, which each probe then tests;
+* accumulators: one 64-bit register per counted kind of work, and one `add` of a constant per basic block.
 
-Added statements stand between the comments `//gpubpf{` and `//gpubpf}`. `//gpubpf+N` stands for N instructions that the original
-executes there and the copy does not. The virtual clock of the embedded device counts the original's instructions (docs/timing.md).
+The comments `//gpubpf{` and `//gpubpf}` enclose added statements. `//gpubpf+N` stands for N instructions that the original executes
+there and the copy does not. The virtual clock of the embedded device counts the original's instructions (docs/timing.md).
 
-Every exit of the kernel has its own probe. Where several branches lead to one `ret`, each branch gets its own `ret`. With one probe
-before a common `ret`, ptxas would make the lanes of a warp wait for each other there (BSSY … BSYNC). A thread that returns early
-while others go to a barrier would then hang the block. Each copy carries its own number, the site, so that ptxas does not merge
-the copies.
+Every exit of the kernel has its own probe. If several branches lead to one `ret`, each branch gets its own `ret`. With one probe
+before a common `ret`, ptxas would make the lanes of a warp wait for each other there (BSSY … BSYNC). The block would then hang if
+some threads return early while others go to a barrier. Each copy carries its own number, the site, so that ptxas does not merge the
+copies.
 
-Module-scope variables stay in the application's module. The copy reaches them through `gpubpf_variables`, a table of their addresses.
-Names that begin with `gpubpf` are reserved.
+Module-scope variables stay in the application's module. The copy accesses them through `gpubpf_variables`, a table of their
+addresses. Names that begin with `gpubpf` are reserved.
 
-The stages, each in its module: `checks` refuses kernels, `plan` decides names and signatures, `exits` plans the ways out of a
-function, `body` rewrites it, `sidecar` collects the functions and renders the module.
+Each stage has its own module: `checks` refuses kernels, `plan` decides names and signatures, `exits` plans the exits of a function,
+`body` rewrites it, `sidecar` collects the functions and builds the instrumented module.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def inject(
     """Instrument the kernels of `module` that `kernels` names (mangled).
 
     All kernels share one launch block layout. `.version` becomes at least `minimum_version`, the PTX ISA version of the fragments.
-    A kernel that cannot be instrumented raises nothing: its reason is in `refusals`. `each` is called for each kernel that is done.
+    A kernel that cannot be instrumented raises nothing; `refusals` has the reason. `each` is called for each instrumented kernel.
     """
     graph = CallGraph(module)
     sampled = units(kernels.values())
@@ -79,9 +80,9 @@ def inject(
 def _add_kernels(
     sidecar: SidecarModule, each: Callable[[str], object]
 ) -> tuple[dict[str, InjectedKernel], dict[str, str]]:
-    """Add all planned kernels to the sidecar.
+    """Add all planned kernels to the sidecar. Return them by name, and the reasons for those that failed.
 
-    Return them by name, and the reasons of those that failed. If any failed, the sidecar must be thrown away.
+    If any failed, discard the sidecar.
     """
     done: dict[str, InjectedKernel] = {}
     failed: dict[str, str] = {}

@@ -1,10 +1,10 @@
-"""Link several PTX texts into one, as a device link does (`cuLinkAddData`, `nvcc -rdc=true`).
+"""Link several PTX texts into one, like a device link (`cuLinkAddData`, `nvcc -rdc=true`).
 
     text = link([Input("first.ptx", first), Input("second.ptx", second)])
 
-Names that are local to a text (no `.visible`, `.extern`, `.weak`, `.common`: PTX ISA 5.1.13, 11.6) are renamed if another text uses
-them. A declaration in one text and a definition in another become one. Source files are renumbered, so that `.loc` still names its
-own. Of the DWARF only the names of functions remain. Nothing is optimized away.
+Names that are local to a text (without `.visible`, `.extern`, `.weak` or `.common`: PTX ISA 5.1.13, 11.6) are renamed if another text
+uses them. A definition in one text resolves declarations in the others. Source files are renumbered, so that each `.loc` still names
+the right file. Only the function names remain of the DWARF. Nothing is optimized away.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _names(modules: Sequence[Module], without: int) -> set[str]:
 
 
 def _renamed(text: str, module: Module, taken: set[str], position: int, files: int) -> str:
-    """Return the text of a module with its local names changed where another text uses them, and its source files behind `files`."""
+    """Return a module's text with new names for its local names in `taken`, and with `files` added to its source file numbers."""
     clashes = {name for name, item in _named(module).items() if _is_local(item) and name in taken}
     has_lines = ".loc" in text
     if not clashes and not has_lines:
@@ -110,7 +110,10 @@ def _is_definition(item: Item) -> bool:
 
 
 def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str, tuple[int, Item]]:
-    """Return the module number and the definition of each name. A strong definition replaces weak ones, else the first counts."""
+    """Return the module number and the definition of each name. Raises LinkError.
+
+    A strong definition replaces weak ones. Otherwise the first counts, or the largest of `.common` definitions.
+    """
     found: dict[str, tuple[int, Item]] = {}
     for position, module in enumerate(modules):
         for name, item in _named(module).items():
@@ -159,7 +162,7 @@ def _called(module: Module, name: str) -> bool:
 
 
 def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) -> Iterator[Item]:
-    """Yield declarations of all functions, then variables, which may hold their addresses, then definitions of functions."""
+    """Yield declarations of all functions, then variables, which may hold function addresses, then the remaining items."""
     declared: set[str] = set()
     for module in modules:
         for function in module.functions.values():

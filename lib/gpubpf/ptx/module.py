@@ -4,7 +4,7 @@
     module.functions["_Z9vectorAddPKfS0_Pfi"].body      # statements, parsed on first use
     render(module)                                      # PTX text again
 
-Statements are values; a pass builds new ones (`dataclasses.replace`) and never changes those it got.
+Statements are immutable values: a pass builds new ones (`dataclasses.replace`) and never changes its input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tokens import parse_integer
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register (`%tid.x` with its component), variable, function or label. `offset`: as in `table+8`."""
+    """A register (`%tid.x` includes the component), variable, function or label. `offset`: as in `table+8`, in bytes."""
 
     name: str
     offset: int = 0
@@ -47,7 +47,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A literal as it was written: `12`, `-1`, `0xffU`, `0f3F800000`, `0d3FF0000000000000`, `1.5`."""
+    """A literal as written: `12`, `-1`, `0xffU`, `0f3F800000`, `0d3FF0000000000000`, `1.5`."""
 
     text: str
 
@@ -184,7 +184,7 @@ class Directive:
     """Any other statement that starts with a dot, as text: `.loc 1 3 0`, `.pragma "nounroll";`.
 
     `name` is the directive without its dot; `names` the identifiers in it (`.branchtargets`, `.calltargets`, `.alias`).
-    The marks `//gpubpf{`, `//gpubpf}` and `//gpubpf+N` around what the injector added (docs/timing.md) have the name `gpubpf`.
+    The injector's marks `//gpubpf{`, `//gpubpf}` and `//gpubpf+N` (docs/timing.md) have the name `gpubpf`.
     """
 
     name: str
@@ -216,7 +216,7 @@ def type_size(type_name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generic:
-    """`generic(table)+4` in an initialiser: the generic address of a variable plus the offset of `operand`."""
+    """`generic(table)+4` in an initializer: the generic address of a variable plus the offset of `operand`."""
 
     operand: Name
 
@@ -227,7 +227,7 @@ class Generic:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """`0xFF00(table)` in an initialiser: one byte of an address (PTX ISA 5.4.4, mask())."""
+    """`0xFF00(table)` in an initializer: one byte of an address (PTX ISA 5.4.4, mask())."""
 
     mask: int
     operand: Name | Generic
@@ -241,9 +241,9 @@ Initializer = Immediate | Name | Generic | Masked | tuple["Initializer", ...]
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A declaration in any state space, also of registers and parameters.
+    """A declaration in any state space, including registers and parameters.
 
-    `count` is N of `%r<N>` (registers %r0 … %r(N-1)); `dimensions` of an array, None for `[]`.
+    `count` is N in `%r<N>` (registers %r0 … %r(N-1)). `dimensions` are those of an array, None for `[]`.
     """
 
     space: str  # reg, local, shared, global, const, param, tex, sreg
@@ -272,7 +272,7 @@ class Variable:
         return self.align or type_size(self.type) * self.vector
 
     def declaration(self) -> str:
-        """Return the declaration without linkage and `;`."""
+        """Return the declaration without its linkage and `;`."""
         words = [f".{self.space}"]
         if "managed" in self.attributes:
             words.append(".attribute(.managed)")
@@ -310,7 +310,7 @@ Statement = PtxInstruction | Label | Open | Close | Directive | Variable
 
 
 class UnparsedBody(Protocol):
-    """The text of a function's body, which is parsed when it is needed."""
+    """The text of a function's body, parsed on demand."""
 
     def mentions(self, name: str) -> bool:
         """Return whether the text contains `name` anywhere."""
@@ -344,7 +344,7 @@ class Function:
         return any(name in str(s) for s in self.statements or ())
 
     def block_limit(self, name: str) -> tuple[int, int, int] | None:
-        """Return the block's dimensions that a kernel states with `.reqntid` or `.maxntid`, or None (PTX ISA 11.4)."""
+        """Return the block dimensions in the directive `name` (`reqntid` or `maxntid`), or None without it (PTX ISA 11.4)."""
         for directive in self.directives:
             if directive.name == name:
                 numbers = re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)
@@ -361,7 +361,7 @@ class Function:
         return self.unparsed.parse() if self.unparsed is not None else self.statements
 
     def with_body(self, statements: tuple[Statement, ...] | None) -> Function:
-        """Return this function with another body; None: its declaration."""
+        """Return this function with another body, or as a declaration if `statements` is None."""
         return dataclasses.replace(self, statements=statements, unparsed=None)
 
     def __str__(self) -> str:
@@ -410,7 +410,7 @@ class Module:
 
     @functools.cached_property
     def aliases(self) -> dict[str, str]:
-        """The function that each `.alias` stands for, by the alias."""
+        """The `.alias` names, each with the function that it stands for."""
         found = (item.names for item in self.items if isinstance(item, Directive) and item.name == "alias")
         return {names[0]: names[1] for names in found if len(names) == 2}
 
@@ -426,7 +426,7 @@ class Module:
 
     @property
     def architecture(self) -> int:
-        """The number of the architecture: 90 for `sm_90a`; 0 without one."""
+        """The architecture as a number: 90 for `sm_90a`; 0 if the target has none."""
         digits = re.search("[0-9]{1,4}", self.sm)
         return int(digits[0]) if digits is not None else 0
 

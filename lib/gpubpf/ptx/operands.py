@@ -1,10 +1,10 @@
-"""Read from a PTX instruction the value that it loads, stores or combines with memory.
+"""Determine the value that a PTX instruction loads, stores or combines with memory.
 
     operands(instruction)      # st.global.v2.f32 [%rd1], {%f1, %f2} → Operands("f32", 4, given=(Name("%f1"), Name("%f2")))
     without_value(instruction) # ldmatrix… → "ldmatrix"
 
-Values are those of `ld`, `ldu`, `st`, `atom`, `red` and their multicast and asynchronous forms. Instructions whose lanes share what
-they load or store (ldmatrix, stmatrix, wmma) have none, nor has st.bulk, which stores zeros.
+Covers `ld`, `ldu`, `st`, `atom`, `red` and their multimem and asynchronous forms. Instructions whose lanes share what they load or
+store (ldmatrix, stmatrix, wmma) have no value here, nor has st.bulk, which stores zeros.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WITHOUT_VALUE = ("ldmatrix", "stmatrix", "wmma.load", "wmma.store", "st.bulk")
 class Operands:
     """What an instruction moves between registers and memory. The elements of a vector are in order.
 
-    type   of an element, one of bytecode.TYPES; that of f16x2 is f16, that of 8-bit floats b8
-    size   bytes of each operand in memory, 16 at most; a packed pair (f16x2) is one operand
-    given  what is stored, or what an atomic combines with memory: registers and numbers
-    read   registers that receive what was in memory; `_` receives nothing
+    type   of an element, one of bytecode.TYPES; f16 for f16x2, b8 for 8-bit floats
+    size   bytes of each operand in memory, at most 16; a packed pair (f16x2) is one operand
+    given  the registers and numbers that are stored, or that an atomic combines with memory
+    read   the registers that receive what was in memory; `_` receives nothing
     """
 
     type: str
@@ -49,7 +49,7 @@ def operands(instruction: PtxInstruction) -> Operands | None:
     before, after = instruction.operands[:at], instruction.operands[at + 1 :]
     kind = found[0].kind
     if kind != "load":
-        # Behind the value there may be a cache policy or an mbarrier. A cas compares with its first operand and stores the second.
+        # A cache policy or an mbarrier may follow the value. A cas compares with its first operand and stores the second.
         after = after[1:2] if "cas" in modifiers else after[:1]
     read = _elements(before)
     given = _elements(after) if kind != "load" else ()
@@ -63,7 +63,7 @@ def operands(instruction: PtxInstruction) -> Operands | None:
 
 
 def without_value(instruction: PtxInstruction) -> str | None:
-    """Return the name of an instruction that accesses memory by itself and whose value no program can be told; else None."""
+    """Return the name of an instruction that accesses memory synchronously but has no value that programs can see; else None."""
     found = accesses(instruction)
     if not found:
         return unprobed(instruction)
@@ -74,12 +74,12 @@ def without_value(instruction: PtxInstruction) -> str | None:
 
 
 def _bits(type_name: str) -> int:
-    """Return the bits of an element of a type that has no number of its own: 8 for e4m3x4, and the bits of an unknown one."""
+    """Return the bits of an element whose type is not in bytecode.TYPES: 8 for e4m3x4, otherwise the type's whole size."""
     return 8 if type_name.startswith("e") else 8 * type_size(type_name)
 
 
 def _elements(found: tuple[Operand, ...]) -> tuple[Name | Immediate, ...] | None:
-    """Return an operand's elements, () without an operand; None if it is neither a register nor a number nor a vector of such."""
+    """Return the elements of the first operand; () without operands; None unless all are registers or numbers."""
     items = found[0].items if found and isinstance(found[0], Vector) else found[:1]
     kept = tuple(item for item in items if isinstance(item, Name | Immediate))
     return kept if len(kept) == len(items) else None

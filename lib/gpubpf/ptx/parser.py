@@ -1,4 +1,4 @@
-"""Parse PTX text into a `Module`. The bodies of functions are parsed when they are needed."""
+"""Parse PTX text into a `Module`. Function bodies are parsed on demand."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .tokens import Lexer, Token, parse_integer, strip_comments
 
 _SPACES = {"reg", "local", "shared", "global", "const", "param", "tex", "sreg"}
 _LINKAGE = {"visible", "extern", "weak", "common"}
-_LINE_DIRECTIVES = {"loc", "file"}  # end with their line, not with ;
+_LINE_DIRECTIVES = {"loc", "file"}  # end at the end of the line, not at `;`
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
-_DEEPEST = 16  # levels of braces or parentheses in an operand, a constant expression or an initializer
-_LARGEST = 1 << 128  # of a constant expression
+_DEEPEST = 16  # maximum nesting of braces or parentheses in an operand, expression or initializer
+_LARGEST = 1 << 128  # maximum magnitude in a constant expression
 
 
 def parse(text: str | bytes) -> Module:
@@ -123,7 +123,7 @@ def _directive(lexer: Lexer) -> Directive:
 
 @dataclass(frozen=True)
 class _UnparsedBody:
-    """The body of a function, from `start` to `end` of a text. Its first line is `line`."""
+    """A function's body: `text` from `start` to `end`. It begins at line `line`."""
 
     text: str
     start: int
@@ -162,7 +162,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
             unparsed = _UnparsedBody(lexer.text, start, end, line)
             break
         if lexer.accept(";"):
-            # a `;` ends a declaration, and also a .pragma before the body
+            # A `;` ends a declaration, but also a .pragma before the body.
             after = lexer.peek()
             if not (
                 directives and directives[-1].name == "pragma" and after and after.text in ("{", ".pragma")
@@ -176,7 +176,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
 
 
 def _function_directive(lexer: Lexer) -> Directive:
-    """Parse `.maxntid 256, 1, 1`, `.noreturn`, `.pragma "…";`, which end before the next directive, `{` or `;`."""
+    """Parse a directive such as `.maxntid 256, 1, 1`, `.noreturn` or `.pragma "…";`. It ends at the next directive, `{` or `;`."""
     first = lexer.next()
     if first.kind != "dotted":
         raise PtxError(f"PTX line {first.line}: unexpected {first.text!r} in the head of a function")
@@ -344,7 +344,7 @@ def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
 
 
 def _until(lexer: Lexer, stops: tuple[str, ...]) -> list[Token]:
-    """Take the tokens before one of `stops` that is outside of parentheses. Raises PtxError."""
+    """Take the tokens up to the first of `stops` outside parentheses. Raises PtxError if there is none."""
     found: list[Token] = []
     depth = 0
     while (token := lexer.peek()) is not None:
@@ -522,7 +522,7 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
 
 
 def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> PtxInstruction:
-    opcode, _, component = first.text.partition(".")  # an opcode such as `set.r…` may look like a component
+    opcode, _, component = first.text.partition(".")  # in `set.r…`, the lexer may see a component
     modifiers = [component] if component else []
     while (token := lexer.peek()) is not None and token.kind == "dotted":
         modifiers.append(lexer.next().text[1:])
@@ -567,7 +567,7 @@ def _operand_part(lexer: Lexer, depth: int) -> Operand:
 
 
 def _is_expression(lexer: Lexer) -> bool:
-    """Return whether the next `(` opens a constant expression instead of call arguments."""
+    """Return whether the next `(` opens a constant expression rather than call arguments."""
     ahead = lexer.peek()
     assert ahead is not None
     after = lexer.text[ahead.end : ahead.end + 40].lstrip()

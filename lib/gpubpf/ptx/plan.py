@@ -1,4 +1,4 @@
-"""What becomes of each function of a module, decided before its body is rewritten: its name, its signature, its programs."""
+"""Decide each function's name, signature and programs before any body is rewritten."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
 
-# Lines of PTX that the programs at FREQUENT points may take in a module: ptxas takes a second for that many. In a larger module, what
-# programs of at least MIN_FUNCTION lines seldom do becomes functions. If the rest takes more than MAX_SHORT lines, whole programs do.
+# MAX_INLINE limits the lines of PTX that programs of at least MIN_FUNCTION lines at FREQUENT points may add to a module: ptxas takes a
+# second for that many. Above it, the rarely executed parts of these programs become functions. If the remaining parts still have more
+# than MAX_SHORT lines, whole programs become functions.
 MAX_INLINE = 4000
 MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
@@ -38,45 +39,43 @@ _ANY = Address(None)
 
 @dataclass(frozen=True)
 class Role:
-    """The part that a function plays in counting work, leaving the kernel and probing. It decides the function's signature."""
+    """How a function takes part in counting work, leaving the kernel and probing. This determines its signature."""
 
-    returns_work: bool  # the work is appended to the return value, at `work_offset`
-    leaving: (
-        bool  # its threads may leave the kernel at a probed place, so it receives the work counted so far
-    )
+    returns_work: bool  # it appends the counted work to its return value, at `work_offset`
+    leaving: bool  # its threads may leave the kernel at a probed exit, so it receives the work counted so far
     block: bool  # it receives the launch block: it holds a probe, or calls a function that does
     work_offset: int = 0
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The places in a function's body where programs can be put."""
+    """The places in a function's body where programs can be injected."""
 
-    # Points → places: `exit` (of the kernel, by an `exit`), barriers, `branch`, `basic_block` (at most so many).
+    # Point → number of places: `exit` (only `exit` instructions), barriers, `branch`, `basic_block` (an upper bound).
     places: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # How many places have an access, by the access without its operands; and those whose value programs can be told.
+    # Access without its operands → number of places; `values` counts only those whose value programs can see.
     accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
     values: Mapping[Access, int] = dataclasses.field(default_factory=dict)
-    # Points → opcodes → places where no program can be.
+    # Point → opcode → number of places where no program can be injected.
     unprobed: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
 
 class InjectionPlan:
     """The decisions about one module.
 
-    A function holds the probes of the kernel that it runs in. Kernels may have different programs, so a function is copied once for
-    each distinct set of programs: each copy is a *variant*, numbered as the set is in `variants`. Variant 0 holds no program.
+    A function contains the probes of the kernel that calls it. Kernels may have different programs, so a function is copied once for
+    each distinct set of programs. Each copy is a *variant*, numbered by the set's index in `variants`. Variant 0 has no programs.
 
-    work      the kinds of work that are counted, some of `bytecode.WORK`
+    work      the counted kinds of work, a subset of `bytecode.WORK`
     leaving   functions whose threads may leave the kernel
     programs  the functions that probes call
-    filler    makes the text of probes
+    filler    builds the text of probes
     """
 
     def __init__(
         self, module: Module, graph: CallGraph, block: LaunchBlock, kernels: Mapping[str, Sequence[Placement]]
     ) -> None:
-        """Plan the instrumentation of `kernels`, the placements by the kernel's mangled name.
+        """Plan the instrumentation of `kernels`: placements by the kernel's mangled name.
 
         Raises Error for a point or a kind of work that does not exist.
         """
@@ -90,7 +89,7 @@ class InjectionPlan:
             raise Error(f"cannot count {kind!r}; use one of {', '.join(WORK)}")
         for point in {p.point for p in every} - set(DEVICE_POINTS):
             raise Error(f"no device program can be at {point!r}; use one of {', '.join(DEVICE_POINTS)}")
-        # Functions are shared between kernels, so all kernels count all kinds; ptxas drops counts that nothing reads.
+        # Kernels share functions, so all kernels count all kinds; ptxas drops counts that nothing reads.
         self.work = tuple(kind for kind in WORK if kind in asked)
         reached = {f for name in kernels for f in graph.reach(name)}
         self.functions = {f for f in reached if module.functions[f].kind == "func"}
@@ -110,18 +109,17 @@ class InjectionPlan:
         )
 
     def _variant(self, kernel: str) -> int:
-        """Return the number of the set of programs that the functions called by a kernel hold."""
+        """Return the number of the set of programs that goes into the functions that a kernel calls."""
         inner = tuple(p for p in self.placements[kernel] if p.point not in ("entry", "block_begin"))
         if inner not in self.variants:
             self.variants.append(inner)
         return self.variants.index(inner)
 
     def _programs(self, reached: Iterable[str]) -> tuple[tuple[Function, ...], dict[int, str]]:
-        """Return functions for fragments at FREQUENT points, or for parts of them, because inlining all of them would be too much
-        text; and the text that is inlined for each of these fragments, by its `id`.
+        """Return functions for fragments at FREQUENT points if inlining them would add too much text, and the text to inline instead.
 
-        There are none in a module with `setmaxnreg`: ptxas ignores it in a kernel with calls (advisory C7507), which changes how many
-        blocks fit.
+        The text is by the fragment's `id`. A module with `setmaxnreg` gets no functions: in a kernel with calls, ptxas ignores
+        `setmaxnreg` (advisory C7507), which changes how many blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
             return (), {}
@@ -150,9 +148,9 @@ class InjectionPlan:
         }
 
     def role(self, name: str, variant: int) -> Role | None:
-        """Return the role of a function; None if the function stays as it is.
+        """Return the role of a function; None if the function keeps its signature.
 
-        Raises Refusal for a function that needs hidden parameters and takes its own in registers.
+        Raises Refusal for a function that needs hidden parameters or results but passes its own in registers.
         """
         if (name, variant) not in self._roles:
             self._roles[name, variant] = self._role(name, variant)
@@ -175,7 +173,7 @@ class InjectionPlan:
         return Role(returns_work, leaving, block, offset)
 
     def holding(self, variant: int) -> frozenset[str]:
-        """Return the functions that hold a probe of this variant, or call a function that does."""
+        """Return the functions that contain a probe of this variant, or call a function that does."""
         if variant not in self._holding:
             placements = self.variants[variant]
             found = {f for f in self.functions if placements and any(self._places(f, p) for p in placements)}
@@ -183,7 +181,7 @@ class InjectionPlan:
         return self._holding[variant]
 
     def _places(self, name: str, placement: Placement) -> int:
-        """Return how many places for a program a function's own body has, at most; 0 if it has none."""
+        """Return an upper bound on the places for a program in a function's own body; 0 if there are none."""
         point = placement.point
         function = self.module.functions[name]
         if not function.defined:
@@ -207,7 +205,7 @@ class InjectionPlan:
         return tuple(p for p in placements if not p.functions or names.matches(p.functions, function.name))
 
     def contents(self, name: str) -> Contents:
-        """Return the places in a function where programs can be put, whichever programs there are."""
+        """Return the places in a function where programs can be injected, independent of the actual programs."""
         if name not in self._contents:
             places: Counter[str] = Counter()
             targets: set[str] = set()
@@ -244,7 +242,7 @@ class InjectionPlan:
         return self._contents[name]
 
     def computations(self, name: str) -> list[tuple[str, Computation]]:
-        """Return what the instructions of a function compute from registers, each with its opcode."""
+        """Return the opcode and the computation of each instruction in a function that computes from registers."""
         if name not in self._computations:
             instructions = [
                 s for s in self.module.functions[name].body or () if isinstance(s, PtxInstruction)
@@ -254,15 +252,15 @@ class InjectionPlan:
         return self._computations[name]
 
     def may_leave(self, name: str) -> bool:
-        """Return whether threads may leave the kernel in a call of this function."""
+        """Return whether threads may leave the kernel during a call of this function."""
         return name in self.module.functions and self.graph.resolve(name) in self.leaving
 
     def new_name(self, name: str, variant: int) -> str:
-        """Return what a variant of a function is called in the sidecar."""
+        """Return the name of a function's variant in the sidecar."""
         role = self.role(name, variant)
         if role is None:
             return name
-        meant = self.graph.resolve(name)  # an alias of a function that is rewritten is left out
+        meant = self.graph.resolve(name)  # aliases of a rewritten function are dropped
         return f"{meant}${PREFIX}{variant}" if role.block else meant
 
     def signature(self, function: Function, variant: int) -> Function:

@@ -1,4 +1,4 @@
-"""Make the text of probes: a fragment with its arguments, and the code around it at a memory access.
+"""Build the text of probes: a fragment with its arguments, and the code around it at a memory access.
 
 filler = Filler(block)
 filler.text(placement, {"site": "7"})
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument
 
 
-# The points that are passed many times in a thread.
+# The points that a thread reaches many times.
 FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
-# Spaces that a generic address may point to. Constants are not among them, since the copy accesses them in global memory.
+# Spaces that a generic address may point to. Constants are excluded, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
 AT = "%gpubpf_0at"
@@ -38,7 +38,7 @@ _SKIPPED = "$gpubpf_skipped"
 
 
 class Filler:
-    """Fills in the arguments of fragments. Those that come from the launch block are the same at each place."""
+    """Fills in the arguments of fragments. Arguments from the launch block are the same everywhere."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Filler:
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
-        `texts`: what is inlined for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic
-        addresses may point to parameters of the kernel, or to shared memory of other blocks.
+        `texts`: the text to inline for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic addresses
+        may point to kernel parameters, or to shared memory of other blocks.
         """
         self.block = block
         self.texts = texts or {}
@@ -59,12 +59,12 @@ class Filler:
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
     def probe(self, placement: Placement, lines: Sequence[str]) -> str:
-        """Return the lines of a probe in a scope. Where the program is sampled, threads that are not chosen skip all of it."""
+        """Return the lines of a probe in a scope. If the program is sampled, threads that are not chosen skip the scope."""
         skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if placement.sampled else ([], [])
         return "\n".join(["{", *skip, *lines, *end, "}"])
 
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
-        """Return a fragment in a scope that declares and sets its arguments. `context`: numbers or 64-bit registers by field."""
+        """Return a fragment in a scope that declares and sets its arguments. `context`: field → number or 64-bit register."""
         _, start, fields = self._parts(placement)
         lines = [start]
         for register, field, bits in fields:
@@ -87,7 +87,7 @@ class Filler:
         )
 
     def branch(self, placement: Placement, site: int, condition: str) -> str:
-        """Return a fragment before a branch. `condition`: the predicate of lanes that take it, as an operand: `!%p1`."""
+        """Return a fragment before a branch. `condition`: the predicate operand (`!%p1`) that is true in lanes that take it."""
         lines = self._active(placement, "taken")
         if self.reads(placement, "taken"):
             lines += [
@@ -100,7 +100,7 @@ class Filler:
         return self.probe(placement, [*lines, self.text(placement, context)])
 
     def _active(self, placement: Placement, *fields: str) -> list[str]:
-        """Return what sets the register of `active`, if the fragment reads it or one of `fields`."""
+        """Return instructions that set the register of `active`, if the fragment reads `active` or one of `fields`."""
         if not self.reads(placement, "active", *fields):
             return []
         return [
@@ -119,7 +119,7 @@ class Filler:
         return any(self.reads(placement, *fields) for placement in placements)
 
     def _parts(self, placement: Placement) -> tuple[Placement, str, tuple[tuple[str, str, int], ...]]:
-        """Return the text that is the same at every place, and the arguments from the context as (register, field, bits)."""
+        """Return the placement, the text that is the same everywhere, and the context arguments as (register, field, bits)."""
         found = self._known.get(id(placement))
         if found is None:
             lines = ["{"]
@@ -144,7 +144,7 @@ class Filler:
         return found
 
     def shard(self, argument: Argument, placement: Placement, register: str) -> str:
-        """Return what computes an argument of kind `shard` of a program."""
+        """Return instructions that compute a program's argument of kind `shard`."""
         base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
         shard, some, offset = "%gpubpf_0number", "%gpubpf_0some", "%gpubpf_0offset"
         lines = [
@@ -199,12 +199,13 @@ class Filler:
         more: Mapping[str, str] = MappingProxyType({}),
         setup: Sequence[str] = (),
     ) -> str:
-        """Return the probes at one access, in a scope that lanes without the access skip.
+        """Return the probes at one access, in a scope that lanes which do not access memory skip.
 
-        guards   conditions (`@%p1 `) of lanes that do not access; threads that are not chosen are added
+        guards   guards (`@%p1 `) for lanes that do not access memory; sampling adds one for threads that are not chosen
         address  instructions that put the address into the 64-bit register AT
         size     instructions that put the number of bytes into BYTES, if the access has no fixed width
-        more     further fields of the context, which the instructions in `setup` set
+        more     further context fields
+        setup    instructions that set their registers
         """
         guards = [*([f"@{SKIPS} "] if any(p.sampled for p in placements) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
@@ -259,9 +260,9 @@ class Filler:
         setup: Sequence[str],
         context: Mapping[str, str],
     ) -> str:
-        """Return the probes behind an instruction, in a scope that lanes which do not execute it skip.
+        """Return the probes after an instruction, in a scope that lanes which do not execute the instruction skip.
 
-        guards, setup: as in `access`. context: its fields but `active`.
+        guards, setup: as in `access`. context: all fields except `active`.
         """
         guards = [*([f"@{SKIPS} "] if any(p.sampled for p in placements) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]
@@ -271,7 +272,7 @@ class Filler:
 
 
 def _group(placement: Placement) -> str:
-    """Return the register whose low bits choose the part of a map that a program uses (gpu_group)."""
+    """Return the register whose low bits select the part of a map that a program uses (gpu_group)."""
     return GROUP if placement.sampled else "%smid"
 
 
@@ -280,7 +281,7 @@ def shard_register(argument: Argument, placement: Placement) -> str:
     return f"%gpubpf_0shard{'_sampled' if placement.sampled else ''}_{map_of(argument)}"
 
 
-# Computes the space and the offset that a generic address points to. shared::any becomes shared::cluster or shared.
+# Compute the space and offset of a generic address. shared::any is replaced by shared::cluster or shared.
 _LOCATED = (
     ".reg .pred %gpubpf_0shared, %gpubpf_0local;",
     ".reg .b64 %gpubpf_0space, %gpubpf_0offset, %gpubpf_0other;",
@@ -296,7 +297,7 @@ _LOCATED = (
 
 
 def in_rows(rows: Rows, width: int) -> list[str]:
-    """Return instructions that add to AT what a lane's address of a matrix is beyond that of lane 0. A lane has `width` bytes."""
+    """Return instructions that turn the address of a matrix in AT into the lane's own address. Each lane accesses `width` bytes."""
     row, along, step = "%gpubpf_0row", "%gpubpf_0along", "%gpubpf_0step"
     bytes_ = f"shl.b64 {step}, {step}, {(rows.bits // 8).bit_length() - 1};"
     if rows.bits < 8:
@@ -322,7 +323,7 @@ def effect(access: Access) -> int:
 
 
 def wants(placement: Placement, access: Access) -> bool:
-    """Return whether a program may be meant for an access. For generic addresses, only the execution tells."""
+    """Return whether a program's filters may admit an access. For generic addresses, the space is known only at run time."""
     if placement.kinds and access.kind not in placement.kinds:
         return False
     if not placement.spaces:
@@ -333,12 +334,12 @@ def wants(placement: Placement, access: Access) -> bool:
 
 
 def _everywhere(placement: Placement) -> bool:
-    """Return whether a program is meant for all spaces that a generic address may point to."""
+    """Return whether a program's filters admit all spaces that a generic address may point to."""
     return not placement.spaces or set(placement.spaces) >= _GENERIC
 
 
 def _elsewhere(placement: Placement) -> list[str]:
-    """Return branches that skip a program if a generic address points to a space that the program is not meant for."""
+    """Return branches that skip a program if a generic address points to a space that its filters exclude."""
     if _everywhere(placement):
         return []
     shared, local = "%gpubpf_0shared", "%gpubpf_0local"

@@ -1,6 +1,6 @@
-"""Decide which blocks or warps of a launch run the programs, once at the beginning of each kernel and function (ebpf/sampling.py).
+"""Decide whether a thread's block or warp runs the programs, at the start of each kernel and instrumented function (ebpf/sampling.py).
 
-`choice(unit)` is the code that does it. It sets SKIPS, a predicate that each probe tests, and GROUP.
+`choice(unit, counts)` returns the code. It sets GROUP, and SKIPS, a predicate that each probe tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpubpf.lower.fragment import Argument, Fragment
 from .values import Placement
 
 SKIPS = "%gpubpf_0skips"  # a predicate: this thread runs no program
-GROUP = "%gpubpf_0group"  # the hash of the chosen block or warp
+GROUP = "%gpubpf_0group"  # the hash of the thread's block or warp
 
 _LAUNCH = (Argument("launch", "b64", "launch"), Argument("replay", "b64", "replay"))
 _PARAMETER = tuple(
@@ -73,7 +73,7 @@ _HASH = (
     f"xor.b32 {GROUP}, %unit, %more;",
     f"setp.gt.u32 {SKIPS}, {GROUP}, %gpubpf_limit;",
 )
-# All lanes of a warp agree anyway. But now ptxas knows that, and adds nothing to each branch on SKIPS to let lanes meet again.
+# All lanes of a warp agree anyway. The vote tells ptxas so, and it adds no reconvergence code to the branches on SKIPS.
 _UNIFORM = ("activemask.b32 %more;", f"vote.sync.any.pred {SKIPS}, {SKIPS}, %more;")
 _COUNT = (
     "setp.ne.u32 %is, %own, 0;",
@@ -86,7 +86,7 @@ _COUNT = (
 
 @functools.cache
 def choice(unit: Unit, counts: bool) -> Fragment:
-    """Return the code that sets SKIPS and GROUP, which must be declared. counts: it also counts the chosen units in SAMPLED.
+    """Return the code that sets SKIPS and GROUP, which the caller declares. counts: also count the chosen units in SAMPLED.
 
     It is a fragment because it takes its arguments from the launch block, like a program.
     """
@@ -101,5 +101,5 @@ def choice(unit: Unit, counts: bool) -> Fragment:
 
 
 def units(placements: Iterable[Sequence[Placement]]) -> tuple[Unit, ...]:
-    """Return the units that sampled programs choose from: none or one."""
+    """Return the units that sampled programs are chosen by: none or one."""
     return tuple(dict.fromkeys(p.sampled for some in placements for p in some if p.sampled))

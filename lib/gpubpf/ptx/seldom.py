@@ -1,12 +1,12 @@
-"""Put a fragment, or what it seldom executes, into a function.
+"""Move a fragment, or the part that it seldom executes, into a function.
 
 short = shortened(fragment, "gpubpf_program0")
-short.text, short.function              # what a fragment does nearly always; otherwise it calls the function
+short.text, short.function              # the common path, which calls the function at each seldom path
 called(fragment, "gpubpf_program0")     # a call of the function
 
-The function is the whole fragment in both cases. At a label of `Fragment.seldom`, all lanes begin it again: what they did until then
-had no effects. So the function needs no more parameters than the fragment's arguments. It does not ask again whether to go to such a
-label: the lanes that call it do.
+The function is the whole fragment in both cases. At a label of `Fragment.seldom`, the lanes call the function and begin the fragment
+again; what they did before had no effects. So the function needs no parameters but the fragment's arguments. It does not test again
+whether to branch to such a label: all lanes that call it do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Shortened:
 
 @dataclass(frozen=True)
 class _Block:
-    """A basic block: its label ("" if it has none), its lines, the labels that it branches to, and whether the next block follows."""
+    """A basic block: its label or "", its lines, the labels that it branches to, and whether it can fall through to the next block."""
 
     label: str
     lines: tuple[str, ...]
@@ -46,7 +46,7 @@ class _Block:
 
 
 def called(fragment: Fragment, name: str) -> Shortened:
-    """Return a call of the fragment, which becomes the function NAME with the fragment's arguments as parameters."""
+    """Return a call of the fragment, which becomes the function `name` with the fragment's arguments as parameters."""
     parameters = tuple(
         Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
     )
@@ -60,9 +60,9 @@ def called(fragment: Fragment, name: str) -> Shortened:
 
 
 def shortened(fragment: Fragment, name: str) -> Shortened:
-    """Return the fragment without what it seldom executes: there it calls the function NAME, and ends.
+    """Return the fragment without the parts that it seldom executes: there it calls the function `name` and ends.
 
-    If nothing is marked, return a call of the fragment.
+    If the fragment marks no such part, return a call of it.
     """
     if not fragment.seldom:
         return called(fragment, name)
@@ -82,7 +82,7 @@ def shortened(fragment: Fragment, name: str) -> Shortened:
 
 
 def _call(fragment: Fragment, name: str) -> str:
-    """Return the text of a call of `called`, with arguments in the fragment's registers."""
+    """Return the text that calls the function, with the fragment's registers as arguments."""
     given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
     lines = [f".param .{a.type} {slot};" for slot, a in given]
     lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
@@ -91,7 +91,7 @@ def _call(fragment: Fragment, name: str) -> str:
 
 
 def _blocks(lines: Sequence[str]) -> list[_Block]:
-    """Return the basic blocks. Nested scopes, of inline assembly, have no labels."""
+    """Return the basic blocks. Labels and branches in nested scopes (inline assembly) are ignored."""
     found: list[_Block] = []
     current: list[str] = []
     depth = 0
@@ -114,7 +114,7 @@ def _blocks(lines: Sequence[str]) -> list[_Block]:
 
 
 def _reached(blocks: Sequence[_Block], start: Iterable[int], without: Collection[str] = ()) -> set[int]:
-    """Return the numbers of the blocks that are reached from some blocks without passing these labels."""
+    """Return the numbers of the blocks that are reachable from `start` without entering a block with a label in `without`."""
     at = _numbers(blocks)
     seen: set[int] = set()
     todo = list(start)
@@ -133,7 +133,7 @@ def _numbers(blocks: Sequence[_Block]) -> dict[str, int]:
 
 
 def _decided(blocks: Sequence[_Block], first: set[int], seldom: Collection[str]) -> list[_Block]:
-    """Return the blocks for lanes that come to one of the labels: those of `first`, which lie before, go nowhere else."""
+    """Return the blocks for lanes that reach one of the labels: branches of the earlier blocks `first` lead nowhere else."""
     at = _numbers(blocks)
     goals = {at[label] for label in seldom}
     later = _reached(blocks, goals)

@@ -1,4 +1,4 @@
-"""The instrumented module: rewritten functions are added to it one by one, then it is rendered as PTX."""
+"""Build the instrumented module: add the rewritten functions one by one, then finish it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .source import source_files
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, parameter_layout
 
-# A constant may point to a constant that points to another, and so on: copies are made down to this depth.
+# Constants may point to further constants. Chains longer than this are not copied.
 MAX_POINTERS = 16
 
 
@@ -37,7 +37,7 @@ class SidecarModule:
         self._shared_exits: dict[str, int] = {}  # by new name
 
     def add_called(self, kernel: str) -> None:
-        """Add the functions that a kernel calls, directly or not. Raises Refusal, PtxError."""
+        """Add the functions that a kernel calls, directly or indirectly. Raises Refusal, PtxError."""
         for name in sorted(self.plan.graph.reach(kernel) - {kernel}):
             self._add_function(name, self.plan.variant_of[kernel])
 
@@ -45,7 +45,7 @@ class SidecarModule:
         plan = self.plan
         function = plan.module.functions[name]
         if plan.graph.resolve(name) != name and plan.role(name, variant) is not None:
-            return  # an alias: rewritten calls name its target
+            return  # an alias: rewritten calls use the target's name
         new = plan.new_name(name, variant)
         if new in self._rewritten:
             return
@@ -61,7 +61,7 @@ class SidecarModule:
         self._new_names.setdefault(original, set()).add(made.name)
 
     def add_kernel(self, name: str) -> InjectedKernel:
-        """Add a kernel, whose called functions are in already. Raises Refusal, PtxError."""
+        """Add a kernel, after its called functions. Raises Refusal, PtxError."""
         plan = self.plan
         function = plan.module.functions[name]
         variant = plan.variant_of[name]
@@ -78,7 +78,7 @@ class SidecarModule:
             of_point: Counter[str] = Counter()
             for other in reached:
                 of_point.update(plan.contents(other).unprobed.get(point, {}))
-            unprobed |= of_point  # points may miss the same places
+            unprobed |= of_point  # the maximum, since several points may miss the same places
         return InjectedKernel(
             layout,
             align(end, 8),
@@ -114,7 +114,7 @@ class SidecarModule:
                     made = self._rewritten[new]
                     if made.kind == "func" and new not in seen:
                         seen.add(new)
-                        # Declared before all definitions: a definition may call a function that is defined further down.
+                        # Declare all functions first: a definition may call a function that is defined later.
                         items.append(made.with_body(None))
                     if item.defined:
                         items.append(made)
@@ -131,7 +131,7 @@ class SidecarModule:
         return made_module, variables
 
     def _users(self, variable: str) -> tuple[str, ...]:
-        """Return the instrumented kernels that reach a variable of the table."""
+        """Return the instrumented kernels that use a variable of the table, directly or in called functions."""
         graph = self.plan.graph
         return tuple(
             kernel
@@ -140,7 +140,7 @@ class SidecarModule:
         )
 
     def _copies(self) -> frozenset[str]:
-        """Return the variables of the table that may be copied, with the variables that their initialisers name."""
+        """Return the variables of the table that may be copied, and the variables that their initializers point to."""
         found: set[str] = set()
         known: dict[str, bool] = {}
         for name in self.variables.slots:
@@ -149,9 +149,9 @@ class SidecarModule:
         return frozenset(found)
 
     def _is_copyable(self, name: str, known: dict[str, bool], depth: int) -> bool:
-        """Return whether a copy of `name`, and of what its initialiser points to, would equal the original."""
+        """Return whether a copy of `name`, and of what its initializer points to, would equal the original."""
         if name not in known:
-            known[name] = False  # a constant that points back to itself is not copied
+            known[name] = False  # do not copy a constant that points back to itself
             module = self.plan.module
             variable = module.variables.get(name)
             known[name] = (
@@ -166,7 +166,7 @@ class SidecarModule:
         return known[name]
 
     def _pointed_to(self, name: str) -> set[str]:
-        """Return a variable and those that its initialiser points to, directly or not."""
+        """Return a variable and those that its initializer points to, directly or indirectly."""
         seen: set[str] = set()
         todo = [name]
         while todo:
@@ -178,7 +178,7 @@ class SidecarModule:
 
 
 def _rank(item: Item) -> int:
-    """Return the item's place in the module: declarations come before their uses."""
+    """Return the sort key of an item: declarations come before their uses."""
     if isinstance(item, Directive):
         return {"file": 0, "pragma": 0}.get(item.name, 9)
     if isinstance(item, Variable):
@@ -191,5 +191,5 @@ def _is_kept(item: Directive, functions: Mapping[str, set[str]]) -> bool:
         return True
     if item.name == "alias":
         return bool(item.names) and item.names[0] in functions
-    # .debug_str holds the names that `.loc … function_name` refers to. The rest of DWARF describes code that was rewritten.
+    # .debug_str holds the names that `.loc … function_name` refers to. The other DWARF sections describe the code before rewriting.
     return item.name == "section" and item.text.split()[1].startswith(".debug_str")

@@ -1,4 +1,4 @@
-"""Find the source line of each statement, by the `.file` and `.loc` directives (`-lineinfo`)."""
+"""Find the source line of each statement from the `.file` and `.loc` directives (`-lineinfo`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FILE = re.compile(r'\.file\s+([0-9]{1,9})\s+"((?:[^"\\]|\\.)*)"')
 _NUMBER = "([0-9]{1,9})"
 _LOC = re.compile(rf"\.loc\s+{_NUMBER}\s+{_NUMBER}(?:\s+[0-9]+)?(?:.*\binlined_at\s+{_NUMBER}\s+{_NUMBER})?")
 # Headers of the CUDA toolkit, wherever it is installed: users want the line that calls atomicAdd, not a line inside atomicAdd. nvcc
-# names them relative to its own directory.
+# writes their paths relative to its own directory.
 _TOOLKIT = re.compile(r"/(?:targets/[^/]+|cuda[^/]*|nvidia/\w+)(?:/bin/\.\./?)?/include/")
 
 
@@ -27,8 +27,8 @@ def source_files(module: Module) -> dict[int, str]:
 def source_lines(body: Sequence[Statement], files: Mapping[int, str]) -> list[tuple[int, int]]:
     """Return the file number and line of each statement, (0, 0) if unknown.
 
-    Line 0 means that the compiler made the statement: it gets the line before. A statement of an inlined function gets that function's
-    line, or the line of the call if the function is in a header of the CUDA toolkit.
+    Line 0 marks compiler-generated code, which keeps the previous line. A statement of an inlined function gets the line in that
+    function, or the line of the call if the function is in a header of the CUDA toolkit.
     """
     found = []
     current = 0, 0

@@ -1,4 +1,4 @@
-"""What is numbered while the functions of a module are rewritten: probe sites and the variables' address slots."""
+"""Number the probe sites and the variables' address slots while the functions of a module are rewritten."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .values import Site
 
 
 class SiteTable:
-    """The probe sites of a module, by the new name of the function that holds them.
+    """The probe sites of a module, by the new name of the function that contains them.
 
-    Sites in called functions are numbered first. Each kernel continues from there, so its own numbers may equal another kernel's.
+    Sites in called functions are numbered first. Each kernel continues from there, so kernels may use the same numbers.
     """
 
     def __init__(self, files: Mapping[int, str]) -> None:
         """Start without sites. `files`: names of source files by their number in `.file` directives."""
         self.files = files
-        self.count = 0  # the next number; a kernel sets it back to the number of sites in called functions
+        self.count = 0  # the next number; reset before each kernel to the number of sites in called functions
         self._by_function: dict[str, list[Site]] = {}
 
     def add(self, new_name: str, site: Site, source: tuple[int, int]) -> int:
-        """Add a site and return its number. `source`: file number and line, 0 if unknown; both fill in what `site` lacks."""
+        """Add a site and return its number. `source`: file number and line, 0 if unknown. Number and source are set in the site."""
         file = self.files.get(source[0], "")
         number, self.count = self.count, self.count + 1
         made = dataclasses.replace(site, number=number, source=file, source_line=source[1] if file else 0)
@@ -42,5 +42,5 @@ class VariableTable:
         self.kept: set[str] = set()  # declared in the sidecar as in the original, such as shared memory
 
     def offset(self, name: str) -> int:
-        """Return where in the table the address of a global or constant is, in bytes."""
+        """Return the offset in bytes of a variable's address in the table. Adds the variable if it is new."""
         return 8 * self.slots.setdefault(name, len(self.slots))

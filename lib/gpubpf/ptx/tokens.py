@@ -1,4 +1,4 @@
-"""Split PTX text into tokens, by the lexical rules of the PTX ISA, "Syntax" (4.1–4.6)."""
+"""Split PTX text into tokens by the lexical rules in the PTX ISA, "Syntax" (4.1–4.6)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 
-# Strings and comments may lack an end: otherwise each of many would be searched for one to the end of the text.
+# Strings and comments may be unterminated. If the pattern required an end, many unterminated ones would take quadratic time.
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
-# The marks that the injector writes around the statements it adds (docs/timing.md). No other comments are kept.
+# The marks that the injector writes around added statements (docs/timing.md). All other comments are dropped.
 _MARK = re.compile(r"//gpubpf(?:[{}]|\+[0-9]{1,9})[ \t\r]*")
 
 _TOKEN = re.compile(
@@ -41,7 +41,7 @@ class Token:
 
 
 def strip_comments(text: str) -> str:
-    """Return the text with all comments except marks replaced by spaces. Offsets and lines stay the same."""
+    """Return the text with all comments except marks replaced by spaces. Offsets and line numbers do not change."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
@@ -53,7 +53,7 @@ def strip_comments(text: str) -> str:
 
 
 class Lexer:
-    """A cursor over PTX text without comments, with one token of look-ahead."""
+    """A cursor over comment-free PTX text, with one token of lookahead."""
 
     def __init__(self, text: str, position: int = 0, end: int | None = None, line: int = 1) -> None:
         self.text = text
@@ -99,14 +99,14 @@ class Lexer:
         return False
 
     def expect(self, text: str) -> Token:
-        """Take the next token. Raises PtxError unless it is `text`."""
+        """Take the next token, which must be `text`. Raises PtxError."""
         token = self.next()
         if token.text != text:
             raise PtxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
         return token
 
     def rest_of_line(self) -> str:
-        """Take the rest of the line of the last token, as text."""
+        """Take the rest of the last token's line, as text."""
         begin = self._ahead.start if self._ahead is not None else self.position
         stop = self.text.find("\n", self.position if self._ahead is None else begin, self.end)
         stop = self.end if stop < 0 else stop
@@ -117,7 +117,7 @@ class Lexer:
         return self.text[begin:stop].strip()
 
     def skip_braces(self) -> tuple[int, int, int]:
-        """Skip a block whose `{` is the next token. Return the start, end and line of its inside. Raises PtxError."""
+        """Skip a block whose `{` is the next token. Return the start and end of its contents, and the line of `{`. Raises PtxError."""
         opening = self.expect("{")
         depth = 1
         for match in _BRACE.finditer(self.text, opening.end, self.end):
@@ -137,11 +137,11 @@ class Lexer:
 _BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"?|//gpubpf[^\n]*|[{}]')
 
 
-_LONGEST_INTEGER = 66  # characters of 64 bits in binary
+_LONGEST_INTEGER = 66  # characters: 64 bits in binary, with the prefix 0b
 
 
 def parse_integer(text: str) -> int:
-    """Return the value of an integer literal: decimal, octal, hexadecimal or binary, with or without U and sign. Raises PtxError."""
+    """Return the value of an integer literal: decimal, octal, hexadecimal or binary, with optional sign and U. Raises PtxError."""
     sign = -1 if text.startswith("-") else 1
     digits = text.lstrip("+-").rstrip("U")
     if len(digits) > _LONGEST_INTEGER:

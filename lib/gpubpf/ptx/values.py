@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
 PREFIX = "gpubpf"
-LIMITED = "$gpubpf_limited"  # behind the name of a copy that is limited to fewer registers
+LIMITED = "$gpubpf_limited"  # suffix of the name of a copy that is limited to fewer registers
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work that is counted for it (one of `bytecode.WORK`).
+    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it (one of `bytecode.WORK`).
 
     At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
     () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
     At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
-    sampled: the program runs in some blocks or warps only, chosen in each launch; "": in all. All programs of a kernel have the same.
+    sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
+    have the same value.
     """
 
     fragment: Fragment
@@ -47,14 +48,14 @@ class Placement:
 class Site:
     """One probed place: its number (`ctx->site`), its function (mangled), and its line in the original PTX.
 
-    A kernel's numbers begin at 0 without gaps. Sites in called functions come first, and are the same for all kernels of the module.
-    The kernel's own sites follow. An exit is at the line that decides to leave: of the branch if several lead to one `ret`, else of
-    the `ret` or `exit`. All programs of one point at one place share a site.
+    Numbers begin at 0. Sites in called functions come first; all kernels of the module share them. The kernel's own sites follow. The
+    line of an exit is that of the branch that leads to it, if there is exactly one, else that of the `ret` or `exit`. All programs of
+    one point at one place share a site.
 
-    source, source_line  the place in the source (`-lineinfo`), in an inlined function if it is in one; "" and 0 if unknown
+    source, source_line  the source location (`-lineinfo`), inside an inlined function if there is one; "" and 0 if unknown
     opcode               of accesses, branches, barriers and instructions, with modifiers: `ld.global.f32`; else ""
-    kind, space          of accesses and values, as in ptx/access.py (so also `generic`); else ""
-    width                of accesses and values: bytes, 0 if only the execution determines it
+    kind, space          of accesses and values, as in ptx/access.py (including `generic`); else ""
+    width                of accesses and values: bytes, 0 if known only at run time
     """
 
     number: int
@@ -68,9 +69,9 @@ class Site:
     space: str = ""
     width: int = 0
     effect: int = (
-        0  # of accesses: 1 it reads, 2 it writes, 3 both; of values: 4 more if an atomic's old value is used
+        0  # of accesses: 1 reads, 2 writes, 3 both; of values: plus 4 if an atomic's old value is used
     )
-    block: int | None = None  # of basic blocks: its number in the function, from 0; copies have the same
+    block: int | None = None  # of basic blocks: the number in the function, from 0; copies keep it
     type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
@@ -79,12 +80,12 @@ class Site:
 class InjectedKernel:
     """An instrumented kernel.
 
-    parameters    the application's, as (offset, size) in bytes; the launch block follows at `block_offset`
-    sites         those that the kernel's threads may reach; their numbers are below `site_count`
+    parameters    the application's parameters as (offset, size) in bytes; the launch block follows at `block_offset`
+    sites         the sites that the kernel's threads may reach; their numbers are below `site_count`
     shared_exits  the number of branches that share a probe with others
-    unknown       opcodes that count as instructions only, because it is unknown what else they do
+    unknown       opcodes with unknown effects, which count only as instructions
     waits         whether its blocks may wait for each other (flow.may_wait)
-    unprobed      places by opcode that no program sees: accesses and branches, if a program is attached to such
+    unprobed      opcode → number of places that no program sees, at the points where programs are attached
     """
 
     parameters: tuple[tuple[int, int], ...]
@@ -100,9 +101,9 @@ class InjectedKernel:
 
 @dataclass(frozen=True)
 class InjectedVariable:
-    """A variable of the application, whose address must be written to slot `index` of `gpubpf_variables`.
+    """A variable of the application. Its address must be written to slot `index` of `gpubpf_variables`.
 
-    `copied`: the sidecar holds a copy with the same name, which is used if the driver does not find the original.
+    `copied`: the sidecar has a copy with the same name, for use if the driver does not find the original.
     """
 
     name: str
@@ -110,14 +111,14 @@ class InjectedVariable:
     space: str  # global or const
     size: int  # bytes; 0 if the length is unknown
     copied: bool
-    kernels: tuple[str, ...] = ()  # that use it (mangled)
+    kernels: tuple[str, ...] = ()  # the kernels that use it (mangled)
 
 
 @dataclass(frozen=True)
 class Injected:
-    """The instrumented module. `text` has no kernel if all were refused. `refusals`: reasons by mangled name.
+    """The instrumented module. `text` has no kernels if all were refused. `refusals`: reasons by mangled name.
 
-    module: what `text` was rendered from.
+    `text` is the rendered `module`.
     """
 
     text: str
@@ -127,7 +128,7 @@ class Injected:
     module: Module = dataclasses.field(repr=False)
 
     def limited(self, limits: Mapping[str, int]) -> str:
-        """Return `text` with a second copy of these kernels, NAME$gpubpf_limited, which uses at most so many registers."""
+        """Return `text` with a second copy of each kernel in `limits`, NAME$gpubpf_limited, limited to that many registers."""
         made = []
         for name, registers in limits.items():
             kernel = self.module.functions[name]
@@ -142,7 +143,7 @@ def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], i
     found = []
     end = 0
     for parameter in function.parameters:
-        # in `.param .u64 .ptr .global .align 16 p`, the alignment is that of the memory which p points to
+        # In `.param .u64 .ptr .global .align 16 p`, the alignment is that of the memory that p points to.
         natural = 8 if "ptr" in parameter.attributes else parameter.alignment
         offset = align(end, natural)
         found.append((offset, parameter.size))

@@ -1,4 +1,4 @@
-"""Make the instructions that put a value into 64-bit registers, as its bytes would be in memory."""
+"""Build instructions that put a value into 64-bit registers, with its bytes in memory order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def word(
 ) -> list[str]:
     """Return instructions that put 8 bytes of a value, the first or the second `half`, into the 64-bit register `into`.
 
-    type_of  returns the PTX type of a register; "" for a name that is none: then the value is the address of a variable
+    type_of  returns the PTX type of a register; "" for other names, whose value is the address of a variable
     address  returns instructions that put such an address into a 64-bit register
 
     Raises Refusal for a register that cannot hold an element.
@@ -47,10 +47,10 @@ def word(
 
 
 def _element(of: Operands, element: Name | Immediate, kind: str) -> list[str]:
-    """Return instructions that put an element into _ELEMENT, zero-extended from its size in memory. `kind`: a register's type."""
+    """Return instructions that put an element into _ELEMENT, zero-extended from its size in memory. `kind`: the register's type."""
     bits, lines, source = 8 * of.size, [], str(element)
     if isinstance(element, Immediate):
-        # Types of floating point take no integers, and the others no doubles. There is no 8-bit move.
+        # Moves of floating-point types accept no integers, other moves no doubles. There is no 8-bit move.
         has, source = max(bits, 16), "%gpubpf_0literal"
         kind = of.type if of.type in ("f32", "f64") else f"b{has}"
         lines += [f".reg .{kind} {source};", f"mov.{kind} {source}, {element};"]
