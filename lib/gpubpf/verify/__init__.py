@@ -1,4 +1,4 @@
-"""Decide whether a device program may run: by the kernel's verifier, and by rules of our own for what a GPU adds."""
+"""Decide whether a device program may run: by the kernel's verifier, and by additional rules for GPUs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpubpf.verify.values import Checked
 
 
 def verify(program: Program, function: BpfFunction) -> tuple[Checked, str | None]:
-    """Verify one device program by both gates. Raises VerifyError, whose message names the instruction and the C line.
+    """Verify one device program by both gates. Raises VerifyError, which names the instruction and the C line.
 
     Our own gate is the second one but runs first, because the kernel's verifier must be told which loads read the context. Returns
-    what our gate learnt, and the release of the kernel whose verifier accepted the program. The release is None without CAP_BPF.
-    Compiling needs CAP_BPF too, so only prebuilt programs run without the kernel's verdict here: they carry one.
+    what our gate learnt, and the release of the kernel whose verifier accepted the program. The release is None if the kernel gave no
+    verdict, for example without CAP_BPF. Prebuilt programs carry the verdict that they got when they were built.
     """
     checked = check(program, function)
     return checked, kernel.check(program, checked)

@@ -1,4 +1,4 @@
-"""The second gate's checks of one call of a helper, as the table of helpers describes it."""
+"""The second gate's checks of one helper call, by the description in the helper table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpubpf.verify.registers import SELDOM, AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
 _CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
-# The program ends here, or begins again.
+# The program ends at these calls, or begins again.
 _ENDING = frozenset((number_of("bpf_cuda_exit"), SELDOM))
 # These change memory that others see. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
 _EFFECTS = frozenset(
@@ -36,8 +36,8 @@ _EFFECTS = frozenset(
         ),
     )
 )
-MAX_PARAM = 1024  # bytes of a GPU_PARAM: they travel with every launch
-# These are checked before the other arguments, which depend on them.
+MAX_PARAM = 1024  # bytes of a GPU_PARAM: every launch passes them
+# Arguments of these kinds are checked first; the other checks depend on them.
 _FIRST = (
     ArgumentKind.CONTEXT,
     ArgumentKind.MAP,
@@ -49,17 +49,17 @@ _FIRST = (
 
 
 class HelperCall:
-    """One call of a helper: checks each argument, then writes the result and the effects to the state."""
+    """One helper call: checks each argument, then updates the state with the result and the effects."""
 
     def __init__(self, machine: AbstractMachine, state: State, number: int) -> None:
         self.machine, self.state, self.number = machine, state, number
         self.pointers: dict[int, str] = {}
         self.map: MapDefinition | None = None
-        self.key: list[Value] | None = None  # the bytes of a key on the stack
+        self.key: list[Value] | None = None  # the bytes of the key, if it is on the stack
         self.size = self.flags = self.values_size = 0
-        self.numbers: tuple[int, ...] = ()  # offsets in an array of printed values
+        self.numbers: tuple[int, ...] = ()  # offsets of the numbers in an array of printed values
         self.text = ""
-        self.strings: dict[int, str] = {}  # the texts of conversions %s, by number of the conversion
+        self.strings: dict[int, str] = {}  # the strings of %s conversions, by the conversion's number
 
     def reject(self, what: str, remedy: str) -> VerifyError:
         return self.machine.reject(self.state.pc, what, remedy)
@@ -100,7 +100,7 @@ class HelperCall:
         state.registers[1:6] = [None] * 5
 
     def _find(self) -> tuple[Helper, Use]:
-        """Return the helper, and how a program of this side uses it."""
+        """Return the helper, and how programs on this side (host or device) use it."""
         helper = HELPERS.get(self.number)
         if self.number == b.POISON:
             raise self.reject(
@@ -193,7 +193,7 @@ class HelperCall:
             raise self.reject(f"{self.name} of {self.size} bytes", f"pass a size of {bounds} bytes")
 
     def _record_size(self, register: int, argument: HelperArgument) -> None:
-        """Check the size of a record: all records of a ring buffer have one size, so that it has one stride."""
+        """Check the size of a record. All records of a ring buffer have the same size, so that its stride is constant."""
         assert self.map is not None
         size = self._constant(register, "size")
         if not argument.least <= size <= argument.most:
@@ -337,11 +337,11 @@ class HelperCall:
         self.pointers[register] = "stack"
 
     def _string(self, register: int, address: Value) -> str:
-        """Return the constant text at an address, which a conversion %s prints. `register`: the argument that it belongs to."""
+        """Return the constant string at an address that a %s conversion prints. `register`: the argument that it belongs to."""
         return self._constant_text(register, address, self._text_length(address))
 
     def _constant_text(self, register: int, address: Value, size: int) -> str:
-        """Return a text of at most `size` bytes that is on the stack, or in a constant map."""
+        """Return a constant text of at most `size` bytes, on the stack or in a constant map."""
         data = self.machine.constant_bytes(address, size)
         if data is None:
             content = self._memory(register, size, "text", address)
@@ -351,7 +351,7 @@ class HelperCall:
         return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
     def _with_strings(self) -> str:
-        """Return the text with the texts of its conversions %s in their place."""
+        """Return the text with its %s conversions replaced by their strings."""
         number = -1
 
         def one(match: re.Match[str]) -> str:
@@ -363,7 +363,7 @@ class HelperCall:
 
         return _CONVERSION.sub(one, self.text)
 
-    # For several kinds of argument
+    # Shared by several kinds of argument
 
     def _conversions(self) -> int:
         return self.text.replace("%%", "").count("%")
@@ -383,7 +383,7 @@ class HelperCall:
     ) -> list[Value] | None:
         """Check that `size` bytes can be read. Return the bytes if they are on the stack, else None.
 
-        address: if it is not that of the argument itself, but belongs to it."""
+        address: the address to check; by default, the value of the argument itself."""
         value = address if address is not None else self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             hint = (
@@ -445,11 +445,11 @@ class HelperCall:
         self.pointers[register] = "memory"
 
     def _value_found(self) -> Value:
-        """Return the result of a lookup, which cannot be NULL if the map certainly has the key."""
+        """Return the result of a lookup. It is not nullable if the map certainly has the key."""
         definition, key = self.map, self.key
         assert definition is not None
         address = Value("value", constant(0), definition.name, self.machine.new_id(), True)
-        if definition.kind == "site_array":  # a number beyond the last site has a value too
+        if definition.kind == "site_array":  # sites beyond the capacity share one value
             return address._replace(nullable=False)
         if definition.kind == "hash":
             return address
@@ -465,7 +465,7 @@ class HelperCall:
         return address
 
     def _text_length(self, value: Value) -> int:
-        """Return the size in bytes of a text on the stack or in a constant map, including the zero byte at its end."""
+        """Return the size in bytes of a text on the stack or in a constant map, including its terminating zero byte."""
         at = value.range.constant
         if value.kind == "value":
             definition = self.machine.program.maps[str(value.object)]

@@ -1,7 +1,7 @@
-"""Copy the end of a block for each way into it.
+"""Copy the code before an instruction for each way into its block.
 
-Compilers merge equal ends of branches: two calls of a helper, with different maps, flags or memory, become one call behind both
-branches. The lowering needs to know what each call does, so the gate undoes this.
+Compilers merge identical ends of branches: two helper calls with different maps, flags or memory become one call after both
+branches. The lowering must know what each call does, so the gate undoes this.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TOGETHER = (
     "shuffle",
     "any",
     "uniform",
-)  # how helpers are lowered that work on all lanes which run together
+)  # the lowerings of helpers that work on all lanes that run together
 
 
 def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | None:
-    """Return the code with a copy of the block of `pc`, from its beginning to `pc`, for each way into that block.
+    """Return the code with a separate copy of the block of `pc`, from its beginning to `pc`, for each way into the block.
 
-    The copies stand behind `pc`. Return None if there is only one way into the block, or if lanes work together in it: lanes that
-    come on different ways would no longer do so.
+    The copies follow `pc`. Return None if there is only one way into the block, or if lanes work together in it: lanes that take
+    different ways would no longer do so.
     """
     targets = {target_of(at, i) for at, i in enumerate(code) if jumps(i)}
     start = pc
@@ -42,7 +42,7 @@ def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | 
         return None
 
     then = pc + 1
-    size = len(block) + 1  # with the jump behind the block
+    size = len(block) + 1  # including the jump after the block
     copies = {way: then + 1 + size * number for number, way in enumerate(ways)}
 
     def moved(at: int) -> int:
@@ -68,12 +68,12 @@ def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | 
 
 
 def _leaves(i: Instruction) -> bool:
-    """Return whether another instruction than the next one follows, or none."""
+    """Return whether control never continues with the next instruction: an unconditional jump, or exit."""
     return i.opcode in (b.JMP | b.JA, b.JMP32 | b.JA, b.JMP | b.EXIT)
 
 
 def _is_collective(code: Sequence[Instruction], at: int) -> bool:
-    """Return whether lanes work together in an instruction: a helper, or a function of the program that may call one."""
+    """Return whether lanes work together in an instruction: a call of such a helper, or of a function that may call one."""
     i = code[at]
     if i.opcode != b.JMP | b.CALL:
         return False
@@ -84,7 +84,7 @@ def _is_collective(code: Sequence[Instruction], at: int) -> bool:
 
 
 def _function(code: Sequence[Instruction], begin: int) -> set[int]:
-    """Return all instructions of a function, and of those that it calls."""
+    """Return the numbers of all instructions of a function, and of the functions that it calls."""
     found: set[int] = set()
     to_do = [begin]
     while to_do:
@@ -100,7 +100,7 @@ def _function(code: Sequence[Instruction], begin: int) -> set[int]:
 
 
 def _target(at: int, i: Instruction) -> int | None:
-    """Return the instruction that a jump, or a call of a function of the program, names."""
+    """Return the target of a jump, or of a call of a function in the program; None for other instructions."""
     if i.opcode == b.JMP | b.CALL and i.src == b.PSEUDO_CALL:
         return at + 1 + i.imm
     return target_of(at, i) if jumps(i) else None

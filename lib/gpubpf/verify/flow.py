@@ -1,5 +1,5 @@
-"""The control flow and the liveness of a program, which the second gate computes before it follows any path: how instructions follow
-each other, and which registers and bytes of the stack matter where."""
+"""Control flow and liveness, which the second gate computes before it follows any path: the successors of each instruction, and which
+registers and stack bytes matter at each place."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def jumps(i: Instruction) -> bool:
 
 
 def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
-    """Return the instructions that can follow `pc`; of a jump, its target is last.
+    """Return the instructions that can follow `pc`. The target of a jump is last.
 
-    Targets outside of the code are replaced by the code's end: the second slot of an ld_imm64, which nothing reaches, may hold
-    anything.
+    A target outside the code is replaced by the end of the code. The second slot of an ld_imm64, which is never reached and may hold
+    anything, can have such a target.
     """
     i, size = code[pc], len(code)
     if jumps(i):
@@ -37,10 +37,10 @@ def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
 
 
 def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
-    """Return the jump targets, and by instruction two masks of registers.
+    """Return the jump targets, and two masks for each instruction.
 
-    The first mask has the registers that may still be read. The second has the registers, and bytes of the stack, whose value may
-    decide which memory is accessed, what a helper is given, or how often a loop runs (`_needs`).
+    The first mask has the registers that may still be read. The second has the registers and stack bytes whose values may decide which
+    memory is accessed, what is passed to a helper, or how often a loop runs (`_needs`).
     """
     size = len(code)
     after = [successors(code, pc) for pc in range(size)]
@@ -50,7 +50,7 @@ def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int
     for pc, places in enumerate(after):
         for place in places:
             before[place].append(pc)
-    ending = loop_exits(after)  # jumps out of a loop
+    ending = loop_exits(after)
     for pc, places in enumerate(after):
         for head in places:
             if head <= pc:
@@ -75,9 +75,9 @@ def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int
 
 
 def spills(code: Sequence[Instruction]) -> int:
-    """Return the stack offset below which a compiler has put only spilled registers: the lowest address that the program takes.
+    """Return the stack offset below which the compiler put only spilled registers: the lowest stack address that the program takes.
 
-    This is a guess. Only the number of paths that are followed depends on it.
+    This is a guess, which only affects how many paths are followed.
     """
     low = 0
     for pc, i in enumerate(code):
@@ -94,7 +94,7 @@ def spills(code: Sequence[Instruction]) -> int:
 
 
 def _uses(i: Instruction) -> tuple[int, int]:
-    """Return masks of the registers that an instruction reads and that it overwrites."""
+    """Return the masks of the registers that an instruction reads and of those that it overwrites."""
     op = i.opcode & 0xF0
     source = 1 << i.src if i.opcode & 0x08 else 0
     if i.cls in (b.ALU, b.ALU64):
@@ -128,7 +128,7 @@ def loop_exits(after: Sequence[tuple[int, ...]]) -> set[int]:
 
 
 def depths(code: Sequence[Instruction]) -> list[int]:
-    """Return for each instruction how many loops it is in. Where an outer loop begins, the inner ones are not counted."""
+    """Return the loop depth of each instruction. At the head of an outer loop, inner loops do not count."""
     found = [0] * len(code)
     for loop in _loops([successors(code, pc) for pc in range(len(code))]):
         for place in loop:
@@ -137,7 +137,7 @@ def depths(code: Sequence[Instruction]) -> list[int]:
 
 
 def _loops(after: Sequence[tuple[int, ...]]) -> Iterator[set[int]]:
-    """Yield the instructions of each loop. Loops may be nested, and the compiler may have scattered their parts."""
+    """Yield the instructions of each loop. Loops may be nested, and need not be contiguous."""
     reached = {0}
     new = [0]
     while new:
@@ -175,7 +175,7 @@ def _cycles(after: Sequence[tuple[int, ...]], places: set[int]) -> Iterator[set[
 
 
 def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
-    """Return the instructions on all ways from `head` to `last`, which jumps back to `head`."""
+    """Return the instructions on all paths from `head` to `last`, which jumps back to `head`."""
     loop, pending = {head, last}, [last]
     while pending:
         place = pending.pop()
@@ -186,14 +186,14 @@ def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
 
 
 def stack_bytes(at: int, size: int) -> int:
-    """Return the bits of stack bytes in a mask of what matters. The bits of the registers come first."""
+    """Return the bits of stack bytes in the second mask of `liveness`, after the bits of the registers; 0 outside the stack."""
     return ((1 << size) - 1) << (11 + STACK_SIZE + at) if -STACK_SIZE <= at <= -size else 0
 
 
 def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
-    """Return a mask of the registers, and of the stack bytes that the program addresses directly, that matter before an instruction.
+    """Return the mask of the registers and directly addressed stack bytes that matter before an instruction.
 
-    `after`: the mask of those that matter after it (see `liveness`).
+    `after`: the mask after the instruction (see `liveness`).
     """
     used, made = _uses(i)
     if i.cls in (b.ALU, b.ALU64):
@@ -216,7 +216,7 @@ def _needs(i: Instruction, after: int, ends_loop: bool) -> int:
 
 
 def _opcodes() -> Iterator[tuple[int, frozenset[int] | None]]:
-    """Yield every valid opcode with the offsets that it may have (None: any)."""
+    """Yield every valid opcode with the offsets that it allows (None: any)."""
     zero = frozenset({0})
     yield b.LD_IMM64, zero
     for cls in (b.ALU, b.ALU64):

@@ -1,8 +1,8 @@
 """The first gate: the kernel's own verifier, applied to a stand-in for the device program.
 
-The stand-in is a TRACEPOINT program, a type that accepts every context offset except 0 to 7. So its context is moved by 8 bytes,
-and the second gate checks the size of the context. Helpers that the kernel does not have are replaced by helpers that it has, or
-by loads and stores (`helpers.StandIn`).
+The stand-in is a TRACEPOINT program, a type that accepts every context offset except 0 to 7. So context offsets are shifted by 8
+bytes, and the second gate checks the size of the context. Helpers that the kernel lacks are replaced by helpers that it has, or by
+loads and stores (`helpers.StandIn`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gpubpf.verify.values import Checked, place_of
 
 _CONTEXT_SHIFT = 8
 _PRANDOM, _PRINTK = number_of("bpf_get_prandom_u32"), number_of("bpf_trace_printk")
-_MAY_GOTO = b.JMP | 0xE0  # of Linux 6.9: a jump that is taken at the latest after 2^23 turns
+_MAY_GOTO = b.JMP | 0xE0  # Linux 6.9: a jump that is taken after 2^23 iterations at the latest
 _RINGBUF_OUTPUT = number_of("bpf_ringbuf_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
-    """Let the kernel verify a program that passed the second gate, which knows where the program reads its context.
+    """Let the kernel verify a program that passed the second gate, which found out where the program reads its context.
 
-    Returns the kernel's release, or None if the kernel does not answer, such as without CAP_BPF. Raises VerifyError.
+    Returns the kernel's release, or None if the kernel gives no verdict, for example without CAP_BPF. Raises VerifyError.
     """
     code, origin = stand_in(checked)
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def check(program: Program, checked: Checked) -> str | None:
 
 
 def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
-    """Return the instructions of the stand-in, and for each the number of the instruction that it stands for."""
+    """Return the instructions of the stand-in, and for each the number of the original instruction."""
     code = checked.function.instructions
     fields = CONTEXTS[checked.function.point]
     context = {
@@ -59,10 +59,10 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         if access.kind == "context"
     }
     calls = {pc: call for (_, pc), call in checked.calls.items()}
-    # The slot below the program's stack holds an unknown number and the unchanged address of the context.
+    # Two slots below the program's stack hold an unknown number and the unmodified address of the context.
     slot = (checked.stack_low & ~7) - 16
     room = slot >= -b.STACK_SIZE
-    # The kernel accepts only the unchanged address.
+    # The kernel accepts only the unmodified address.
     moved = {pc for pc, at in context.items() if at != code[pc].offset}
     unknown = room and (
         bool(moved) or bool(checked.loops) or any(_stand_in(i) is StandIn.STORES for i in code)
@@ -80,7 +80,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
             0,
             Instruction(b.ALU64 | b.MOV | 8, 6, 1),
             Instruction(b.JMP | b.CALL, imm=_PRANDOM),
-            # In two halves: else the kernel would take all copies of the number for equal.
+            # Stored in two halves: otherwise the kernel would assume that all copies of the number are equal.
             Instruction(b.STX | b.MEM, 10, 0, slot),
             Instruction(b.STX | b.MEM, 10, 0, slot + 4),
             Instruction(b.STX | b.MEM | 0x18, 10, 6, slot + 8),
@@ -94,10 +94,10 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
     for pc, i in enumerate(code):
         start[pc] = len(made)
         inside_main = inside_main and (pc == 0 or pc not in entries)
-        if pc in turns:  # the loop may end here
+        if pc in turns:  # the loop may end the program here
             put(pc, Instruction(_MAY_GOTO, offset=1), Instruction(b.JMP | b.JA, offset=2))
             put(pc, Instruction(b.ALU64 | b.MOV), Instruction(b.JMP | b.EXIT))
-            # What changes from turn to turn is unknown, so that the kernel need not follow each turn.
+            # Make unknown what changes between iterations, so that the kernel need not follow each one.
             numbers = [n for n in sorted(turns[pc]) if unknown and inside_main]
             registers = [n for n in numbers if n >= 0]
             put(pc, *(Instruction(b.LDX | b.MEM | 0x18, n, 10, slot) for n in registers))
@@ -164,7 +164,7 @@ def _stand_in(i: Instruction) -> StandIn:
 
 
 def _create_map(definition: MapDefinition) -> int:
-    """Create a kernel map with the sizes that the verifier checks, in as little memory as possible."""
+    """Create a kernel map with the sizes that the verifier checks, using as little memory as possible."""
     key, value, entries = definition.key_size, definition.value_size, min(definition.max_entries, 1024)
     kind, flags = bpf_syscall.ARRAY, 0
     if definition.kind == "hash":

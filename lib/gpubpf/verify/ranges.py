@@ -84,7 +84,7 @@ def within(lo: int, hi: int) -> Range:
 
 
 def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range | None:
-    """Tighten bounds and bits by each other. Return None if they contradict, so that no such number exists."""
+    """Tighten the bounds and the bits by each other. Return None if they contradict each other: no such number exists."""
     for _ in range(2):
         lo, hi = max(lo, bits), min(hi, bits | unknown)
         slo = max(slo, signed(bits | unknown & SIGN))
@@ -106,7 +106,7 @@ def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Ra
 
 
 def _make(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range:
-    """Do the same as `_settle`, for facts that cannot contradict."""
+    """Do the same as `_settle`, for facts that cannot contradict each other."""
     return _settle(lo, hi, slo, shi, bits & ~unknown & U64, unknown & U64) or ANY
 
 
@@ -288,7 +288,7 @@ _SWAPPED = {JLT: JGT, JLE: JGE, JSLT: JSGT, JSLE: JSGE}
 
 
 def refine(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
-    """Return the ranges of both operands after a jump on `a op b` was taken or not; None if that cannot happen."""
+    """Return the ranges of both operands after a jump on `a op b` that was taken or not; None if that cannot happen."""
     if op == JSET:
         return _refine_set(a, b, taken)
     if not taken:
@@ -356,7 +356,7 @@ def refine32(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | 
 
 
 def _of_low(a: Range, low: Range, is_signed: bool) -> Range | None:
-    """Return what is known of a number after a comparison of its low 32 bits, which have the range `low`. None: it does not exist."""
+    """Return the range of a number after a comparison of its low 32 bits, which have the range `low`; None if it cannot exist."""
     extended = is_signed and a.slo >= -(1 << 31) and a.shi < 1 << 31
-    # Else the low half is the whole number only if the high half is 0 and the low half was not taken for negative.
+    # Otherwise the low half is the whole number only if the high half is 0 and the low half was not treated as negative.
     return intersect(a, low) if extended or (a.hi <= U32 and low.slo >= 0) else a

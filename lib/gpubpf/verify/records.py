@@ -1,7 +1,7 @@
-"""Find the size of the records in ring buffers that an object file declares.
+"""Find the record size of the ring buffers that an object file declares.
 
-The kernel's ring buffers declare none, and bpftime's declare the largest that is possible. On a GPU all records of a ring have the
-same room, so it should be no larger than what the programs write.
+The kernel's ring buffers declare none, and bpftime's declare the largest possible size. On a GPU, all records of a ring take the same
+space, so it should be no larger than the records that the programs write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpubpf.verify.rules import check
 
 
 def sized(program: Program) -> Program:
-    """Return the program with the size of the largest record that device programs write to each ring. Raises VerifyError."""
+    """Return the program, with each ring's record size set to the largest record that device programs write. Raises VerifyError."""
     found: dict[str, int] = {}
     for function in program.device_functions:
         for call in check(program, function, sizing=True).calls.values():

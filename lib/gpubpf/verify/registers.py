@@ -1,4 +1,4 @@
-"""Registers and memory as the second gate knows them on one path: which reads and writes it allows."""
+"""Registers and memory as the second gate knows them on one path, and the reads and writes that it allows."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class DiffersByPath(VerifyError):
 class AbstractMachine:
     """The registers and memory of a program that is being verified.
 
-    `accesses`, `calls` and `constants` collect what was learnt, by place; of a load that does not always give the same number,
-    `constants` has None. `stack_low` is the lowest stack offset that the program writes.
+    `accesses`, `calls` and `constants` collect what was learnt, by place. `constants` has None for a load whose result is not always
+    the same number. `stack_low` is the lowest stack offset that the program writes.
     """
 
     def __init__(self, program: Program, function: BpfFunction) -> None:
@@ -45,7 +45,7 @@ class AbstractMachine:
         self.calls: dict[CodePlace, CheckedCall] = {}
         self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
-        # Whether the program may begin again at one of its instructions. What precedes that must have no effects.
+        # Whether the program may begin again at one of its instructions. What comes before that must have no effects.
         self.begins_again = any(
             i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == SELDOM for i in function.instructions
         )
@@ -75,7 +75,7 @@ class AbstractMachine:
         return self._ids
 
     def _reach(self, state: State, base: Value, offset: int, size: int, write: bool) -> Range:
-        """Check one access through a register and remember it. Return the range of its offset."""
+        """Check one access through a register and record it. Return the range of its offset."""
         pc = state.pc
         if base.kind == "number":
             raise self.reject(
@@ -110,7 +110,7 @@ class AbstractMachine:
         return where
 
     def note_effect(self, state: State) -> None:
-        """Take note that this instruction changes memory that others see, if the program may begin again (`gpu_seldom`)."""
+        """Record that this instruction changes memory that others see, if the program may begin again (`gpu_seldom`)."""
         if self.begins_again and state.effect is None:
             state.effect = state.pc
 
@@ -217,7 +217,7 @@ class AbstractMachine:
         return int.from_bytes(data, "little") if data is not None else None
 
     def constant_bytes(self, base: Value, size: int, where: Range | None = None) -> bytes | None:
-        """Return bytes of the first value of a constant map, which an address leads to; None if they are not known."""
+        """Return the bytes of a constant map with a single value that an address points to; None if they are not known."""
         at = (base.range if where is None else where).constant
         if base.kind != "value" or at is None:
             return None

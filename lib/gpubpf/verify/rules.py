@@ -1,7 +1,7 @@
 """The second gate: an abstract interpreter that follows every path of a device program.
 
-It knows whether each register holds a number, and in which range, or an address, and of which object and offset. It rejects what a
-GPU thread must not do. The lowering uses what the gate learns: which memory each instruction accesses.
+It tracks for each register whether it holds a number, with its range, or an address, with its object and offset. It rejects what a GPU
+thread must not do. The lowering uses what the gate learns, such as which memory each instruction accesses.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_COPIED = 32  # blocks that are copied, see `copies`
-TURNS = 20  # turns of a loop that are followed one by one before all further ones are taken for one
-_COMPARED = (7, 6, 8, 9, 2, 0, 1, 3, 4, 5)  # registers, those first that differ most often; r10 never does
-_MANY = 12  # after so many paths from one place were followed to their end, states there are generalized
+TURNS = 20  # turns of a loop that are followed one by one before one state stands for all further ones
+_COMPARED = (7, 6, 8, 9, 2, 0, 1, 3, 4, 5)  # registers, those that differ most often first; r10 never differs
+_MANY = 12  # states at a place are generalized after this many there were followed to their end
 
 
 def check(program: Program, function: BpfFunction, sizing: bool = False) -> Checked:
     """Follow every path of `function` and return what was learnt. Raises VerifyError.
 
-    Where an instruction does different things on different paths, each path gets a copy of it, if possible. If the loops of a device
-    program are too long to be followed, what holds in all their turns must be enough; the lowering gives such loops a limit.
-    sizing: a ring buffer may have no record size; such a program is not ready to be lowered.
+    An instruction that does different things on different paths is copied for each path, if possible. If the loops of a device program
+    are too long to follow, it must be safe by what holds in all their turns; the lowering gives such loops a limit.
+    sizing: ring buffers may lack a record size; such a program cannot be lowered yet.
     """
     try:
         return _separated(program, function, sizing, False)
@@ -61,7 +61,7 @@ class _TooLong(VerifyError):
 
 
 def _separated(program: Program, function: BpfFunction, sizing: bool, widening: bool) -> Checked:
-    """Follow every path, with copies of instructions that do different things. Raises VerifyError."""
+    """Follow every path, and copy instructions that do different things on different paths. Raises VerifyError."""
     for _ in range(MAX_COPIED):
         try:
             return _Checker(program, function, sizing, widening).run()
@@ -74,7 +74,7 @@ def _separated(program: Program, function: BpfFunction, sizing: bool, widening: 
 
 
 class _Checker(AbstractMachine):
-    """Walks all paths of one program on the abstract machine, and applies the rules to each instruction."""
+    """Follows all paths of one program on the abstract machine, and applies the rules to each instruction."""
 
     def __init__(
         self, program: Program, function: BpfFunction, sizing: bool = False, widening: bool = False
@@ -82,7 +82,7 @@ class _Checker(AbstractMachine):
         super().__init__(program, function)
         self.sizing, self.widening = sizing, widening
         self.loops: dict[CodePlace, frozenset[int]] = {}
-        self.holding: dict[CodePlace, tuple[str, int]] = {}  # a record that some path holds there
+        self.holding: dict[CodePlace, tuple[str, int]] = {}  # a record that is held there on some path
         self.code = function.instructions
         self.reached: set[CodePlace] = set()
         self.edges: set[tuple[CodePlace, bool]] = set()
@@ -123,7 +123,7 @@ class _Checker(AbstractMachine):
                     pending.append(following[1])
                     if state.mark is not None:
                         state.mark.open += 1
-        for place in self.holding.keys() & self.loops.keys():  # the limit of turns may end the program there
+        for place in self.holding.keys() & self.loops.keys():  # the turn limit may end the program there
             raise self._held(*self.holding[place])
         return Checked(
             self.function,
@@ -145,7 +145,10 @@ class _Checker(AbstractMachine):
             mark = mark.parent
 
     def _known(self, checkpoints: dict[CodePlace, deque[Checkpoint]], state: State) -> bool:
-        """Return whether this state, or a more general one, was already followed to its end. If not, remember it."""
+        """Return whether this state, or a more general one, was already followed to its end. If not, remember it.
+
+        Under `widening`, a state that stands for all turns of a loop also covers the further turns.
+        """
         kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
         for checkpoint in kept if self.widening else ():
             if checkpoint.open and checkpoint.widened and self._covers(checkpoint.state, state):
@@ -167,9 +170,9 @@ class _Checker(AbstractMachine):
         return False
 
     def _widen(self, state: State) -> bool:
-        """Forget the numbers that changed in the last turn of a loop, if this is one of many turns. Return whether it is.
+        """Forget the numbers that changed in the last turn of a loop, after TURNS turns. Return whether there were that many.
 
-        The state then stands for all further turns. If one of them does not fit, more is forgotten there."""
+        The state then stands for all further turns. If a further turn is not covered by it, that turn forgets more."""
         before = self._last_turn(state)
         if before is None:
             return False
@@ -184,7 +187,7 @@ class _Checker(AbstractMachine):
         return True
 
     def _last_turn(self, state: State) -> State | None:
-        """Return the state here in the turn before, if a loop has had TURNS turns since it began; else None."""
+        """Return the state here in the previous turn, if the loop has had TURNS turns since it began; else None."""
         depth, turns, last = self.depths[state.pc], 0, None
         mark = state.mark if depth else None
         while mark is not None and turns < TURNS:
@@ -192,7 +195,7 @@ class _Checker(AbstractMachine):
                 if mark.state.pc == state.pc:
                     turns, last = turns + 1, last or mark.state
                 elif self.depths[mark.state.pc] < depth:
-                    break  # the loop around this one began a turn
+                    break  # the enclosing loop began a turn
             mark = mark.parent
         return last if turns == TURNS else None
 
@@ -204,7 +207,7 @@ class _Checker(AbstractMachine):
         )
 
     def _next_turn(self, state: State, every: State) -> None:
-        """Take note that a loop goes on as in a turn that is being followed. every: the state that stands for all turns."""
+        """Record that a loop continues as in a turn that is being followed. every: the state that stands for all turns."""
         for name, pc in state.held.values():
             raise self._held(name, pc)
         state.reads((1 << STACK_SIZE * len(state.stacks)) - 1)  # that turn may still read anything
@@ -219,9 +222,9 @@ class _Checker(AbstractMachine):
         self.loops[place] = self.loops.get(place, frozenset(numbers)) & numbers
 
     def _forget(self, state: State) -> None:
-        """Forget the ranges of numbers that no address, no helper and no loop depends on, to follow fewer paths.
+        """Forget the ranges of numbers on which no address, helper call or loop depends, to follow fewer paths.
 
-        A verdict on the more general state holds for all states that it covers.
+        The verdict on the more general state holds for all states that it covers.
         """
         matters = self.matters[state.pc]
         for number, value in enumerate(state.registers):
@@ -236,7 +239,7 @@ class _Checker(AbstractMachine):
                     stack[at] = (NUMBER, k, n)
 
     def _endless(self, state: State) -> NoReturn:
-        # If the loop reads memory, it waits for another thread, which may be a lane of the same warp.
+        # If the loop reads memory, assume that it waits for another thread, which may be a lane of the same warp.
         waits = False
         place = state.pc
         for pc in range(place, len(self.code)):
@@ -258,9 +261,9 @@ class _Checker(AbstractMachine):
         )
 
     def _covers(self, old: State, new: State, read: int = -1) -> bool:
-        """Return whether everything that is possible in `new` is possible in `old`.
+        """Return whether everything that is possible in `new` is also possible in `old`.
 
-        read: the bytes of the stacks that matter. In all others, the states may differ.
+        read: the stack bytes that matter. The states may differ in all others.
         """
         if len(old.stacks) != len(new.stacks) or len(old.held) != len(new.held):
             return False
@@ -288,7 +291,7 @@ class _Checker(AbstractMachine):
                     continue
                 if k != new_k or n != new_n:
                     return False
-                # The bytes of one value are one copy of it.
+                # Compare each value once: skip a byte that belongs to the same value as the byte before it.
                 before = (
                     k
                     and matters >> at - 1 + STACK_SIZE & 1
@@ -297,7 +300,7 @@ class _Checker(AbstractMachine):
                 )
                 if not before and not value_covers(value, new_value, ids):
                     return False
-        # Each record of the old state stands for one of its own in the new state.
+        # Each held record of the old state stands for a different one of the new state.
         found = [ids.get(number) for number in old.held]
         return len(set(found)) == len(found) and all(
             isinstance(number, int) and number in new.held and new.held[number][0] == name
@@ -360,7 +363,7 @@ class _Checker(AbstractMachine):
     # One instruction
 
     def _step(self, state: State, i: Instruction) -> list[State]:
-        """Return the states after an instruction: none at the end of a path, two after a jump that can go both ways."""
+        """Return the states after an instruction: none at the end of a path, two after a jump that may or may not be taken."""
         if i.cls in (b.ALU, b.ALU64):
             self._alu(state, i)
         elif i.cls == b.LD:
@@ -385,7 +388,7 @@ class _Checker(AbstractMachine):
         return [state]
 
     def _first_value(self, pc: int, name: str, offset: int) -> Value:
-        """Return the address of a variable, which is in the first value of a map."""
+        """Return the address of a global variable, which is in the first value of a map."""
         if self.program.maps[name].kind not in ("array", "shared_array"):
             raise self.reject(pc, f"map {name} holds no variables", "compile it again")
         return Value("value", constant(offset), name, self.new_id())
@@ -495,7 +498,7 @@ class _Checker(AbstractMachine):
     def _compare(
         self, state: State, i: Instruction, left: Value, right: Value, taken: bool
     ) -> tuple[Value, Value] | None:
-        """Return what is known of both operands if the jump goes this way; None if it cannot."""
+        """Return what is known about both operands if the jump goes this way; None if it cannot."""
         op, wide = i.opcode & 0xF0, i.cls == b.JMP
         if left.kind == right.kind == "number":
             refined = (ranges.refine if wide else ranges.refine32)(op, left.range, right.range, taken)
@@ -522,7 +525,7 @@ class _Checker(AbstractMachine):
         raise self.reject(state.pc, "compares an address with a number", "only test pointers against NULL")
 
     def _learn(self, state: State, register: int, value: Value) -> None:
-        """Write what a jump revealed about a value to every copy of it."""
+        """Apply what a jump revealed about a value to every copy of it."""
         old = state.registers[register]
         if old is None or value == old:
             return

@@ -1,4 +1,4 @@
-"""What the second gate knows while it follows a program, and what it has learnt at the end."""
+"""What the second gate knows while it follows a program, and what it has learnt in the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.verify.ranges import ANY, Range
 
-# The calls (instruction numbers) that lead into a subprogram; () is the program itself.
+# The call instructions (by number) that lead into a subprogram; () is the program itself.
 Chain = tuple[int, ...]
 CodePlace = tuple[Chain, int]
 
@@ -20,10 +20,10 @@ CodePlace = tuple[Chain, int]
 class Value(NamedTuple):
     """What a register or stack slot holds: a number, or an address.
 
-    kind `number`: `range` is its value. All other kinds are addresses, and `range` is the offset in bytes from the beginning of
-    `context`; `stack` (`object`: number of the frame); `map` (the map itself, `object`: its name); `value` (of the map `object`);
-    `record` (`object`: its size in bytes). Copies of a value have the same `id`. `nullable`: it may be NULL, until a jump has tested
-    that.
+    kind `number`: `range` is its value. All other kinds are addresses, and `range` is the offset in bytes from the beginning of the
+    object: `context`; `stack` (`object`: number of the frame); `map` (the map itself, `object`: its name); `value` (of the map
+    `object`); `record` (`object`: its size in bytes). Copies of a value have the same `id`. `nullable`: it may be NULL; a test
+    against NULL clears this.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckedAccess:
-    """The memory that an instruction accesses, on every path.
+    """The memory that an instruction accesses, the same on every path.
 
     kind `stack`, `memory` (global memory; `alignment` of the access), `context` (`name` of the field, `offset` in it), `param`
     (`name` of the map).
@@ -49,9 +49,15 @@ class CheckedAccess:
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """A call of a helper, on every path: the map that it works on, where its address arguments point to (`stack` or `memory`, by
-    register), the constant size in bytes, the flags of an update, the constant text, and in an array of printed values the offsets of
-    those that are numbers."""
+    """A helper call, the same on every path.
+
+    map       the map that it works on
+    pointers  where its address arguments point to, by register: `stack`, `memory`, or `text` for a constant %s string
+    size      the constant size in bytes
+    flags     the flags of an update
+    text      the constant text
+    numbers   the offsets of the numbers in an array of printed values
+    """
 
     helper: int
     map: str = ""
@@ -64,16 +70,16 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class Checked:
-    """A program that passed the second gate, with what was learnt: accesses and calls by place, all places that can be reached, and
-    the ways that each conditional jump can go. `constants`: what loads from constant maps give, by place."""
+    """A program that passed the second gate, and what was learnt: accesses and calls by place, all reachable places, and the ways that
+    each conditional jump can go. `constants`: the results of loads from constant maps, by place."""
 
     function: BpfFunction
     accesses: Mapping[CodePlace, CheckedAccess]
     calls: Mapping[CodePlace, CheckedCall]
     reached: frozenset[CodePlace]
     edges: frozenset[tuple[CodePlace, bool]]
-    # Where loops begin a turn whose number is only known when the program runs, and what may be any number there: registers, and the
-    # offsets of 8 bytes on the stack.
+    # Loops with an unknown number of turns: the place where a turn begins → what may be any number there, as registers (>= 0) and
+    # offsets of 8 stack bytes (< 0).
     loops: Mapping[CodePlace, frozenset[int]]
     steps: int
     stack_low: int  # lowest stack offset that is written
@@ -87,11 +93,11 @@ Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 
 
 class Checkpoint:
-    """A state at a jump target, and the number of paths from it that are not followed to their end yet (`open`).
+    """A state at a jump target, and the number of paths from it that were not yet followed to their end (`open`).
 
-    `read`: the bytes of the stacks whose value, here, some path from here has read. Complete once no path is open. `written`: the
-    bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`). `widened`: the state is that of
-    any turn of a loop.
+    `read`: the stack bytes whose value at this point was read on some path from here; complete once no path is open. `written`: the
+    stack bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`). `widened`: the state stands
+    for all turns of a loop.
     """
 
     __slots__ = ("open", "parent", "read", "state", "widened", "written")
@@ -112,12 +118,12 @@ class State:
         self.stacks: list[dict[int, Byte]] = [{}]
         self.chain: Chain = ()
         self.returns: list[tuple[Value | None, ...]] = []  # the callers' r6 to r9
-        self.held: dict[int, tuple[str, int]] = {}  # records reserved: map and instruction, by id
+        self.held: dict[int, tuple[str, int]] = {}  # reserved records: map and instruction, by id
         self.effect: int | None = (
-            None  # the instruction that wrote to memory first, where a program may begin again
+            None  # the first instruction that changed memory, if the program may begin again
         )
         self.mark: Checkpoint | None = None
-        self.written = 0  # the bytes of the stacks that were written since `mark`
+        self.written = 0  # the stack bytes that were written since `mark`
 
     def copy(self) -> State:
         other = State.__new__(State)
@@ -130,11 +136,11 @@ class State:
         return other
 
     def reads(self, bytes_: int) -> None:
-        """Tell all checkpoints on the way here, back to where these bytes of the stacks were written, that their value is read."""
+        """Record that stack bytes are read, in all checkpoints on this path back to where the bytes were written."""
         bytes_ &= ~self.written
         mark = self.mark
         while mark is not None:
-            bytes_ &= ~mark.read  # those were told to the parents too
+            bytes_ &= ~mark.read  # the parents know these already
             if not bytes_:
                 return
             mark.read |= bytes_
@@ -143,12 +149,12 @@ class State:
 
 
 def frame_bytes(frame: int, at: int, size: int) -> int:
-    """Return a mask of bytes in the stack of a frame."""
+    """Return the mask of bytes in the stack of a frame."""
     return ((1 << size) - 1) << (frame * STACK_SIZE + STACK_SIZE + at)
 
 
 def place_of(program: Program, function: BpfFunction, pc: int) -> str:
-    """Return where an error is, for its message: program, instruction, C line."""
+    """Return the place of an error for its message: program, instruction, C line."""
     line = function.instructions[pc].line if 0 <= pc < len(function.instructions) else 0
     text = program.quote(line)
     where = f"C line {line}" + (f" `{text}`" if text else "") if line else "C line not known"
@@ -156,7 +162,7 @@ def place_of(program: Program, function: BpfFunction, pc: int) -> str:
 
 
 def title(function: BpfFunction) -> str:
-    """Return how messages name a program: `device program NAME` or `host program NAME`."""
+    """Return the name of a program in messages: `device program NAME` or `host program NAME`."""
     return f"{'device' if function.point in b.DEVICE_POINTS else 'host'} program {function.name}"
 
 
@@ -174,9 +180,10 @@ def value_alignment(definition: MapDefinition) -> int:
 
 
 def value_covers(old: Value | None, new: Value | None, ids: dict[int, object]) -> bool:
-    """Return whether everything that `new` can be, `old` can be too.
+    """Return whether `old` can be everything that `new` can be.
 
-    `ids` says which value of the new state each id of the old one stands for: copies in the old state must be copies in the new one.
+    `ids` maps each id of the old state to the value of the new state that it stands for: copies in the old state must be copies in the
+    new one.
     """
     if old is None:
         return True
@@ -188,7 +195,7 @@ def value_covers(old: Value | None, new: Value | None, ids: dict[int, object]) -
     if not old.id:
         return True
     same: object = new.id
-    if not new.id:  # equal to another only if both are the same constant
+    if not new.id:  # without an id, two values are copies only if they are the same constant
         number = new.range.constant
         same = object() if number is None else ("constant", number)
     return ids.setdefault(old.id, same) == same
