@@ -1,1 +1,1 @@
-"""Lowering of verified programs to PTX and to machine code: one lowering (`ir.py`), and a table for each back end."""
+"""Lower verified programs to PTX or machine code: one lowering (`ir.py`), with a table for each back end."""

@@ -1,20 +1,20 @@
 """LLVM IR → machine code of AMD GPUs, for the injector of code objects (gpubpf.gcn).
 
-    program = lower(program, checked, wave=64)     # for all GPUs whose waves have so many lanes
+    program = lower(program, checked, wave=64)     # for all GPUs with waves of 64 lanes
     probe = compile_probe([program], block, "gfx90a")
     probe = compile_access_probe({"global": [program]}, block, "gfx90a")
     probe = compile_inner_probe([program], block, "gfx90a", "barrier_leave")
 
-A probe is the code for one place: it runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
-s_endpgm, or it returns: to the address that is then in s[0:1], and was in `BACK` when it began. What it needs lies in SGPRs that the
-place sets first (`REGISTERS`); the rest it loads from the launch block.
+A probe is the code for one place. It runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
+s_endpgm, or returns to the address that was in `BACK` when it began and is then in s[0:1]. The place passes values in SGPRs
+(`REGISTERS`); the probe loads the rest from the launch block.
 
-Programs at the exit are given the time at which their lanes left the kernel (`TIMES`): a wave ends when all of its lanes have.
+Programs at the exit get the time at which their lanes left the kernel (`TIMES`): a wave ends only when all its lanes have left.
 
-A probe in the middle of a kernel (`INSIDE`) preserves the registers of `KEPT`, and the address to return to is in `BACK` also when it
-returns. Its registers can be given other numbers: it uses only those that it is given and those above. The number of its first SGPR
-must be a multiple of 4, of its first VGPR of 2. At a memory access, it is given the address in VGPRs, and in `facts` what is known of
-the instruction. Where threads leave a barrier, it is given the time at which they arrived (`TIME`).
+A probe in the middle of a kernel (`INSIDE`) preserves all the SGPRs that the place sets, up to and including the return address in
+`BACK`. Its registers can be renumbered: it uses only the registers that it receives and those above. The number of its first SGPR must
+be a multiple of 4, that of its first VGPR a multiple of 2. At a memory access, it receives the address in VGPRs, and what is known
+about the instruction in `facts`. Where threads leave a barrier, it receives the time at which they arrived (`TIME`).
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.verify.values import Checked
 
 # What a place puts into s0, s1, …: the address of the launch block (two registers), the indices of the workgroup, the work-item
-# indices of the wave's first lane (x | y << 10 | z << 20), EXEC of when the wave began (two registers, which no probe reads), the
-# number of the site, and what is known of the access there (`facts`).
+# indices of the wave's first lane (x | y << 10 | z << 20), EXEC at the start of the wave (two registers, which no probe reads), the
+# number of the site, and what is known about the access there (`facts`).
 REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "lanes.low", "lanes.high", "site", "facts")
 BLOCK_REGISTERS = 2
 SITE, FACTS = (BLOCK_REGISTERS + REGISTERS.index(name) for name in ("site", "facts"))
-KEPT = SITE  # so many registers have the same values for all places of a wave
-BACK = BLOCK_REGISTERS + len(REGISTERS)  # the first of the two SGPRs that have the address to return to
-# What a place puts into the registers from `TIME` on, where the time is given: s_memtime and s_memrealtime, two registers each.
+KEPT = SITE  # the number of registers whose values are the same at all places of a wave
+BACK = BLOCK_REGISTERS + len(REGISTERS)  # the first of two SGPRs with the return address
+# What a place that passes the time puts into the registers from `TIME` on: s_memtime and s_memrealtime, two registers each.
 TIME, TIMES = BACK + 2, ("clock", "globaltimer")
-# The points whose programs run together where a wave begins and where it ends, in their order.
+# The points whose programs run together at the beginning and the end of a wave, in this order.
 AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
 INSIDE = ("access", "basic_block", *AT_BARRIER)
-# The fields of `facts`, with the first bit and the bits of each. Memory instructions add `offset`, a signed number, to the address.
+# The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
-_TRIPLE = "amdgcn-amd-amdpal"  # for the HSA, LLVM compiles kernels only
+_TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
-# Where a generic address can lead. It is compared with the windows of the first two spaces, as LLVM calls them.
+# The spaces that a generic address can point to. It is compared with the windows of the first two, by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")
 _WINDOWS = {"shared": "shared", "local": "private"}
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
@@ -153,9 +153,9 @@ _OF_LANES = frozenset(
 _COLLECTIVE = frozenset(
     map(number_of, ("gpu_active", "gpu_match", "gpu_ballot", "gpu_shuffle", "gpu_uniform", "gpu_any"))
 )
-# What s_getreg reads, on GFX9 and from GFX10 on: register | first bit << 6 | (bits - 1) << 11. HW_ID has the wave and the SIMD in bits
-# 0 to 5, the compute unit, the shader array and the shader engine in bits 8 to 14. HW_ID1 has the wave and the SIMD in bits 0 to 9,
-# the workgroup processor in bits 10 to 13.
+# Operands of s_getreg, on GFX9 and from GFX10 on: register | first bit << 6 | (bits - 1) << 11. HW_ID has the wave and the SIMD in
+# bits 0 to 5, and the compute unit, the shader array and the shader engine in bits 8 to 14. HW_ID1 has the wave and the SIMD in bits
+# 0 to 9, and the workgroup processor in bits 10 to 13.
 _HARDWARE = {
     "sm": (4 | 8 << 6 | 6 << 11, 23 | 10 << 6 | 3 << 11),
     "warp_slot": (4 | 5 << 11, 23 | 9 << 11),
@@ -207,7 +207,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
 class WaveProgram:
     """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments.
 
-    together: it looks at the lanes that run it together.
+    together: it uses collective operations, whose results depend on which lanes run together.
     """
 
     function: str
@@ -234,12 +234,12 @@ class WaveProgram:
 
     @property
     def reads_arguments(self) -> bool:
-        """Whether it reads the arguments of the kernel that it is in."""
+        """Whether it reads the arguments of its kernel."""
         return any(one.kind == "context" and one.field in ("args", *ARGUMENTS) for one in self.arguments)
 
     @property
     def times(self) -> tuple[str, ...]:
-        """Which of `TIMES` a site at the exit needs: those that it is given, or one to know which lanes leave together."""
+        """Which of `TIMES` a site at the exit needs: those that the program reads, or one to tell which lanes leave together."""
         kinds = {(argument.kind, argument.field) for argument in self.arguments}
         given = tuple(time for time in TIMES if ("time", time) in kinds)
         return given or (TIMES[:1] if self.together else ())
@@ -247,7 +247,7 @@ class WaveProgram:
 
 @dataclass(frozen=True)
 class Probe:
-    """The machine code of a place, which begins at its first byte, and how many registers it needs."""
+    """The machine code of a probe, whose entry is its first byte, and the number of registers that it needs."""
 
     code: bytes
     sgprs: int
@@ -269,7 +269,7 @@ def lower(program: Program, checked: Checked, wave: int) -> WaveProgram:
             " all lanes of a wave end together; run it on an NVIDIA GPU"
         )
     module = ir.lower(program, checked, _backend(wave, checked.function.point in AT_EXIT))
-    # What has no address space of its own is private memory, which is dissolved into registers.
+    # Pointers without an address space are private memory, which LLVM promotes to registers.
     text = re.sub(r"\bptr\b(?! addrspace)", "ptr addrspace(5)", module.text)
     text = re.sub(r"(= alloca [^\n]+)", r"\1, addrspace(5)", text)
     together = not used.isdisjoint(_COLLECTIVE)
@@ -289,12 +289,13 @@ def compile_probe(
     sites: Sequence[int] = (),
     arguments: Sequence[tuple[int, int]] = (),
 ) -> Probe:
-    """Compile the programs of one place for a GPU, such as "gfx90a". Raises VerifyError if one needs memory for its stack.
+    """Compile the programs of one place for a GPU such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
-    counters: for each program the VGPR in which the place puts the work of its thread; None: it is 0. returns: the code does not end
-    with s_endpgm; whoever takes it adds the jump to s[0:1]. timed: the place gives the time; such a probe returns. sites: for each
-    program, what is added to the number of the site that the place sets. arguments: of the kernel, as (offset from the launch block,
-    size), both in bytes.
+    counters   for each program, the VGPR in which the place passes the thread's work; None: the work is 0
+    returns    the code does not end with s_endpgm; the caller appends the jump to s[0:1]
+    timed      the place passes the time; such a probe returns
+    sites      for each program, the number to add to the site number that the place sets
+    arguments  the arguments of the kernel, as (offset from the launch block, size), both in bytes
     """
     given = counters or [None] * len(programs)
     each = [_Called(*one) for one in zip(programs, given, sites or [0] * len(programs), strict=True)]
@@ -306,7 +307,7 @@ def compile_access_probe(
 ) -> Probe:
     """Compile the programs of a memory access for a GPU, by memory space (of `bytecode.SPACES`). Raises VerifyError.
 
-    If there is more than one space, the address is a generic one: each lane runs the programs of the space that its address is in.
+    With more than one space, the address is generic: each lane runs the programs of the space that its address is in.
     """
     ordered = {space: programs[space] for space in GENERIC_SPACES if space in programs}
     every = [program for one in ordered.values() for program in one]
@@ -319,13 +320,13 @@ def compile_inner_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu
 
 
 def facts(offset: int, width: int, kind: int, effect: int) -> int:
-    """Return what a place at a memory access puts into FACTS."""
+    """Return the value that a place at a memory access puts into FACTS."""
     values = {"offset": offset, "width": width, "kind": kind, "effect": effect}
     return sum((values[name] & (1 << bits) - 1) << first for name, (first, bits) in _FACTS.items())
 
 
 def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
-    """Compile a text with the function _ENTRY, which calls the programs."""
+    """Compile LLVM IR that defines the function _ENTRY, which calls the programs."""
     import llvmlite.binding as llvm
 
     from gpubpf.lower import nvptx
@@ -350,8 +351,8 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
         nvptx.optimize(module, machine, unroll)
         return module, machine
 
-    for unroll in (False, True):  # an array on the stack may dissolve into registers if loops are unrolled
-        # LLVM writes one form of a module only, so it is made twice.
+    for unroll in (False, True):  # with unrolled loops, an array on the stack may fit into registers
+        # LLVM can emit a module in one form only, so the module is made twice.
         module, machine = made(unroll)
         said = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
         if said.get("private_seg_size") == "0":
@@ -376,8 +377,8 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
 
 
 class _Called(NamedTuple):
-    """A program that a probe calls: the VGPR with the work of its thread, what is added to the number of the site, and the space of
-    the access."""
+    """A program that a probe calls: the VGPR with the thread's work, the number to add to the site number, and the space of the
+    access."""
 
     program: WaveProgram
     counter: int | None = None
@@ -393,12 +394,11 @@ def _entry(
     timed: bool,
     arguments: Sequence[tuple[int, int]],
 ) -> str:
-    """Return the function that reads what the programs are given and calls them in order."""
+    """Return a module with the function that reads the arguments of the programs and calls the programs in order."""
     given = ["i64 inreg %block", *(f"i32 inreg %{name.replace('.', '_')}" for name in REGISTERS)]
     result, end = "void", ["  ret void"]
-    if (
-        returns
-    ):  # LLVM ends a function without results by s_endpgm. One with results runs on into the code behind it.
+    # LLVM ends a function without results with s_endpgm. A function with results falls through to the code after it.
+    if returns:
         given += ["i32 inreg %low", "i32 inreg %high"]
         if timed:
             given += [f"i64 inreg %{name}" for name in TIMES]
@@ -419,7 +419,7 @@ def _entry(
 
 
 def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str) -> str:
-    """Return the function of a place at a memory access.
+    """Return a module with the function of a place at a memory access.
 
     programs: by space, in the order of GENERIC_SPACES.
     """
@@ -455,7 +455,7 @@ def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBl
 
 
 def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> str:
-    """Return the function of a place in the middle of a kernel, other than an access."""
+    """Return a module with the function of a place in the middle of a kernel, other than an access."""
     given, lines, declared = [], [], []
     if point == LEAVE:
         declared.append("declare i64 @llvm.amdgcn.s.memtime()")
@@ -473,9 +473,9 @@ def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, 
 
 
 def _keeping(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
-    """Return the module of a place in the middle of a kernel: all SGPRs up to `BACK` are results too, so that it keeps them.
+    """Return the module of a place in the middle of a kernel. It returns all SGPRs up to `BACK` as results, so that it preserves them.
 
-    given: parameters behind these.
+    given: parameters after these.
     """
     names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS), "back_low", "back_high"]
     result, value = f"{{ {', '.join(['i32'] * len(names))} }}", "poison"
@@ -488,7 +488,7 @@ def _keeping(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]
 
 
 def _joined(name: str, low: str, high: str) -> list[str]:
-    """Return the LLVM IR of a number of 64 bits in two registers."""
+    """Return LLVM IR that joins two registers into a 64-bit number."""
     return [
         f"  %{name}.low = zext i32 %{low} to i64",
         f"  %{name}.wide = zext i32 %{high} to i64",
@@ -498,7 +498,7 @@ def _joined(name: str, low: str, high: str) -> list[str]:
 
 
 def _fact(name: str, first: int, bits: int) -> list[str]:
-    """Return the LLVM IR of a field of `facts`."""
+    """Return LLVM IR that extracts a field of `facts`."""
     shift = "ashr" if name == "offset" else "lshr"
     return [
         f"  %{name}.up = shl i32 %facts, {32 - first - bits}",
@@ -514,7 +514,7 @@ def _call(
     timed: bool,
     arguments: Sequence[tuple[int, int]] = (),
 ) -> tuple[list[str], str]:
-    """Return the LLVM IR that calls the program with this number, and its declaration."""
+    """Return LLVM IR that calls the program with this number, and the program's declaration."""
     program, counter = called.program, called.counter
     family = 0 if gpu.startswith("gfx9") else 1
     lines, passed = [], []
@@ -561,7 +561,7 @@ def _call(
 
 
 def _of_access(argument: Argument, space: str | None) -> str:
-    """Return the value of a field of the context of an access."""
+    """Return the value of a context field at an access."""
     assert space is not None
     if argument.field == "address":
         return "%address" if space == "global" else "%address.short"
@@ -569,7 +569,7 @@ def _of_access(argument: Argument, space: str | None) -> str:
 
 
 def _argument(argument: Argument, places: Sequence[tuple[int, int]], name: str) -> tuple[list[str], str]:
-    """Return the LLVM IR that loads the first bytes of an argument of the kernel, and its value: 0 if there is no such argument."""
+    """Return LLVM IR that loads the first bytes of a kernel argument, and its value: 0 if there is no such argument."""
     position = ARGUMENTS.index(argument.field)
     if position >= len(places):
         return [], "0"
@@ -579,7 +579,7 @@ def _argument(argument: Argument, places: Sequence[tuple[int, int]], name: str) 
 
 
 def _active(argument: Argument, name: str, wave: int) -> tuple[list[str], str]:
-    """Return the LLVM IR that computes the mask of the lanes that run a program, and its value."""
+    """Return LLVM IR that computes the mask of the lanes that run a program, and its value."""
     lines = [f"  %{name} = call i{wave} @llvm.amdgcn.ballot.i{wave}(i1 true)"]
     if argument.type == "b32" or wave == 64:
         return lines, f"%{name}"
@@ -587,7 +587,7 @@ def _active(argument: Argument, name: str, wave: int) -> tuple[list[str], str]:
 
 
 def _module(declared: Sequence[str], head: str, lines: Sequence[str]) -> str:
-    """Return a module with one function."""
+    """Return a module with one function, and the declarations that it needs."""
     every = [
         "declare i32 @llvm.amdgcn.s.getreg(i32)",
         "declare i64 @llvm.amdgcn.s.memrealtime()",
@@ -609,7 +609,7 @@ def _module(declared: Sequence[str], head: str, lines: Sequence[str]) -> str:
 
 
 def _value(argument: Argument, block: LaunchBlock, name: str) -> tuple[list[str], str]:
-    """Return the LLVM IR that reads an argument, and its value."""
+    """Return LLVM IR that reads an argument, and its value. Raises VerifyError for an argument that AMD GPUs lack."""
     kind, offset = argument.kind, 0
     if kind == "register":
         return [], "%" + argument.field.replace(".", "_")
@@ -646,7 +646,7 @@ def _value(argument: Argument, block: LaunchBlock, name: str) -> tuple[list[str]
 
 
 def _time(field: str, block: LaunchBlock, name: str, timed: bool) -> tuple[list[str], str]:
-    """Return the LLVM IR that computes a time: of `TIMES`, the second is in ns."""
+    """Return LLVM IR that computes one of `TIMES`, and its value. `globaltimer` is in ns."""
     if field == "clock":
         return [], "%clock"
     assert block.tick is not None
@@ -661,7 +661,7 @@ def _time(field: str, block: LaunchBlock, name: str, timed: bool) -> tuple[list[
 
 
 def _load(name: str, offset: int, width: int, bits: int) -> tuple[list[str], str]:
-    """Return the LLVM IR that loads `width` bytes of the launch block as an integer of `bits`."""
+    """Return LLVM IR that loads `width` bytes of the launch block as an integer of `bits`, and its value."""
     narrow = f"i{8 * width}"
     lines = [
         f"  %{name}.at = add i64 %block, {offset}",
@@ -674,12 +674,12 @@ def _load(name: str, offset: int, width: int, bits: int) -> tuple[list[str], str
 
 
 def _alignment(offset: int, width: int) -> int:
-    """Return how the bytes at an offset from the launch block, which is at a multiple of 8, are aligned."""
+    """Return the alignment, at most 4, of bytes at an offset from the launch block, which is aligned to 8."""
     return min(offset & -offset or 4, width & -width, 4)
 
 
 def _first_thread(block: LaunchBlock, name: str) -> tuple[list[str], str]:
-    """Return the LLVM IR for the number of the wave's first work-item in its workgroup."""
+    """Return LLVM IR for the number of the wave's first work-item in its workgroup, and its value."""
     assert block.shape is not None
     lines = []
     for axis, size in (("x", block.shape), ("y", block.shape + 4)):

@@ -1,4 +1,4 @@
-"""What differs between the targets of the lowering, as a table."""
+"""The differences between the targets of the lowering, as a table."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Backend:
-    """One target of LLVM.
+    """One LLVM target.
 
-    `pointer`: the type of an address of map memory. `scope`: of its atomic operations. `warps`: whether it has warps.
+    `pointer`: the type of a pointer to map memory. `scope`: the scope of atomic operations on it. `warps`: whether it has warps.
 
-    `calls`: for each thing that only the target knows, the function, intrinsic or inline assembly (`asm …`) that returns it, and
-    its type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, compared as it is), `lanes_below`, `sm`, `group`, `warp_slot`
-    (number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with
-    arguments `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active
-    and have the same value.
+    `calls`: for each target-specific value or operation, the function, intrinsic or inline assembly (`asm …`) that returns it, and its
+    type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, for comparisons in 32 bits), `lanes_below`, `sm`, `group`, `warp_slot`
+    (the number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with
+    arguments `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and
+    have the same value. Optional: `element`, `scale` and `shift`, arithmetic that LLVM would do with slower instructions.
 
-    `reads`: for each type of argument, the inline assembly with constraints that reads it from its register; None: arguments are
-    the function's parameters.
+    `reads`: for each argument type, the inline assembly, with constraints, that reads it from its register; None: arguments are
+    function parameters.
 
-    `given`: things of `calls` that are arguments instead: (kind of argument, its type). Where `first_thread` is among them, the
-    number of a thread in its block is that plus its lane. `shard`: the address of the multiprocessor's part of a site array; back ends
-    without it compute that from `group`.
+    `given`: values that are arguments instead of `calls`: (kind of argument, its type). With `first_thread`, the number of a thread in
+    its block is that plus its lane. `shard`: the address of the multiprocessor's part of a site array; back ends without it compute
+    the address from `group`.
 
-    `join`: for targets without `warps` whose lanes run together as well (waves): where lanes must continue together, the statement
-    that keeps LLVM from separating them. "" for targets that run one thread at a time.
+    `join`: for targets without `warps` whose lanes also run together (waves): the statement that keeps LLVM from separating lanes that
+    must continue together. "" for targets that run one thread at a time.
 
-    `pause`: the statement of a thread that waits for another one: it lets others run. "" for targets whose programs never wait.
+    `pause`: the statement with which a waiting thread lets others run. "" for targets whose programs never wait.
 
-    `functions`: definitions in LLVM IR of functions that `calls` names. `warp`: lanes of a warp, a power of two.
+    `functions`: LLVM IR definitions of functions that `calls` names. `warp`: the lanes of a warp, a power of two.
     """
 
     triple: str

@@ -1,7 +1,7 @@
-"""Programs at launches and operations are given a copy of their context on the stack.
+"""Pass programs at launches and operations a copy of their context on the stack.
 
-In the kernel, the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure. And compilers load
-through context pointers in ways that verifiers reject, such as two fields by one load. With a copy on the stack, both work.
+In the kernel, the fields of `struct gpu_launch` are in registers of the stub's caller, not in one structure. Also, compilers load
+through context pointers in ways that verifiers reject, such as two fields with one load. A copy on the stack solves both.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
 
-# The offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: those of the
-# first six arguments (System V ABI), then two that a callee need not save.
+# Offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: the first six
+# argument registers (System V ABI), then two caller-saved registers.
 _REGISTERS = (112, 104, 96, 88, 72, 64, 56, 48)  # di, si, dx, cx, r8, r9, r10, r11
 REGISTERS: Mapping[str, tuple[int, ...]] = {
     point: _REGISTERS[: len(CONTEXTS[point])] for point in HOST_POINTS
@@ -26,12 +26,12 @@ _LONG = b.MEM | 0x18
 
 
 def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
-    """Return a program that copies the fields of its context to its stack, and calls the given one with the copy.
+    """Return a program that copies the fields of its context to its stack, and calls `function` with the copy.
 
-    The given program has a stack frame of its own, so it cannot overwrite the copy. Behind the copy is the address of the real
+    `function` has its own stack frame, so it cannot overwrite the copy. The copy is followed by the address of the real
     context, for helpers that take it.
 
-    where: the offsets of the fields from the address that the program is really given.
+    where: the offsets of the fields from the address of the real context.
     """
     code = function.instructions
     line = code[0].line if code else 0
@@ -48,7 +48,7 @@ def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
     ]
     made = [replace(i, line=line) for i in front]
     start: list[int] = []
-    placed: dict[int, int] = {}  # the old number of each instruction, by its new one
+    placed: dict[int, int] = {}  # new number of an instruction → old number
     for pc, i in enumerate(code):
         start.append(len(made))
         if i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in TAKE_CONTEXT:

@@ -1,4 +1,4 @@
-"""Write LLVM IR: values, labels, calls, the registers and the memory of a program that is being lowered."""
+"""Emit LLVM IR: values, labels, calls, and the registers and memory of the program that is being lowered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Emitter:
         self.formats: dict[int, str] = {}
         chains = {chain for chain, _ in checked.reached}
         self.chains: dict[Chain, int] = {chain: n for n, chain in enumerate(sorted(chains))}
-        self.chain: Chain = ()  # of the instruction that is being lowered
+        self.chain: Chain = ()  # the chain of the instruction that is being lowered
         self.pc = 0
         self.depth = 1 + max((len(chain) for chain in chains), default=0)
 
@@ -61,7 +61,7 @@ class Emitter:
         return f"%{name}"
 
     def special(self, name: str) -> str:
-        """Return something that only the back end knows, as i64. `membar` has no result."""
+        """Return a target-specific value (`Backend.calls`, `given`) as i64; 0 for operations without a result such as `membar`."""
         if (known := self.known(name)) is not None:
             return known if self.backend.given.get(name, ("", ""))[1] == "b64" else self.wide(known)
         if self.backend.calls[name][1] == "void":
@@ -75,7 +75,7 @@ class Emitter:
         return known if known is not None else self.value(self.call(name))
 
     def known(self, name: str) -> str | None:
-        """Return something that comes from arguments, of its type there, else i32; None if the back end has it otherwise."""
+        """Return a target-specific value that comes from arguments, with the argument's type or as i32; None for other values."""
         if name in self.backend.given:
             kind, type_ = self.backend.given[name]
             return self.argument(kind, name.replace(".", "_"), type_, field=name)
@@ -95,7 +95,7 @@ class Emitter:
         return self.linear("tid", "ntid", kind)
 
     def linear(self, index: str, size: str, kind: str) -> str:
-        """Return (z * height + y) * width + x of an index, such as tid in ntid."""
+        """Return (z * height + y) * width + x for a three-dimensional index, such as tid in ntid."""
 
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)
@@ -115,12 +115,15 @@ class Emitter:
         return f"call {kind} {symbol}({', '.join(arguments)})"
 
     def collective(self, name: str, *arguments: str) -> str:
-        """Return the result of a collective operation of the active lanes. LLVM must not move, merge or duplicate it."""
+        """Return the result of a collective operation of the active lanes as i64. LLVM must not move, merge or duplicate it."""
         result = self.value(f"{self.call(name, *arguments)} convergent nomerge noduplicate")
         return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
-        """Define an internal function, once; it is always inlined. `text` may have declarations. Return its name."""
+        """Define an internal function, which is always inlined, unless it is defined already. Return its name with `@`.
+
+        `text` may contain declarations.
+        """
         if name not in self.functions:
             lines = text.split("\n")
             self.declared.update(line for line in lines if line.startswith("declare "))
@@ -163,14 +166,14 @@ class Emitter:
         return self.value(f"getelementptr i8, {self.backend.pointer} {pointer}, i64 {offset}")
 
     def source(self, register: int, call: CheckedCall) -> tuple[str, str]:
-        """Return (pointer type, pointer) of what a helper's argument points to."""
+        """Return (pointer type, pointer) for an address argument of a helper."""
         address = self.get(register)
         if call.pointers[register] == "stack":
             return "ptr", self.stack(address)
         return self.backend.pointer, self.memory(address)
 
     def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
-        """Emit a copy of `size` bytes. `alignment`: of the destination."""
+        """Emit a copy of `size` bytes. `alignment`: that of the destination."""
         for at, width in storage.chunks(size):
             kind = f"i{8 * width}"
             a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
@@ -187,7 +190,7 @@ class Emitter:
         return str(self.backend.warp.bit_length() - 1)
 
     def number(self, unit: str, kind: str) -> str:
-        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: no instance has room for more."""
+        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: instances are smaller than that."""
 
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)

@@ -1,4 +1,4 @@
-"""The result of lowering a device program. Separate from the lowering, which prebuilt programs do not import."""
+"""The result of lowering a device program. It is separate from the lowering, which prebuilt programs do not import."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Argument:
-    """A value that a program is given. A fragment finds it in a register of PTX type `type` named `register`.
+    """A value that a program receives. A fragment reads it from the register `register`, of PTX type `type`.
 
     Kinds:
         launch        the launch id, or its distance from the id at `replay`
         replay        the address of that id in GPU memory, or 0
         map_base      the address of the storage of `map`
-        map_capacity  how many threads, warps or blocks an instance of `map` has room for, below 2^32; of a site array
-                      sites | shards - 1 << 32
-        shard         the address of the values of the site array `map` for the thread's multiprocessor; `width`: bytes of a value
-        param         `width` bytes at `offset` of the `param` map `map`, zero-extended
+        map_capacity  the number of threads, warps or blocks that an instance of `map` has room for, below 2^32; for a site
+                      array sites | shards - 1 << 32
+        shard         the address of the values of the site array `map` for the thread's `group`; `width`: bytes of a value
+        param         `width` bytes at `offset` in the `param` map `map`, zero-extended
         context       `field` of the context (bytecode.CONTEXTS), which the injector supplies
-        group         the multiprocessor's number; with sampling a random number that the threads of a chosen block or warp share
+        group         the multiprocessor's number; with sampling, a hash that all threads of a block or warp share
         kernel        the number of the kernel in the process
-        epoch         the epoch of allocations
-        pid_tgid      process << 32 | thread of the host thread that launched
+        epoch         the launch's epoch of allocations
+        pid_tgid      process << 32 | thread, of the host thread that launched
         time          on AMD GPUs: `field` of amdgcn.TIMES
-        sm, warp_slot on AMD GPUs: read from a hardware register
+        sm, warp_slot on AMD GPUs: from a hardware register
+        shape         on AMD GPUs: `field` of the launch's shape (ntid.x … nctaid.z)
+        register      on AMD GPUs: `field` of amdgcn.REGISTERS
+        first_thread  on AMD GPUs: the number of the wave's first work-item in its workgroup
         helper        in host programs: the address of the C function for helper number `offset`
     """
 
@@ -47,9 +50,9 @@ class Fragment:
     """A lowered device program.
 
     `ptx` is a block `{ … }` with its own registers and labels, which ends at its closing brace. It reads its `arguments` from the
-    registers that they name. It needs PTX 6.3 and sm_70. `registers`: how many 32-bit registers it declares. These are virtual, and
-    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints). `seldom`: labels of what the program calls
-    seldom executed (`gpu_seldom`).
+    registers that they name. It needs PTX 6.3 and sm_70. `registers`: how many 32-bit registers it declares; these are virtual, and
+    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints). `seldom`: the labels of the parts that the
+    program marks as seldom executed (`gpu_seldom`).
     """
 
     function: str

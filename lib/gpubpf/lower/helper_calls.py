@@ -1,4 +1,4 @@
-"""Lower calls of helpers, as the table of helpers says (`gpubpf.ebpf.helpers`)."""
+"""Lower helper calls, as the helper table specifies (`gpubpf.ebpf.helpers`)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpubpf.verify.values import CheckedCall, value_alignment
 
 
 def format_number(text: str) -> int:
-    """Return the number that stands for a printed text in the print ring buffer."""
+    """Return the number that identifies a printed text in the print ring buffer."""
     return zlib.crc32(text.encode())
 
 
 class HelperCalls(Emitter):
-    """Emits calls of helpers."""
+    """Emits helper calls."""
 
     def helper(self, call: CheckedCall) -> str:
-        """Emit a call of a helper, as the table of helpers says, and return its result."""
+        """Emit a helper call, as the helper table specifies, and return its result."""
         helper = HELPERS[call.helper]
         use = helper.native if self.checked.function.point in b.HOST_POINTS else helper.device
         assert use is not None
@@ -53,7 +53,7 @@ class HelperCalls(Emitter):
         return self.element(call, definition)
 
     def element(self, call: CheckedCall, definition: MapDefinition) -> str:
-        """Return the address of an array element, or 0."""
+        """Return the address of an array element; 0 if the key is out of bounds."""
         kind, pointer = self.source(2, call)
         key = self.value(f"load i32, {kind} {pointer}, align {1 if kind == 'ptr' else 4}")
         inside = self.value(f"icmp ult i32 {key}, {definition.max_entries}")
@@ -66,7 +66,7 @@ class HelperCalls(Emitter):
             return self.in_shard(definition, base, key, capacity)
         if definition.kind == "site_array":
             return self.at(base, self.of_site(key, capacity), definition.value_size)
-        # A unit beyond the capacity gets the element after the last one. This needs no branch, and stays inside of the map.
+        # A unit beyond the capacity gets the element after the last one. This needs no branch and stays inside the map.
         unit = self.number(SHAPED[definition.kind], "i32")
         room = self.low(capacity)
         fits = self.value(f"icmp ult i32 {unit}, {room}")
@@ -82,7 +82,7 @@ class HelperCalls(Emitter):
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def at(self, base: str, index: str, size: int) -> str:
-        """Return the address of element `index`, an i32. No map is at address 0 or wraps around."""
+        """Return the address of element `index`, an i32. It is never 0: no map is at address 0 or wraps around."""
         if "element" in self.backend.calls:
             address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
             self.declared.add("declare void @llvm.assume(i1)")
@@ -92,7 +92,7 @@ class HelperCalls(Emitter):
         return self.value(f"add nuw i64 {base}, {offset}")
 
     def of_site(self, site: str, capacity: str) -> str:
-        """Return the index of a site's value on this multiprocessor, or for an unknown site the index after the last."""
+        """Return the index of a site's value in this thread's shard; for a site beyond the capacity, the index after the last."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
         shard = self.value(f"and i32 {self.special32('group')}, {mask}")
@@ -103,8 +103,8 @@ class HelperCalls(Emitter):
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
     def in_shard(self, definition: MapDefinition, base: str, site: str, capacity: str) -> str:
-        """Return the address of a site's value on this multiprocessor, whose part of the map is an argument. For an unknown site,
-        it is that of the value after the last."""
+        """Return the address of a site's value in this thread's shard, whose address is an argument; for a site beyond the capacity,
+        the address after the last value."""
         kind, type_ = self.backend.given["shard"]
         size = definition.value_size
         shard = self.argument(kind, f"shard_{definition.name}", type_, map=definition.name, width=size)
@@ -162,7 +162,7 @@ class HelperCalls(Emitter):
         return self.value(f"call i64 {self.function(name, text)}({', '.join(arguments)})")
 
     def reserve_room(self, definition: MapDefinition) -> tuple[str, str]:
-        """Reserve a record and return (address of its header or 0, its mark)."""
+        """Emit the reservation of a record. Return the address of its header, or 0, and its mark."""
         name = f"ring_{definition.name}"
         text = storage.ring_function(name, definition, self.backend)
         base, sm = self.base(definition.name), self.special32("sm")
@@ -173,7 +173,7 @@ class HelperCalls(Emitter):
         )
 
     def commit(self, header: str, size: int, mark: str) -> None:
-        """Store mark and size at once, after the payload also in the order that the host sees."""
+        """Emit one store of mark and size, which the host sees after the payload."""
         pointer = self.memory(header)
         word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
         self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
@@ -228,7 +228,7 @@ class HelperCalls(Emitter):
         printed = HELPERS[call.helper].registers.get(ArgumentKind.PRINTED, ())
         numbers = [
             register for register in printed if register not in call.pointers
-        ]  # others are part of the text
+        ]  # the others are already part of the text
         return self.print_text(call.text, [self.get(register) for register in numbers[:conversions]])
 
     def print_array(self, call: CheckedCall, operand: str) -> str:
@@ -240,7 +240,7 @@ class HelperCalls(Emitter):
         return self.print_text(call.text, values)
 
     def print_text(self, text: str, values: Sequence[str] = ()) -> str:
-        """Emit a record in the print buffer, and return 0 or what the ring buffer returns."""
+        """Emit a record in the print buffer. Return 0, or -11 (-EAGAIN) if the ring buffer is full."""
         long = any(len(call.numbers) > PRINT_ARGUMENTS for call in self.checked.calls.values())
         number = format_number(text)
         self.formats[number] = text
@@ -256,7 +256,7 @@ class HelperCalls(Emitter):
         return self.record(definition, definition.value_size, fill)
 
     def agent_function(self, call: CheckedCall, operand: str) -> str:
-        """Call the C function of the agent that replaces a helper of the kernel, with the same arguments. Return its result."""
+        """Emit a call of the agent's C function that replaces a kernel helper, with the same arguments. Return its result."""
         arguments = []
         for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
             if argument.kind is ArgumentKind.BUFFER:
@@ -286,13 +286,16 @@ class HelperCalls(Emitter):
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
     def first(self, call: CheckedCall, operand: str) -> str:
-        """Compare the lane's number, not a mask: then ptxas knows that only one lane goes on, and does not reduce over lanes before
-        each atomic operation."""
+        """Return whether this is the lowest lane of a mask.
+
+        It compares the lane's number, not a mask. So ptxas knows that only one lane continues, and does not reduce over the lanes
+        before each atomic operation.
+        """
         kind, mask = ("i32", self.low(self.get(1))) if self.program.lanes == 32 else ("i64", self.get(1))
         self.declared.add(f"declare {kind} @llvm.cttz.{kind}({kind}, i1)")
         lowest = self.value(f"call {kind} @llvm.cttz.{kind}({kind} {mask}, i1 true)")
         lowest = lowest if kind == "i32" else self.low(lowest)
-        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number will do
+        lowest = self.value(f"freeze i32 {lowest}")  # an empty mask has no lowest lane: any number is fine
         return self.wide(self.value(f"icmp eq i32 {self.special32('this_lane')}, {lowest}"), 1)
 
     def uniform(self, call: CheckedCall, operand: str) -> str:
@@ -307,7 +310,7 @@ class HelperCalls(Emitter):
         return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
 
-# How helpers are lowered: by the names in the table of helpers, given the call and the operand there.
+# The lowerings, by their names in the helper table. Each gets the call and the operand from the table.
 LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "lookup": HelperCalls.lookup,
     "update": HelperCalls.update,

@@ -1,8 +1,8 @@
-"""eBPF → LLVM IR, for every back end. What differs between them is in a `Backend`, a table.
+"""eBPF → LLVM IR, for every back end. A `Backend`, a table, has the differences between them.
 
-Registers become 64-bit variables, which LLVM promotes. A stack address is a plain number, the offset in one array for the whole
-stack: LLVM sees constants, and the array dissolves into registers. Addresses of map values are real addresses. Verification has
-found out which memory each instruction accesses (`Checked`).
+eBPF registers become 64-bit variables, which LLVM promotes to registers. A stack address is a plain number, the offset in one array
+for the whole stack. LLVM sees constant offsets, and promotes the array to registers. Addresses of map values are real addresses.
+Verification has determined which memory each instruction accesses (`Checked`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpubpf.lower.helper_calls import HelperCalls
 from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
-LOOP_TURNS = 1 << 20  # of all loops of one run whose length was not known before, see `Checked.loops`
+LOOP_TURNS = 1 << 20  # limit of turns of all loops of unknown length in one run together, see `Checked.loops`
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class _Lowering(HelperCalls):
         return LoweredModule(text, tuple(self.arguments.values()), self.formats)
 
     def count_turn(self) -> None:
-        """Emit code that ends the program if its loops have had too many turns, all together."""
+        """Emit code that ends the program if all its loops together have had too many turns."""
         left, go = self.value("load i64, ptr %turns"), self.fresh("turn")
         self.emit(f"store i64 {self.value(f'sub i64 {left}, 1')}, ptr %turns")
         self.emit(f"br i1 {self.value(f'icmp eq i64 {left}, 0')}, label %too_many_turns, label %{go}")
         self.label(go)
 
     def elect(self) -> str:
-        """Emit code in front of a program for blocks that elects the thread to run it. Return its label."""
+        """Emit code before a block_begin or block_end program that elects the thread to run it. Return its label."""
         function = self.checked.function
         self.chain, self.pc = (), 0
         self.label("elect")
@@ -112,7 +112,7 @@ class _Lowering(HelperCalls):
         return "elect"
 
     def known_bases(self) -> list[str]:
-        """Tell LLVM that no map is at address 0, so that a lookup that cannot fail needs no test."""
+        """Return IR that tells LLVM that no map is at address 0, so that lookups that cannot fail need no test, and `known_sites`."""
         bases = [a.name for a in self.arguments.values() if a.kind in ("map_base", "shard")]
         if bases:
             self.declared.add("declare void @llvm.assume(i1)")
@@ -126,7 +126,7 @@ class _Lowering(HelperCalls):
         ] + self.known_sites()
 
     def known_sites(self) -> list[str]:
-        """Tell LLVM that the site of a probe is below the capacity, so that the lookup of its own value needs no test."""
+        """Return IR that tells LLVM that the probe's site is below the capacity, so that the lookup of its value needs no test."""
         arrays = [
             a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
         ]
@@ -208,8 +208,8 @@ class _Lowering(HelperCalls):
         return self.wide(result, bits)
 
     def is_short_shift(self, i: Instruction) -> bool:
-        """Return whether this is a right shift of 32 bits as compilers without 32-bit instructions write it: a 64-bit shift, and a
-        mask in the next instruction."""
+        """Return whether this is a 32-bit right shift as compilers without 32-bit instructions emit it: a 64-bit shift, and a mask in
+        the next instruction."""
         following = self.code[self.pc + 1]
         return (
             "shift" in self.backend.calls
@@ -220,17 +220,17 @@ class _Lowering(HelperCalls):
         )
 
     def short_shift(self, value: str, amount: int) -> str:
-        """Emit such a shift in 32 bits, so that the computation before it can have 32 bits too. LLVM does not do this itself."""
+        """Emit such a shift in 32 bits, so that the preceding computation can use 32 bits too. LLVM does not do this itself."""
         return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
 
     def scaled(self, value: str, factor: int) -> str:
-        """Emit a product in two halves. LLVM leaves the upper one out where it knows that it is 0, as of an index; ptxas does not."""
+        """Emit a product in two halves. LLVM drops the upper half if it is known to be 0, as for an index; ptxas does not."""
         low = self.value(self.call("scale", f"i32 {self.low(value)}", f"i32 {factor}"))
         high = self.value(f"mul i64 {self.value(f'lshr i64 {value}, 32')}, {factor}")
         return self.value(f"add i64 {low}, {self.value(f'shl i64 {high}, 32')}")
 
     def divide(self, quotient: bool, is_signed: bool, kind: str, left: str, right: str) -> str:
-        """Emit a division as eBPF defines it: x / 0 = 0, x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
+        """Emit a division with eBPF semantics: x / 0 = 0, x % 0 = x; the smallest number divided by -1 is itself, with remainder 0."""
         zero = self.value(f"icmp eq {kind} {right}, 0")
         divisor = self.value(f"select i1 {zero}, {kind} 1, {kind} {right}")
         if is_signed:
@@ -296,7 +296,7 @@ class _Lowering(HelperCalls):
         self.put(i.dst, value)
 
     def context(self, field: str) -> str:
-        narrow = _NARROW.get(self.checked.function.point, ())  # so that comparisons have 32 bits
+        narrow = _NARROW.get(self.checked.function.point, ())  # for comparisons in 32 bits
         if field in narrow and (field not in _LANES or self.backend.warp <= 32):
             return self.wide(self.argument("context", field, "b32", field=field))
         if field != "launch":
@@ -421,7 +421,7 @@ _NARROW = {
     "float": ("site", "operation", "active", "type", "operand_type", "operands"),
     "instruction": ("site", "active", "type", "operand_type", "operands"),
 }
-_LANES = ("active", "taken")  # masks of lanes, of which a wave of an AMD GPU may have 64
+_LANES = ("active", "taken")  # lane masks: they need 64 bits for AMD GPUs with 64 lanes
 
 _CONDITIONS = {
     b.JEQ: "eq",

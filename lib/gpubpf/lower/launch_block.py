@@ -1,4 +1,4 @@
-"""The launch block: what a launch gives to the programs in its kernel, as one hidden parameter.
+"""The launch block: what a launch passes to the programs in its kernel, as one hidden parameter.
 
 block = launch_block([fragment])
 block.bases["times"]      # the offset of that map's address
@@ -26,10 +26,10 @@ class Lowered(Protocol):
 
 @dataclass(frozen=True)
 class LaunchBlock:
-    """The layout of the launch block: offsets in bytes, those of maps by name.
+    """The layout of the launch block: offsets in bytes, by name for maps.
 
-    The number of a launch is the u64 at `launch_id`. If the u64 at `replay` is not 0, it is the address of a u64 in GPU memory that is
-    added (a kernel node of a graph, docs/timing.md).
+    The number of a launch is the u64 at `launch_id`. If the u64 at `replay` is not 0, it is the address of a u64 in GPU memory to add
+    (for a kernel node of a graph, docs/timing.md).
     """
 
     size: int
@@ -38,19 +38,19 @@ class LaunchBlock:
     bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
     capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
-    # None if no program reads it:
-    pid_tgid: int | None = None  # process << 32 | thread that launched (u64)
+    # Each of these is None if no program reads it:
+    pid_tgid: int | None = None  # process << 32 | thread, of the thread that launched (u64)
     kernel: int | None = None  # the kernel's number in its process (u64)
     epoch: int | None = None  # the launch's epoch of allocations (u64)
-    tick: int | None = None  # of an AMD GPU's timer: its length, see TICK_BITS (u64)
+    tick: int | None = None  # the length of a tick of an AMD GPU's timer, see TICK_BITS (u64)
     shape: int | None = None  # threads of a block, then blocks of the grid, each x, y, z (six u32)
 
 
 def launch_block(fragments: Iterable[Lowered]) -> LaunchBlock:
     """Return the layout that these fragments need.
 
-    It has the launch's number and its replay cell, the base and capacity of each map, the bytes of `param` maps, and the optional
-    words that some fragment reads. Raises Error for an argument without a map.
+    It has the launch's number, its replay cell, the base of each map, the capacities that a fragment reads, the bytes of `param` maps,
+    and the optional words that a fragment reads. Raises Error for an argument that lacks its map.
     """
     bases: dict[str, int] = {}
     capacities: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A host program as machine code. Separate from the lowering, which prebuilt programs do not import."""
+"""A host program as machine code. It is separate from the lowering, which prebuilt programs do not import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpubpf.errors import VerifyError
 
 @dataclass(frozen=True)
 class Given:
-    """One value that native code is given.
+    """One value that native code receives.
 
     Kinds:
         context   field `number` of `struct gpu_launch` or `gpu_operation`
@@ -31,7 +31,7 @@ class Native:
     """A host program in machine code.
 
     `code` is the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and refers to no other
-    code or data. `values`: what `run` is given, in order.
+    code or data. `values`: the values that `run` receives, in order.
     """
 
     function: str
@@ -55,7 +55,7 @@ class Native:
 
     @classmethod
     def from_prebuilt(cls, value: Mapping[str, Any] | str) -> Native:
-        """Return the native form in a prebuilt file. Raises VerifyError if the file has the reason why there is none."""
+        """Return the native form in a prebuilt file. Raises VerifyError if the file has a reason instead of code."""
         if isinstance(value, str):
             raise VerifyError(value)
         return cls.from_json(value)

@@ -17,7 +17,7 @@ _SREG = "llvm.nvvm.read.ptx.sreg."
 
 
 def _with_active_mask(code: str, constraints: str) -> str:
-    """Return inline assembly in which %together is the mask of active lanes. It is one piece, so the mask cannot change in between."""
+    """Return inline assembly in which %together is the mask of active lanes. It is one piece, so the mask cannot change within it."""
     lines = ["{", ".reg .b32 %together;", "activemask.b32 %together;", *code.split("\n"), "}"]
     return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
 
@@ -34,13 +34,13 @@ NVPTX = Backend(
             for axis in AXES
         },
         "lane": (f"{_SREG}laneid", "i32"),
-        # This is not the intrinsic, which LLVM compares as 64 bits.
+        # Not the intrinsic, which LLVM would compare in 64 bits.
         "this_lane": ('asm "mov.u32 $0, %laneid;", "=r"', "i32"),
         "lanes_below": (f"{_SREG}lanemask.lt", "i32"),
         "sm": (f"{_SREG}smid", "i32"),
         "warp_slot": (f"{_SREG}warpid", "i32"),
-        # LLVM would do these with 64-bit instructions, because it does not know that they cost more.
-        # ptxas makes one instruction of the product and the sum, but three of mad.wide.
+        # LLVM would use 64-bit instructions here, because it does not know that they cost more.
+        # ptxas makes one instruction of mul.wide and add, but three of mad.wide.
         "element": (
             'asm "{\\0A.reg .b64 %wide;\\0Amul.wide.u32 %wide, $1, $2;\\0Aadd.s64 $0, $3, %wide;\\0A}", "=l,r,n,l"',
             "i64",
@@ -52,7 +52,7 @@ NVPTX = Backend(
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),
         "active": ('asm sideeffect "activemask.b32 $0;", "=r"', "i32"),
         "match": (_with_active_mask("match.any.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
-        # The mask of active lanes if they all have the same value; otherwise 0.
+        # The mask of active lanes if all of them have the same value; otherwise 0.
         "alike": (_with_active_mask("match.all.sync.b64 $0, $1, %together;", "=r,l"), "i32"),
         "any": (
             _with_active_mask(
@@ -94,7 +94,7 @@ def lower(program: Program, checked: Checked) -> Fragment:
 
     module = ir.lower(program, checked, NVPTX)
     ptx = assembly(module.text)
-    if ".local" in ptx:  # an array on the stack; it may dissolve into registers if loops are unrolled
+    if ".local" in ptx:  # an array on the stack; with unrolled loops, it may fit into registers
         ptx = assembly(module.text, unroll=True)
     return fragment(checked.function, module, ptx)
 
@@ -116,7 +116,10 @@ def assembly(text: str, unroll: bool = False) -> str:
 
 
 def optimize(module: Any, machine: Any, unroll: bool = False) -> None:
-    """Optimize a module of LLVM. unroll: also loops; a probe should be small, and clang has unrolled what the C text asks for."""
+    """Optimize an LLVM module. unroll: also unroll loops.
+
+    This is off by default: probes should be small, and clang has already unrolled the loops that the C text asks to unroll.
+    """
     import llvmlite.binding as llvm
 
     options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -133,7 +136,7 @@ _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 
 
 
 def _kept_loops(body: list[str]) -> list[str]:
-    """Return the body with a pragma "nounroll" (PTX ISA) at the head of each loop, so that ptxas keeps it. LLVM writes only some."""
+    """Return the body with a pragma "nounroll" (PTX ISA) at each loop head, so that ptxas keeps the loop. LLVM emits only some."""
     labels = {line[:-1]: at for at, line in enumerate(body) if line.endswith(":")}
     jumps = ((at, re.search(r"\bbra\S*\s+(\S+);", line)) for at, line in enumerate(body))
     heads = {labels[jump[1]] for at, jump in jumps if jump and labels.get(jump[1], at) < at}
@@ -145,7 +148,7 @@ def _kept_loops(body: list[str]) -> list[str]:
 
 
 def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment:
-    """Return the fragment: a block with the body of LLVM's function. Raises VerifyError if it needs local memory or calls."""
+    """Return the fragment: a block with the body of LLVM's function. Raises VerifyError if that needs local memory or calls."""
     if "__local_depot" in ptx or ".local" in ptx:
         raise VerifyError(
             f"device program {function.name}: an array on the stack does not fit into registers;"

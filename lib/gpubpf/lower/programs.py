@@ -1,4 +1,4 @@
-"""C text → its programs, lowered: taken from the package's prebuilt files, from the cache, or made now.
+"""C text → lowered programs, from the package's prebuilt files, from the cache, or made now.
 
     programs = load(text)
     programs.fragment("on_exit")     # what runs on a GPU
@@ -30,7 +30,7 @@ PREBUILT = Path(__file__).parent.parent / "ebpf" / "prebuilt"
 
 
 class LoweredPrograms(Protocol):
-    """The programs of one C text. Each is lowered when it is asked for."""
+    """The programs of one C text. Each is lowered on demand."""
 
     @property
     def program(self) -> Program:
@@ -47,7 +47,7 @@ class LoweredPrograms(Protocol):
     def maps_of(self, name: str) -> frozenset[str]:
         """Return the maps that a device program may use on any GPU. Raises VerifyError.
 
-        Lowering may find that it uses fewer, because on that GPU a warp has fewer lanes."""
+        Lowering may find that it uses fewer, if the GPU's warps have fewer lanes."""
 
     def fragment(self, name: str) -> Fragment:
         """Return a device program as PTX. Raises VerifyError if it must not run."""
@@ -66,14 +66,17 @@ def load(text: str, any_user: bool = False) -> LoweredPrograms:
 
 
 def compiled(text: str, any_user: bool = False) -> CompiledPrograms:
-    """Compile a C text, or take it from the cache. Raises CompileError."""
+    """Return the programs of a C text that is compiled now or is in the cache. Raises CompileError."""
     from gpubpf.ebpf import compile
 
     return CompiledPrograms(compile.compile_text(text, any_user), compile.program_key(text, any_user))
 
 
 class PrebuiltPrograms:
-    """The programs of a prebuilt file, which were compiled, verified and lowered when the package was made."""
+    """The programs of a prebuilt file. They were compiled, verified and lowered when the package was built.
+
+    Only programs for AMD GPUs are lowered here, after the second gate has verified them again.
+    """
 
     def __init__(self, text: str, found: Mapping[str, Any]) -> None:
         self._text, self._found = text, found
@@ -114,7 +117,7 @@ class PrebuiltPrograms:
 
 
 class CompiledPrograms:
-    """The programs of a text that is compiled here, or of an object. The cache keeps what was made, by `key` and name."""
+    """The programs of a C text that is compiled here, or of an object file. The cache keeps device programs by `key` and name."""
 
     def __init__(self, program: Program, key: str) -> None:
         self.program, self._key = program, key
@@ -160,7 +163,7 @@ class CompiledPrograms:
 def _wave_program(
     text: str, name: str, wave: int, checked: Callable[[], tuple[Program, Checked]]
 ) -> WaveProgram:
-    """Return a device program for AMD GPUs, from the cache if it was made before. text: the key of the C text.
+    """Return a device program for AMD GPUs, from the cache if it is there. text: the key of the C text.
 
     Verifying it takes up to a second. Raises VerifyError.
     """
@@ -178,7 +181,7 @@ def _wave_program(
 
 
 def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
-    """Verify and lower one device program. Returns also the release of the kernel that accepted it, None if it was not asked.
+    """Verify and lower one device program. Also return the release of the kernel that accepted it, or None without a verdict.
 
     Raises VerifyError.
     """
@@ -190,7 +193,7 @@ def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
 
 
 def is_by_lanes(text: str) -> bool:
-    """Return whether a C text asks how many lanes there may be. Then WIDE makes another text of it, for AMD GPUs."""
+    """Return whether a C text depends on the number of lanes. Then AMD GPUs need another text, with WIDE in front."""
     return any(word in text for word in ("GPU_LANES", "gpu_mask"))
 
 
@@ -204,7 +207,7 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
     for path in candidates:
         try:
             data = path.read_bytes()
-            if key.encode() not in data[:256]:  # a file begins with its key; parsing the rest takes long
+            if key.encode() not in data[:256]:  # a file begins with its key; parsing all files would be slow
                 continue
             found = json.loads(data)
         except (OSError, ValueError):
@@ -215,5 +218,5 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
 
 
 def prebuilt_key(text: str) -> str:
-    """Return what identifies the prebuilt file of a C text. A test checks that the stages have not changed since it was made."""
+    """Return the key of a C text's prebuilt file. It does not cover the stages: a test checks that they have not changed since."""
     return cache.key("prebuilt", text, headers.content())

@@ -1,10 +1,10 @@
-"""The functions in LLVM IR that work on shared maps: hash tables, ring buffers, and the table of blocks. LLVM inlines them.
+"""LLVM IR functions that work on shared maps: hash tables, ring buffers, and the table of blocks. LLVM inlines them.
 
-Their code is in templates/*.ll, with the values of the map and the target left open:
+Their code is in templates/*.ll, with placeholders for the values of the map and the target:
 
     $name                   a value, as text
-    ; if warps … ; else … ; end     lines for a condition
-    ; for keys … ; end              lines for each item of a list, with its values
+    ; if warps … ; else … ; end     lines that depend on a condition
+    ; for keys … ; end              lines repeated for each item of a list, with its values
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from gpubpf.ebpf.maps import (
 )
 from gpubpf.lower.backend import Backend
 
-# How often an update looks again, after a pause, while another thread writes the value. That takes about a second on a GPU, where the
-# other thread needs a few microseconds. It is only a limit, so that no launch can hang.
+# How often an update tries again, after a pause, while another thread writes the value. All tries take about a second on a GPU, where
+# the other thread needs a few microseconds. The limit only ensures that no launch can hang.
 WAITS = 1 << 20
 HASH_OPERATIONS = ("find", "delete", "update", "insert", "replace")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -61,8 +61,8 @@ def ring_function(name: str, definition: MapDefinition, backend: Backend) -> str
 def block_function(
     name: str, last: bool, backend: Backend, slots: int = BLOCK_SLOTS, probes: int = BLOCK_PROBES
 ) -> str:
-    """Return `i1 name(i64 base, i64 launch, i64 block, i32 threads)`: whether this is the first thread of its block that calls it,
-    or with `last` the last."""
+    """Return `i1 name(i64 base, i64 launch, i64 block, i32 threads)`: whether the thread is the first of its block to call it, or with
+    `last` the last."""
     return _filled("block", backend, name=name, last=last, slot_mask=slots - 1, probes=probes)
 
 
@@ -131,7 +131,7 @@ def _lines(template: str) -> tuple[str, ...]:
 
 
 def _expanded(lines: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Return the lines without comments, with the sections that the values select."""
+    """Return the lines without comments, with the sections expanded as the values select."""
     result: list[str] = []
     rest = iter(lines)
     for line in rest:

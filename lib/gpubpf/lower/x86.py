@@ -17,13 +17,13 @@ X86 = Backend(
     scope="",
     calls={},
 )
-# Floating-point registers belong to the application. And all must be in the code: no tables, no calls of memset.
+# Floating-point registers belong to the application. The code must also be self-contained: no jump tables, no calls of memset.
 _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 
 
 def lower(program: Program, function: BpfFunction) -> Native:
-    """Return a host program as machine code. Raises VerifyError, which names what only the kernel has."""
+    """Return a host program as machine code. Raises VerifyError, for example for what only the kernel has."""
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
@@ -50,7 +50,7 @@ def lower(program: Program, function: BpfFunction) -> Native:
 
 
 def _loaded(argument: Argument, slot: int) -> tuple[list[str], str]:
-    """Return the LLVM IR that reads an argument from slot `slot` of %values, and the typed value to pass."""
+    """Return LLVM IR that reads an argument from slot `slot` of %values, and the typed value to pass."""
     name, kind = argument.name, "i64" if argument.type == "b64" else "i32"
     lines = [
         f"  %{name}.at = getelementptr i64, ptr %values, i64 {slot}",
