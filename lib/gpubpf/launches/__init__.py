@@ -1,1 +1,1 @@
-"""launchlate: when each launch was called, started and ended, and what it waited for."""
+"""launchlate: when each kernel launch was called, started and ended, and what it waited for."""

@@ -1,8 +1,8 @@
-"""Find what each operation waited for, and how long, from operations with their times on the host's clock.
+"""Find what each operation waited for and how long, given the operations' times on the host's clock.
 
 The operations of a stream run one after the other. The legacy stream waits for all blocking streams, and they wait for it. Events
-connect streams. Within a graph its edges count, and a replay comes after the previous one (CUDA Programming Guide, "Streams",
-"Events", "CUDA Graphs"). Everything here works on the columns of `Operations`.
+order work across streams. Within a graph, its edges order the kernels; a replay runs after the previous replay (CUDA Programming
+Guide, "Streams", "Events", "CUDA Graphs"). Everything here works on the columns of `Operations`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 NONE = np.iinfo(np.int64).min  # an unknown time or duration
-NEVER = np.iinfo(np.int64).max  # as a bound: it is not known to have ended
-NOTHING = -1  # as a link: the event was over or never recorded, so a wait for it ends at once
-LONG = 16  # operations in a row that are worth NumPy
+NEVER = np.iinfo(np.int64).max  # as a bound: not known to have ended
+NOTHING = -1  # as a link: the event was complete or never recorded, so a wait for it ends at once
+LONG = 16  # the shortest run of operations for which NumPy pays off
 WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # kinds that take time on the GPU
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations: int64 arrays with an element for each, in the order in which their calls returned.
+    """Operations: int64 arrays with one element per operation, in the order in which their calls returned.
 
     id        unique; `link` refers to it
     kind      `Kind`
-    call, ret   ns of the host at begin and end of the driver call
-    start, end  of the work on the GPU, or NONE
+    call, ret   host time at the beginning and end of the driver call, ns
+    start, end  host time at the start and end of the work on the GPU, ns, or NONE
     queue, context   numbers of the stream and its context, from 0
     waits     whether the call itself waited for the work
     link      of WAIT and event SYNC: the id of the record operation (0: unknown), or NOTHING
     what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels
-    graph     of GRAPH and the kernels that it ran: number of the executable graph, from 0; else -1
-    replay    of GRAPH and the kernels that it ran: number of the graph's launch; else -1
+    graph     of GRAPH and the kernels that it ran: the number of the executable graph, from 0; else -1
+    replay    of GRAPH and the kernels that it ran: the number of the graph launch; else -1
     node      of a kernel in a graph: its node; else -1. Kernels may come before or after their GRAPH operation.
     queues    the kind of each stream
-    unseen    of each stream: whether it may hold work from before the first operation
+    unseen    for each stream: whether it may hold work from before the first operation
     unseen_contexts   contexts in which any stream may hold such work
-    edges     of each graph: (from node, to node)
+    edges     for each graph: (from node, to node)
     """
 
     id: Integers
@@ -75,13 +75,13 @@ class Operations:
 
     @cached_property
     def by_queue(self) -> Integers:
-        """The places of operations outside of graphs, by stream, and in order within each stream."""
+        """The indices of operations outside graphs, by stream, and in order within each stream."""
         order = stable_order(self.queue)
         return order[self.node[order] < 0]
 
     @cached_property
     def by_context(self) -> Integers:
-        """The places of all operations, by context, and in order within each context."""
+        """The indices of all operations, by context, and in order within each context."""
         return stable_order(self.context)
 
     @cached_property
@@ -92,11 +92,11 @@ class Operations:
 
 @dataclass(frozen=True)
 class Members:
-    """The kernels of graph launches, by launch, and in order within each launch. A node occurs once in a launch.
+    """The kernels of graph launches, by launch, and in order within each launch. A node occurs at most once per launch.
 
-    launches   places of the launches that ran kernels
-    firsts     of each of these launches: where its kernels begin in `places`
-    places     of the kernels
+    launches   indices of the graph launches that ran kernels
+    firsts     for each of these launches: where its kernels begin in `places`
+    places     indices of the kernels
     """
 
     launches: Integers
@@ -105,7 +105,7 @@ class Members:
 
     @cached_property
     def slices(self) -> dict[int, slice]:
-        """By the place of a launch: its kernels in `places`."""
+        """Index of a graph launch → its kernels in `places`."""
         borders = itertools.pairwise([*self.firsts.tolist(), len(self.places)])
         return {
             launch: slice(*border) for launch, border in zip(self.launches.tolist(), borders, strict=True)
@@ -114,17 +114,17 @@ class Members:
 
 @dataclass(frozen=True)
 class Waits:
-    """The times of each operation in ns; NONE if unknown, or if it does not run on the GPU. A graph starts with its first kernel.
+    """The times of each operation in ns; NONE if unknown or if it does not run on the GPU. A graph starts with its first kernel.
 
     latency      start - call
     api          ret - call
-    wait         from `ret` to the end of what it waited for; 0 if that was over before
+    wait         from `ret` to the end of what it waited for; 0 if that had ended before
     overhead     latency - api - wait
     exec         end - start
-    waited_for   the place of the operation that it waited for; -1: none or unknown
+    waited_for   the index of the operation that it waited for; -1: none or unknown
     by_event     whether it waited through an event
-    passed       of RECORD and WAIT: when the stream reached it
-    unseen       it may have waited for work from before the first operation, so its wait is unknown
+    passed       of RECORDED and WAIT: when the stream reached it
+    unseen       whether its wait is unknown because it may have waited for work from before the first operation
     """
 
     latency: Integers
@@ -139,15 +139,15 @@ class Waits:
 
 
 def ended_by(ops: Operations, by_work: bool = True) -> Integers:
-    """Return a time by which each operation had certainly ended; NEVER if there is none.
+    """Return a time by which each operation had certainly ended; NEVER if none is known.
 
-    It follows from later events: the host had waited for it, or (`by_work`) later work of its stream had started.
+    The bound comes from what happened later: the host had waited for it, or (`by_work`) later work of its stream had started.
     """
     count = len(ops)
     bound = np.full(count, NEVER, np.int64)
     start, _ = _graph_times(ops)
     synced = ops.kind == Kind.SYNC
-    # By stream, from the last operation to the first: the earliest start, or return of a wait, that comes after it.
+    # For each operation, what it says about earlier ones of its stream: that they had ended by its start, or by the return of a wait.
     says = np.where((start == NONE) | (not by_work), NEVER, start)
     itself = ops.waits & ~synced
     says = np.where(itself | (synced & (ops.what == SyncTarget.STREAM)), ops.ret, says)
@@ -158,7 +158,7 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
         after = np.append(_least_from(says[mine])[1:], NEVER)
         own = np.where(itself[mine], ops.ret[mine], NEVER)
         bound[mine] = np.minimum(after, own)
-    # A wait for a context waits for all its streams. A wait for an event bounds what came before the record.
+    # A wait for a context bounds all its streams. A wait for an event bounds what came before its record operation.
     whole = synced & (ops.what == SyncTarget.CONTEXT)
     if whole.any():
         returns = np.where(whole, ops.ret, NEVER)
@@ -183,7 +183,7 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
 
 
 def _least_from(values: Integers) -> Integers:
-    """Return, for each value, the least of it and all later ones."""
+    """Return, for each value, the minimum of it and all later values."""
     return np.minimum.accumulate(values[::-1])[::-1]
 
 
@@ -200,7 +200,7 @@ def waits(ops: Operations) -> Waits:
     exec_[both] = (end - start)[both]
     free = running & (before <= ops.ret)
     wait[free] = 0
-    # A wait ends at the start at the latest: kernels may be launched so that they start before the previous one ends.
+    # A wait ends at the start at the latest: kernels can be launched so that they start before the previous one ends.
     known = running & ~free & exact
     until = np.where(begun, np.minimum(before, start), before)
     wait[known] = np.maximum(until - ops.ret, 0)[known]
@@ -213,7 +213,7 @@ def waits(ops: Operations) -> Waits:
     return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed, unseen)
 
 
-# When something ends, the place of the operation, and whether it is waited for through an event.
+# The time at which something ends, the index of the operation, and whether it is waited for through an event.
 State: TypeAlias = tuple[int, int, bool]
 _LEAST = int(np.iinfo(np.int64).min)
 _FREE: State = (_LEAST, -1, False)
@@ -221,7 +221,7 @@ _UNKNOWN: State = (NEVER, -1, False)
 
 
 class _Streams:
-    """What the next operation of each stream has to wait for. Plain lists, because NumPy is slow with single elements."""
+    """What the next operation of each stream must wait for. Plain lists, because NumPy is slow with single elements."""
 
     def __init__(self, ops: Operations) -> None:
         queues, contexts = int(ops.queue.max(initial=-1)) + 1, int(ops.context.max(initial=-1)) + 1
@@ -233,7 +233,7 @@ class _Streams:
         # By context: the last operation of the legacy stream, and of all streams that synchronize with it.
         self.legacy: list[State] = [_UNKNOWN if old else _FREE for old in self.old]
         self.blocking = list(self.legacy)
-        # The last use of each stream. Earlier operations need no comparison, which would suffer from the error of times.
+        # The last use of each stream. Comparing positions is exact, unlike comparing times, which have an error.
         self.used_at = [-2] * len(self.kinds)
         self.legacy_at = [-1 if old else -2 for old in self.old]
         self.recorded: dict[int, State] = {NOTHING: _FREE}  # by id of the record operation
@@ -242,7 +242,7 @@ class _Streams:
         self._contexts = dict(pairs) if any(self.old) else {}
 
     def ahead(self, queue: int, context: int) -> State:
-        """Return what the next operation of the stream has to wait for."""
+        """Return what the next operation of the stream must wait for."""
         kind, state = self.kinds[queue], self.last[queue]
         if kind == QueueKind.LEGACY:
             return self.blocking[context]
@@ -257,23 +257,23 @@ class _Streams:
         if kind >= QueueKind.NON_BLOCKING:
             return
         self.used_at[queue] = at
-        if kind == QueueKind.LEGACY:  # it has waited for all of them
+        if kind == QueueKind.LEGACY:  # it waited for all blocking streams
             self.legacy[context] = self.blocking[context] = state
             self.legacy_at[context] = at
         else:
             self.block(context, state)
 
     def block(self, context: int, state: State) -> None:
-        """Make the legacy stream wait for `state`, too."""
+        """Make the legacy stream wait for `state` too."""
         if state[0] >= self.blocking[context][0]:
             self.blocking[context] = state
 
     def record(self, event: int, queue: int, state: State) -> None:
-        """Note that the event was recorded in the stream."""
+        """Record that the event was recorded in the stream."""
         self.recorded[event], self._recorded_in[event] = state, queue
 
     def over(self, what: int, queue: int, context: int, link: int, time: int) -> None:
-        """Note that the host has waited for `what` (`SyncTarget`) until `time`: unseen work is over, too."""
+        """Record that the host has waited for `what` (`SyncTarget`) until `time`: unseen work has ended, too."""
         done = (time, -1, False)
         if what == SyncTarget.CONTEXT:
             some = [queue for queue in range(len(self.last)) if self._contexts.get(queue) == context]
@@ -298,7 +298,7 @@ def _later(state: State, other: State) -> State:
 
 @dataclass(frozen=True)
 class _Found:
-    """What each operation has to wait for, as columns: the `State` of its stream before it."""
+    """What each operation must wait for, as columns: the `State` of its stream before it."""
 
     before: Integers
     last: Integers
@@ -309,10 +309,10 @@ class _Found:
 
 
 def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what each operation has to wait for.
+    """Return what each operation must wait for.
 
-    These are: the latest time at which that ended (NEVER: unknown), its place, whether the wait is through an event, and whether
-    the time is exact.
+    The columns are: the latest time at which that ended (NEVER: unknown), its index, whether the wait is through an event, and
+    whether the time is exact.
     """
     count = len(ops)
     _, graph_end = _graph_times(ops)
@@ -333,10 +333,10 @@ def _predecessors(ops: Operations) -> tuple[Integers, Integers, NDArray[np.bool_
 
 
 def _stretches(ops: Operations, streams: _Streams) -> Iterator[tuple[Integers, bool]]:
-    """Yield the places of all operations that matter to later ones, in order and in parts.
+    """Yield the indices of all operations that matter to later ones, in order and in parts.
 
-    With each part comes whether its operations are alike: only work outside of graphs, either all in one legacy stream or all in
-    other streams. Then each operation waits for the previous one of its stream. Parts that are alike are long.
+    Each part comes with a flag whether its operations are alike: only work outside graphs, either all in one legacy stream or all in
+    other streams. Then each operation waits for the previous one of its stream. Parts that are alike have at least LONG operations.
     """
     old = np.array(streams.old, bool)
     awaited = (ops.kind == Kind.SYNC) & old[ops.context] if old.any() else np.zeros(len(ops), bool)
@@ -345,7 +345,7 @@ def _stretches(ops: Operations, streams: _Streams) -> Iterator[tuple[Integers, b
     queue = ops.queue[places]
     group = np.where(legacy[queue], 1 + queue, 0)
     group[ops.kind[places] > Kind.MEMSET] = -1
-    mixed = 0  # where operations begin that are not yet yielded
+    mixed = 0  # the first operation that was not yielded yet
     for part in equal_runs(group):
         if group[part.start] < 0 or part.stop - part.start < LONG:
             continue
@@ -360,7 +360,7 @@ def _stretches(ops: Operations, streams: _Streams) -> Iterator[tuple[Integers, b
 def _follow_streams(
     ops: Operations, streams: _Streams, places: Integers, ended: Integers, found: _Found
 ) -> None:
-    """Set what each of some operations waits for, which are alike (`_stretches`)."""
+    """Set what each of `places` waits for. These operations are alike (`_stretches`)."""
     order = places[stable_order(ops.queue[places])]
     for part in equal_runs(ops.queue[order]):
         mine = order[part]
@@ -369,7 +369,7 @@ def _follow_streams(
         found.put(first, streams.ahead(queue, context))
         found.before[mine[1:]], found.last[mine[1:]] = ended[mine[:-1]], mine[:-1]
         streams.put(queue, context, last, (int(ended[last]), last, False))
-    # Of all streams that the legacy stream waits for, it waits for what ends last.
+    # The legacy stream waits for the operation that ends last in all blocking streams.
     kinds = np.array(streams.kinds, np.int64)[ops.queue[places]]
     blocking = places[kinds < QueueKind.NON_BLOCKING]
     for context in np.flatnonzero(np.bincount(ops.context[blocking])).tolist():
@@ -387,7 +387,7 @@ def _follow_each(
     found: _Found,
     replays: dict[int, tuple[_Graph, State]],
 ) -> None:
-    """Set what each of some operations waits for, one after the other. `replays`: of each graph, what its next launch waits for."""
+    """Set what each of `places` waits for, one after the other. `replays`: for each graph, what its next launch waits for."""
     columns = (ops.kind, ops.queue, ops.context, ops.link, ops.id, ops.what, ops.ret, ended)
     rows = zip(places.tolist(), *(column[places].tolist() for column in columns), strict=True)
     states: list[State] = []
@@ -419,7 +419,7 @@ def _follow_each(
 
 
 class _Graph:
-    """Which kernels of an executable graph run directly after which others."""
+    """The order of the kernels in an executable graph: which run directly after which others."""
 
     def __init__(self, edges: Sequence[tuple[int, int]]) -> None:
         self._after: dict[int, list[int]] = {}
@@ -429,7 +429,7 @@ class _Graph:
         self._pairs = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def pairs(self, nodes: Integers) -> tuple[Integers, Integers]:
-        """Return (later, earlier) as places in `nodes`, which are the nodes that ran, without the disabled ones. Sorted by `later`."""
+        """Return (later, earlier) as indices in `nodes`, sorted by `later`. `nodes` are the nodes that ran, without disabled ones."""
         if self._nodes is None or not np.array_equal(nodes, self._nodes):
             self._nodes, self._pairs = nodes, self._find(nodes.tolist())
         return self._pairs
@@ -444,7 +444,7 @@ class _Graph:
                     if earlier in seen:
                         continue
                     seen.add(earlier)
-                    if earlier not in place:  # a disabled node: its own predecessors count
+                    if earlier not in place:  # a disabled node: use its predecessors
                         open_.append(earlier)
                         continue
                     later.append(n)
@@ -462,12 +462,12 @@ def _replay(ops: Operations, graph: _Graph, state: State, at: int, ended: Intege
     found.put(places, state)
     later, earlier = graph.pairs(ops.node[places])
     if len(later):
-        # Of several, a kernel waits for the one that ends last; of equal ones, for the first.
+        # A kernel with several predecessors waits for the one that ends last; if several end together, for the first.
         order = np.lexsort((np.arange(len(later)), -ends[earlier], later))
         order = order[np.append(True, np.diff(later[order]) != 0)]
         waiting, before = places[later[order]], places[earlier[order]]
         found.before[waiting], found.last[waiting], found.through[waiting] = ended[before], before, False
-    # The kernel that ended last stands for the graph, if it ended with the graph.
+    # The kernel that ended last represents the graph, if it ended with the graph.
     latest = int(places[np.argmax(ends)])
     return (int(ended[latest]), latest, False) if ended[latest] >= done[0] else done
 
@@ -480,14 +480,14 @@ def _members(ops: Operations) -> Members:
     both = np.concatenate([launches, places])
     replay = row_numbers(ops.graph[both], ops.replay[both])
     launch_of = np.full(int(replay.max()) + 1, -1)
-    launch_of[replay[: len(launches)]] = launches  # of equal replays, the last one has the kernels
+    launch_of[replay[: len(launches)]] = launches  # of equal replays, the last gets the kernels
     launch = launch_of[replay[len(launches) :]]
     places, launch = places[launch >= 0], launch[launch >= 0]
     if not len(places):
         return Members(nothing, nothing, nothing)
     order = np.lexsort((places, ops.node[places], launch))
     same = (np.diff(launch[order]) == 0) & (np.diff(ops.node[places[order]]) == 0)
-    order = np.sort(order[~np.append(same, False)])  # of equal nodes, the last one
+    order = np.sort(order[~np.append(same, False)])  # if a node occurs twice, keep the last
     order = order[stable_order(launch[order])]
     places, launch = places[order], launch[order]
     firsts = np.flatnonzero(np.append(True, np.diff(launch) != 0))
@@ -495,9 +495,9 @@ def _members(ops: Operations) -> Members:
 
 
 def _graph_times(ops: Operations) -> tuple[Integers, Integers]:
-    """Return start and end of every operation.
+    """Return the start and end of every operation.
 
-    A graph launch that only ran kernels has their first start, and their last end if all ends are known.
+    A graph launch that ran only kernels gets their first start, and their last end if all ends are known.
     """
     start, end = ops.start.copy(), ops.end.copy()
     members = ops.members

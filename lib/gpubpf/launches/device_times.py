@@ -1,7 +1,7 @@
-"""Start and end of launches, from arrays of the device programs (or host programs in their place) that are read again and again.
+"""Start and end of launches, from repeated readings of the device programs' arrays (or of the host programs' in their place).
 
-Launch number N uses slot N modulo `slots`. A cell has 16 bits of generation (N / slots) and 48 bits of time, so that the largest
-cell wins without a lock. Starts hold the complement of the time (the first thread wins), ends the time itself (the last thread wins).
+Launch number N uses slot N modulo `slots`. A cell has 16 bits of generation (N / slots) and 48 bits of time, so that an atomic maximum
+suffices, without a lock. Starts hold the complement of the time (the first thread wins), ends the time itself (the last thread wins).
 A cell of another generation belongs to another launch.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TIME_BITS = 48
 MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
-# What was read of a launch. `first`, `last`: numbers of the readings that showed it. `past`: its slot has been reused.
+# What was read about a launch. `first`, `last`: the first and last reading that showed it, by number. `past`: its slot was reused.
 CELL = np.dtype(
     [
         ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
@@ -38,12 +38,12 @@ class DeviceCells:
         self._now = np.zeros(slots, CELL)
         self._past: list[NDArray[Any]] = []
         self._readings = 0
-        # The arrays of the last reading, and which slots were torn in it: of those, an earlier reading remains valid.
+        # The arrays of the last reading, and which slots were torn in it: for those, an earlier reading remains valid.
         self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros((slots, 0), np.uint64)
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        """Take a reading: `starts` [slots], `ends` [slots × shards]. Arrays of the wrong size are ignored."""
+        """Add a reading: `starts` [slots], `ends` [slots × shards]. Arrays of the wrong size are ignored."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
@@ -62,11 +62,11 @@ class DeviceCells:
         self._change(changed, taken, idle)
 
     def _change(self, changed: Integers, taken: int, idle: bool) -> None:
-        """Take a reading of the slots that it changed."""
+        """Update the slots that differ from the last reading."""
         starts, ends = self._starts[changed], self._ends[changed]
         generation = starts >> np.uint64(TIME_BITS)
-        # An end counts if it has the generation of its start. Starts are copied first: the slot may be reused in the meantime, and
-        # then some of the ends are lost.
+        # An end counts if it has the generation of its start. Starts are copied before ends: if the slot is reused in between, some
+        # of the ends are lost.
         of = ends >> np.uint64(TIME_BITS)
         torn, own = (of > generation[:, None]).any(axis=1), of == generation[:, None]
         last = np.maximum.reduce(np.ascontiguousarray(np.where(own, ends & np.uint64(MASK), np.uint64(0)).T))
@@ -88,7 +88,7 @@ class DeviceCells:
         as_bytes(self._now)[changed[~kept]] = as_bytes(seen)[~kept]
 
     def forget(self, counters: Integers, last: int) -> None:
-        """Drop the readings of reused slots, except for these launches, and for launches after the `last` one."""
+        """Drop the readings of reused slots, except for the launches `counters` and for launches after `last`."""
         wanted, period = distinct(self._key(counters)), len(self._now) * GENERATIONS
         past = []
         for part in self._past:
@@ -98,7 +98,7 @@ class DeviceCells:
         self._past = [part for part in past if len(part)]
 
     def lookup(self, counters: Integers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Return whether each launch has a cell, and the cell."""
+        """Return, for each launch, whether it has a cell, and the cell."""
         slots = len(self._now)
         wanted = self._key(counters)
         found = elements(self._now, wanted % slots)
@@ -116,7 +116,7 @@ class DeviceCells:
         return there, found
 
     def _key(self, counters: Integers) -> Integers:
-        """Return what identifies launches in these arrays."""
+        """Return the keys that identify launches in these arrays."""
         return counters % (len(self._now) * GENERATIONS)
 
     def _keys(self, cells: NDArray[Any]) -> Integers:

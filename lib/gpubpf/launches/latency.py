@@ -1,4 +1,4 @@
-"""What launches waited for: names for people and programs, JSON records, CSV, traces, and where a CUDA graph would save time.
+"""Present what launches waited for: names, JSON records, CSV, traces, and where a CUDA graph would save time.
 
 Times are in ns on the host's clock. None stands for an unknown number.
 """
@@ -39,12 +39,12 @@ OPS = {
 }
 SPLIT = ("api", "wait", "overhead")
 SYNCS = ("stream", "event", "context", "stream")
-IN_A_ROW = 5  # launches in a row; fewer are not worth a graph
-NODE_NS = 1500  # an upper estimate of the time between two small kernels of a graph
+IN_A_ROW = 5  # launches in a row; with fewer, a graph does not pay off
+NODE_NS = 1500  # upper estimate of the time between two small kernels of a graph, ns
 
 
 class LaunchView:
-    """`OperationColumns` with the names that people and programs read. `at` is the place of an operation in the columns."""
+    """`OperationColumns` with the names for output. `at` is the index of an operation in the columns."""
 
     def __init__(self, columns: OperationColumns, activity: Activity | None = None) -> None:
         self.columns, self.activity = columns, activity
@@ -56,7 +56,7 @@ class LaunchView:
         self._stacks: dict[tuple[int, int], list[str]] = {}
 
     def shown(self, width: int | None) -> list[str]:
-        """Return the labels of kernels, by number, in at most `width` columns. Different kernels have different ones."""
+        """Return the labels of kernels, by number, in at most `width` columns. Different kernels have different labels."""
         if width not in self._shown:
             labels = names.labels(self.columns.names, width)
             self._shown[width] = [labels[name] or "?" for name in self.columns.names]
@@ -68,7 +68,7 @@ class LaunchView:
         return [name for _, name in self.columns.queue_keys]
 
     def listed(self, some: Integers) -> Integers:
-        """Leave out what the program does not know of: signals of ROCr, which are the events of AMD GPUs."""
+        """Remove ROCr's signals, which are the events of AMD GPUs and unknown to the program."""
         amd = np.array([process.vendor == Vendor.AMD for process in self.columns.processes], bool)
         signals = np.isin(self.ops.kind[some], (Kind.RECORDED, Kind.WAIT)) & amd[self.columns.process[some]]
         return some[~signals]
@@ -97,7 +97,7 @@ class LaunchView:
         return self.op(at)
 
     def waited_for(self, at: int) -> dict[str, str] | None:
-        """Return kind and name of the operation that this one waited for. Through an event, `of` is its real kind."""
+        """Return the kind and name of the operation that this one waited for. If it waited through an event, `of` is the real kind."""
         before = int(self.waits.waited_for[at])
         if before < 0:
             return None
@@ -114,13 +114,13 @@ class LaunchView:
         return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
     def waits_alike(self, at: Integers) -> Integers:
-        """Return a number for each of some operations that waited. Those that waited for the same, as `waited_for` and
-        `kernel_waited_for` tell it, have equal numbers."""
+        """Return a number for each of these operations, all of which waited. The numbers are equal if `waited_for` and
+        `kernel_waited_for` are."""
         columns, ops = self.columns, self.ops
         before = self.waits.waited_for[at]
         kind = ops.kind[before]
         event = np.isin(kind, (Kind.RECORDED, Kind.WAIT))
-        # What the name of an operation of each kind depends on, besides its kind.
+        # What an operation's name depends on besides its kind.
         named = np.select(
             [kind == Kind.KERNEL, kind == Kind.GRAPH, event, kind == Kind.SYNC, kind == Kind.API],
             [
@@ -149,7 +149,7 @@ class LaunchView:
         return [self.owner(at) for at in some[first].tolist()]
 
     def by_call(self, some: Integers) -> Integers:
-        """Return places in the order of their calls. Otherwise operations are ordered by process."""
+        """Return indices in the order of the calls. By default, operations are ordered by process."""
         return some[np.argsort(self.ops.call[some], kind="stable")]
 
     def stack(self, at: int) -> list[str]:
@@ -157,14 +157,14 @@ class LaunchView:
         return self.frames(int(self.columns.process[at]), int(self.columns.stack[at]))
 
     def frames(self, process: int, number: int) -> list[str]:
-        """Return the frames of a host stack by its number in the process."""
+        """Return the frames of a host stack, given its number in the process."""
         if (process, number) not in self._stacks:
             frames = self.columns.processes[process].stacks.get(number, ())
             self._stacks[process, number] = [symbols.frame_of(frame) for frame in frames]
         return self._stacks[process, number]
 
     def meanwhile(self, at: int) -> list[tuple[str, int]]:
-        """Return what kept the launching thread from running its own code between the call and the kernel's start: (what, ns)."""
+        """Return what kept the launching thread from its own code between the call and the kernel's start, as (what, ns)."""
         if self.activity is None or self.ops.start[at] == NONE:
             return []
         return self.activity.explain(
@@ -198,7 +198,7 @@ class LaunchView:
         return fields | {"grid": columns.grid[at].tolist(), "block_dim": columns.block_dim[at].tolist()}
 
     def operation(self, at: int) -> dict[str, Any]:
-        """Return the JSON record of an operation for --timeline: when it ran on the GPU, or else when it was called."""
+        """Return the JSON record of an operation for --timeline: when it ran on the GPU, otherwise when it was called."""
         ops, op = self.ops, self.op(at)
         begin, end = self.span(at)
         on_gpu = op != "api" and (op != "graph" or at in self.opaque_graphs) and begin is not None
@@ -215,7 +215,7 @@ class LaunchView:
 
     @cached_property
     def opaque_graphs(self) -> frozenset[int]:
-        """Graph launches with a known time as a whole, but without a known time of any kernel in them."""
+        """Graph launches whose time is known as a whole, but of none of their kernels."""
         parents = self.columns.parent
         inside = parents >= 0
         told = arrays.distinct(parents[inside & (self.ops.start != NONE)])
@@ -223,7 +223,7 @@ class LaunchView:
         return frozenset(whole[~arrays.among(whole, told)].tolist())
 
     def span(self, at: int) -> tuple[int | None, int | None]:
-        """Return begin and end of an operation: on the GPU, or on the host for host calls."""
+        """Return the beginning and end of an operation: on the GPU, or on the host for host calls."""
         op = self.op(at)
         if op == "api" or (op == "graph" and at not in self.opaque_graphs):
             return int(self.ops.call[at]), int(self.ops.ret[at])
@@ -242,12 +242,12 @@ def known(value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class GraphCandidate:
-    """A sequence of launches of short kernels in one stream, by a host that does nothing else meanwhile. Times are in ns.
+    """A sequence of launches of short kernels in one stream, by a host that does little else meanwhile. Times are in ns.
 
-    took       from the first call to the last end
-    busy       while the GPU worked
-    as_graph   an upper estimate for the same kernels in one graph
-    label      the first kernel
+    took       time from the first call to the last end
+    busy       time during which the GPU worked
+    as_graph   upper estimate for the same kernels in one graph
+    label      label of the first kernel
     """
 
     count: int
@@ -258,14 +258,14 @@ class GraphCandidate:
 
     @property
     def gain(self) -> int:
-        """What a graph would save, in ns."""
+        """The time that a graph would save, in ns."""
         return self.took - self.as_graph
 
 
 def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]:
-    """Return the sequences of launches that a graph would shorten, the one with the most to save first.
+    """Return the sequences of launches that a graph would shorten, largest gain first.
 
-    These have at least `IN_A_ROW` launches, a GPU that mostly waits for the next call, and a host that mostly launches.
+    In these, there are at least `IN_A_ROW` launches, the GPU mostly waits for the next call, and the host mostly launches.
     """
     ops, columns = view.ops, view.columns
     plain = ops.node < 0
@@ -282,7 +282,7 @@ def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]
         fits &= ops.kind[part] == Kind.KERNEL
         gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])
         length = np.where(fits, ops.end[part] - ops.call[part], 0)
-        near = gap <= length  # the next call came at once
+        near = gap <= length  # the next call came soon
         borders = np.concatenate([[0], np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1, [len(part)]])
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]
@@ -323,7 +323,7 @@ CSV_COLUMNS = (
 
 
 def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the cells of a CSV row from its record; unknown values are empty."""
+    """Return the cells of the CSV row for a record. Unknown values are empty."""
     graph = record.get("graph") or {}
     row: list[object] = [record.get(name) for name in ("pid", "comm", "gpu", "kernel", "stream")]
     row += [graph.get("exec"), graph.get("node"), record["count"]]
@@ -338,14 +338,14 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def write_trace(view: LaunchView, trace: Trace, new: Integers) -> None:
-    """Write the operations in `new`: host calls by thread, GPU work by stream, and an arrow from each call to its kernel."""
+    """Write the operations in `new`: host calls by thread, GPU work by stream, and an arrow from each call to its GPU work."""
     columns, ops = view.columns, view.ops
     for at in new.tolist():
         process = columns.processes[int(columns.process[at])]
         op, name, tid = view.op(at), view.name(at), int(columns.tid[at])
         member = bool(ops.node[at] >= 0)
         begin, call = known(ops.start[at]), int(ops.call[at])
-        order = 64 * process.number  # the GPUs of a process come below it
+        order = 64 * process.number  # the GPUs of a process follow it
         trace.name(process.pid, f"{process.comm} (host)", order=order)
         if not member:
             trace.name(process.pid, f"{process.comm} {tid}", tid)
@@ -353,7 +353,7 @@ def write_trace(view: LaunchView, trace: Trace, new: Integers) -> None:
             trace.slice(process.pid, tid, title, call, int(ops.ret[at]) - call, "call", id=int(ops.id[at]))
         if begin is None:
             continue
-        # A GPU is a process of the trace, with a number that no Linux process has: those are below 2^22.
+        # Each GPU is a process in the trace, with a pid that no Linux process has: those are below 2^22.
         device = (int(columns.gpu[at]) + 1 << 22) + process.pid
         queue, label = columns.queue_keys[int(ops.queue[at])]
         trace.name(

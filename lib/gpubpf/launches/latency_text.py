@@ -1,4 +1,4 @@
-"""The text report of launchlate: findings, tables, and the stories of slow launches. "-" stands for an unknown number."""
+"""launchlate's text report: findings, tables, and what happened in slow launches. "-" stands for an unknown number."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
-STACKS = 10  # host stacks that are shown
-NAME = 40  # characters of a name in a sentence
-SHORT_NAME = 18  # characters of a name in a line with two of them
-MOST_WAITS = 12  # sentences about the waits of several processes
-MOST_THREADS = 10  # host threads in the table of slow launches
+STACKS = 10  # maximum host stacks to print
+NAME = 40  # maximum characters of a name in a sentence
+SHORT_NAME = 18  # maximum characters of a name in a line with two names
+MOST_WAITS = 12  # maximum sentences about the waits of several processes
+MOST_THREADS = 10  # maximum host threads in the table of slow launches
 
 
 def title(name: str) -> str:
@@ -41,7 +41,7 @@ def title(name: str) -> str:
 
 
 def title_of(view: LaunchView, at: int, width: int = NAME) -> str:
-    """Return the name of an operation for a sentence. Different kernels have different ones."""
+    """Return the name of an operation for a sentence. Different kernels have different names."""
     if view.op(at) == "kernel":
         return view.shown(width)[int(view.columns.name[at])]
     return title(view.name(at))
@@ -56,7 +56,7 @@ def kernel_labels(sums: LaunchSums) -> dict[str, str]:
 
 
 def group_titles(sums: LaunchSums, width: int) -> list[str]:
-    """Return the titles of all groups in at most `width` columns. Different kernels have different ones."""
+    """Return the titles of all groups in at most `width` columns. Different kernels have different titles."""
     labels, groups = kernel_labels(sums), sums.groups
     titles = [
         group.node + labels[group.mangled] if group.mangled is not None else group.title for group in groups
@@ -66,12 +66,12 @@ def group_titles(sums: LaunchSums, width: int) -> list[str]:
 
 
 def at_least(ns: int | None, error: int | None, text: Callable[[int | None], str] = us) -> str:
-    """Return a time, or ``<`` and the error when the time is smaller than its error."""
+    """Return a time, or ``<`` and the error if the time is smaller than its error."""
     return f"<{text(error)}" if ns is not None and error and abs(ns) < error else text(ns)
 
 
 def exactly(limit: int) -> str:
-    """Return the limit of --slow, in us, with all its digits: ``500 us``, ``1.234 ms``, ``100 ms``."""
+    """Return the limit of --slow, given in us, with all its digits: ``500 us``, ``1.234 ms``, ``100 ms``."""
     return f"{limit} us" if limit < 1000 else f"{limit / 1000:,.15g} ms"
 
 
@@ -88,7 +88,7 @@ def report(sums: LaunchSums, owners: OwnerColumns, streams: bool, stacks: bool) 
 
 
 def finding(sums: LaunchSums) -> Iterator[str]:
-    """Yield where the time of all launches went."""
+    """Yield how the latency of all launches divides into its parts."""
     parts = {name: sums.whole[name] for name in SPLIT}
     total = sum(parts.values())
     if total <= 0:
@@ -107,7 +107,7 @@ def finding(sums: LaunchSums) -> Iterator[str]:
 
 
 def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None = None) -> list[str]:
-    """Return a line for each group: how many launches, their latency, its parts, and how long the kernels ran."""
+    """Return a line for each group: the number of launches, their latency and its parts, and how long the kernels ran."""
     if owners is not None and owners.several:
         return _table_of_all(sums, by_stream, owners)
     width = 8 if by_stream else 16
@@ -123,7 +123,7 @@ def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None 
 
 
 def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> list[str]:
-    """Return the same for several processes or GPUs; their columns leave less room."""
+    """Return the same table for several processes or GPUs, whose columns leave less room."""
     rows = []
     for group, name in zip(sums.groups, group_titles(sums, 20), strict=True):
         row = owners.cells(group) | {"KERNEL": name}
@@ -151,7 +151,7 @@ def _group_cells(group: LaunchGroup) -> dict[str, str]:
 
 
 def _cells(cells: Sequence[str]) -> str:
-    """Return the times in a line of the table. The last but one, OVERHEAD, is the widest."""
+    """Return the times in a line of the table. The second to last column, OVERHEAD, is the widest."""
     return "".join(f"{cell:>{9 if n == len(cells) - 2 else 8}}" for n, cell in enumerate(cells))
 
 
@@ -165,7 +165,7 @@ def stream_name(label: str) -> str:
 
 
 def wait_lines(sums: LaunchSums, owners: OwnerColumns | None = None) -> Iterator[str]:
-    """Yield what each kernel waited for most; of several processes only the longest waits."""
+    """Yield what each kernel waited for most; for several processes, only the longest waits."""
     said = [
         (name, group, *waited)
         for group, name in zip(sums.groups, group_titles(sums, NAME), strict=True)
@@ -192,7 +192,7 @@ def wait_lines(sums: LaunchSums, owners: OwnerColumns | None = None) -> Iterator
 
 
 def histogram(sums: LaunchSums) -> list[str]:
-    """Return a log2 histogram of latencies, in us, or in ns when all are short."""
+    """Return a log2 histogram of latencies, in us, or in ns if all are below 64 us."""
     if sums.slowest == NONE:
         return []
     if sums.slowest < 64_000:
@@ -217,7 +217,7 @@ def launch_header(owners: OwnerColumns) -> str:
 
 
 def launch_line(view: LaunchView, at: int, owners: OwnerColumns) -> str:
-    """Return the line of a launch. Times are in us since the first call."""
+    """Return the line of a launch. Times are in us; that of the call is relative to the first call."""
     waits, error = view.waits, known(view.columns.start_error[at])
     width, parts = _launch_columns(owners)
     cells = [at_least(known(waits.latency[at]), error)]
@@ -263,7 +263,7 @@ def timeline_lines(view: LaunchView, new: Integers) -> Iterator[str]:
 
 
 def _parted(some: NDArray[np.bool_], by: Integers) -> Iterator[Integers]:
-    """Yield the places of some operations, separately for each value of `by`."""
+    """Yield the indices of some operations, separately for each value of `by`."""
     places = np.flatnonzero(some)
     places = places[np.argsort(by[places], kind="stable")]
     yield from (places[part] for part in arrays.equal_runs(by[places]))
@@ -343,7 +343,7 @@ def slow_stories(
 
 
 def slow_threads(view: LaunchView, slow: Integers, chosen: Integers, owners: OwnerColumns) -> list[str]:
-    """Return a row for each host thread with slow launches: how many, of how many."""
+    """Return a row for each host thread with slow launches: how many were slow, and how many there were."""
     of_all, of_slow = (Counter(view.columns.tid[some].tolist()) for some in (chosen, slow))
     rows = []
     for tid, count in of_slow.most_common(MOST_THREADS):
@@ -373,7 +373,7 @@ def stack_lines(sums: LaunchSums) -> Iterator[str]:
 
 
 def clock_line(sums: LaunchSums) -> str:
-    """Return how large the error of the times may be."""
+    """Return a line about the possible error of the times."""
     if sums.virtual:
         return "virtual clock: times are exact"
     if sums.errors.largest is None:
@@ -387,7 +387,7 @@ def clock_line(sums: LaunchSums) -> str:
 
 
 def loss_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return what is missing from the results; an empty list when nothing is."""
+    """Return lines about what is missing from the results; [] if nothing is."""
     said = {
         "launches_running": "still running when the measurement ended",
         "launches_lost": "lost: their slot was reused before it was read, or their process died",
@@ -403,7 +403,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def none_chosen(filters: str, others: Counter[tuple[int, str]]) -> str:
-    """Return a notice: no launch passed the filters of host threads. `others`: the launches of each (thread, process name)."""
+    """Return the notice that no launch passed the host thread filters. `others`: launches by (thread, process name)."""
     threads = [f"{tid} of {comm}" for (tid, comm), _ in others.most_common(MOST_THREADS)]
     more = f" and {len(others) - MOST_THREADS:,} others" if len(others) > MOST_THREADS else ""
     launches = table.count(others.total(), "launch")

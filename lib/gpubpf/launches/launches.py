@@ -1,4 +1,4 @@
-"""Combine the operation log with what device programs measured: launches with times on the host's clock.
+"""Combine the operation log with the device programs' measurements into launches with times on the host's clock.
 
 launches = Launches(slots=1 << 15)
 for _ in session.intervals(…, tick=lambda: launches.take(session)):
@@ -52,13 +52,13 @@ LEFT_OUT = (
     outcome_of(Reason.FILTERED),
 )  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti", "rocr")
-KEPT = 1 << 15  # records that `forget` keeps in any case: the latest
+KEPT = 1 << 15  # the latest records, which `forget` always keeps
 OPEN = 1 << 18  # records that it also keeps: of launches that are running, or whose times are not yet read
-FULL = 1 << 18  # further records at which `forget` is due
-MOST_NUMBERED = 1 << 16  # streams and graphs that are remembered
-WIDE = 10_000  # ns; when all clock brackets are wider, as on a very busy machine, launches bound the clock as well
-SPREAD = 64  # launches that then do
-_HOST = "host"  # as the source of cells: the shared array in host memory
+FULL = 1 << 18  # new records after which `forget` is due
+MOST_NUMBERED = 1 << 16  # maximum streams or graphs to remember
+WIDE = 10_000  # ns; if all clock brackets are wider, as on a very busy machine, launches bound the clock, too
+SPREAD = 64  # number of launches that then bound the clock
+_HOST = "host"  # the source of cells that come from the shared array in host memory
 
 
 @dataclass
@@ -69,8 +69,8 @@ class LoggedProcess:
     names     mangled kernel names by slot
     gpus      GPU ordinals by context number
     stacks    host stacks by number, innermost frame first
-    number    unique in the session; the pid is not, because it survives exec
-    vendor    of its GPUs
+    number    unique in the session, unlike the pid, which survives exec
+    vendor    the vendor of its GPUs
     """
 
     pid: int
@@ -84,14 +84,14 @@ class LoggedProcess:
 
 
 class Numbering:
-    """Numbers things from 1 in the order in which they appear, separately in each group. The oldest of very many are forgotten."""
+    """Numbers keys from 1 in order of appearance, separately in each group. Beyond MOST_NUMBERED keys, it forgets the oldest."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, Any], int] = {}
         self._next: dict[Any, int] = {}
 
     def of(self, group: Any, key: Any) -> int:
-        """Return the number of a thing."""
+        """Return the number of a key."""
         number = self._known.get((group, key))
         if number is None:
             number = self._next[group] = self._next.get(group, 0) + 1
@@ -103,27 +103,27 @@ class Numbering:
 
 @dataclass(frozen=True)
 class OperationColumns:
-    """What is known of operations: arrays with an element for each.
+    """What is known about operations: arrays with one element per operation.
 
-    process     place in `processes`
-    name        place of the kernel's mangled name in `names`, or -1
+    process     index in `processes`
+    name        index of the kernel's mangled name in `names`, or -1
     method      how its times were measured: NO_METHOD, DEVICE, STAMP, CUPTI or ROCR
     start_error, end_error   ns; UNKNOWN without a time
     exec_error  error of end - start, ns
-    running     not over at the last reading
-    lost        instrumented, but its times never came
+    running     not complete at the last reading
+    lost        instrumented, but its times never arrived
     bytes       of copies and memsets
     exec        of graph launches and their kernels: the executable graph
     first       of a graph launch: the id of its first kernel
-    parent      of a kernel in a graph: the place of the graph launch, else -1
-    event       handle of event records and waits
-    api         number of an API call's function; `functions` has the names
+    parent      of a kernel in a graph: the index of the graph launch, else -1
+    event       of event records and waits: the handle
+    api         of an API call: the number of its function; `functions` has the names
     grid, block_dim   [operation, 3]
     wanted      launches that the user asked for
-    by_others   instrumented launches that are not wanted only because of the host program's filters
-    origin      the first call of all, ns
+    by_others   instrumented launches that only the host program's filters exclude
+    origin      the time of the very first call, ns
     clock_steps how often a clock was set or jumped
-    queue_keys  of each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
+    queue_keys  for each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
                 per-thread default stream), or a number in its process; on AMD GPUs "queue" and the number, or "H->D"
     """
 
@@ -160,9 +160,10 @@ class OperationColumns:
 
 
 class Launches:
-    """Collects launches in the order in which they come.
+    """Collects launches as they arrive.
 
-    slots: of the device programs' arrays, a power of two. kernels: globs of --kernel. filtered: the host program filters launches.
+    slots: the size of the device programs' arrays, a power of two. kernels: the globs of --kernel. filtered: the host program filters
+    launches.
     """
 
     def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
@@ -171,12 +172,12 @@ class Launches:
         self._cells: dict[tuple[int, Any], DeviceCells] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
-        # By process, the ids of launches that passed the host program's filter.
+        # Process → ids of the launches that passed the host program's filters.
         self._passed: dict[int, Integers] = {}
         self._kept = 0  # records that `forget` has kept
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
-        # The numbers of queues, of streams in a process, and of graphs.
+        # Numbers for queues, for streams in a process, and for graphs.
         self._numbers = (Numbering(), Numbering(), Numbering())
         # Streams and contexts, as (process, number), that may hold work from before attaching.
         self._unseen: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
@@ -189,7 +190,7 @@ class Launches:
     def take(
         self, session: Session, starts: str = "starts", ends: str = "ends", shared: str = "launches"
     ) -> None:
-        """Take what is new: first logs, then readings, because a reading only holds launches that the log has already."""
+        """Take what is new: first the logs, then the readings, which hold only launches that the log already has."""
         for log in session.logs():
             process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
@@ -209,7 +210,7 @@ class Launches:
             self.take_shared(session, shared)
 
     def take_shared(self, session: Session, shared: str = "launches") -> None:
-        """Take the shared arrays, which outlive a killed process. Call this before `columns`."""
+        """Take the shared arrays, which survive a killed process. Call this before `columns`."""
         for array in session.shared(shared):
             self.host_launches(array.process, array.array)
 
@@ -228,10 +229,10 @@ class Launches:
             self._origin = min(self._origin, int(calls.min()))
 
     def host_launches(self, process: int, launches: Any) -> None:
-        """Take the shared array of a process (by its number), with the fields `launch` and `start`.
+        """Take the shared array of a process (given by its number), with the fields `launch` and `start`.
 
-        The host program writes the launches that pass the filters. Device programs write the starts, which would be lost with the
-        GPU's memory.
+        The host program writes the launches that pass the filters. Device programs write the starts, which in GPU memory would be
+        lost with the process.
         """
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
@@ -244,13 +245,13 @@ class Launches:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to use `columns`, and then to `forget`."""
+        """Whether it is time to use `columns` and then `forget`."""
         return sum(len(records) for _, records in self._records) - self._kept >= FULL
 
     def fresh(self, columns: OperationColumns, last: bool) -> Integers:
-        """Return the places of operations that are over and were not returned before.
+        """Return the indices of operations that are complete and were not returned before.
 
-        The `last` call also returns those that are still running. When very many are running, the oldest are returned earlier.
+        The `last` call also returns those that are still running. If more than OPEN are running, the oldest are returned earlier.
         """
         over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
         untold = ~among(columns.ops.id, self._told)
@@ -261,12 +262,12 @@ class Launches:
         return new
 
     def forget(self) -> None:
-        """Drop old records: of the operations that were returned, only the latest matter to later ones."""
+        """Drop old records: of the operations that `fresh` has returned, only the latest matter to later ones."""
         count = sum(len(records) for _, records in self._records)
         if count < 2 * KEPT:
             return
         kept: list[tuple[LoggedProcess, Records]] = []
-        left = KEPT  # counts the latest records, then older ones that are open
+        left = KEPT  # how many more records to keep; below 0, it counts older open ones
         for process, records in reversed(self._records):
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
@@ -297,7 +298,7 @@ class Launches:
             cells.forget(open_ids, last(number) & NUMBER_MASK)
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
-        """Note that later operations in these streams do not wait for work from before attaching."""
+        """Record that later operations in these streams do not wait for work from before attaching."""
         work = forgotten["kind"] <= operation_log.GRAPH
         for unseen, column in zip(self._unseen, ("queue", "context"), strict=True):
             unseen.difference_update((process.number, n) for n in distinct(forgotten[column][work]).tolist())
@@ -307,13 +308,13 @@ class Launches:
     ) -> None:
         """Take the device's arrays (uint64): `starts` [slots], `ends` [slots × shards].
 
-        taken: when reading began, ns of the host. idle: no kernel was running then, so every end is final. source: the context.
+        taken: host time at which reading began, ns. idle: no kernel was running then, so every end is final. source: the context.
         """
         cells = self._cells.setdefault((process.number, source), DeviceCells(self._slots))
         cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
 
     def columns(self) -> OperationColumns:
-        """Return all that is known now. This takes some seconds for a million operations."""
+        """Return all that is known now. This takes several seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
         return _ColumnsBuilder(self._records, self._cells, self._slots, self._numbers, self._unseen).columns(
             self._origin, self._kernels, passed
@@ -321,7 +322,7 @@ class Launches:
 
 
 class _ColumnsBuilder:
-    """Makes `OperationColumns` of records and readings, once."""
+    """Builds `OperationColumns` from records and readings, once."""
 
     def __init__(
         self,
@@ -383,7 +384,7 @@ class _ColumnsBuilder:
         outcome = np.where(kernel, field("kernel", "outcome"), none)
         times = self._times(ops, outcome)
         names, name = self._names(kernel, field("kernel", "slot"))
-        # By name, not by what the agent says: kernels that cannot be instrumented match, too.
+        # Match by name, not by the agent's outcome, so that kernels that cannot be instrumented match, too.
         asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORDED) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, dependencies.WORK) & ~kernel
@@ -407,7 +408,7 @@ class _ColumnsBuilder:
         )  # fmt: skip
 
     def _joins(self, kind: Integers) -> list[int]:
-        """Return the waits for an event recorded in a capture. They put their stream into the capture, and never ran themselves."""
+        """Return the waits for events that were recorded in a capture. They put their stream into the capture and never ran."""
         raw = self.raw
         if not ((kind == Kind.RECORDED) & ((raw["flags"] & operation_log.CAPTURED) != 0)).any():
             return []
@@ -425,15 +426,15 @@ class _ColumnsBuilder:
     def _by_chosen_threads(
         self, ops: Operations, parent: Integers, firsts: Integers, passed: Integers | None
     ) -> NDArray[np.bool_]:
-        """Return the operations that the host program's filters let through."""
+        """Return which operations passed the host program's filters."""
         if passed is None:
             return np.ones(len(ops), bool)
-        return np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)  # it runs once for a graph
+        return np.isin(np.where(parent >= 0, firsts[parent], ops.id), passed)  # it runs once per graph
 
     # --- identities ---
 
     def _queues(self, at: Integers) -> tuple[Integers, list[QueueKind], list[tuple[int, str]], list[bool]]:
-        """Return the stream number of each operation; by stream its kind, its key as in `OperationColumns`, and whether it is unseen.
+        """Return the stream number of each operation; and by stream its kind, its key (`OperationColumns`), and whether it is unseen.
 
         An unseen stream may hold work from before attaching.
         """
@@ -535,13 +536,13 @@ class _ColumnsBuilder:
     # --- times ---
 
     def _times(self, ops: Operations, outcome: Integers) -> dict[str, Any]:
-        """Set `start` and `end` of the operations. Returns the other time columns of `OperationColumns`."""
+        """Set `start` and `end` of the operations. Return the other time columns of `OperationColumns`."""
         count = len(ops)
         method, lasted = np.zeros(count, np.int64), np.full(count, NONE)
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
         end = np.full(count, NONE)
         probed = (ops.kind == Kind.KERNEL) & (outcome == operation_log.INSTRUMENTED)
-        over = dependencies.ended_by(ops)  # as far as the host knows; no starts are known yet
+        over = dependencies.ended_by(ops)  # only by the host's waits; no starts are known yet
         read, cells = self._read(ops, probed)
         steps = 0
         for place, process in enumerate(self.processes):
@@ -563,12 +564,12 @@ class _ColumnsBuilder:
                 ops.start[at], start_error[at] = np.where(times.known, times.at, NONE), times.error
                 end[at], end_error[at] = np.where(good & until.known, until.at, NONE), until.error
                 lasted[at] = np.where(good, length, NONE)
-                # On the host's clock it lasts from start to end, which the GPU's clock measures better than their difference.
+                # The GPU's clock measures the duration better than the difference of start and end on the host's clock.
                 off = np.where(times.known & until.known, np.abs(until.at - times.at - length), 0)
                 exec_error[at] = np.where(good, max(clock.tick - 1, 0) + off, UNKNOWN)
                 method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
-        # A reading from before the end of a launch may lack its last threads.
+        # A reading that was taken before the end of a launch may lack its last threads.
         over = dependencies.ended_by(ops)
         virtual = np.array([process.virtual for process in self.processes], bool)[self.owner]
         in_time = (over != NEVER) & (cells["taken"] >= over) & ~virtual  # a reading has no virtual time
@@ -585,7 +586,7 @@ class _ColumnsBuilder:
         }  # fmt: skip
 
     def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Return which operations have a cell, and the cells. The GPU's arrays override the host's, because they know more."""
+        """Return which operations have a cell, and the cells. The GPU's arrays override the host's, because they have more."""
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), CELL)
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
@@ -598,13 +599,13 @@ class _ColumnsBuilder:
         return read, found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
-        """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER if there is none.
+        """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER without one.
 
-        Readings after that one show the operation completely.
+        Readings after that one show the operation complete.
         """
         result = np.full(len(ops), NEVER)
         position = np.arange(len(ops))
-        # A graph's operations count at the place of the graph's launch.
+        # Kernels in a graph count at the position of the graph launch.
         place = np.where(ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position)
         order = np.lexsort((place, ops.queue))
         order = order[read[order]]
@@ -615,7 +616,7 @@ class _ColumnsBuilder:
         return result
 
     def _brackets(self, place: int, process: LoggedProcess, gpu: int) -> list[Bracket]:
-        """Return the clock brackets that the agent took of one GPU."""
+        """Return the clock brackets that the agent measured for one GPU."""
         found = np.flatnonzero((self.raw["kind"] == operation_log.CLOCK) & (self.process == place))
         found = found[[process.gpus.get(n, 0) == gpu for n in self.raw["context"][found].tolist()]]
         clock = self.raw["clock"][found]
@@ -623,7 +624,7 @@ class _ColumnsBuilder:
         return [Bracket(*values) for values in zip(*columns, strict=True) if max(values) < 1 << 62]
 
     def _spans(self, place: int) -> tuple[Integers, Integers]:
-        """Return the spans of a process: sorted ids of the operations that they time, and the places of the span records.
+        """Return the spans of a process: the sorted ids of the operations that they time, and the indices of the span records.
 
         An operation may have two spans. CUPTI's comes first."""
         found = np.flatnonzero((self.raw["kind"] == operation_log.SPAN) & (self.process == place))
@@ -640,7 +641,7 @@ class _ColumnsBuilder:
         method: Integers,
         errors: tuple[Integers, Integers, Integers],
     ) -> None:
-        """Set the times of operations without a probe: from timing events around them, CUPTI, whose error is unknown, or ROCr."""
+        """Set the times of operations without a probe, from timing events around them, CUPTI (whose error is unknown) or ROCr."""
         ids, records = spans
         some = some[method[some] == NO_METHOD]
         if not len(ids) or not len(some):
@@ -671,9 +672,9 @@ class _ColumnsBuilder:
 
 
 def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:
-    """Return launches as clock brackets, the narrowest of each stretch of time.
+    """Return launches as clock brackets, the narrowest of each period.
 
-    A kernel starts after its call, and has ended when the host has waited for it.
+    A kernel starts after its call, and ends before the host's wait for it returns.
     """
     known = np.flatnonzero((over != NEVER) & (begin > 0))
     width = over[known] - call[known] - length[known]
@@ -687,9 +688,9 @@ def _of_launches(begin: Integers, length: Integers, call: Integers, over: Intege
 
 
 def _unwrapped(times: Integers, bracket: Bracket | None, call: Integers) -> Integers:
-    """Return times of 48 bits in full: the candidate that is nearest to the call, according to one clock bracket.
+    """Extend times of 48 bits: return the candidate that is nearest to the call, according to one clock bracket.
 
-    Without a bracket the upper bits are unknown and do not matter: they are chosen so that no time is negative.
+    Without a bracket, the upper bits are unknown and do not matter; they are chosen so that no time is negative.
     """
     near = call + (1 << TIME_BITS) if bracket is None else call - bracket.before + bracket.gpu
     away = (times - near) & MASK

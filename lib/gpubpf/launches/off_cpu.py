@@ -1,4 +1,4 @@
-"""Record each time that a launching thread is off the CPU, and why, and each system call that takes long.
+"""Record when launching threads are off the CPU, and why, and their long system calls.
 
     b = BPF(text=PROGRAM)
     off_cpu = OffCpu(b, least_ns=5000)
@@ -6,13 +6,12 @@
         …
     for what, ns in off_cpu.activity().explain(tid, call_ns, start_ns): …
 
-Host programs at raw tracepoints record the activity of threads that have launched a kernel. A thread is
-recorded from its first launch on. Nothing is recorded if this process may not load eBPF programs; then
-`known` is False.
+Host programs at launches and tracepoints record the activity of threads, each from its first launch on.
+Nothing is recorded if this process may not load eBPF programs; then `known` is False.
 
-calls/delay_probes.py also measures times off the CPU, and shares with this file what the kernel tells of a switch
-(gpubpf_switch.h, linux/tracepoints.py). The rest differs. This file needs each time and each long system
-call of the threads that launch, to explain one launch afterwards. calls/ adds up times by call and reason in
+calls/delay_probes.py also measures off-CPU times, and shares the decoding of context switches with this file
+(gpubpf_switch.h, linux/tracepoints.py). The rest differs. This file records each off-CPU time and long system
+call of the launching threads, to explain single launches afterwards. calls/ sums times by call and reason in
 the kernel, so that it can measure for days.
 """
 
@@ -202,11 +201,11 @@ _POLL = 0.1  # seconds; the ring has room for 200,000 records
 
 @dataclass(frozen=True)
 class Activity:
-    """What was recorded, by thread and sorted by time: times off the CPU (`spans`) and long system calls
+    """What was recorded, by thread and sorted by time: off-CPU times (`spans`) and long system calls
     (`syscalls`).
 
     Both have the fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none) and tid. Records of one
-    thread do not overlap. `lost`: how many did not fit into the ring, or have no known end.
+    kind and thread do not overlap. `lost`: how many did not fit into the ring buffer, or have no known end.
     """
 
     spans: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -214,12 +213,12 @@ class Activity:
     lost: int = 0
 
     def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
-        """Do the same as the function `explain`. The list is empty if nothing is known about the thread."""
+        """Call the function `explain` for a thread. The list is empty if nothing is known about the thread."""
         return explain(self.spans.get(tid), self.syscalls.get(tid), start_ns, end_ns)
 
 
 def activity_of(records: np.ndarray[Any, Any], lost: int = 0) -> Activity:
-    """Sort records, which may be in any order, by thread and time."""
+    """Return records, which may be in any order, by thread and sorted by time."""
     import numpy as np
 
     made = Activity({}, {}, lost)
@@ -238,7 +237,7 @@ def explain(
     start_ns: int,
     end_ns: int,
 ) -> list[tuple[str, int]]:
-    """Return what a thread did from `start_ns` to `end_ns` other than run its own code: (what, ns), the
+    """Return what a thread did from `start_ns` to `end_ns` besides running its own code, as (what, ns), the
     longest first.
 
     `spans` and `calls` are those of the thread, sorted. Examples: ("off-CPU, blocked in futex", 180000),
@@ -251,7 +250,7 @@ def explain(
     for begin, end, _, number in _within(calls, start_ns, end_ns):
         away = sum(max(0, min(end, e) - max(begin, b)) for b, e, _, _ in off)
         if syscalls.name(number) not in ("uprobe", "uretprobe"):
-            # These two are how probes enter the kernel: our own overhead.
+            # Probes enter the kernel through these two, so they are gpubpf's own overhead.
             total[f"in {syscalls.name(number)}"] += end - begin - away
     return [(what, ns) for what, ns in total.most_common() if ns > 0]
 
@@ -259,7 +258,7 @@ def explain(
 def _within(
     records: np.ndarray[Any, Any] | None, start_ns: int, end_ns: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return (start, end, state, syscall) of the records that overlap a time, cut to it."""
+    """Return (start, end, state, syscall) of the records that overlap an interval, clipped to it."""
     if records is None or start_ns >= end_ns:
         return []
     first = records["end_ns"].searchsorted(start_ns, "right")
@@ -278,12 +277,12 @@ def _reason(state: int, number: int) -> str:
 
 
 class OffCpu:
-    """The programs that record off-CPU times. They are attached and detached together with those of a tool's
-    `BPF`.
+    """The programs that record off-CPU times. They are attached and detached together with the tool's own
+    programs.
     """
 
     def __init__(self, owner: BPF, least_ns: int = 5000) -> None:
-        """Do not record times off the CPU and system calls that are shorter than `least_ns`."""
+        """Prepare the programs. Off-CPU times and system calls shorter than `least_ns` are not recorded."""
         self.known = False
         self._records: list[np.ndarray[Any, Any]] = []
         self._host: Host | None = None
@@ -301,7 +300,7 @@ class OffCpu:
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
-        """Load and attach the programs. If that fails, a notice says why, and the measurement continues
+        """Load and attach the programs. If that fails, `note` says why, and the measurement continues
         without them.
         """
         try:
@@ -323,7 +322,7 @@ class OffCpu:
         return self._host
 
     def _attach_switch(self) -> None:
-        """Attach to the raw tracepoint if it passes the state of the thread, otherwise to the ordinary one."""
+        """Attach to the raw tracepoint if it passes the thread's state, otherwise to the ordinary tracepoint."""
         with contextlib.suppress(Error):
             self._settings["pid"] = btf.member("task_struct", "pid").offset
         self._bpf["settings"].set(self._settings)
@@ -345,7 +344,7 @@ class OffCpu:
                     self._records.append(found)
 
     def _end(self) -> None:
-        """Read the last records, and record what has not ended when the measurement ends."""
+        """Read the last records, and record what is still open when the measurement ends."""
         import numpy as np
 
         self._over.set()
@@ -367,7 +366,7 @@ class OffCpu:
                 self._records.append(open_[open_["start_ns"] < now])
 
     def activity(self) -> Activity:
-        """Return what was recorded so far."""
+        """Return what has been recorded so far."""
         import numpy as np
 
         self._take()

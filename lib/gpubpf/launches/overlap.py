@@ -1,4 +1,4 @@
-"""How long copies and kernels of a process ran at once on a GPU.
+"""How long copies and kernels of a process ran at the same time on a GPU.
 
 overlap = Overlap()
 overlap.add(view, new)          # any number of times
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int64]
 
-COPIES = (Kind.H2D, Kind.D2H, Kind.D2D)  # not H2H, in which the GPU has no part
-MOST = 1 << 20  # intervals that are kept for a GPU of a process; of more, the older half is added up
+COPIES = (Kind.H2D, Kind.D2H, Kind.D2D)  # not H2H, which does not involve the GPU
+MOST = 1 << 20  # maximum intervals to keep per GPU and process; beyond it, the older half is summed
 
 _Gpu: TypeAlias = tuple[Vendor, int]
 
 
 @dataclass
 class _Intervals:
-    """When a GPU worked for a process. Intervals are int64 [n, 2], disjoint and in order; those before `begin` are added up."""
+    """When a GPU worked for a process. Intervals are int64 [n, 2], disjoint and in order; those before `begin` are summed."""
 
     copies: Integers = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     kernels: Integers = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -48,7 +48,7 @@ class _Intervals:
             self.add_up(int(np.median(np.concatenate([self.copies, self.kernels])[:, 0])) + 1)
 
     def add_up(self, end: int) -> None:
-        """Add up all before `end`."""
+        """Sum all intervals before `end`."""
         copies, kernels = clipped(self.copies, end=end), clipped(self.kernels, end=end)
         self.copy_ns += length(copies)
         self.overlap_ns += length(copies) + length(kernels) - length(merged(copies, kernels))
@@ -57,14 +57,14 @@ class _Intervals:
 
 
 class Overlap:
-    """Adds up operations as they come."""
+    """Adds up operations as they arrive."""
 
     def __init__(self) -> None:
         self._intervals: dict[tuple[int, _Gpu], _Intervals] = {}  # by process and GPU
         self._counts: dict[_Gpu, dict[str, int]] = {}
 
     def add(self, view: LaunchView, new: Integers) -> None:
-        """Add operations, given by their places in `view`."""
+        """Add operations, given by their indices in `view`."""
         columns, ops = view.columns, view.ops
         kernels, copies = ops.kind[new] == Kind.KERNEL, np.isin(ops.kind[new], COPIES)
         places = new[kernels | copies]
@@ -88,7 +88,7 @@ class Overlap:
 
     def records(self) -> list[dict[str, Any]]:
         """Return `copy_overlap` of the summary record: for each GPU with copies, how long they took, and how long kernels ran
-        meanwhile. None stands for an unknown time.
+        at the same time. None stands for an unknown time.
         """
         found = []
         for gpu, counts in sorted(self._counts.items()):
@@ -109,7 +109,7 @@ class Overlap:
 
 
 def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each of `Overlap.records`."""
+    """Yield a sentence for each record of `Overlap.records`."""
     vendors = {record["vendor"] for record in records}
     for record in records:
         vendor = f"{record['vendor'].upper()} " if len(vendors) > 1 else ""
@@ -146,5 +146,5 @@ def clipped(intervals: Integers, begin: int = NONE, end: int = dependencies.NEVE
 
 
 def length(intervals: Integers) -> int:
-    """Return the length of disjoint intervals."""
+    """Return the total length of disjoint intervals."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())

@@ -1,4 +1,4 @@
-"""Add launches up as they come, in memory for what differs among them: the rows of launchlate's table.
+"""Sum launches as they arrive, for the rows of launchlate's table. Memory depends on the number of rows, not of launches.
 
 sums = LaunchSums(("queue",))
 sums.add(view, chosen)          # any number of times
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 TIMES = ("latency", *SPLIT, "exec")
-MOST_GROUPS = 4096  # rows of the table; further kernels share one
-MOST_WAITED = 256  # operations that the launches of a row waited for; further ones share one
-EXACT = 4096  # different values that are kept exactly; more of them are rounded to 1 part in 256
+MOST_GROUPS = 4096  # maximum rows of the table; further kernels share one row
+MOST_WAITED = 256  # maximum operations that the launches of a row waited for; further ones share one entry
+EXACT = 4096  # maximum distinct values that are kept exactly; if there are more, all are rounded to 8 significant bits
 _BITS = 8
 
 
 class ValueCounts:
-    """Values (int64; NONE is skipped) and how often each occurred. Count, mean and maximum are exact; percentiles to 0.4 %."""
+    """Values (int64; NONE is skipped) and their counts. Count, mean and maximum are exact, percentiles to 0.4 %."""
 
     def __init__(self, values: Any = ()) -> None:
         self.count = self.total = 0
@@ -57,7 +57,7 @@ class ValueCounts:
             self._merge(other._values, other._counts, other.total, other.largest)
 
     def _merge(self, values: Integers, counts: Integers, total: int, largest: int) -> None:
-        """Add values in ascending order, and how often each occurred."""
+        """Add values, in ascending order, with their counts."""
         self.count += int(counts.sum())
         self.total += total
         self.largest = largest if self.largest is None else max(self.largest, largest)
@@ -86,13 +86,13 @@ class ValueCounts:
 
 
 def _summed(values: Integers, counts: Integers) -> tuple[Integers, Integers]:
-    """Return the distinct values of a sorted array, and the sum of the counts of each."""
+    """Return the distinct values of a sorted array, and the sum of counts for each."""
     first = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
     return values[first], np.add.reduceat(counts, first) if len(first) else counts
 
 
 def _rounded(values: Integers) -> Integers:
-    """Return values rounded to `_BITS` bits."""
+    """Return values rounded to `_BITS` significant bits."""
     size = np.abs(values)
     _, exponent = np.frexp(size.astype(np.float64))
     shift = np.maximum(exponent - _BITS, 0).astype(np.int64)
@@ -104,9 +104,9 @@ class LaunchGroup:
     """The sums of the launches of one kernel (and stream, graph node) of one process and GPU, or of one graph.
 
     fields   the first fields of its record
-    title    the kernel, with the graph and node
+    title    the kernel, with its graph and node
     node     the graph and node in the title
-    waited   by what the launches waited for: how often, and how long in total (ns). Kernels also have their mangled name
+    waited   what the launches waited for → how often, and how long in total (ns); kernels also have their mangled name
     """
 
     fields: dict[str, Any]
@@ -140,7 +140,7 @@ class LaunchGroup:
         return str(self.fields["vendor"])
 
     def add(self, view: LaunchView, at: Integers) -> None:
-        """Add launches, given by their places."""
+        """Add launches, given by their indices in `view`."""
         columns, waits = view.columns, view.waits
         self.count += len(at)
         for what, tally in self.times.items():
@@ -156,7 +156,7 @@ class LaunchGroup:
         )
         waited = np.zeros(len(first), np.int64)
         np.add.at(waited, alike, np.maximum(waits.wait[waiting], 0))
-        for n in np.argsort(first).tolist():  # in the order in which they were waited for
+        for n in np.argsort(first).tolist():  # in order of first occurrence
             place = int(waiting[first[n]])
             key = tuple((view.waited_for(place) or {}).items())
             if (mangled := view.kernel_waited_for(place)) is not None:
@@ -179,11 +179,11 @@ class LaunchGroup:
 
 
 class LaunchSums:
-    """The sums of launches. Its memory depends on how many kernels, streams and waits differ, not on the number of launches.
+    """The sums of launches. Memory depends on the number of distinct kernels, streams and waits, not on the number of launches.
 
     by        what separates groups of the same kernel: "queue", "graph", "node"
-    graphs    also add up graphs as a whole
-    whole     of launches with all parts known: their count, and the ns of each part
+    graphs    also sum graphs as a whole
+    whole     the count of the launches with all parts known, and the sum of each part in ns
     slots     log2 histograms of latencies, by ns per unit
     candidates, gain, best_candidate   sequences of launches that a graph would shorten, and by how much (ns)
     """
@@ -203,7 +203,7 @@ class LaunchSums:
         self.best_candidate: GraphCandidate | None = None
 
     def add(self, view: LaunchView, chosen: Integers, stacks: bool = False) -> None:
-        """Add launches, given by their places in `view`."""
+        """Add launches, given by their indices in `view`."""
         self._add_groups(view, chosen)
         self.count += len(chosen)
         self.virtual |= any(process.virtual for process in view.columns.processes)
@@ -311,7 +311,7 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
 
 
 def most(one: int | None, other: int | None) -> int | None:
-    """Return the larger number; None only when both are unknown."""
+    """Return the larger number; None only if both are unknown."""
     return max((value for value in (one, other) if value is not None), default=None)
 
 
@@ -319,7 +319,7 @@ def clock_error(view: LaunchView, at: Integers) -> int | None:
     """Return the largest error of the start times, in ns."""
     errors = view.columns.start_error[at]
     errors = errors[errors != UNKNOWN]
-    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # use the kernels in it
+    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # use the kernels in the graphs
         inside = np.flatnonzero(np.isin(view.columns.parent, at))
         return clock_error(view, inside) if len(inside) else None
     return int(errors.max()) if len(errors) else None
@@ -363,7 +363,7 @@ class LaunchLosses:
         self.others: Counter[tuple[int, str]] = Counter()
 
     def add(self, view: LaunchView, new: Integers) -> None:
-        """Add operations, given by their places in `view`."""
+        """Add operations, given by their indices in `view`."""
         columns = view.columns
         launched = new[columns.wanted[new]]
         self.wanted += len(launched)
