@@ -5,9 +5,9 @@
         …
 
 access_trace.py has the device programs that write the records. A record has 24 bytes, or 32 with a time: the address; the number of
-the launch in its process (NUMBER_BITS) with the width above it; the number of the thread in its grid; the site; space, kind and
-multiprocessor. The operation log says which kernel and shape a launch has, and the session says what a site is. The traced process is
-not trusted: records that make no sense are counted and left out.
+the launch in its process (NUMBER_BITS), with the width above it; the number of the thread in its grid; the site; the space, kind and
+multiprocessor. The operation log has the kernel and shape of each launch, and the session has the sites. The traced process is not
+trusted: impossible records are counted and left out.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 RING, TIMED_RING = "accesses", "moments"  # the rings that on_record and on_timed_record write to
 SITE_TOO_LARGE = 0xFFFF  # stands for every site number that does not fit into a record
-CHUNK = 1 << 16  # records decoded together: their columns stay in the CPU cache
-MOST_WAITING = 1 << 22  # records whose launch is not known yet
-MOST_HELD = 1 << 22  # records kept until the end, to be sorted
+CHUNK = 1 << 16  # records to decode together: their columns stay in the CPU cache
+MOST_WAITING = 1 << 22  # maximum records whose launch is not known yet
+MOST_HELD = 1 << 22  # maximum records to keep until the end for sorting
 
 
 @dataclass(frozen=True)
 class Accesses:
     """Accesses of one kernel and launch shape, in the order of their records. All arrays have the same length.
 
-    launch   u64: number of the launch in its process, with the process's number above
-    site     u16; SITE_TOO_LARGE when the number does not fit
+    launch   u64: number of the launch in its process, with the process's number above it
+    site     u16; SITE_TOO_LARGE if the number does not fit
     kind     u8: index into bytecode.KINDS
     space    u8: index into bytecode.SPACES
     address  u64
     width    u32: bytes of the access
     thread   i64: number of the thread in its grid
     sm       u16: multiprocessor
-    time     i64: ns of the GPU's clock; None when records have no times
+    time     i64: ns of the GPU's clock; None if records have no times
     """
 
     place: KernelShape
@@ -102,7 +102,7 @@ class Accesses:
 
 
 def quotient_and_remainder(numbers: Array, by: int) -> tuple[Array, Array]:
-    """Return `numbers` divided by `by`, and the remainders. Two steps, because NumPy is fast at dividing by a constant."""
+    """Return the quotients and remainders of `numbers` divided by `by`. Two steps, because NumPy is fast at dividing by a constant."""
     if by == 1:
         return numbers, np.zeros_like(numbers)
     quotient = numbers // by
@@ -121,9 +121,9 @@ def _unravel(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class SiteLabels:
-    """What is known about the sites of a kernel. Each tuple is indexed by site number, and ends with an element for unknown sites.
+    """What is known about the sites of a kernel. Each tuple is indexed by site number; its last element is for unknown sites.
 
-    texts    source line or PTX line (``scale.cu:17``, ``PTX line 40``); "?" when unknown
+    texts    source line or PTX line (``scale.cu:17``, ``PTX line 40``); "?" if unknown
     sources  source line, or None
     lines    line in the PTX, or None
     writes   whether the access writes
@@ -136,7 +136,7 @@ class SiteLabels:
 
     @classmethod
     def of(cls, sites: Mapping[int, Any]) -> SiteLabels:
-        """Return the labels of a kernel's sites, given by number."""
+        """Return the labels of a kernel's sites. `sites`: the sites by number."""
         count = min(max(sites, default=-1) + 1, SITE_TOO_LARGE)
         source = site_names(sites)
         texts = [source(number) or "?" for number in range(count)]
@@ -152,12 +152,12 @@ class SiteLabels:
         )
 
     def codes(self, site: Array) -> Array:
-        """Return the indices into `texts` of site numbers."""
+        """Return the indices into `texts` for site numbers."""
         return np.minimum(site, len(self.texts) - 1)
 
 
 class AccessSink(Protocol):
-    """Takes accesses as they arrive. `times`: in ns of the host's clock; None when they are unknown."""
+    """Takes accesses as they arrive. `times`: in ns of the host's clock; None if they are unknown."""
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> object: ...
 
@@ -166,9 +166,9 @@ class AccessLog:
     """Collects records, and delivers them to sinks once the operation log has their launches.
 
     timed           records have times and come from TIMED_RING
-    keep_until_end  deliver at the end, in the order of launch, time and thread. On the virtual clock this makes output repeatable.
-                    When there are more than MOST_HELD records, some are delivered earlier.
-    host_times      sinks want times of the host's clock
+    keep_until_end  deliver at the end, in the order of launch, time and thread. On the virtual clock, this makes output repeatable.
+                    With more than MOST_HELD records, some are delivered earlier.
+    host_times      sinks need times of the host's clock
     owners          learns about processes and GPUs before the sinks do
     """
 
@@ -186,7 +186,7 @@ class AccessLog:
         self._keep_until_end, self._sinks, self._host_times = keep_until_end, sinks, host_times
         self._waiting: list[tuple[int, Array]] = []  # (process number, records)
         self._labels: dict[tuple[int, str], SiteLabels] = {}
-        self.unknown = 0  # records left out, because their launch is unknown or their thread does not exist
+        self.unknown = 0  # records left out because their launch is unknown or their thread does not exist
         self.delivered = 0  # records that were passed to the sinks
 
     def take(self, session: Session, logs: Sequence[ProcessLog]) -> None:
@@ -232,7 +232,7 @@ class AccessLog:
                     sink(part, where, times)
 
     def _group_by_shape(self, process: int, records: Array) -> tuple[Array, list[tuple[KernelShape, Array]]]:
-        """Return the records whose launch is unknown, and the others by kernel and launch shape, all in their order."""
+        """Return the records whose launch is unknown, and the others by kernel and launch shape. Order is preserved."""
         count = records["launch"] & np.uint64(NUMBER_MASK)
         known = self.places.of_launch
         if len(count) and count[0] == count[-1] and (count == count[0]).all():
@@ -249,7 +249,7 @@ class AccessLog:
         codes = code_of[codes]
         order = np.argsort(codes, kind="stable")
         borders = np.searchsorted(codes[order], np.arange(len(found) + 2))
-        # Move them as rows of words: NumPy moves these faster than records.
+        # Move records as rows of words, which NumPy does faster.
         shape, strides = (len(records), records.itemsize // 8), (records.strides[0], 8)
         rows = np.lib.stride_tricks.as_strided(records["address"], shape, strides)
         ordered = np.take(rows, order, axis=0).reshape(-1).view(records.dtype)
@@ -257,7 +257,7 @@ class AccessLog:
         return parts[0], list(zip(found, parts[1:], strict=True))
 
     def _labels_of(self, session: Session, place: KernelShape) -> SiteLabels:
-        """Return the labels of a kernel's sites, from the cache if they are there."""
+        """Return the labels of a kernel's sites, from the cache if possible."""
         key = place.pid, place.mangled
         if key not in self._labels:
             where = SiteLabels.of(session.sites(place.mangled, place.pid))
@@ -267,7 +267,7 @@ class AccessLog:
         return self._labels[key]
 
     def _with_host_times(self, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
-        """Yield the accesses with their host times. Those without a known time come as a part of their own, with None."""
+        """Yield the accesses with their host times. Accesses without a known time are a separate part, with None."""
         time, place = accesses.time, accesses.place
         if time is None or not self._host_times:
             yield accesses, None
@@ -282,7 +282,7 @@ class AccessLog:
             yield _select(accesses, known), np.maximum(times.at[known], 0)
             yield _select(accesses, ~known), None
 
-    # --- what was lost ---
+    # --- losses ---
 
     def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
         """Print the last lines, or write the summary record."""
@@ -296,7 +296,7 @@ class AccessLog:
         ResultWriter(args, out).end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
-        """Return the fields about accesses and losses of the summary record."""
+        """Return the summary record's fields about accesses and losses."""
         shards = [shard for ring in session.ring_counts(self.ring) for shard in ring.shards]
         lost: dict[str, int] = {}
         for shard in shards:
@@ -330,7 +330,7 @@ class AccessLog:
 
 
 def _distinct_launches(count: Array) -> tuple[Array, Array]:
-    """Return the distinct launch numbers, ascending, and the index of each element among them.
+    """Return the distinct launch numbers in ascending order, and the index of each element among them.
 
     Launch numbers of one reading are close together, so a table of flags replaces sorting.
     """
@@ -357,7 +357,7 @@ def _select(accesses: Accesses, mask: Array) -> Accesses:
 
 
 def _sort_records(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
-    """Return one array for each process, in ascending order. Its records are sorted by launch, time, thread and site."""
+    """Return one array per process, in ascending order, with its records sorted by launch, time, thread and site."""
     by_process: dict[int, list[Array]] = {}
     for process, records in parts:
         by_process.setdefault(process, []).append(records)

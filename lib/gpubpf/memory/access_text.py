@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 WHERE_WIDTH = 11  # characters of the column WHERE
-MORE = 40  # characters that a wide terminal adds to a column, at most
+MORE = 40  # maximum characters that a wide terminal adds to a column
 CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
 
 
 class AccessPrinter:
-    """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times. `width`: of the terminal."""
+    """Writes every access as it arrives. `form`: "json", "csv" or "text". `timed`: with times. `width`: of the terminal, columns."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class AccessPrinter:
         owners = self._owners.see([place])
         widths = _text_widths(owners, self._more)
         header = _text_header(owners, widths, self._timed)
-        if header != self._header:  # print it again when columns were added
+        if header != self._header:  # print it again if columns were added
             self._out.write(header)
         self._header = header
         if place not in self._threads:
@@ -125,15 +125,15 @@ class AccessPrinter:
                 "WHERE": (lambda width: _cut(where.texts, width), where.codes(accesses.site[one])),
             }
             made = _lines(before, columns, named, widths)
-            if (too_long := made.index(b"\n") + 1 - len(header)) > 0:  # numbers are wider than their columns
+            if (too_long := made.index(b"\n") + 1 - len(header)) > 0:  # numbers exceed their columns
                 made = _lines(before, columns, named, _narrowed(widths, too_long))
             self._out.write(made)
 
 
 def _text_widths(owners: OwnerColumns, more: int) -> dict[str, int]:
-    """Return the width of each column of the table; negative widths align left. `more`: characters beyond 80 of the terminal.
+    """Return the width of each column of the table; negative widths align left. `more`: the terminal's columns beyond 80.
 
-    Columns for process and GPU push others out, so that lines fit a terminal. WHERE still identifies the kernel.
+    Columns for process and GPU replace others, so that lines fit the terminal. WHERE still identifies the kernel.
     """
     widths = {
         "LAUNCH": 6,
@@ -158,7 +158,7 @@ def _lines(
     named: Mapping[str, tuple[Callable[[int], Sequence[bytes]], Array]],
     widths: dict[str, int],
 ) -> bytes:
-    """Return lines: the columns `before`, and those in `widths`. `named`: columns whose texts depend on their width."""
+    """Return lines with the columns `before` and those in `widths`. `named`: columns whose texts depend on their width."""
     for name in named.keys() & widths.keys():
         texts, codes = named[name]
         columns[name] = Words(texts(-widths[name]), codes)
@@ -166,7 +166,7 @@ def _lines(
 
 
 def _narrowed(widths: dict[str, int], by: int) -> dict[str, int]:
-    """Return the widths of columns in which names take less room."""
+    """Return the widths with the columns of names narrower by `by` characters in total, if possible."""
     made = dict(widths)
     for name in ("KERNEL", "WHERE"):
         if name in made:
@@ -199,7 +199,7 @@ def _encoded(texts: Iterable[str]) -> Sequence[bytes]:
 
 
 def _cut(texts: Iterable[str], width: int) -> list[bytes]:
-    """Cut labels at their beginning: the end of the file name and the line number say more."""
+    """Cut labels at the beginning: the end of the file name and the line number matter more."""
     texts = (text.replace("PTX line ", "PTX:") for text in texts)
     cut = (text if len(text) <= width else ".." + text[-(width - 2) :] for text in texts)
     return [text.encode("ascii", "replace") for text in cut]

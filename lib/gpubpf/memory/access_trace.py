@@ -101,11 +101,11 @@ int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx-
 int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
 """
 HEATMAP_SPACES = ("global", "const")  # in these spaces, an address identifies a byte of device memory
-MOST_HEATMAPS = 16  # processes and GPUs that get a heatmap of their own
+MOST_HEATMAPS = 16  # maximum pairs of process and GPU that get a heatmap
 
 
 def trace(args: argparse.Namespace, out: cli.Output) -> int:
-    """Attach the programs, run the measurement and write the results. Return the exit status. Raises Error."""
+    """Attach the programs, measure and write the results. Return the exit status. Raises Error."""
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -120,7 +120,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     if args.list or args.ptx:
         return listing.show(b, args, out)
     if args.heatmap:
-        picture.check(args.heatmap)  # now, not after the measurement
+        picture.check(args.heatmap)  # fail now rather than after the measurement
     if args.parquet:
         parquet.check(args.parquet)
     sinks: list[AccessSink] = []
@@ -151,7 +151,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
         for _ in session.intervals(args.interval, args.count, tick=tick):
             if out.closed:
                 break
-        stack.close()  # complete the file now: the command may run on
+        stack.close()  # complete the file now: the command may continue to run
         if args.heatmap:
             picture.write(args.heatmap, heatmaps.sources())
         for file in filter(None, (args.parquet, args.heatmap)):
@@ -161,14 +161,14 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
 
 
 def attach(args: argparse.Namespace, timed: bool) -> BPF:
-    """Attach the program that records what the command line asks for. `timed`: records have times."""
+    """Attach the program that records what the command line requests. `timed`: records have times."""
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
     b.sample(args)
     b["wanted"].set(filter_fields(args.site, args.address, args.warps))
     chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
-    # Sites are numbered as they are probed. Unless all spaces are probed, the numbers differ from those in memtrace's tables.
+    # Only probed sites get numbers. Unless all spaces are probed, the numbers differ from those in memtrace's tables.
     only_heatmap = args.heatmap and not (args.each or args.parquet or args.site)
     b.attach_gpu_access(
         kernel=args.kernel,
@@ -181,10 +181,10 @@ def attach(args: argparse.Namespace, timed: bool) -> BPF:
 def filter_fields(
     sites: Sequence[tuple[int, int]], addresses: tuple[int, int] | None, warps: int
 ) -> dict[str, Any]:
-    """Return the fields of `struct wanted`, as `Map.set` takes them.
+    """Return the fields of `struct wanted`, for `Map.set`.
 
-    sites      ranges of site numbers, both ends included, at most SITE_RANGES; empty: all sites
-    addresses  first and last address; None: all addresses
+    sites      at most SITE_RANGES ranges of site numbers, both ends included; empty: all sites
+    addresses  first and last address, both included; None: all addresses
     warps      record one warp in this many
     """
     ranges = list(sites) or [(0, 2**32 - 1)]
@@ -206,7 +206,7 @@ class AddressHeatmaps:
         self._allocations = Allocations()
 
     def add_allocations(self, logs: Sequence[Any]) -> None:
-        """Take the allocations from the logs: they name the bands of a heatmap."""
+        """Take the allocations from the logs. They name the bands of a heatmap."""
         for log in logs:
             self._allocations.add(log)
 
@@ -225,7 +225,7 @@ class AddressHeatmaps:
         heat.add(accesses.address[there], written[there], accesses.time[there])
 
     def sources(self) -> list[Source]:
-        """Return the heatmaps, with the names and borders of allocations."""
+        """Return the heatmaps, with the names and bounds of allocations."""
         from gpubpf.images import symbols
 
         known: dict[int, list[Band]] = {}

@@ -5,8 +5,8 @@
         allocations.add(log)
     found = allocations.all()           # in the order in which they were logged
 
-The traced process writes the log, so nothing in it is trusted. Impossible allocations are left out. When two overlap, the earlier one
-has ended.
+The traced process writes the log, so nothing in it is trusted. Impossible allocations are left out. If two overlap, the earlier one is
+assumed to have ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.session.results import ProcessLog
 
-# Calls that allocate, and the kind of memory. Names are those of the log: without version and suffix.
+# Calls that allocate → the kind of memory. The names are those of the log, without version and suffix.
 ALLOCATING = {
     "cuMemAlloc": "device",
     "cuMemAllocPitch": "device",
@@ -50,12 +50,12 @@ ALLOCATING = {
     "hipMallocHost": "host",
     "hipMemAllocHost": "host",
     "hipHostRegister": "host",
-    "hsa_amd_memory_pool_allocate": "device",  # or the host's, according to a flag
+    "hsa_amd_memory_pool_allocate": "device",  # or "host", according to a flag
     "hsa_memory_allocate": "device",
     "hsa_amd_memory_lock": "host",
     "hsa_amd_memory_lock_to_pool": "host",
     "variable": "variable",
-    "before": "device",  # allocated before the attach, found as a parameter of a launch
+    "before": "device",  # allocated before attaching, found as a parameter of a launch
 }
 BEFORE_ATTACH = "before"
 FREEING = (
@@ -75,26 +75,26 @@ FREEING = (
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
 _LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ended
-_ADDRESS_LIMIT = 1 << 62  # all addresses are below
-LIMIT = 1 << 20  # allocations that are kept
-_MOST_OVERLAPS = 64  # live allocations that are checked against a new one, and that are kept for one address
+_ADDRESS_LIMIT = 1 << 62  # all addresses are below this
+LIMIT = 1 << 20  # maximum allocations to keep
+_MOST_OVERLAPS = 64  # maximum live allocations to check against a new one, and to keep for one address
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory [base, base + bytes). In launches of the epochs first_epoch to last_epoch, these addresses belong to it.
+    """Memory at [base, base + bytes). These addresses belong to it in launches of the epochs first_epoch to last_epoch.
 
     process       number of the process in the session
     gpu           ordinal of the GPU of the context that allocated it
-    call          the function of CUDA's driver, HIP or ROCr; "variable NAME" for a variable; BEFORE_ATTACH if the call was not seen
+    call          the CUDA driver, HIP or ROCr function; "variable NAME" for a variable; BEFORE_ATTACH if the call was not seen
     kind          "device", "managed", "host" or "variable"
-    stack         host stack of the call, innermost frame first; empty when unknown
+    stack         host stack of the call, innermost frame first; empty if unknown
     last_epoch    None: it lasts to the end
     allocated_ns  when the call returned, on the log's clock
-    freed_ns      when the freeing call returned, on the log's clock; None when it was not freed, or the call was not seen
-    copied        whether the program copied some of it to the host or elsewhere; None when unknown, because a graph may have done so,
-                  or because the GPU is AMD's
-    vendor        of the GPU
+    freed_ns      when the freeing call returned, on the log's clock; None if it was not freed, or the call was not seen
+    copied        whether the program copied some of it to the host or elsewhere; None if unknown, because a graph may have done so, or
+                  because the GPU is AMD's
+    vendor        the vendor of the GPU
     """
 
     process: int
@@ -126,7 +126,7 @@ class Allocation:
 class Allocations:
     """The allocations of all processes.
 
-    dropped     number of allocations that were dropped, because there were more than LIMIT
+    dropped     number of allocations that were dropped because there were more than LIMIT
     incomplete  numbers of the processes whose logs lost records: any of their allocations may be missing
     """
 
@@ -154,7 +154,7 @@ class Allocations:
         records = records[copies | calls]
         columns = [records[name].tolist() for name in ("kind", "return_ns", "context", "stack", "flags")]
         columns += [records["api"][name].tolist() for name in ("name", "address", "bytes", "epoch")]
-        sources: set[int] = set()  # since the last of the calls
+        sources: set[int] = set()  # sources of copies since the last call that allocated or freed
         for kind, at, context, stack, flags, name, address, size, epoch, source in zip(
             *columns, records["copy"]["source"].tolist(), strict=True
         ):
@@ -168,7 +168,7 @@ class Allocations:
             if call == _CONTEXT_DESTROY:
                 process.end_context(context, epoch, at)
             elif call in FREEING:
-                if not flags & operation_log.CAPTURED:  # a captured call is a graph node, and frees nothing
+                if not flags & operation_log.CAPTURED:  # else it is a graph node, which frees nothing
                     process.end(address, size if call == "cuMemUnmap" else 0, epoch, at)
             elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
                 if len(self._logged) >= LIMIT:
@@ -182,7 +182,7 @@ class Allocations:
                 self._logged.append(row)
 
     def all(self) -> list[Allocation]:
-        """Return all allocations so far, in the order in which they were logged."""
+        """Return all allocations so far, in log order."""
         found = []
         for number, row in enumerate(self._logged):
             made = self._freed.get(number)
@@ -196,7 +196,7 @@ class Allocations:
 
 @dataclass(eq=False, slots=True)
 class _LoggedAllocation:
-    """An allocation as logged. Its end may still be unknown. `first`, `last`: its epochs."""
+    """An allocation as logged. Its end may still be unknown. `first`, `last`: its first and last epoch."""
 
     process: _LiveAllocations
     base: int
@@ -212,7 +212,7 @@ class _LoggedAllocation:
     of_host: bool = False
 
     def as_allocation(self) -> Allocation:
-        """Return the `Allocation` as known so far, with its stack and the name of a variable."""
+        """Return the `Allocation` as known so far, with its stack, or with the name of a variable."""
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, "host" if self.of_host else ALLOCATING[self.call]
@@ -234,14 +234,14 @@ class _LiveAllocations:
 
     def __init__(self, log: ProcessLog) -> None:
         self.log = log
-        # Several can share an address: a free may be logged after the next allocation.
+        # Several can share an address, because a free may be logged after the next allocation.
         self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
         self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
         self.graphs_copy = False  # a graph ran nodes other than kernels, which may copy
 
     def begin(self, row: _LoggedAllocation) -> None:
-        """Add an allocation. Earlier ones that overlap it have ended, whether or not their free has been logged."""
+        """Add an allocation. Earlier ones that overlap it have ended, even if their free was not logged."""
         place = bisect.bisect_left(self._bases, row.end)
         for base in self._bases[max(place - _MOST_OVERLAPS, 0) : place][::-1]:
             rows = self._by_base[base]
@@ -259,7 +259,7 @@ class _LiveAllocations:
             self._remove(same[0])
 
     def copy(self, source: int) -> None:
-        """Note that the program copies from an address."""
+        """Record that the program copies from an address."""
         place = bisect.bisect_right(self._bases, source)
         for base in self._bases[max(place - 1, 0) : place]:
             for row in self._by_base[base]:

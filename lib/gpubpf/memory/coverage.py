@@ -1,4 +1,4 @@
-"""Count the bytes of each allocation that kernels read, wrote or never touched, and the memory that each kernel touches.
+"""Count the bytes of each allocation that kernels read, wrote or never touched, and the memory that each kernel touched.
 
     coverage = Coverage(Grain())
     for _ in session.intervals(…, tick=lambda: coverage.take(session)):
@@ -12,8 +12,8 @@ Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granu
     owner   number of the kernel + 1; used with --footprint
     bits    128 words: 64 for what was read, then 64 for what was written, with a bit for each granule
 
-In `missed`, a bit stands for 2 MB of addresses, modulo 128 GB. It is set when the table had no room for something in that area.
-Epoch and address together identify one allocation (docs/memory.md).
+Each bit of `missed` stands for 2 MB of addresses, modulo 128 GB. It is set if the table had no room for something in that area.
+Epoch and address together identify an allocation (docs/memory.md).
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ MAPS = ("touched", "missed")
 GRANULES = 4096  # granules of a page
 WORDS = GRANULES // 64
 AREA_BITS, AREAS = 21, 1 << 16  # a bit of `missed` stands for an area of 2 MB
-EPOCHS = 1 << 22  # epochs that the table can distinguish
-NO_KERNEL = -1  # the kernel number when kernels are not tracked separately
-_CHUNK = 1 << 13  # pages that are processed together: some 30 MB
+EPOCHS = 1 << 22  # number of epochs that the table can distinguish
+NO_KERNEL = -1  # the kernel number if kernels are not tracked separately
+_CHUNK = 1 << 13  # pages to process together: about 30 MB
 # Honest programs stay far below this limit. Without it, a process that lies about its allocations could keep the tool busy.
-_MOST_OVERLAPPING = 32  # live allocations that overlap others
+_MOST_OVERLAPPING = 32  # maximum live allocations that overlap others
 _BITS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 _LOW_BITS = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # element n has the n lowest bits set
 
 
 @dataclass(frozen=True)
 class TouchedPages:
-    """The pages that kernels of one process touched. Each array has an element for each page.
+    """The pages that kernels of one process touched. Each array has one element per page.
 
     page    page number: address / bytes of a page
     epoch   epoch of the launches
-    kernel  number of the kernel; NO_KERNEL when kernels are not tracked separately
+    kernel  number of the kernel; NO_KERNEL if kernels are not tracked separately
     gpu     ordinal of the GPU
     bits    [page, 128] words: 64 for what was read, then 64 for what was written, with a bit for each granule
-    missed  [AREAS]: areas in which pages found no room in the table
+    missed  [AREAS]: whether pages in each area found no room in the table
     """
 
     process: int
@@ -81,9 +81,9 @@ class TouchedPages:
 
 @dataclass(frozen=True)
 class AllocationCoverage:
-    """An allocation, and how many of its bytes instrumented kernels read, wrote, and touched in any way.
+    """An allocation, and how many of its bytes instrumented kernels read, wrote, and touched in either way.
 
-    Counts are None when they are unknown, because the table was full or could not be read.
+    Counts are None if unknown, because the table was full or could not be read, or there were too many overlaps or epochs.
     """
 
     allocation: Allocation
@@ -100,9 +100,9 @@ class AllocationCoverage:
 class Footprint:
     """The memory that a kernel touched in one process, on one GPU.
 
-    mangled         name of the kernel; "" when unknown
-    sectors, bytes  distinct sectors and distinct bytes; None when unknown, because the table was full
-    vendor          of the GPU, whose sectors these are
+    mangled         mangled name of the kernel; "" if unknown
+    sectors, bytes  distinct sectors and distinct bytes; None if unknown because the table was full
+    vendor          vendor of the GPU, which determines the size of a sector
     """
 
     pid: int
@@ -118,11 +118,11 @@ class Footprint:
 class CoverageReport:
     """The coverage at one moment.
 
-    unallocated  bytes touched outside of all known allocations, by (pid, comm)
-    footprints   empty when kernels are not tracked separately
+    unallocated  bytes touched outside all known allocations, by (pid, comm)
+    footprints   empty if kernels are not tracked separately
     full         the table had no room for some pages
     incomplete   allocations may be missing
-    partial      kernels may have touched more, in launches, threads or ways that were not probed
+    partial      kernels may have touched more, in launches, threads or accesses that were not probed
     """
 
     allocations: list[AllocationCoverage]
@@ -148,7 +148,7 @@ class Coverage:
         self._vendors: dict[int, Vendor] = {}
 
     def take(self, session: Session) -> None:
-        """Take new allocations and kernel names. Call it from the thread that runs `intervals`."""
+        """Take new allocations and kernel names. Call this from the thread that runs `intervals`."""
         for log in session.logs():
             self._allocations.add(log)
             self._names[log.process] = log.names
@@ -219,7 +219,7 @@ def decode_pages(
 
 
 def _merge_contexts(tables: Sequence[TouchedPages]) -> TouchedPages:
-    """Return the pages of all contexts of a process. A page that several contexts touched stays several elements."""
+    """Return the pages of all contexts of a process. A page that several contexts touched remains several elements."""
     if len(tables) == 1:
         return tables[0]
     first = tables[0]
@@ -237,7 +237,7 @@ def join(
     shift: int,
     unread: Collection[int] = (),
 ) -> tuple[list[AllocationCoverage], dict[int, int]]:
-    """Return the coverage of each allocation, in their order, and the bytes touched outside of all of them, by process number.
+    """Return the coverage of each allocation, in order, and the bytes touched outside all allocations, by process number.
 
     shift   base-2 logarithm of the granule
     unread  numbers of the processes whose tables lack some launches
@@ -269,7 +269,7 @@ def join(
 
 
 def _may_be_incomplete(table: TouchedPages | None, allocations: Sequence[Allocation]) -> list[bool]:
-    """Return for each allocation whether its counts may be wrong: pages found no room, or epochs are too many to tell apart."""
+    """Return for each allocation whether its counts may be wrong, because pages found no room or there are too many epochs."""
     if table is None:
         return [False] * len(allocations)
     base = np.array([a.base for a in allocations], np.int64)
@@ -286,8 +286,8 @@ def _may_be_incomplete(table: TouchedPages | None, allocations: Sequence[Allocat
 def _count_bytes(
     table: TouchedPages, allocations: Sequence[Allocation], shift: int
 ) -> tuple[Integers, int, Collection[int]]:
-    """Return bytes as [allocation, (read, written, touched)], the bytes touched in no allocation, and the indices of allocations
-    that were not counted."""
+    """Return the bytes as [allocation, (read, written, touched)], the bytes touched outside all allocations, and the indices of
+    allocations that were not counted."""
     counts = np.zeros((len(allocations), 3), np.int64)
     allocation_at, page_at, unknown = _overlaps(table, allocations, shift)
     base = np.array([a.base for a in allocations] or [0], np.int64)
@@ -307,13 +307,13 @@ def _count_bytes(
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
         mask = _range_masks(low, high)
         reads, writes = bits[:, :WORDS] & mask, bits[:, WORDS:] & mask
-        # The bytes of the first and the last granule that are not part of the allocation.
+        # The bytes of the first and last granule that do not belong to the allocation.
         over = (number * GRANULES <= base[own] >> shift) * (base[own] % grain)
         under = ((number + 1) * GRANULES >= -(-end[own] >> shift)) * (-end[own] % grain)
         for column, some in enumerate((reads, writes, reads | writes)):
             size = _bit_counts(some) * grain - _bit_at(some, low) * over - _bit_at(some, high - 1) * under
             counts[:, column] += np.bincount(own, size, len(allocations)).astype(np.int64)
-    # Bytes outside of all allocations, page by page.
+    # Bytes outside all allocations, page by page.
     left = table.bits[:, :WORDS] | table.bits[:, WORDS:]
     order = np.argsort(page_at, kind="stable")
     allocation_at, page_at = allocation_at[order], page_at[order]
@@ -328,7 +328,7 @@ def _count_bytes(
 
 
 def _or_groups(words: Words, first: Integers) -> Words:
-    """Return one row for each group of rows: the OR of them all. `first`: the index of each group's first row."""
+    """Return one row per group of rows: their bitwise OR. `first`: the index of each group's first row."""
     return words if len(first) == len(words) else np.bitwise_or.reduceat(words, first, axis=0)
 
 
@@ -343,14 +343,14 @@ def _distinct_granules(page: Integers, words: Words) -> int:
 def _overlaps(
     table: TouchedPages, allocations: Sequence[Allocation], shift: int
 ) -> tuple[Integers, Integers, Collection[int]]:
-    """Return the pairs of an allocation and a page that overlap, and the allocations that were not looked at.
+    """Return the pairs of an allocation and a page that overlap, and the allocations that were not examined.
 
-    The pairs are two arrays of the same length: indices of allocations, and indices of pages. An allocation pairs with a page only
-    when it was live in the page's epoch.
+    The pairs are two arrays of the same length: indices of allocations, and indices of pages. An allocation pairs with a page only if
+    it was live in the page's epoch.
 
-    Goes through the epochs in order, with a sorted list of the live allocations: an address may have had any number of allocations,
-    one after the other. Those in the list do not overlap. Allocations that overlap others (such as a part of a range that is also
-    known as a whole) are kept beside the list, at most _MOST_OVERLAPPING of them.
+    An address may have had any number of allocations, one after the other, so this goes through the epochs in order, with a sorted
+    list of the live allocations. Those in the list do not overlap. Allocations that overlap others (such as a part of a range that is
+    also known as a whole) are kept separately, at most _MOST_OVERLAPPING of them.
     """
     if not len(table.page) or not allocations:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), ()
@@ -412,7 +412,7 @@ def _overlaps(
 
 
 def _group_starts(*keys: Integers) -> Integers:
-    """Return the indices at which the key changes in rows sorted by `keys`: the first row of each group."""
+    """Return the index of the first row of each group, in rows sorted by `keys`."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)
     new = np.ones(len(keys[0]), bool)
@@ -421,7 +421,7 @@ def _group_starts(*keys: Integers) -> Integers:
 
 
 def _group_chunks(starts: Integers, count: int) -> Iterator[slice]:
-    """Yield slices of `count` rows, of about _CHUNK rows each, that do not split groups. Groups begin at `starts`."""
+    """Yield slices of about _CHUNK rows that cover `count` rows and do not split groups. Groups begin at `starts`."""
     if not count:
         return
     borders = np.unique(np.searchsorted(starts, np.arange(_CHUNK, count, _CHUNK)))
@@ -432,7 +432,7 @@ def _group_chunks(starts: Integers, count: int) -> Iterator[slice]:
 
 
 def _range_masks(low: Integers, high: Integers) -> Words:
-    """Return [row, WORDS] words in which bits `low` (included) to `high` (excluded) are set."""
+    """Return words [row, WORDS] in which bits `low` (included) to `high` (excluded) are set."""
     at = 64 * np.arange(WORDS)
     return _LOW_BITS[np.clip(high[:, None] - at, 0, 64)] & ~_LOW_BITS[np.clip(low[:, None] - at, 0, 64)]
 
@@ -445,7 +445,7 @@ def _bit_counts(words: Words) -> Integers:
 
 
 def _bit_at(words: Words, bit: Integers) -> Integers:
-    """Return that bit of each row: 0 or 1."""
+    """Return bit `bit` of each row: 0 or 1."""
     bit = np.clip(bit, 0, GRANULES - 1)
     word = words[np.arange(len(words)), bit // 64]
     return ((word >> (bit % 64).astype(np.uint64)) & np.uint64(1)).astype(np.int64)
@@ -457,13 +457,13 @@ def footprints(
     shift: int,
     vendors: Mapping[int, Vendor] | None = None,
 ) -> list[Footprint]:
-    """Return the footprint of each kernel on each GPU of each process, the most sectors first.
+    """Return the footprint of each kernel on each GPU of each process, those with the most sectors first.
 
     names    mangled names by process number and kernel number
     shift    base-2 logarithm of the granule, which must not be larger than a sector
-    vendors  of the GPUs, by process number
+    vendors  vendors of the GPUs, by process number
 
-    An address counts once, even if it was touched in several epochs: epochs also end because of unrelated allocations.
+    An address counts once, even if it was touched in several epochs, because unrelated allocations end epochs, too.
     """
     result = []
     for table in tables:
@@ -474,7 +474,7 @@ def footprints(
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
         kernel = place[np.searchsorted(numbers, table.kernel)] if numbers else table.kernel
         gpus, gpu = np.unique(table.gpu, return_inverse=True)
-        group = gpu * len(mangled) + kernel  # a kernel that ran on several GPUs has a group for each
+        group = gpu * len(mangled) + kernel  # a kernel has one group per GPU
         order = np.lexsort((table.page, group))
         keys = (group[order], table.page[order])
         counts = np.zeros((len(gpus) * len(mangled), 2), np.int64)
@@ -497,6 +497,6 @@ def footprints(
 
 
 def _sector_counts(words: Words, granules: int) -> Integers:
-    """Return the number of sectors, of so many granules, in each row that have a bit set."""
+    """Return the number of sectors in each row that have a bit set. `granules`: the granules of a sector."""
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
     return bits.reshape(len(words), -1, granules).any(axis=2).sum(axis=1, dtype=np.int64)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from gpubpf.memory.traffic import KernelTraffic
 
 WIDTH = 80
-MOST_ROWS = 12  # rows shown without -v
-TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit into the table of touched pages
+MOST_ROWS = 12  # maximum rows without -v
+TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit in the table of touched pages
 LARGEST_GRANULE = 1 << 20
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
 def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
-    """Return the JSON record `allocation`. `granule`: in bytes."""
+    """Return the JSON record `allocation`. `granule`: the size of a granule in bytes."""
     allocation = row.allocation
     record = {
         "type": "allocation",
@@ -49,7 +49,7 @@ def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
 
 
 def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
-    """Return the JSON record `footprint`. `requested`: sectors of all requests; None when unknown."""
+    """Return the JSON record `footprint`. `requested`: the sectors of all requests; None if unknown."""
     name = names.demangle(one.mangled)
     return {
         "type": "footprint",
@@ -68,7 +68,7 @@ def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
 
 
 def reuse_of(one: Footprint, requested: int | None) -> float | None:
-    """Return how often a sector was requested on average; None when unknown."""
+    """Return how often a sector was requested on average; None if unknown."""
     return round(requested / one.sectors, 3) if requested is not None and one.sectors else None
 
 
@@ -100,11 +100,11 @@ def records(
 
 @dataclass(frozen=True)
 class _CallSite:
-    """The sums of all allocations by one call stack of a process, on one GPU. A row of the table.
+    """A row of the table: the sums of all allocations with one call stack, in one process on one GPU.
 
     what                      driver function, name of a variable, or "(made before)"
     count                     number of allocations
-    read, written, untouched  bytes; None when unknown for one of the allocations
+    read, written, untouched  bytes; None if unknown for any of the allocations
     """
 
     pid: int
@@ -122,7 +122,7 @@ class _CallSite:
 def allocation_lines(
     report: CoverageReport, granule: int, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
-    """Yield the table of allocations for people, the most untouched bytes first, and the findings."""
+    """Yield the table of allocations, most untouched bytes first, and the findings."""
     owners = (owners or OwnerColumns()).see(row.allocation for row in report.allocations)
     rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
     if not rows and not report.unallocated:
@@ -151,7 +151,7 @@ def allocation_lines(
 
 
 def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
-    """Return the table for one process: there is room for exact numbers."""
+    """Return the table for one process, which has room for exact numbers."""
     several = any(row.count > 1 for row in shown)
     header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
     room = WIDTH - 4 * 11 - (7 if several else 0)
@@ -167,7 +167,7 @@ def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
 
 
 def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> list[str]:
-    """Return the table for several processes or GPUs, whose columns leave room for rounded sizes only."""
+    """Return the table for several processes or GPUs, whose columns leave room only for rounded sizes."""
     made = []
     for row in shown:
         sizes = {"BYTES": row.bytes, "READ": row.read, "WRITTEN": row.written, "UNTOUCHED": row.untouched}
@@ -185,7 +185,7 @@ def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> 
 
 
 def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
-    """Yield what the table lacks and why, then the allocations that kernels certainly did not use."""
+    """Yield what is missing from the table and why, then the allocations that kernels certainly did not use."""
     if report.full:
         yield from table.wrap(
             "?: unknown, because the table of touched memory was full;"
@@ -202,9 +202,9 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
     if report.partial:
         return
     known = [row for row in report.allocations if row.touched is not None and row.allocation.kind == "device"]
-    # Kernels may have touched these before the attach.
+    # Kernels may have touched these before memtrace attached.
     known = [row for row in known if row.allocation.call != BEFORE_ATTACH]
-    # The host reads what it copies back.
+    # Copying counts as reading.
     unread = [row for row in known if row.written and not row.read and row.allocation.copied is False]
     for what, some in (
         ("never touched by kernels", [row for row in known if not row.touched]),
@@ -218,7 +218,7 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
 
 
 def _larger_granule(report: CoverageReport, granule: int) -> int:
-    """Return a larger granule, in bytes, with which the table has room for all allocations; at most LARGEST_GRANULE."""
+    """Return a larger granule, in bytes, with which all allocations fit in the table; at most LARGEST_GRANULE."""
     by_process: dict[int, int] = {}
     for row in report.allocations:
         by_process[row.allocation.process] = by_process.get(row.allocation.process, 0) + row.allocation.bytes
@@ -235,7 +235,7 @@ def footprint_lines(
     owners: OwnerColumns | None = None,
     granule: int = 1,
 ) -> Iterator[str]:
-    """Yield the table of footprints for people. `granule`: in bytes."""
+    """Yield the table of footprints. `granule`: the size of a granule in bytes."""
     if not report.footprints:
         return
     owners = (owners or OwnerColumns()).see(report.footprints)
@@ -260,12 +260,12 @@ def footprint_lines(
 
 
 def _is_shown(row: AllocationCoverage) -> bool:
-    """Return whether an allocation gets a row. Untouched variables and host memory do not: they have other uses."""
+    """Return whether an allocation gets a row. Untouched variables and host memory do not, since they may have other uses."""
     return row.allocation.kind in ("device", "managed") or row.touched != 0
 
 
 def _by_call_site(rows: Sequence[AllocationCoverage]) -> list[_CallSite]:
-    """Return the allocations summed up by call stack, the most untouched bytes first. Without a stack, by address."""
+    """Return the allocations summed by call stack, or by address without a stack; most untouched bytes first."""
     groups: dict[tuple[Any, ...], list[AllocationCoverage]] = {}
     for row in rows:
         made = row.allocation
@@ -298,7 +298,7 @@ def _by_call_site(rows: Sequence[AllocationCoverage]) -> list[_CallSite]:
 
 
 def _number(count: int | None) -> str:
-    """Return a number as text: exact below EXACT_BELOW, then in three or four digits; "?" for None."""
+    """Return a number as text: exact below EXACT_BELOW, otherwise rounded with a unit prefix; "?" for None."""
     if count is None:
         return "?"
     if count < EXACT_BELOW:

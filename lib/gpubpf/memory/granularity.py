@@ -1,4 +1,4 @@
-"""How finely touched bytes are tracked: the settings that the program and the session need before coverage.py collects anything."""
+"""How finely touched bytes are tracked: settings for the program and the session, separate from coverage.py, which collects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
 
 SECTOR = Vendor.NVIDIA.sector  # bytes; AMD's is larger
-LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read while it fills
+LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read continuously
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Grain:
     granule    bytes that one bit stands for, a power of two
     by_kernel  track each kernel separately, for footprints
 
-    Raises UsageError when footprints are wanted and a granule is larger than a sector.
+    Raises UsageError if footprints are wanted and a granule is larger than a sector.
     """
 
     granule: int = 1

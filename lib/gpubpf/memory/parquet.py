@@ -1,10 +1,10 @@
-"""Write memory accesses into a Parquet file, one row group at a time: memory use does not grow with the file.
+"""Write memory accesses to a Parquet file, one row group at a time, so that memory use does not grow with the file.
 
     with parquet.Writer("app.parquet", timed=False) as file:
         file(accesses, where, None)        # a sink of access_log.AccessLog
 
 Columns: launch u64, kernel, site u16 (65535: a larger number), source (``scale.cu:17``), op, space, address u64, width u32 (bytes),
-block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16, sm u16. With times also ts_ns i64, null when unknown. Kernel,
+block_x … block_z u32, thread_x … thread_z u16, pid u32, gpu u16, sm u16. With times, also ts_ns i64, null if unknown. Kernel,
 source, op and space are strings; a row group stores each distinct string once.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Columns = dict[str, np.ndarray[Any, Any]]
 
 ROWS = 1 << 19  # rows of a row group
-MOST_TEXTS = 1 << 16  # distinct kernels, and sources; further ones become "?"
+MOST_TEXTS = 1 << 16  # maximum distinct kernels, and maximum distinct sources; further ones become "?"
 NULL = np.iinfo(np.int64).min  # stands for an unknown time
 _TYPES = {
     "launch": np.uint64, "kernel": np.int32, "site": np.uint16, "source": np.int32, "op": np.int8, "space": np.int8,
@@ -41,7 +41,7 @@ _DELTA_ENCODED = ("address", *_INDICES, "ts_ns")
 
 
 class _Texts:
-    """Numbers distinct texts, in the order of their first use."""
+    """Numbers distinct texts in the order of first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -56,10 +56,10 @@ class _Texts:
 
 
 class Writer:
-    """Collects row groups, which a thread of its own writes.
+    """Collects row groups, which a separate thread writes.
 
-    A context manager: leaving it completes the file, also after an exception. Raises Error when pyarrow is not installed, or when the
-    file cannot be written.
+    A context manager: leaving it completes the file, even after an exception. Raises Error if pyarrow is not installed, or if the file
+    cannot be written.
     """
 
     def __init__(self, path: str, timed: bool = False, rows: int = ROWS) -> None:
@@ -123,7 +123,7 @@ class Writer:
                 raise
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: np.ndarray[Any, Any] | None) -> None:
-        """Add accesses. Raises Error when the file cannot be written."""
+        """Add accesses. Raises Error if the file cannot be written."""
         place = accesses.place
         sources = self._source_numbers.get(id(where))
         if sources is None:
@@ -216,11 +216,11 @@ class Writer:
 
 
 def check(path: str) -> None:
-    """Check that a file can be written, by writing an empty one: an error now is better than one after the measurement.
+    """Check that a file can be written by writing an empty one: better to fail now than after the measurement.
 
     Raises Error.
     """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        return  # do not try a pipe or device: an empty file could not be removed from it
+        return  # do not try a pipe or device: an empty Parquet file written there could not be taken back
     with contextlib.closing(Writer(path, rows=1)):
         pass

@@ -1,4 +1,4 @@
-"""What sampling measured of the traffic of a site or kernel, and how exact the estimates are (session/sampled.py)."""
+"""The sampled part of the traffic of a site or kernel, and the standard errors of the estimates (session/sampled.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpubpf.session.sampled import Estimate, rounded
 if TYPE_CHECKING:
     from gpubpf.session.sampled import Sample
 
-# The sums of a site that have standard errors with sampling, and their JSON fields.
+# The sums of a site that have standard errors with sampling → their JSON fields.
 SUMS = {
     "requests": "requests",
     "accesses": "accesses",
@@ -25,9 +25,9 @@ SUMS = {
 
 @dataclass(frozen=True)
 class SampledPart:
-    """The part of a site's or kernel's traffic that sampling measured.
+    """The sampled part of the traffic of a site or kernel.
 
-    sums: each of SUMS in the sampled blocks or warps, by group: arrays of the same length
+    sums: each of SUMS over the sampled blocks or warps, as an array with one element per group
     """
 
     sample: Sample
@@ -35,7 +35,7 @@ class SampledPart:
 
     @classmethod
     def of(cls, parts: Sequence[SampledPart | None]) -> SampledPart | None:
-        """Return the sum of the parts of some sites; None without sampling."""
+        """Return the sum of the parts of several sites; None without sampling."""
         found = [part for part in parts if part is not None]
         if not found:
             return None
@@ -43,12 +43,12 @@ class SampledPart:
         return cls(found[0].sample, sums)
 
     def errors(self) -> dict[str, float | None]:
-        """Return the standard errors of the JSON fields with these sums, and of their ratio."""
+        """Return the standard errors of the JSON fields of these sums, and of `ratio`."""
         found = {field: rounded(self.sample.total(self.sums[name]).error) for name, field in SUMS.items()}
         return found | {
             "ratio": rounded(self.sample.error_of_ratio(self.sums["sectors"], self.sums["least"]))
         }
 
     def estimate(self, name: str) -> Estimate:
-        """Return the estimate of one of SUMS for all blocks."""
+        """Return the estimate of one of SUMS over all blocks."""
         return self.sample.total(self.sums[name])

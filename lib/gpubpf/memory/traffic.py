@@ -1,4 +1,4 @@
-"""Turn the cells that device programs fill (gpubpf_traffic.h) into requests, sectors, patterns and bank conflicts of each site.
+"""Turn the cells that device programs fill (gpubpf_traffic.h) into requests, sectors, patterns and bank conflicts per site.
 
     traffic = Traffic()
     for kernel in traffic.read(session, since_last=False):
@@ -6,8 +6,8 @@
             site.sectors, site.least, site.pattern
 
 The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`. A cell counts requests by pattern: first
-those of all lanes of a warp, and of a single lane; from index PART on, all others. For the former, the numbers that follow from the
-width are derived here instead of on the device. docs/memory.md defines all numbers.
+those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the numbers that follow from the
+width are derived here rather than on the device. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
 MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
-MOST_GROUPS = 32  # of sampled blocks or warps: more would not make the standard errors much more exact
-BANKS = 128  # bytes of all banks of shared memory
+MOST_GROUPS = 32  # maximum groups of sampled blocks or warps: more would hardly improve the standard errors
+BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
 
 
 @dataclass(frozen=True)
 class SiteTraffic:
-    """The accesses of one site, in one memory space. A site whose generic addresses lead to several spaces has one for each.
+    """The accesses of one site in one memory space. A site whose generic addresses point to several spaces has one for each.
 
     Sums over all requests, as docs/memory.md defines them:
 
     accesses    active lanes
     bytes       bytes that the lanes asked for
-    sectors     sectors
+    sectors     sectors that the requests touched
     least       the fewest sectors that could hold so many bytes
     patterns    requests by pattern, indexed by UNIT … SINGLE
-    stride      elements from lane to lane of strided requests; None when they differ
-    steps       the shortest and the longest distance in bytes from lane to lane of strided requests
+    stride      elements from lane to lane in strided requests; None if they differ
+    steps       the shortest and longest distance from lane to lane in strided requests, in bytes
     gaps        requests with idle lanes between those that take part
-    contention  the most lanes of one request on one address
-    distinct    distinct addresses of each request; None when not counted, except for atomics
-    updates     how often each address was updated; None when not counted
+    contention  the most lanes of one request that accessed one address
+    distinct    distinct addresses of each request; None if not counted (only atomics outside local memory are)
+    updates     how often each address was updated; None if not counted
     ways        bank ways of all phases, in shared memory
     phases      number of phases, in shared memory
     ways_max    the most bank ways of one phase
-    part        with sampling: the sums above are those of the sampled blocks or warps; `estimated` scales them
+    part        with sampling: the sums above cover only the sampled blocks or warps; `estimated` scales them
     """
 
     site: Site
@@ -91,12 +91,12 @@ class SiteTraffic:
 
     @property
     def ratio(self) -> float:
-        """Sectors divided by the fewest possible."""
+        """Sectors divided by the fewest possible sectors."""
         return self.sectors / self.least if self.least else 0.0
 
     @property
     def width(self) -> int:
-        """Bytes of one lane's access; the mean when widths vary."""
+        """Bytes of one lane's access; the mean if widths vary."""
         return _width(self.site, self.bytes, self.accesses)
 
     @property
@@ -113,7 +113,7 @@ class SiteTraffic:
 
     @property
     def requests_by_pattern(self) -> dict[str, int]:
-        """Requests by name of the pattern. `single`: requests of one lane, which have no pattern."""
+        """Requests by the name of their pattern. `single`: requests of one lane, which have no pattern."""
         unit, shifted, broadcast, strided, gather, single = self.patterns
         by_name = {
             "broadcast": broadcast,
@@ -131,25 +131,25 @@ class SiteTraffic:
 
     @property
     def conflicts(self) -> int:
-        """Turns that the banks of shared memory took beyond one for each phase."""
+        """Turns that the banks of shared memory took beyond one per phase."""
         return max(0, self.ways - self.phases)
 
     @property
     def moved(self) -> int:
-        """Bytes moved; in shared memory, bytes that could have moved in the turns that the banks took."""
+        """Bytes moved; in shared memory, the bytes that could have moved in the turns that the banks took."""
         return self.ways * BANKS if self.space == "shared" else self.sectors * self.warp.sector
 
     def estimated(self, value: int) -> int:
-        """Return what one of this site's sums is in all blocks: with sampling an estimate."""
+        """Return one of this site's sums scaled to all blocks; with sampling, this is an estimate."""
         return value if self.part is None else self.part.sample.scaled(value)
 
     @property
     def where(self) -> str:
-        """The source line (``scale.cu:17``), or without -lineinfo ``PTX line 40``."""
+        """The source line (``scale.cu:17``), or ``PTX line 40`` without -lineinfo."""
         return kernel_shapes.site_name(self.site)
 
     def record(self, share: float) -> dict[str, Any]:
-        """Return the fields of a JSON record. `share`: the site's part of the kernel's traffic."""
+        """Return the fields of a JSON record. `share`: the site's share of the kernel's traffic."""
         banks = None
         if self.phases:
             banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
@@ -186,12 +186,12 @@ class SiteTraffic:
 class KernelTraffic:
     """The traffic of one kernel in one process, on one GPU.
 
-    sites      the sites that were executed, by number
-    registers  registers per thread, before and after instrumentation; None when unknown
+    sites      the executed sites, by number
+    registers  registers per thread, before and after instrumentation; None if unknown
     unknown    requests at sites that the session does not know
     spilled    bytes of local memory per thread that a copy limited to fewer registers needs
     wave       the lanes of a wave, if it ran on an AMD GPU
-    sample     with sampling: which part of the kernel the sums of the sites are about
+    sample     with sampling: the part of the kernel that the sums of the sites cover
     """
 
     pid: int
@@ -232,16 +232,16 @@ class KernelTraffic:
         return sum(site.conflicts for site in self.sites)
 
     def share(self, sites: Iterable[SiteTraffic]) -> float:
-        """Return the part of the kernel's traffic that these sites have, from 0 to 1.
+        """Return the share of these sites in the kernel's traffic, from 0 to 1.
 
-        All sites must be in shared memory, or none: shared memory and everything else count separately.
+        All or none of the sites must be in shared memory, which counts separately.
         """
         found = list(sites)
         whole = self.moved[found[0].space == "shared"]
         return sum(site.moved for site in found) / whole if whole else 0.0
 
     def estimated(self, value: int) -> int:
-        """Return what a sum over sites is in all blocks: with sampling an estimate."""
+        """Return a sum over sites scaled to all blocks; with sampling, this is an estimate."""
         return value if self.sample is None else self.sample.scaled(value)
 
     def place(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Traffic:
         self._before: dict[tuple[KernelKey, str], Cells] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
-        """Return the traffic of each kernel, the most wasted bytes first. `since_last`: only since the last call.
+        """Return the traffic of each kernel, most wasted bytes first. `since_last`: only since the last call.
 
         Reads those of MAPS that the session's programs use."""
         arrays: dict[KernelKey, dict[str, list[np.ndarray[Any, Any]]]] = {}
@@ -302,7 +302,7 @@ class Traffic:
                 instances.setdefault(key, instance)
                 arrays.setdefault(key, {}).setdefault(name, []).append(instance.array)
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
-        # Updates of single addresses are not estimated from a sample.
+        # Updates per address cannot be estimated from a sample.
         updates = {} if self._sampling else read_updates(session)
         samples = self._samples(session)
         kernels = []
@@ -344,7 +344,7 @@ class Traffic:
         launches: int,
         since_last: bool,
     ) -> dict[str, list[Cells]]:
-        """Return a kernel's cells by map and by group of shards, and its launches; without sampling there is one group."""
+        """Return a kernel's cells by map and by group of shards, and its launches. Without sampling, there is one group."""
         shards = min(len(array) for arrays in by_map.values() for array in arrays)
         groups = min(shards, MOST_GROUPS) if self._sampling else 1
         cells: dict[str, list[Cells]] = {"launches": [{"launches": np.array([launches], np.uint64)}]}
@@ -361,7 +361,7 @@ class Traffic:
         return cells
 
     def _samples(self, session: Session) -> dict[KernelKey, Sample]:
-        """Return the sample of each kernel; none without sampling."""
+        """Return the sample of each kernel; {} without sampling."""
         if self._sampling is None:
             return {}
         by_kernel: dict[KernelKey, list[Instance]] = {}
@@ -370,7 +370,7 @@ class Traffic:
         return {key: Sample.of(self._sampling, instances) for key, instances in by_kernel.items()}
 
     def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
-        """Return what was added to `found` since the last call; all of `found` when it does not continue the last values."""
+        """Return what was added to `found` since the last call; all of `found` if it does not continue the last values."""
         before = self._before.get(key)
         self._before[key] = found
         if before is None or any(found[name].shape != before[name].shape for name in found):
@@ -395,7 +395,7 @@ def _with_parts(
     warp: Warp,
     sample: Sample,
 ) -> tuple[SiteTraffic, ...]:
-    """Return the sites with what the groups of the sample say about their sums."""
+    """Return the sites, each with its sums by group of the sample (`SampledPart`)."""
     groups = len(next(iter(cells.values())))
     sums: dict[tuple[int, str], dict[str, np.ndarray[Any, Any]]] = {}
     for group in range(groups):
@@ -438,7 +438,7 @@ def sum_shards(array: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the totals of two copies of one kernel. If they are different builds, of the fields and sites that both have."""
+    """Return the totals of two copies of one kernel. If the builds differ, only for the fields and sites that both have."""
     found = {}
     for name in a.keys() & b.keys():
         count = min(len(a[name]), len(b[name]))
@@ -453,10 +453,10 @@ def decode_cells(
     updates: Mapping[int, Updates] | None = None,
     warp: Warp = NVIDIA,
 ) -> tuple[tuple[SiteTraffic, ...], int]:
-    """Return the executed sites of one kernel, by number, and the number of requests at sites that `sites` lacks.
+    """Return the executed sites of one kernel, by number, and the number of requests at sites missing from `sites`.
 
     parts    cells by map name
-    updates  updates of addresses in global memory, by site
+    updates  updates of addresses in global memory, by site number
     """
     found, unknown = [], 0
     for name, cells in parts.items():
@@ -498,7 +498,7 @@ def site_traffic(
     bytes_ = accesses * width if width else cell["bytes"]
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
     contention = lanes if broadcast else max(1, cell["contention_max"])
-    if space == "local":  # Each thread has its own: lanes at the same offset are side by side.
+    if space == "local":  # Each thread has its own local memory: lanes at the same offset are adjacent.
         patterns = (
             patterns[BROADCAST],
             0,
@@ -547,9 +547,9 @@ def site_traffic(
 
 
 def common_stride(count: int, steps: int, squares: int, width: int) -> int | None:
-    """Return the stride that all `count` requests have, in elements of `width` bytes; None when their strides differ.
+    """Return the stride that all `count` requests have, in elements of `width` bytes; None if their strides differ.
 
-    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. All steps are equal exactly when
+    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. All steps are equal if and only if
     the square of `steps` is `count` times `squares`.
     """
     total = steps - _MODULUS if steps >= _MODULUS // 2 else steps

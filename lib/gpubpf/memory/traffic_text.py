@@ -1,4 +1,4 @@
-"""Format the traffic of kernels for people: a table for each kernel, findings and advice.
+"""Format the traffic of kernels as text: a table for each kernel, findings and advice.
 
 for line in traffic_text.lines(kernel, "scale", verbose=False):
     print(line)
@@ -18,14 +18,14 @@ from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
-TITLE = 46  # characters of a kernel's name in a title
-MOST_ROWS = 24  # rows of a kernel's table; with -v all are shown
+TITLE = 46  # maximum characters of a kernel's name in a title
+MOST_ROWS = 24  # maximum rows of a kernel's table; -v shows all
 HEADER = ("WHERE", "OP", "REQUESTS", "+-", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
-_MANY_UPDATES = 32  # of one address, from which they are worth a sentence
-_FEW_ADDRESSES = 1024  # that fit into shared memory beside other data
+_MANY_UPDATES = 32  # updates of one address from which on the report mentions them
+_FEW_ADDRESSES = 1024  # addresses that fit in shared memory along with other data
 _CONSTANTS = (
     "loads constants from several addresses at once, which the GPU serves one by one: move data that differs by lane to"
     " global or shared memory"
@@ -40,12 +40,12 @@ class SiteGroup:
     sites: tuple[SiteTraffic, ...]
 
     def sum(self, field: str) -> int:
-        """Return the sum of a field of all sites."""
+        """Return the sum of a field over all sites."""
         return sum(getattr(site, field) for site in self.sites)
 
     @property
     def part(self) -> SampledPart | None:
-        """What sampling measured of the row; None without sampling."""
+        """The sampled part of the row; None without sampling."""
         return SampledPart.of([site.part for site in self.sites])
 
     @property
@@ -65,7 +65,7 @@ class SiteGroup:
 
     @property
     def shares_addresses(self) -> bool:
-        """Whether lanes update the same addresses: they wait for each other, but the ratio would look better than the best."""
+        """Whether lanes update the same addresses. Then they wait for each other, although the ratio looks better than the best."""
         return self.sites[0].site.kind == "atomic" and self.ratio < 1
 
     @property
@@ -80,13 +80,13 @@ class SiteGroup:
 
     @property
     def updates(self) -> Updates | None:
-        """How often the hottest address was updated, at which of the copies that was; None when one was not counted."""
+        """The updates at the copy with the hottest address; None if any copy was not counted."""
         found = [site.updates for site in self.sites if site.updates is not None]
         return max(found, key=lambda one: one.hottest) if len(found) == len(self.sites) else None
 
     @property
     def distinct(self) -> float | None:
-        """Distinct addresses of a request, on average; None when not counted."""
+        """Distinct addresses of a request, on average; None if not counted."""
         found = [site.distinct for site in self.sites if site.distinct is not None]
         return sum(found) / self.sum("requests") if len(found) == len(self.sites) else None
 
@@ -102,13 +102,13 @@ class SiteGroup:
 
     @property
     def pattern(self) -> str:
-        """The pattern, as in JSON. But gathered lanes that use all of each sector are `rows`, as in the rows of a tile."""
+        """The pattern, as in JSON, except that gathered lanes that use every sector fully are `rows`, as for the rows of a tile."""
         first = self.sites[0]
         whole = first.space != "shared" and self.sum("sectors") == self.sum("least")
         return "rows" if first.pattern == "gather" and whole else first.pattern
 
     def cells(self, share: float, mixed: bool = False) -> dict[str, str]:
-        """Return the cells of the row, by column. `mixed`: the table has both kinds of shares, see `KernelTraffic.share`."""
+        """Return the cells of the row, by column. `mixed`: the table has both kinds of shares (`KernelTraffic.share`)."""
         first, phases = self.sites[0], self.sum("phases")
         shared = first.space == "shared"
         return {
@@ -126,9 +126,9 @@ class SiteGroup:
 
 
 def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool) -> Iterator[str]:
-    """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section for each kernel.
+    """Yield the whole report: a table of all kernels if there are several processes or GPUs, then a section per kernel.
 
-    Without `verbose`, several processes get sections only for the kernels that waste the most.
+    Without `verbose`, and with several processes, only the kernels that waste the most get sections.
     """
     mangled = [kernel.mangled for kernel in kernels]
     labels = names.labels(mangled)
@@ -147,7 +147,7 @@ def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool
 
 
 def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owners: OwnerColumns) -> list[str]:
-    """Return the table of all kernels, a row for each."""
+    """Return the table of all kernels, with one row per kernel."""
     rows = []
     for kernel in kernels:
         total = kernel.record()
@@ -167,7 +167,7 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owner
 def lines(
     kernel: KernelTraffic, title: str, verbose: bool, owners: OwnerColumns | None = None
 ) -> Iterator[str]:
-    """Yield the lines for one kernel: findings, a row for each place with the worst first, and advice."""
+    """Yield the lines for one kernel: findings, a row per place, worst first, and advice."""
     owners = owners or OwnerColumns()
     rows = group_sites(kernel.sites)
     shown = rows if verbose else rows[:MOST_ROWS]
@@ -191,7 +191,7 @@ def lines(
 
 
 def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Mapping[str, str]) -> list[str]:
-    """Return the table of one kernel, without columns that say nothing. `owners`: cells for process and GPU."""
+    """Return the table of one kernel, without columns that carry no information. `owners`: cells for process and GPU."""
     empty = [
         name
         for name, cell in (("+-", ""), ("BANKS", ""), ("LANES", str(lanes)))
@@ -203,7 +203,7 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
 
 
 def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
-    """Return the rows of a kernel's table: the most wasted bytes first, then the most moved."""
+    """Return the rows of a kernel's table: most wasted bytes first, then most moved bytes."""
     found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
@@ -220,7 +220,7 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
-    """Return a kernel's number of launches, requests and places, in words."""
+    """Return a kernel's numbers of launches, requests and places as text."""
     requests = table.count(kernel.estimated(sum(site.requests for site in kernel.sites)), "request")
     launches = f"{table.count(kernel.launches, 'launch')}, " if kernel.launches else ""
     return f"{launches}{requests} at {table.count(len(rows), 'place')}"
@@ -253,7 +253,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
 
 
 def _sample(kernel: KernelTraffic) -> Iterator[str]:
-    """Yield sentences about the sample, and how exact the estimates are; none without sampling."""
+    """Yield sentences about the sample and the errors of the estimates; none without sampling."""
     if kernel.sample is None:
         return
     yield kernel.sample.sentence(
@@ -266,7 +266,7 @@ def _sample(kernel: KernelTraffic) -> Iterator[str]:
 
 
 def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence about the place where the most atomic updates wait for others of the same address."""
+    """Yield a sentence each about the place where most atomic updates wait for others of the same address, and the hottest address."""
     atomics = [row for row in rows if row.sites[0].distinct is not None]
     waiting = max(atomics, key=lambda row: row.sum("accesses") - row.sum("distinct"), default=None)
     counted = [(row, row.updates) for row in atomics]
@@ -286,7 +286,7 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
 
 
 def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence about the place where the most lanes are idle between others, if that is a quarter of all lanes."""
+    """Yield a sentence about the place with the most idle lanes between active ones, if such lanes are a quarter of all lanes."""
     scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests")]
     worst = max(scattered, key=lambda row: row.idle, default=None)
     requests = sum(site.requests for site in kernel.sites)
@@ -302,7 +302,7 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
 
 
 def advice(sites: Sequence[SiteTraffic]) -> str | None:
-    """Return a sentence that says how to improve the copies of one place; None when no advice is certain, or nothing is wasted."""
+    """Return a sentence that says how to improve the copies of one place; None if no advice is certain, or nothing is wasted."""
     first = sites[0]
     begin = f"{first.where} {_DOES[first.site.kind]}"
     if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == first.warp.lanes:
@@ -337,7 +337,7 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
 
 
 def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
-    """Return the advice for atomics that update few addresses in global memory often; None when these are many, or not counted."""
+    """Return the advice for atomics that often update few addresses in global memory; None for many addresses, or if not counted."""
     counted = [site.updates for site in sites]
     if sites[0].space == "shared" or not all(counted):
         return None
@@ -349,7 +349,7 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
 
 
 def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
-    """Return the advice for bank conflicts; None when they do not come from strides."""
+    """Return the advice for bank conflicts; None if they do not come from strides."""
     if one.ways_max < 2 or one.requests_by_pattern.keys() - {"stride", "single"}:
         return None
     if one.stride is None and one.steps:

@@ -1,8 +1,8 @@
-"""Count how often atomic instructions updated each address of global memory, by site.
+"""Count how often the atomic instructions of each site updated each address of global memory.
 
-Device programs (gpubpf_updates.h) fill three maps, with an element for each pair of site and address that found room:
+Device programs (gpubpf_updates.h) fill three maps, with one element per pair of site and address that found room:
 
-    update_tags   a number for address, kernel and site; 0: the element is empty
+    update_tags   a number derived from address, kernel and site; 0: the element is empty
     update_sites  number of the kernel << 32 | number of the site
     updates       how many lanes updated the address
 """
@@ -22,10 +22,10 @@ MAPS = ("update_tags", "update_sites", "updates")
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates by one site, since the beginning.
+    """The updates by one site since the beginning.
 
     addresses  distinct addresses
-    hottest    updates of the address that had the most
+    hottest    updates of the address with the most updates
     total      updates of all addresses
     """
 
@@ -35,7 +35,7 @@ class Updates:
 
 
 def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updates]]:
-    """Return the updates by (process, GPU, mangled kernel name), then by number of the site.
+    """Return the updates by (process, GPU, mangled kernel name), then by site number.
 
     Empty if the programs do not count them.
     """
@@ -57,7 +57,7 @@ def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updat
 
 
 def decode_updates(tags: Any, sites: Any, updates: Any) -> dict[tuple[int, int], Updates]:
-    """Return the updates in one context, by number of the kernel and of the site, from the arrays of its maps."""
+    """Return the updates in one context, by (kernel number, site number), from the arrays of its maps."""
     there = np.flatnonzero(tags)
     order = there[np.argsort(sites[there], kind="stable")]
     keys, first = np.unique(sites[order], return_index=True)
@@ -74,5 +74,5 @@ def decode_updates(tags: Any, sites: Any, updates: Any) -> dict[tuple[int, int],
 
 
 def _both(a: Updates, b: Updates) -> Updates:
-    """Return the updates in two contexts, which have no addresses in common."""
+    """Return the sum of the updates in two contexts, which have no addresses in common."""
     return Updates(a.addresses + b.addresses, max(a.hottest, b.hottest), a.total + b.total)
