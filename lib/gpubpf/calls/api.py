@@ -1,13 +1,13 @@
-"""The tables of functions that a GPU runtime library exports: where their arguments are, and what their
-results mean.
+"""Describe the functions that a GPU runtime library exports: where their arguments are, and what their results
+mean.
 
 A function is one row of text: its name, then `key=value` pairs in any order, separated by spaces:
 
     hipLaunchKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
     hipStreamQuery returns=query stream=0
 
-The keys `symbol`, `returns` and `kernel_name` describe the function (`ApiFunction`). Every other key is a
-field of FIELDS, and its value says where that field is:
+The keys `symbol`, `returns` and `kernel_name` describe the function (`ApiFunction`). Every other key is one
+of FIELDS, and its value says where that field is:
 
     0 to 5          a register: rdi, rsi, rdx, rcx, r8, r9 (System V ABI, 3.2.3)
     s0, s1, …       an 8-byte word on the stack, counted from the one above the return address
@@ -51,14 +51,14 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class ArgumentPlace:
-    """Where a field of a call is.
+    """The location of a call's field.
 
     `argument`: 0 to 5 for registers, 6 and up for words on the stack. `offset`: the value is this many bytes
-    into the memory that the argument points to. `number`: the value itself; the call has no such argument.
+    into the memory that the argument points to. `number`: the value itself, if the call has no such argument.
 
     `grid` and `block` are three 32-bit values: consecutive in memory, or in three arguments. If `packed`,
     they are a `dim3` passed by value: x | y << 32 in one argument, z in the next. `items`: the grid is given
-    in threads, not in blocks. Other fields have 64 bits, except `shared` and `copy`, which are the lower 32.
+    in threads, not in blocks. Other fields have 64 bits, except `shared` and `copy`: only their low 32 bits count.
     """
 
     argument: int = 0
@@ -79,8 +79,8 @@ class ApiFunction:
     `result`: one of RESULTS. A `status` is an error unless it is 0. A `query` may also return "not ready",
     which is no error. `other` is not an error code.
 
-    `kernel_name`: one of KERNEL_NAMING if a call says which kernel a handle stands for: it registers the
-    handle with a name, finds it by a name, or gets it for another handle. Otherwise empty.
+    `kernel_name`: one of KERNEL_NAMING if a call tells which kernel a handle stands for, because it registers
+    the handle with a name, looks it up by name, or gets it for another handle. Otherwise empty.
     """
 
     name: str
@@ -126,9 +126,9 @@ def _parse_place(text: str) -> ArgumentPlace:
 class Api:
     """The host API of a GPU vendor. A function's number is its index in `functions`.
 
-    `libraries`: names or paths, as `BPF.attach_uprobe` takes them. `errors`: names of error codes by number,
-    for the functions whose names begin with the key; the longest key that matches counts. `not_ready`: what a
-    `query` returns if its work has not finished.
+    `libraries`: names or paths, for `BPF.attach_uprobe`. `errors`: prefix of function names → names of error
+    codes by number; the longest matching prefix counts. `not_ready`: the result of a `query` whose work has not
+    finished.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Api:
 
 
 def parse_functions(text: str) -> tuple[ApiFunction, ...]:
-    """Parse rows as shown above. A line `GROUP:` begins each group. Raise ValueError if a row is invalid."""
+    """Parse rows as described above. A line `GROUP:` begins each group. Raise ValueError if a row is invalid."""
     functions: list[ApiFunction] = []
     group = ""
     for line in text.split("\n"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 GAP = 0xFFFFFFFF  # in place of a function's number: the gap between two launches of a thread
-# Of histograms: STEPS buckets for each factor of two; the first bucket is below 1 << SHIFT ns.
+# Histograms have STEPS buckets per factor of two; the first bucket is below 1 << SHIFT ns.
 STEPS, SHIFT, BUCKETS = 8, 6, 288
 STACK, WINDOWS, WORDS = 4, 2, 5
 NOWHERE, MEMORY = 255, REGISTERS + STACK
@@ -37,8 +37,8 @@ class Layout:
     """How the eBPF program reads a function's arguments: struct call_layout.
 
     A place is 0 to 5 for registers, 6 to 9 for words on the stack, MEMORY for the first window, or NOWHERE.
-    `stack`: how many words on the stack to read. `windows`: for each window the argument that points to it,
-    and the offset in bytes.
+    `stack`: how many words on the stack to read. `windows`: for each window of memory, the argument that
+    points to it and the offset in bytes.
     """
 
     launch: bool
@@ -49,16 +49,14 @@ class Layout:
     windows: tuple[tuple[int, int], ...]
 
     def bytes(self) -> bytes:
-        """Return the struct call_layout."""
+        """Return the bytes of the struct call_layout."""
         windows = (*self.windows, *((NOWHERE, 0),) * WINDOWS)[:WINDOWS]
         head = (self.launch, self.kernel, self.result, self.stack, self.out, *(place for place, _ in windows))
         return bytes(head).ljust(8, b"\0") + b"".join(offset.to_bytes(2, "little") for _, offset in windows)
 
 
 def layout(function: ApiFunction) -> Layout:
-    """Return how to read a function's arguments. Raise ValueError if there are too many, or they are too far
-    apart.
-    """
+    """Return how to read a function's arguments. Raise ValueError if they are too many or too far apart."""
     places = function.places
     kernel, out = places.get("kernel"), places.get("out")
     windows: dict[int, int] = {}
@@ -92,8 +90,8 @@ def layout(function: ApiFunction) -> Layout:
 
 
 def layouts(functions: Iterable[tuple[int, ApiFunction]], size: int) -> bytes:
-    """Return the layouts of numbered functions as struct call_layouts, `size` bytes. Raise ValueError if they
-    do not fit.
+    """Return the layouts of numbered functions as a struct call_layouts of `size` bytes. Raise ValueError if
+    they do not fit.
     """
     made = bytearray(size)
     for number, function in functions:
@@ -129,7 +127,7 @@ def _arguments_of(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _pointed(
     function: ApiFunction, place: ArgumentPlace, events: np.ndarray[Any, Any], kind: str
 ) -> np.ndarray[Any, Any]:
-    """Return the values of a type from a place in memory on: shape (events, as many as the window holds)."""
+    """Return the values of type `kind` from `place` in memory to the end of the window: shape (events, values)."""
     import numpy as np
 
     windows = layout(function).windows
@@ -201,7 +199,7 @@ def off_ns(spent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def bounds() -> np.ndarray[Any, Any]:
-    """Return where each bucket of a histogram begins, and where the last one ends: shape (BUCKETS + 1,), ns."""
+    """Return the start of each bucket of a histogram, and the end of the last: shape (BUCKETS + 1,), ns."""
     import numpy as np
 
     number = np.arange(BUCKETS, dtype="f8") - 1

@@ -1,4 +1,4 @@
-"""Announce each traced process when it has loaded a library of the API, and keep the names of these processes.
+"""Announce each traced process that has loaded a library of the API, and keep the names of these processes.
 
 traced_processes.py decides which processes are traced, and for how long.
 """
@@ -37,15 +37,15 @@ class AttachedProcesses:
     ) -> None:
         self._processes, self._calls, self._kernels = processes, calls, kernels
         self._args, self._out, self._note = args, out, note
-        self._first_notice = first_notice  # said before the first process is announced
+        self._first_notice = first_notice  # printed before the first process is announced
         self._names = LibraryNames(*calls.api.libraries)
         self._comms: dict[int, str] = {}
         self.attached: set[int] = set()
-        self.waiting: list[int] = []  # processes that have not mapped a library yet, as far as is known
+        self.waiting: list[int] = []  # processes that, as far as known, have not mapped a library yet
 
     @property
     def library(self) -> str:
-        """The name of the library that processes have to load."""
+        """The name of the library that processes must load."""
         return self._calls.api.libraries[0]
 
     def begin(self) -> None:
@@ -60,14 +60,14 @@ class AttachedProcesses:
             self._note(f"pid {pid} ({traceable.comm(pid)}) has not loaded {self.library} yet; waiting")
 
     def check_maps(self) -> None:
-        """Announce the processes that have mapped a library since the last time."""
+        """Announce the processes that have mapped a library since the last check."""
         for pid in tuple(self.waiting):
             with suppress(OSError):
                 if any(True for _ in libraries.mapped(pid, self._names)):
                     self._announce(pid, traceable.comm(pid))
 
     def check_calls(self) -> None:
-        """Announce the processes that have made their first call since the last time."""
+        """Announce the processes that have made their first call since the last check."""
         for pid, comm in self._calls.seen.items():
             self._comms[pid] = comm  # the process may have executed another program
             if pid not in self.attached:

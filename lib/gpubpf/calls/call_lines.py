@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpubpf.calls.records import CallGroup
 
 _HANDLE = re.compile(r"0x[0-9a-f]{4,}([0-9a-f]{4})\b")
-LEAST_NAME = 12  # columns that a function's name keeps if a line is too long
+LEAST_NAME = 12  # minimum columns of a function's name in a line that is too long
 CSV_CALLS = (
     *(
         "ts_ns",
@@ -43,9 +43,9 @@ CSV_CALLS = (
 class CallColumns:
     """The columns of lines for calls.
 
-    `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls are of several processes.
-    `clock_ns`: show the time of day; this is how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. `whole`:
-    never cut names, however long a line gets. `cut` returns the name of a kernel in so many columns.
+    `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls come from several processes.
+    `clock_ns`: if not None, show the time of day; CLOCK_REALTIME is this far ahead of CLOCK_BOOTTIME. `whole`:
+    never cut names, however long a line gets. `cut` shortens the name of a kernel to a number of columns.
     """
 
     origin_ns: int
@@ -100,10 +100,10 @@ def text_lines(group: CallGroup, columns: CallColumns) -> list[str]:
 
 
 def _shorter(text: str, api: str, kernel: str, too_long: int, cut: Callable[[str, int], str]) -> str:
-    """Save `too_long` columns of a text of `call_texts`: keep four digits of handles, then cut names in their middle,
-    the kernel's first.
+    """Shorten a text of `call_texts` by `too_long` columns: keep four digits of handles, then cut names in the
+    middle, the kernel's first.
 
-    Return the text unchanged if that does not suffice. A kernel's address is never cut.
+    Return the text unchanged if that is not enough. A kernel's address is never cut.
     """
     rest = _HANDLE.sub(r"..\1", text[len(api) + len(kernel) + bool(kernel) :])
     too_long -= len(text) - len(api) - len(kernel) - bool(kernel) - len(rest)
@@ -118,7 +118,7 @@ def _cut(name: str, too_long: int, least: int, cut: Callable[[str, int], str] = 
 
 
 def dispatch_line(record: Mapping[str, Any], columns: CallColumns) -> str:
-    """Return a line of text for a kernel that ran: when it started, and for how long."""
+    """Return a line of text for a kernel that ran: when it started, and how long it ran."""
     gpu, kernel = f"GPU {record['gpu']}:", cli.printable(record["kernel"])
     text = f"{gpu} {kernel}<<<{dimensions(record['grid'])}, {dimensions(record['block_dim'])}>>>"
     if "latency_ns" in record:
@@ -139,7 +139,7 @@ def call_texts(group: CallGroup) -> Iterable[str]:
 
 
 def _call_format(group: CallGroup) -> tuple[str, list[list[Any]]]:
-    """Return the format string of `call_texts`, and a column of values for each of its places."""
+    """Return the format string of `call_texts`, and a column of values for each of its conversions."""
     fields = group.fields
     text, columns = str(fields["api"]), []
     if "kernel" in fields:

@@ -1,4 +1,4 @@
-"""Print single calls: each call (-e), and slow calls with the causes of their latency (--slow)."""
+"""Print individual calls: each call (-e), and slow calls with the causes of their latency (--slow)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gpubpf.calls.api import Api
     from gpubpf.calls.driver_log import DriverLog
 
-MOST_SLOW = 10_000  # slow calls of an interval that the table of threads covers
+MOST_SLOW = 10_000  # maximum slow calls of an interval in the table of threads
 
 
 class CallOutput:
-    """Where and how calls are printed, and the names that this needs.
+    """Where and how to print calls, and the names that this needs.
 
     `name_of`: the name of a kernel, by process and handle. `comm`: the name of a process. `owners` decides
     whether rows name their process.
@@ -42,11 +42,11 @@ class CallOutput:
         self.origin_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._clock_ns = time.time_ns() - self.origin_ns
         self._labels = Labels()
-        self._headed: bool | None = None  # whether the header that was printed has columns for processes
+        self._headed: bool | None = None  # whether the last header has columns for processes
 
     @property
     def columns(self) -> call_lines.CallColumns:
-        """The columns of lines of text, as of now."""
+        """The current columns of text lines."""
         return call_lines.CallColumns(
             self.origin_ns,
             self.owners.processes,
@@ -56,12 +56,12 @@ class CallOutput:
         )
 
     def _label_of(self, pid: int, handle: int) -> NameOrAddress:
-        """Return the label of a kernel in text, which tells kernels of one name apart."""
+        """Return the label of a kernel for text, which distinguishes kernels with the same name."""
         name = self.name_of(pid, handle)
         return self._labels.label(name.mangled) if isinstance(name, KernelName) else name
 
     def see_owners(self, events: Any) -> None:
-        """Note whose calls these are, as lines name the process if there are several."""
+        """Record which processes made these calls, since lines name the process if there are several."""
         import numpy as np
 
         pids = np.unique(events["tgid"]).tolist()
@@ -78,7 +78,7 @@ class CallOutput:
         return records.in_call_order((group.positions, call_lines.call_texts(group)) for group in groups)
 
     def csv_header(self, columns: tuple[str, ...]) -> None:
-        """Print the header unless something was printed already."""
+        """Print the header unless something was already printed."""
         if not self.out.began:
             self.out.write(cli.csv_cells(columns) + "\n")
 
@@ -124,7 +124,7 @@ class SlowCalls:
         self._slow: list[tuple[dict[str, Any], list[Cause]]] = []  # since the last report
 
     def add_spans(self, spans: Any) -> None:
-        """Add delays of threads. They must come before the calls that contain them."""
+        """Add delays of threads. Add them before the calls that contain them."""
         self._spans.add(spans)
 
     def print_calls(self, events: Any, call_records: Sequence[dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
 """Find the libraries that a command is likely to load, so that they have probes before its first instruction.
 
-A library from elsewhere gets its probes some milliseconds after the command has mapped it.
+A library from another place gets its probes some milliseconds after the command has mapped it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def with_command_libraries(api: Api, command: Sequence[str], user: User | None) 
 
 
 def find(command: Sequence[str], environment: Mapping[str, str], names: LibraryNames) -> list[str]:
-    """Return the paths of libraries with these names where the command's loader or its Python looks, each
-    path once.
+    """Return the paths of libraries with these names in the directories where the command's loader or its
+    Python looks, each path once.
     """
     found: dict[str, None] = {}
     for folder in dict.fromkeys(_folders(command, environment)):
@@ -73,8 +73,8 @@ def _folders(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 
 def _words(command: Sequence[str]) -> Iterator[str]:
-    """Yield the words that may be programs or folders, including those in `LD_LIBRARY_PATH=…` and in `sh -c
-    '…'`.
+    """Yield the words that may be programs or directories, including those in `LD_LIBRARY_PATH=…` and in
+    `sh -c '…'`.
     """
     for part in command:
         yield part
@@ -83,7 +83,7 @@ def _words(command: Sequence[str]) -> Iterator[str]:
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the words of a script's first line and the paths in the script; nothing if the command is no
+    """Return the words of a script's first line and the paths in the script; [] if the command is not a
     script.
     """
     program = shutil.which(command[0], path=environment.get("PATH")) if command else None
@@ -117,7 +117,7 @@ def search_path(program: str) -> list[str]:
 
 
 def _python(program: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the folders of Python packages that contain GPU libraries."""
+    """Yield the directories in Python packages that may contain GPU libraries."""
     prefixes = dict.fromkeys((Path(program).parent.parent, Path(os.path.realpath(program)).parent.parent))
     places = [site for prefix in prefixes for site in sorted(prefix.glob("lib/python3*/*-packages"))]
     places += sorted(Path(environment.get("HOME", "/")).glob(".local/lib/python3*/site-packages"))

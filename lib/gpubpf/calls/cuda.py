@@ -1,13 +1,13 @@
 """The functions of CUDA that libcuda (the driver) and libcudart (the runtime) export.
 
-Source: the headers of CUDA 13.0 (cuda.h, cuda_runtime_api.h, crt/host_runtime.h), with the older versions of
-functions that they still declare. The layouts follow from the prototypes by the System V ABI.
+Source: the headers of CUDA 13.0 (cuda.h, cuda_runtime_api.h, crt/host_runtime.h), including the older versions
+of functions that they still declare. The layouts follow from the prototypes and the System V ABI.
 
-A program that is linked with the static runtime calls only the driver, as far as the kernel can see. If the
+In a program that is linked with the static runtime, only the calls of the driver are visible. If the shared
 runtime calls a driver function for the program, that is a nested call.
 
-A suffix in brackets stands for a second row: `cuLaunchKernel[_ptsz]` is cuLaunchKernel and
-cuLaunchKernel_ptsz, which uses a default stream of its own for each thread.
+A suffix in brackets stands for a second row: `cuLaunchKernel[_ptsz]` means cuLaunchKernel and
+cuLaunchKernel_ptsz, which uses the per-thread default stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gpubpf.calls.api import Api, parse_functions, parse_names
 
-_VERSION = re.compile(r"_v\d+(?=_pt|$)")  # which the headers add with macros
+_VERSION = re.compile(r"_v\d+(?=_pt|$)")  # the suffix that the headers add with macros
 _PER_THREAD_STREAM = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)
 _FUNCTIONS = """
 launch:

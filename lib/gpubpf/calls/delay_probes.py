@@ -1,16 +1,16 @@
-"""Add up in the kernel what delayed threads in calls and between launches: times off the CPU, page faults and
-other reasons (include/gpubpf_delays.h, docs/host-calls.md).
+"""Sum in the kernel what delayed threads in calls and between launches: off-CPU times, page faults and other
+reasons (include/gpubpf_delays.h, docs/host-calls.md).
 
     calls = CallProbes(api, chosen, options, note, text=delay_probes.PROGRAM)
     probes = DelayProbes(calls, note, why=True)
     calls.start()
     …
     probes.tick()                       # about every 0.1 s
-    probes.delays(), probes.spans()     # what came since they were last read
+    probes.delays(), probes.spans()     # what is new since the last read
 
-Without `why` and `spans` there is one program, which measures how long threads were off the CPU. If this
-kernel lacks a tracepoint or a member of a structure, a notice says what is unknown, and the rest is measured.
-launches/off_cpu.py says why it measures times off the CPU in another way.
+Without `why` and `spans`, there is only one program, which measures how long threads were off the CPU. If this
+kernel lacks a tracepoint or a structure member, a notice says what is unknown, and the rest is measured.
+launches/off_cpu.py explains why it measures off-CPU times in another way.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from gpubpf.calls.probes import CallProbes
 
 PROGRAM = "#include <gpubpf_calls.h>\n#include <gpubpf_delays.h>\n"
-SPAN_NS = 5000  # shorter delays are not recorded one by one
+SPAN_NS = 5000  # shorter delays are not recorded individually
 _RECLAIM = "mm_vmscan_{}_reclaim_{}"
 _FAULT, _RETRANSMIT = "page_fault_user", "tcp_retransmit_skb"
 _ENDS = ("sched_process_exit", "sched_process_exec")
-_NOBODY = 0xFFFFFFFF  # DELAY_NOBODY: owner of a socket that is not of a traced process
+_NOBODY = 0xFFFFFFFF  # DELAY_NOBODY: the owner of a socket that belongs to no traced process
 _MOST_FILES = 16_384
-_SOCKET_PERIOD = 2.0  # seconds between two looks at which process has which socket
+_SOCKET_PERIOD = 2.0  # seconds between two searches for the owners of sockets
 _LOST_SUMS, _LOST_SPANS, _SENT_AGAIN = range(3)
 
 
 class DelayProbes:
-    """Programs at tracepoints, added to those of `calls`, which must not have been started.
+    """Programs at tracepoints, added to those of `calls`, which must not be started yet.
 
     `why`: find the reasons of delays. `spans`: find the reasons, and record each delay. Raise Error if this
-    kernel cannot even tell the time off the CPU.
+    kernel cannot even measure off-CPU times.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class DelayProbes:
         self._before: np.ndarray[Any, Any] | None = None
         self._ended: set[tuple[int, int]] = set()  # threads that had ended when rows were last read
         self._spans: list[np.ndarray[Any, Any]] = []
-        self._owners: dict[int, int] = {}  # process by inode of a socket
-        self._foreign: list[int] = []  # sockets of processes that are not traced
+        self._owners: dict[int, int] = {}  # inode of a socket → process
+        self._foreign: list[int] = []  # inodes of sockets of processes that are not traced
         self._next_look = 0.0  # time.monotonic
         self._sockets = False  # whether there is a program for TCP retransmits
         raw = calls.pid_offset is not None
@@ -71,7 +71,7 @@ class DelayProbes:
         self._old = self._is_old()
         self._attach_switch("delay_switch", raw and not self._old, self._old)
         self._find_bits()
-        # Before the program that forgets the thread: the kernel runs programs in the order in which they were attached.
+        # Insert before the program that forgets the thread: the kernel runs programs in the order of attachment.
         for event in _ENDS:
             calls.bpf.host_programs.insert(0, HostProbe("delay_exit", event))
         self._optional("time spent on memory pressure", self._reclaim)
@@ -160,8 +160,8 @@ class DelayProbes:
         self._spans.append(found[~again | (found["tgid"] != 0)])
 
     def _find_owners(self, new: set[int]) -> None:
-        """Find the process of each socket. `new`: inodes of sockets that retransmitted and whose process is
-        unknown.
+        """Find the process of each socket. `new`: inodes of sockets that retransmitted and whose process was
+        not known before.
         """
         host = self._calls.host
         for inode in self._foreign:
@@ -183,15 +183,15 @@ class DelayProbes:
         self._next_look = time.monotonic() + _SOCKET_PERIOD
 
     def _add(self, name: str, key: int, count: int) -> None:
-        """Add to a counter that programs also increment. An increment at the same moment may be lost; no
-        exact count is shown.
+        """Add to a counter that programs also increment. A concurrent increment may be lost, which is harmless
+        because no exact count is shown.
         """
         at = key.to_bytes(4, "little")
         value = int.from_bytes(self._calls.host.lookup(name, at) or bytes(8), "little") + count
         self._calls.host.update(name, at, value.to_bytes(8, "little"))
 
     def spans(self) -> np.ndarray[Any, Any]:
-        """Return the spans since the last time: see delays.py."""
+        """Return the spans since the last read: see delays.py."""
         import numpy as np
 
         self.tick()
@@ -201,7 +201,7 @@ class DelayProbes:
         )
 
     def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return the rows since the last time, and the rows between launches: see `delays.split_gaps`.
+        """Return the rows since the last read, and the rows between launches: see `delays.split_gaps`.
 
         A delay that has not ended counts up to now, or to the end of the measurement.
         """
@@ -239,7 +239,7 @@ class DelayProbes:
         return forgotten
 
     def _open(self, now: int) -> Iterable[np.ndarray[Any, Any]]:
-        """Yield rows for what is in no sum yet: calls in which a thread is blocked, and gaps that have just
+        """Yield rows for what no sum includes yet: calls in which a thread is blocked, and gaps that have just
         ended.
         """
         import numpy as np
@@ -267,7 +267,7 @@ class DelayProbes:
         yield rows[rows["count"] > 0]
 
     def _retransmits(self) -> np.ndarray[Any, Any]:
-        """Return rows of the retransmits of whole processes."""
+        """Return the rows for the retransmits of whole processes."""
         import numpy as np
 
         items = self._calls.host.items("delay_retransmits")
@@ -279,7 +279,7 @@ class DelayProbes:
 
     @property
     def lost(self) -> int:
-        """Delays that did not fit into a map or the ring, or whose end the kernel did not report."""
+        """The number of delays that did not fit into a map or the ring buffer, or whose end was not reported."""
         found = self._calls.host.items("delay_counts")["value"]
         return int(found[_LOST_SUMS] + found[_LOST_SPANS]) + self._calls.counts.unseen
 

@@ -1,4 +1,4 @@
-"""--why: what delayed threads in calls and between launches, as records and as text."""
+"""--why: what delayed threads in calls and between launches, as records and text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpubpf.calls.statistics import CallStatistics
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
 
-MOST_THREADS = 8  # that the text names
+MOST_THREADS = 8  # maximum threads that the text names
 _NOT_FUNCTIONS = {GAP: "between launches", delays.PROCESS: "the process"}  # keys of `delays.by_function`
 
 
 class DelayReport:
-    """`comm`: the name of a process."""
+    """Formats delays for --why. `comm` returns the name of a process."""
 
     def __init__(self, api: Api, comm: Callable[[int], str]) -> None:
         self._api, self._comm = api, comm
@@ -37,11 +37,11 @@ class DelayReport:
         by_function: Sequence[CallStatistics],
         by_kernel: Sequence[CallStatistics],
     ) -> Iterator[str]:
-        """Yield the causes in functions and gaps, the largest first, then what each thread did between its
+        """Yield the causes in functions and gaps, largest first, then what delayed each thread between its
         launches.
 
         `rows`, `between`: the two arrays of `DelayProbes.delays`. `by_function`, `by_kernel`: the statistics
-        of the same time.
+        of the same period.
         """
         total_ns: dict[int, int] = {}
         for row in by_function:
@@ -70,5 +70,5 @@ class DelayReport:
             yield f"thread {tid} of {self._comm(pid)}", delays.causes(own, self._function_name)
 
     def _function_name(self, number: int) -> str:
-        """Return the function's name, or "" for GAP: then the thread was in no call."""
+        """Return the function's name, or "" for GAP, when the thread was in no call."""
         return "" if number == GAP else self._api.functions[number].name

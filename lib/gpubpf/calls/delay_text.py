@@ -1,4 +1,4 @@
-"""The causes of delays as text and as fields of records: of slow calls, of --why, and of the GPU's driver."""
+"""The causes of delays as text and as record fields: for slow calls, --why and the GPU driver's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpubpf.process import syscalls
 from gpubpf.show import table
 from gpubpf.show.table import us
 
-NAME = 60  # characters of a kernel with its launch shape, in a sentence
+NAME = 60  # maximum characters of a kernel with its launch shape in a sentence
 
 if TYPE_CHECKING:
     from gpubpf.calls.delays import Cause
@@ -23,7 +23,7 @@ def slow_call_lines(
 ) -> Iterator[str]:
     """Yield the lines for a slow call and the causes of its latency.
 
-    `text`: of `call_texts`. `causes`: of `delays.explain`. `several`: name the process.
+    `text`: from `call_texts`. `causes`: from `delays.explain`. `several`: name the process.
     """
     text = " ".join(table.fit(word, NAME) for word in text.split(" "))
     began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"
@@ -47,8 +47,8 @@ def cause_text(cause: Cause) -> str:
 
 
 def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
-    """Return the fields of a record "why": reason, system call (None: not in one), count, and times (None for
-    an event).
+    """Return the fields of a record "why": reason, system call (None if not in one), count, and times (None
+    for an event).
     """
     name = syscalls.name(syscall) if syscall >= 0 else None
     record = {"reason": delays.DELAY_REASONS[number][0], "syscall": name, "count": int(counts["count"])}
@@ -57,7 +57,7 @@ def reason_fields(number: int, syscall: int, counts: Any) -> dict[str, Any]:
 
 
 def cause_record(cause: Cause) -> dict[str, Any]:
-    """Return an item of the field `why` of a slow call, which gives the reason as text."""
+    """Return an item of a slow call's field `why`, with the reason as text."""
     return {"what": cause.text, "count": cause.count, "ns": None if cause.timeless else cause.ns}
 
 
@@ -105,10 +105,10 @@ def why_lines(
                     "WHAT": cause.text,
                     "COUNT": formatting.exact(cause.count)
                     if cause.count
-                    else "-",  # 0: it began earlier, and has not ended
+                    else "-",  # 0: it began earlier and has not ended
                     "TOTAL ms": formatting.ms(cause.ns) if timed else "-",
                     "MAX us": us(cause.largest_ns) if timed else "-",
-                    # The total does not contain calls that have not ended.
+                    # The total excludes calls that have not ended.
                     "OF IT": formatting.percent(min(cause.ns, total), total) if timed and total else "-",
                 }
             )

@@ -1,12 +1,12 @@
-"""Why calls, and the gaps between launches, took long: the time that threads spent off the CPU, by reason
+"""Why calls and the gaps between launches took long: the time that threads spent off the CPU, by reason
 (docs/host-calls.md).
 
-A row (`ROW`) adds up the delays of a thread that have the same reason: `tgid`, `tid`, `function` (its number,
-or arrays.GAP), `reason`, `syscall` (its number, or OUTSIDE), `count`, `ns`, `largest_ns`. Rows of one thread
-do not overlap in time, with two exceptions. The reasons in TIMELESS are events, not times: for TCP
-retransmits, `ns` is how long the thread was blocked while they happened, and a row whose `tid` is 0 counts
-those of the whole process. And delays inside calls that are between two launches have rows of their own as
-well; see `split_gaps`.
+A row (`ROW`) sums the delays of a thread with the same reason: `tgid`, `tid`, `function` (its number, or
+arrays.GAP), `reason`, `syscall` (its number, OUTSIDE or UNKNOWN), `count`, `ns`, `largest_ns`. Rows of one
+thread do not overlap in time, with two exceptions. First, the reasons in TIMELESS are events, not times: for
+TCP retransmits, `ns` is how long the thread was blocked while they happened, and a row whose `tid` is 0 counts
+those of the whole process. Second, delays inside calls between two launches also have separate rows; see
+`split_gaps`.
 
 A span is one delay: `start_ns`, `end_ns` (CLOCK_BOOTTIME), `inode`, `tgid`, `tid`, `function`, `reason`,
 `syscall`. The span of a retransmit has no length, and its `tid` is 0.
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 PREEMPTED, BLOCKED, BLOCK_IO, PAGE_FAULT, MEMORY, STOPPED, FAULTS, RETRANSMITS = range(8)
 DRIVER = 8  # the GPU driver did something meanwhile; see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
-OUTSIDE, UNKNOWN = -1, -2  # in place of a system call: in none; not known
-BETWEEN = 0x10000  # DELAY_BETWEEN: added to the function's number
-PROCESS = -1  # in place of a function: the process as a whole
-# By number: the word in JSON, and the text, in which {} is the system call or "a page fault".
+OUTSIDE, UNKNOWN = -1, -2  # instead of a system call: in none; unknown
+BETWEEN = 0x10000  # DELAY_BETWEEN: added to a function's number in rows between launches
+PROCESS = -1  # instead of a function: the whole process
+# By number: the word in JSON, and the text, in which {} stands for the system call or "a page fault".
 DELAY_REASONS = (
     ("preempted", "preempted"),
     ("blocked", "blocked in {}"),
@@ -56,7 +56,7 @@ KEY = ("tgid", "tid", "function", "reason", "syscall")
 class Cause:
     """A reason for a delay. It happened `count` times and took `ns` in total, at most `largest_ns` at once.
 
-    `where`: the function in which it happened, if functions are told apart.
+    `where`: the function in which it happened, if functions are distinguished.
     """
 
     reason: int
@@ -72,7 +72,7 @@ class Cause:
         return self.reason in TIMELESS
 
     def is_significant(self, total_ns: int) -> bool:
-        """Return whether this is at least 1 % of `total_ns`. A page fault counts as 500 ns. Retransmits are
+        """Return whether this is at least 1 % of `total_ns`. A page fault counts as 500 ns; retransmits are
         always significant.
         """
         return (
@@ -90,13 +90,13 @@ def text(reason: int, syscall: int) -> str:
 
 
 def causes(rows: np.ndarray[Any, Any], name: Callable[[int], str] | None = None) -> list[Cause]:
-    """Add up rows of any threads by reason. Causes with a time come first, longest first.
+    """Sum rows of any threads by reason. Causes with a time come first, longest first.
 
     `name` returns the name of a function, or "". If it is given, delays in different functions are different
     causes.
     """
     whole = (rows["reason"] == RETRANSMITS) & (rows["tid"] == 0)
-    if whole.any():  # those of its threads are part of it
+    if whole.any():  # these already include the retransmits of threads
         rows = rows[whole | (rows["reason"] != RETRANSMITS)]
     total: dict[tuple[str, str], list[int]] = {}
     for _, _, function, reason, syscall, count, ns, largest in rows.tolist():
@@ -123,7 +123,7 @@ def by_function(rows: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
 
 
 def merge_rows(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Add up rows that have the same key."""
+    """Sum rows that have the same key."""
     import numpy as np
 
     rows = np.concatenate([np.empty(0, ROW), *parts])
@@ -138,9 +138,9 @@ def merge_rows(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def split_gaps(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return all rows by function or GAP, without BETWEEN; then only the rows between launches.
+    """Return the rows by function or GAP, without those with BETWEEN; then only the rows between launches.
 
-    In the second array `function` is the call that the thread was in between two launches, or GAP if it was
+    In the second array, `function` is the call in which the thread was between two launches, or GAP if it was
     in none.
     """
     outside = rows["function"] == GAP
@@ -151,9 +151,9 @@ def split_gaps(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.nda
 
 
 def rows_since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what `rows`, which have each key once, have more than `before`.
+    """Return what was added to `rows` since `before`. `rows` have each key once.
 
-    `largest_ns` is the largest of all time, but at most the new `ns`.
+    `largest_ns` is the largest since the beginning, but at most the new `ns`.
     """
     import numpy as np
 
@@ -170,9 +170,9 @@ def rows_since(rows: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> np.n
 
 def explain(spans: np.ndarray[Any, Any], tgid: int, tid: int, start_ns: int, end_ns: int) -> list[Cause]:
     """Return why a thread was off the CPU from `start_ns` to `end_ns`, and the retransmits of its process in
-    this time.
+    this interval.
 
-    `spans` may be in any order. A span that reaches beyond the time counts with the part inside.
+    `spans` may be in any order. Only the part of a span inside the interval counts.
     """
     import numpy as np
 
@@ -189,7 +189,7 @@ def explain(spans: np.ndarray[Any, Any], tgid: int, tid: int, start_ns: int, end
 
 
 class RecentSpans:
-    """The last `most` or so spans, kept until the calls that contain them have returned."""
+    """About the last `most` spans, kept until the calls that contain them have returned."""
 
     def __init__(self, most: int = 1 << 20, part: int = 1 << 13) -> None:
         self._most, self._part = most, part
@@ -197,7 +197,7 @@ class RecentSpans:
         self._count = 0
 
     def add(self, spans: np.ndarray[Any, Any]) -> None:
-        """Add spans that ended since the last time."""
+        """Add spans that ended since the last call."""
         import numpy as np
 
         if not len(spans):
@@ -210,7 +210,7 @@ class RecentSpans:
             self._count -= len(self._parts.popleft()[2])
 
     def explain(self, tgid: int, tid: int, start_ns: int, end_ns: int) -> list[Cause]:
-        """Do the same as the function `explain`, with the spans that are kept."""
+        """Call the function `explain` with the kept spans."""
         import numpy as np
 
         overlapping = [spans for first, last, spans in self._parts if first < end_ns and last > start_ns]

@@ -23,7 +23,7 @@ class DriverLog:
         self._unreported: list[DriverEvent] = []
 
     def read(self, traced: Callable[[int], bool]) -> None:
-        """Read new events of all processes, and of processes for whose PID `traced` returns True."""
+        """Read new events that concern all processes, or a process for whose PID `traced` returns True."""
         found = [event for event in self._driver.take() if not event.pid or traced(event.pid)]
         self.recent += found
         if self._report and len(self._unreported) < MOST_EVENTS:

@@ -1,6 +1,6 @@
 """List AMD GPUs with hip-python, if it is installed (https://pypi.org/project/hip-python).
 
-hip-python runs in a process of its own, because it loads the HIP runtime. The tool does not wait long for it.
+hip-python runs in a separate process, because it loads the HIP runtime. The tool does not wait long for it.
 Not tested with a GPU.
 """
 
@@ -36,7 +36,7 @@ print(json.dumps(found))
 
 
 class HipDevices:
-    """A process that lists the GPUs. The constructor starts it."""
+    """A process that lists the GPUs, started by the constructor."""
 
     def __init__(self) -> None:
         self._devices: list[dict[str, Any]] | None = None
@@ -56,8 +56,8 @@ class HipDevices:
         """Return `gpu`, `name`, `architecture`, `memory_bytes` and `compute_units` of each GPU, or None if
         they are unknown.
 
-        Wait at most `wait` seconds for the process. If it takes longer and `wait` is not 0, the GPUs stay
-        unknown.
+        Wait at most `wait` seconds for the process. If it takes longer and `wait` is not 0, end the process: the
+        GPUs stay unknown.
         """
         if self._process is not None:
             try:

@@ -1,15 +1,15 @@
-"""Find the name of the kernel that a handle stands for: from calls that register or find kernels, symbols,
-and code (docs/host-calls.md).
+"""Find the name of the kernel that a handle stands for: from calls that register or look up kernels, from
+symbols, and from code (docs/host-calls.md).
 
     kernels = KernelNames(api, calls.bpf)   # before calls.start()
-    kernels.look(pid)                       # when a process is new: note its files while it lives
-    kernels.read(calls.host)                # from time to time
+    kernels.look(pid)                       # for each new process: record its files while it lives
+    kernels.read(calls.host)                # periodically
     kernels.name(pid, handle)
 
-The handle in a launch by the runtime is an address in the program: of a variable (HIP) or of a function
-(CUDA), either of which has the kernel's symbol. The handle in a launch of a module's function belongs to the
-runtime, so only the call that returned it tells its name. Processes, their files and the names in them are
-untrusted.
+The handle in a launch through the runtime is the address of a variable (HIP) or a function (CUDA) in the
+program. Either has a symbol from which the kernel's name follows. The handle in a launch of a module's function
+belongs to the runtime, so only the call that returned it tells its name. Processes, their files and the names in
+them are untrusted.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ REGISTERED, BY_NAME, BY_HANDLE = 1, 2, 3
 _KINDS = {"registered": REGISTERED, "by_name": BY_NAME, "by_handle": BY_HANDLE}  # api.KERNEL_NAMING
 _STRIDE, _PARTS = 223, 18  # bytes of a name in a record that is not its last: KERNEL_TEXT - 1; KERNEL_PARTS
 _MOST_PROCESSES, _MOST_NAMES, _MOST_FILES = 4096, 1 << 18, 64
-_MOST_REGISTRATIONS = 1 << 16  # in a file's code
-_LONGEST = 1 << 14  # bytes of a name
-_LARGEST = 1 << 28  # bytes of code that are searched
+_MOST_REGISTRATIONS = 1 << 16  # maximum in a file's code
+_LONGEST = 1 << 14  # maximum bytes of a name
+_LARGEST = 1 << 28  # maximum bytes of code to search
 # Raised for files that are not valid ELF.
 _INVALID = (OSError, ImageError, ValueError, OverflowError, struct.error)
 _NAME = re.compile(rb"[A-Za-z_$][\w.$]*\Z")
-# ELF sections that programs with device code have.
+# ELF sections of programs with device code.
 _DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment")
 # clang appends this to the names of static kernels that are linked on the device; nvcc prepends it.
 _LOCAL = re.compile(
@@ -65,18 +65,18 @@ _HANDLE = re.compile(r"_ZZL?([0-9]{1,5})(__device_stub_(_Z\w+))E8__handle\Z")
 _NO_LIMIT = re.compile(rb"\x41\xb8\xff\xff\xff\xff|\x41\x83\xc8\xff", re.DOTALL)
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL)  # lea r64, [rip + x]
 _IMMEDIATE = re.compile(rb"[\xb8-\xbf]", re.DOTALL)  # mov r32, x
-_BEFORE, _AFTER = 96, 96  # bytes of code around it that set up the other arguments of the call
+_BEFORE, _AFTER = 96, 96  # bytes of code around it to search for the other arguments of the call
 
 
 class KernelNames:
     """The names of kernels by process and handle.
 
-    Adds programs to those of `bpf`, whose text must include gpubpf_kernels.h. Without `bpf` names come only
-    from files.
+    Adds programs to those of `bpf`, whose text must include gpubpf_kernels.h. Without `bpf`, names come only from
+    files.
     """
 
     def __init__(self, api: Api, bpf: BPF | None = None) -> None:
-        # By process and handle: a mangled name, or another handle of the same kernel.
+        # Process → handle → a mangled name, or another handle of the same kernel.
         self._known: OrderedDict[int, dict[int, str | int]] = OrderedDict()
         self._parts: dict[tuple[int, int], bytes] = {}
         self._processes: OrderedDict[int, _Process] = OrderedDict()
@@ -87,17 +87,17 @@ class KernelNames:
                 bpf.attach_uprobe(api.libraries, kinds, fn_name=name, ret=returns, optional=True)
 
     def look(self, pid: int) -> None:
-        """Note which files a process maps, as it may end before `name` is called."""
+        """Record which files a process maps, since it may end before `name` is called."""
         process = self._process(pid)
         before = process.program
         with contextlib.suppress(OSError):
             process.look()
         if None not in (before, process.program) and before != process.program:
-            # The process executed another program, or its PID was reused: known handles meant other kernels.
+            # The process executed another program, or its PID was reused: the known handles are obsolete.
             self._count -= len(self._known.pop(pid, {}))
 
     def read(self, host: Host) -> None:
-        """Read the names that the programs recorded since the last time."""
+        """Read the names that the programs recorded since the last call."""
         found = host.records("kernel_names")
         for pid in set(found["tgid"].tolist()):
             self.look(pid)
@@ -113,7 +113,7 @@ class KernelNames:
             if size > _STRIDE and part < _PARTS - 1:
                 self._parts[pid, handle] = whole
                 continue
-            # The name is longer than all parts, or it is on a page that the process had not touched yet.
+            # The name is longer than all parts together, or on a page that the process had not touched yet.
             if size > _STRIDE or not (size or part):
                 whole = self._process(pid).text(int(record["source"]))
             if whole:
@@ -122,7 +122,7 @@ class KernelNames:
             self._parts.clear()
 
     def lost(self, host: Host) -> int:
-        """Return how many names did not fit into the ring."""
+        """Return how many names did not fit into the ring buffer."""
         return int(host.items("kernel_lost")["value"].sum())
 
     def name(self, pid: int, handle: int) -> KernelName | None:
@@ -142,10 +142,10 @@ class KernelNames:
         return name or process.search(handle)
 
     def _from_parents(self, pid: int, handle: int) -> str | int | None:
-        """Return the name that a parent process knows for the handle.
+        """Return the name of the handle in an ancestor process.
 
-        If the process has ended and its parents are unknown, return what all processes that know the handle
-        agree on.
+        If no ancestor knows it and the process has ended, return the name on which all processes that know the
+        handle agree.
         """
         parent = self._process(pid).parent
         for _ in range(16):
@@ -179,7 +179,7 @@ class KernelNames:
 
 @dataclass
 class _Process:
-    """The files that a process maps, as of the last `look`."""
+    """A process and the files that it maps, as of the last `look`."""
 
     pid: int
     parent: int = 0
@@ -194,7 +194,7 @@ class _Process:
         return os.path.exists(f"/proc/{self.pid}")
 
     def look(self) -> None:
-        """Read the process's mappings and open new files. Raise OSError if it has ended; what is known stays."""
+        """Read the process's mappings and open new files. Raise OSError if it has ended; known files are kept."""
         with open(f"/proc/{self.pid}/stat", "rb") as stat:
             self.parent = int(stat.read().rpartition(b")")[2].split()[1])
         mapped = tuple(m for m in address_space.mappings(self.pid) if m.file[1])
@@ -202,7 +202,7 @@ class _Process:
             self.mapped = mapped
             self.found.clear()
         self.program = _identity(self.pid)
-        for m in mapped:  # opened now, as the process may end
+        for m in mapped:  # open the files now, since the process may end
             if m.file not in self.files and m.file not in self.others:
                 file = self._open(m)
                 if file is not None and file.has_kernels:
@@ -233,7 +233,7 @@ class _Process:
         return self._by_variable(address)
 
     def search(self, address: int) -> str | None:
-        """Return the kernel that the code registers under this address."""
+        """Return the kernel that the program's code registers under this address."""
         file, at = self._place(address)
         return file.registrations.get(at) if file is not None else None
 
@@ -268,8 +268,8 @@ class _Process:
         return None
 
     def _by_variable(self, handle: int) -> str | None:
-        """Return the kernel whose variable holds the handle: nvcc's host code has one for each kernel that
-        was launched.
+        """Return the kernel whose variable holds the handle: nvcc's host code has such a variable for each
+        kernel that it launches.
         """
         for file, base in self._variables():
             with contextlib.suppress(OSError), address_space.Memory(self.pid) as memory:
@@ -334,7 +334,7 @@ class _ElfFile:
 
     @functools.cached_property
     def registrations(self) -> Mapping[int, str]:
-        """Kernels by the address under which code registers them."""
+        """Address under which code registers a kernel → the kernel."""
         with contextlib.suppress(*_INVALID):
             return _registrations(self._elf, self._opened)
         return {}
@@ -353,9 +353,7 @@ class _Symbols:
         self._starts, self._at, self._text = starts, at, text
 
     def name(self, address: int) -> str | None:
-        """Return the kernel whose symbol has this address. Variables come before functions, mangled names
-        before others.
-        """
+        """Return the kernel whose symbol has this address. Variables take precedence over functions."""
         index = int(self._starts.searchsorted(max(address, 0)))
         if address < 0 or index >= len(self._starts) or int(self._starts[index]) != address:
             return None
@@ -363,7 +361,7 @@ class _Symbols:
 
     @functools.cached_property
     def handles(self) -> Mapping[int, str]:
-        """The kernels by the address of the variable in which nvcc's host code keeps their handle."""
+        """Address of the variable in which nvcc's host code keeps a kernel's handle → the kernel."""
         found = {}
         if b"E8__handle\0" in self._text:
             for start, at in zip(self._starts.tolist(), self._at.tolist(), strict=True):
@@ -399,10 +397,10 @@ def _no_symbols() -> _Symbols:
 
 def _registrations(file: Elf, opened: int) -> Mapping[int, str]:
     """Return the kernels that compiled code passes to __hipRegisterFunction or __cudaRegisterFunction, by
-    their handle.
+    handle.
 
-    Around each instruction that sets the fifth argument to -1, the code between two calls holds two
-    addresses: the handle and the name.
+    Around each instruction that sets the fifth argument to -1, the code between two calls loads two addresses:
+    the handle and the name.
     """
     found: dict[int, str] = {}
     ends = [segment.address + segment.size for segment in file.loads]
@@ -454,14 +452,14 @@ def _targets(code: bytes, address: int, fixed: bool) -> list[int]:
 
 
 def _name_at(file: Elf, address: int) -> str | None:
-    """Return the string at an address, if it can be a kernel's name; else None. Raises ImageError."""
+    """Return the string at an address if it can be a kernel's name; else None. Raises ImageError."""
     data = _text(file, address)
     text = data.partition(b"\0")[0]
     return text.decode() if _NAME.match(text) and len(text) < len(data) else None
 
 
 def _text(file: Elf, address: int) -> bytes:
-    """Return the bytes of a file from an address on, as many as a name may have; none outside of the file. Raises ImageError."""
+    """Return up to _LONGEST bytes of a file from an address on; b"" outside its segments. Raises ImageError."""
     for segment in file.loads:
         if 0 <= (inside := address - segment.address) < segment.size:
             return file.source.read(segment.offset + inside, min(_LONGEST, segment.size - inside))

@@ -1,11 +1,11 @@
 """The times of kernels on an AMD GPU, joined with the calls that launched them.
 
-An agent in the program reports kernel dispatches (device_times/). It notes when a thread put a dispatch into
-a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread is in one call
-at a time, so the call of the same thread around that time launched the dispatch. There are two exceptions. If
-the work-group sizes differ, the call is unknown: another thread's dispatch went into a shared queue, or the
-runtime enqueued it later from a thread of its own. In a PID namespace other than the tool's, a thread that
-has ended has no known number; then the call counts only if no other thread of the process was in a call.
+An agent in the program reports kernel dispatches (device_times/). It records when a thread put a dispatch into
+a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread is in one call at
+a time, so the call of the same thread around that time launched the dispatch. There are two exceptions. If the
+work-group sizes differ, the call is unknown: another thread's dispatch went into a shared queue, or a thread of
+the runtime enqueued it later. And a thread of another PID namespace than the tool's that has ended has no known
+number; then the call counts only if no other thread of the process was in a call.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-# Groups of functions that may run kernels: copies and fills, too.
+# Groups of functions that may run kernels, including copies and fills.
 LAUNCHING = ("launch", "graph", "copy", "memory")
-MOST_CALLS = 1 << 19  # that are kept, because their kernels may not have ended
-CHUNK = 1 << 13  # calls that are searched together
-MOST_WAITING = 1 << 16  # dispatches whose call may not have returned
-PATIENCE = 100  # how often the call of a waiting dispatch is searched for
-MOST_KERNELS = 1 << 14  # with times of their own between two reports
-MOST_THREADS = 256  # calls to search back for one that was under way
+MOST_CALLS = 1 << 19  # maximum calls to keep, because their kernels may not have ended
+CHUNK = 1 << 13  # calls to search together
+MOST_WAITING = 1 << 16  # maximum dispatches to keep whose call may not have returned
+PATIENCE = 100  # how often to search for the call of a waiting dispatch
+MOST_KERNELS = 1 << 14  # maximum kernels with separate times between two reports
+MOST_THREADS = 256  # calls to search backwards for one that was in progress
 CALL = np.dtype(
     [
         *(("start_ns", "<u8"), ("end_ns", "<u8"), ("stream", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("function", "<u4")),
@@ -51,7 +51,7 @@ CALL = np.dtype(
 
 @dataclass(frozen=True)
 class JoinedDispatches:
-    """Dispatches, the call of each, and whether the call is known. All shapes are (dispatches,)."""
+    """Dispatches, the call of each, and whether the call is known. All arrays have the shape (dispatches,)."""
 
     dispatches: Array
     calls: Array
@@ -59,7 +59,7 @@ class JoinedDispatches:
 
 
 class CallChunk(NamedTuple):
-    """Calls, with the first start and the last end among them in ns."""
+    """Calls, with their first start and last end in ns."""
 
     calls: Array
     first: int
@@ -78,7 +78,7 @@ class DispatchJoiner:
         self._searches = np.empty(0, np.int64)  # how often the call of each waiting dispatch was searched for
 
     def calls(self, events: Array) -> None:
-        """Keep the calls in `events`, which are of `CallProbes.events`."""
+        """Keep the calls in `events`, from `CallProbes.events`."""
         made = np.concatenate(
             [
                 np.empty(0, CALL),
@@ -110,8 +110,8 @@ class DispatchJoiner:
         return made
 
     def dispatches(self, new: Array, last: bool = False) -> JoinedDispatches:
-        """Return the dispatches whose call is known, or will never be known, in the order in which they started. `last`: no more
-        calls will come.
+        """Return the dispatches whose call is known or will never be known, in order of their start. `last`: no
+        more calls will come.
         """
         all_ = np.concatenate([self._waiting, new])
         searches = np.concatenate([self._searches + 1, np.zeros(len(new), np.int64)])
@@ -147,8 +147,8 @@ class DispatchJoiner:
         return calls, found
 
     def records(self, joined: JoinedDispatches) -> Iterator[dict[str, Any]]:
-        """Yield the records "dispatch", which timeline.py takes. Without a known call the fields of the call
-        are absent.
+        """Yield the records "dispatch", also for timeline.py. Without a known call, the fields of the call are
+        absent.
         """
         for dispatch, call, known in zip(joined.dispatches, joined.calls, joined.known, strict=True):
             name = self.kernel(int(dispatch["process"]), int(dispatch["kernel"]))
@@ -193,7 +193,7 @@ def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
         ]
     )
     times = np.concatenate([calls["start_ns"], dispatches["enqueued_ns"]])
-    # At equal times a call comes before a dispatch.
+    # At equal times, a call comes before a dispatch.
     order = np.lexsort((np.arange(len(times)) >= count, times, threads))
     before = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
     found = np.full(len(dispatches), -1, np.int64)
@@ -207,7 +207,7 @@ def _around(calls: Array, dispatches: Array, pids: Array) -> NDArray[np.int64]:
 
 
 def _only_call(calls: Array, pid: int, times: Array) -> NDArray[np.int64]:
-    """Return the index of the only call of a process around each time; -1 if there are several, or none.
+    """Return the index of the only call of a process around each time; -1 if there are several or none.
 
     This is for threads whose number in the tool's PID namespace is unknown.
     """
@@ -230,12 +230,12 @@ class KernelTimes:
         times = KernelTimes(api, command, os.environ, uid, wanted, filtered)
         …                               # start the command with times.environment
         times.take(events)              # records "dispatch"
-        times.runs()                    # how long kernels ran, since the last time
+        times.runs()                    # how long kernels ran, since the last call
         times.take(events, last=True)
         times.summary()
         times.close()
 
-    `uid`: of the command's user. `wanted` returns whether a kernel was asked for. `filtered`: only some calls
+    `uid`: the command's user. `wanted` returns whether the user asked for a kernel. `filtered`: only some calls
     are recorded, so count only dispatches whose call is known. `simulated`: the command runs on hipsim.
     """
 
@@ -254,11 +254,11 @@ class KernelTimes:
         self._wanted, self._filtered, self._simulated = wanted, filtered, simulated
         self._runs: dict[tuple[int, str], Durations] = {}
         self._count = 0
-        self._unknown: int | None = None  # dispatches without a known call; None: calls were not given
+        self._unknown: int | None = None  # dispatches without a known call; None: `take` got no calls
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables to add to the command's environment; none if there can be no times."""
+        """Variables to add to the command's environment; none if times cannot be measured."""
         return self._processes.environment
 
     @property
@@ -274,8 +274,8 @@ class KernelTimes:
     def take(self, events: Array | None = None, last: bool = False) -> list[dict[str, Any]]:
         """Return the records of dispatches that have ended, with their calls.
 
-        `events`: new ones of `CallProbes.events`. Without them return no records, and only add the dispatches
-        to `runs`. A dispatch whose call may still come is kept back until then, or until `last`.
+        `events`: new ones from `CallProbes.events`. Without them, return no records, and only add the dispatches to
+        `runs`. A dispatch whose call may still come is held back until then, or until `last`.
         """
         new = self._processes.take(last)
         if events is None or not self.environment:
@@ -315,12 +315,12 @@ class KernelTimes:
             self._count += len(lengths)
 
     def runs(self) -> dict[tuple[int, str], Durations]:
-        """Return how long kernels ran that ended since the last time, by process and mangled name."""
+        """Return the durations of kernels that ended since the last call, by process and mangled name."""
         runs, self._runs = self._runs, {}
         return runs
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of the summary record: the number of dispatches, and of those with unknown parts."""
+        """Return the fields of the summary record: the numbers of dispatches, and of those with something unknown."""
         processes = self._processes
         if not processes.processes:
             return {"device_times": None, "no_device_times": self.reason}
@@ -338,7 +338,7 @@ class KernelTimes:
 
 
 def kernel_times_of_command(api: Api, args: argparse.Namespace, simulated: bool = False) -> KernelTimes:
-    """Return the `KernelTimes` for a command line. Without COMMAND there are no times. `simulated`: it runs on hipsim."""
+    """Return the `KernelTimes` for a command line. Without COMMAND, there are no times. `simulated`: it runs on hipsim."""
     user = users.command_user(args.user) if args.command else None
     return KernelTimes(
         api,
@@ -356,8 +356,7 @@ def with_gpu_times(
 ) -> list[CallStatistics]:
     """Add to the rows of `statistics.by_kernel` how long each kernel ran.
 
-    Kernels without a known launch, such as those of graphs and the runtime's own, are appended as rows of
-    their own.
+    Kernels without a known launch, such as those of graphs and the runtime's own, are appended as separate rows.
     """
     rest = dict(runs)
     for row in rows:

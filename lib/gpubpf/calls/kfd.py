@@ -2,12 +2,12 @@
 throttling.
 
     driver = kfd.open_devices(note)         # None without an AMD GPU
-    for event in driver.take(): …           # those that ended since the last time
+    for event in driver.take(): …           # the events that ended since the last call
 
-/dev/kfd provides a file of events for each GPU, with a line of text for each event in the order in which they
-happened (the kernel's include/uapi/linux/kfd_ioctl.h: struct kfd_ioctl_smi_events_args, enum kfd_smi_event,
-KFD_EVENT_FMT_…). The file buffers 1 KB. The driver drops further events without saying so. This follows the
-documentation; it has not been tested with a GPU.
+/dev/kfd provides an event file for each GPU, with one line of text per event, in order (the kernel's
+include/uapi/linux/kfd_ioctl.h: struct kfd_ioctl_smi_events_args, enum kfd_smi_event, KFD_EVENT_FMT_…). The file
+buffers 1 KB; the driver drops further events silently. This follows the documentation; it has not been tested
+with a GPU.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _TRIGGERS = {
     UNMAPPED: ("MMU notifier", "MMU notifier, migration", "unmapped by the CPU"),
 }
 _MOST = 4096  # bytes of an incomplete line; also the number of events that have begun but not ended
-# What follows the event's number. Events with a time have ns, the process, and then `@address(size)` or other details.
+# What follows the event's number. Events with a time have ns, the process, then `@address(size)` or other details.
 _TIMED = re.compile(r"(\d{1,20}) -(\d{1,10}) (?:@([0-9a-f]+)\(([0-9a-f]+)\) ?)?(.*)")
 _VMFAULT = re.compile(r"([0-9a-f]+):")
 
 
 @dataclass(frozen=True)
 class DriverEvent:
-    """Something that the driver did.
+    """An event of the driver.
 
     Times are CLOCK_BOOTTIME. Both are equal if the event takes no time, or if the driver does not report its
     end. `pid`: 0 if it concerns all processes. `gpu`: index among the machine's GPUs.
@@ -84,7 +84,7 @@ class DriverEvent:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the driver's events: the number of the event, its time and process, and what the line says about it."""
+    """A parsed line of an event file: the event's number, time, process and details."""
 
     number: int
     ns: int
@@ -95,16 +95,16 @@ class _Line:
 
 
 class DriverEvents:
-    """Read events from `files`, which are open files by GPU. `close` closes them."""
+    """Read events from `files`, open files by GPU, which `close` closes."""
 
     def __init__(self, files: Mapping[int, int]) -> None:
         self._files = dict(files)
         self._rest = dict.fromkeys(files, b"")
-        # Events that have begun, by GPU, number, process, address.
+        # Events that have begun but not ended, by GPU, number, process and address.
         self._open: dict[tuple[int, int, int, str], _Line] = {}
 
     def take(self) -> list[DriverEvent]:
-        """Return the events that ended since the last time."""
+        """Return the events that ended since the last call."""
         found: list[DriverEvent] = []
         for gpu in self._files:
             for line in self._lines(gpu):
@@ -125,7 +125,7 @@ class DriverEvents:
         self._files.clear()
 
     def _lines(self, gpu: int) -> list[str]:
-        """Return the complete lines that have come. Some kernels return eight bytes at a time."""
+        """Return the complete lines that have arrived. Some kernels return eight bytes at a time."""
         data = self._rest[gpu]
         with contextlib.suppress(OSError):  # EAGAIN: nothing more to read
             while part := os.read(self._files[gpu], 1024):
@@ -171,7 +171,7 @@ def _parse(line: str) -> _Line | None:
     if match is None:
         return None
     words = match[5].split()
-    # The trigger is the last word, except at the end of a migration, which needs none.
+    # The trigger is the last word. At the end of a migration, another word is last, but no trigger is needed there.
     names, trigger = _TRIGGERS.get(number, ()), words[-1] if words else ""
     why = next((name for n, name in enumerate(names) if trigger == str(n)), "")
     return _Line(
@@ -180,8 +180,8 @@ def _parse(line: str) -> _Line | None:
 
 
 def causes_during(events: Iterable[DriverEvent], pid: int, start_ns: int, end_ns: int) -> list[Cause]:
-    """Return the events of a process, or of all processes, as causes. An event counts with its part between
-    the two times.
+    """Return the events that concern a process or all processes, as causes. Only the part of an event between
+    the two times counts.
     """
     total: dict[str, list[int]] = {}
     for event in events:

@@ -1,5 +1,5 @@
-"""``--list``: the libraries, which of their functions can have probes, and the kernels that are registered or
-were launched.
+"""``--list``: the libraries, which of their functions can be probed, and the kernels that are registered or were
+launched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_EXPORTED = "the library does not export it"
 
 @dataclass(frozen=True)
 class ListedLibrary:
-    """A library file. `functions`: by name why the function cannot have a probe, or None if it can."""
+    """A library file. `functions`: name → why the function cannot be probed, or None if it can."""
 
     path: str
     functions: Mapping[str, str | None]
@@ -54,7 +54,7 @@ class RegisteredKernel:
 
 @dataclass
 class Listed:
-    """What was found."""
+    """The libraries and kernels that were found."""
 
     libraries: list[ListedLibrary] = field(default_factory=list)
     kernels: list[RegisteredKernel] = field(default_factory=list)
@@ -67,8 +67,9 @@ def show(
     out: cli.Output,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Print what --list asks for, and return the exit status. `text`, `environment`: for a command: the programs, and variables that
-    are added to its environment.
+    """Print what --list asks for, and return the exit status.
+
+    `text`, `environment`: for a command, the programs, and variables to add to its environment.
     """
     status, found = 0, Listed()
     wanted = [function for _, function in api.choose(args.api)]
@@ -178,7 +179,7 @@ def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Se
 def _of_command(
     api: Api, text: str, args: argparse.Namespace, environment: Mapping[str, str]
 ) -> tuple[int, Listed]:
-    """Run the command to its end. Return its exit status, and its libraries and the kernels that it launched."""
+    """Run the command to its end. Return its exit status, and its libraries and launched kernels."""
 
     def note(said: str) -> None:
         cli.note(args.tool, said)
@@ -207,7 +208,7 @@ def _of_command(
         for row in by_kernel(calls.sums(), lambda pid: comms.get(pid, ""), kernels.name, api):
             name = row.kernel or names.KernelName(row.name, row.name, row.name)
             found.kernels.append(RegisteredKernel(name, row.comm, row.times.count, row.pid, row.comm))
-        # By file; there may be several kinds of programs on a file.
+        # By file, because several kinds of programs may probe the same file.
         refusals: dict[str, dict[str, str | None]] = {}
         for placed in calls.placed:
             refusals.setdefault(placed.path, {}).update({**dict.fromkeys(placed.functions), **placed.refused})
@@ -235,7 +236,7 @@ def _records(found: Listed) -> Iterator[dict[str, Any]]:
 
 
 def _lines(found: Listed, verbose: bool) -> Iterator[str]:
-    """Yield the libraries with how many of the functions can have probes, then the kernels."""
+    """Yield the libraries, with how many of the functions can be probed, then the kernels."""
     for library in found.libraries:
         probed = sum(reason is None for reason in library.functions.values())
         who = f" ({library.comm}, pid {library.pid})" if library.pid else ""

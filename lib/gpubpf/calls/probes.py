@@ -1,10 +1,13 @@
 """Attach eBPF programs to the functions of a library, and read what they count and record
 (include/gpubpf_calls.h, docs/host-calls.md).
 
-calls = CallProbes(api, api.choose(), CallOptions(), note) calls.bpf …                         # add further
-programs, which run for the same time calls.start() calls.trace(pid)                  # count calls of this
-process, and of all that it starts from now on … calls.sums(), calls.events()        # what came since they
-were last read calls.stop(); calls.sums() …; calls.close()
+    calls = CallProbes(api, api.choose(), CallOptions(), note)
+    calls.bpf …                         # add further programs, which run for the same time
+    calls.start()
+    calls.trace(pid)                    # count calls of this process, and of all that it starts from now on
+    …
+    calls.sums(), calls.events()        # what is new since the last read
+    calls.stop(); calls.sums() …; calls.close()
 """
 
 from __future__ import annotations
@@ -47,10 +50,10 @@ _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 class CallOptions:
     """Which calls the programs count.
 
-    `events`: record each call, too. `everybody`: count calls of every process. `slow_ns`, `errors`: count
-    only calls that took at least this long, or that failed. `cgroup` (its id), `comm`, `tid`: count only
-    calls of such threads. `statistics`: have the kernel count how often and how long programs run, which
-    costs 100 ns per call.
+    `events`: also record each call. `everybody`: count calls of every process. `slow_ns`, `errors`: count only
+    calls that took at least this long, or that failed. `cgroup` (its id), `comm`, `tid`: count only calls of
+    threads that match. `statistics`: have the kernel count how often and how long programs run, which costs
+    100 ns per call.
     """
 
     events: bool = False
@@ -64,7 +67,7 @@ class CallOptions:
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, events: bool = False) -> CallOptions:
-        """Return the options that the command line asks for. `events`: record each call in any case."""
+        """Return the options for a command line. `events`: record each call in any case."""
         views = args.each or args.slow or args.timeline or args.trace
         return cls(
             events=bool(events or views or selects_launches(args)),
@@ -80,15 +83,14 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class CallCounts:
-    """What the programs count beside the sums.
+    """What the programs count besides the sums.
 
-    Lost: `records` that did not fit into the ring; `sums`, calls that are in no sum; `calls`, whose entry was
-    evicted because too many threads were in a call; `processes` that are not followed because the map of
-    targets is full.
+    Lost: `records` that did not fit into the ring buffer; `sums`, calls that are in no sum; `calls` whose entry
+    was evicted because too many threads were in a call; `processes` that are not followed because the map of
+    targets was full.
 
-    Not lost: `nested`, calls inside a call of the same thread, so part of a call that the program made;
-    `abandoned`, calls that never returned (longjmp, end of the thread); `unseen`, times off the CPU whose end
-    the kernel did not report.
+    Not lost: `nested`, calls inside a call of the same thread and so part of that call; `abandoned`, calls that
+    never returned (longjmp, end of the thread); `unseen`, off-CPU times whose end the kernel did not report.
     """
 
     records: int = 0
@@ -145,7 +147,7 @@ class CallProbes:
         self._attach()
 
     def _attach(self) -> None:
-        """Say where each program runs; `start` attaches them."""
+        """Declare where each program runs; `start` attaches them."""
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
             self.bpf.attach_uprobe(self.api.libraries, numbers, fn_name=name, ret=returns, optional=True)
@@ -165,7 +167,7 @@ class CallProbes:
     # --- start and end ---
 
     def start(self) -> None:
-        """Load and attach the programs. If no library is found yet, a notice says so."""
+        """Load and attach the programs. A notice is given if no library is found yet."""
         if uprobes.best_method() == "event":  # needs several open files for each function
             raise_file_limit()
         self._host = self.bpf.host(None, self._note)
@@ -177,7 +179,7 @@ class CallProbes:
         return self._host
 
     def limit(self, privileges: Privileges) -> None:
-        """Restrict the thread that attaches to new libraries to these privileges, too."""
+        """Also restrict the thread that attaches to new libraries to these privileges."""
         if self.host.uprobes is not None:
             self.host.uprobes.limit_privileges(privileges.apply)
 
@@ -190,7 +192,7 @@ class CallProbes:
     def stop(self) -> None:
         """Detach the programs. What they counted can still be read."""
         if self.ended_ns is None:
-            # First, for all programs at once: a call whose return has lost its program would never end.
+            # Stop all programs at once first: otherwise, calls whose return probe is detached first would never end.
             self._set(over=True)
             self.ended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self.host.detach()
@@ -214,14 +216,14 @@ class CallProbes:
         self.host.delete(self._chosen_pids, pid.to_bytes(4, "little"))
 
     def announced(self, pid: int) -> None:
-        """A traced process uses the library: pass on notices about its files. Those about other processes' files are not given."""
+        """Pass on notices about the files of this process, which uses the library. Other notices are held back."""
         if self.host.uprobes is not None:
             self.host.uprobes.told_of(pid)
 
     def ended(self, pid: int) -> None:
-        """Forget a chosen process that has ended, as another may get its PID.
+        """Forget a chosen process that has ended, since another may get its PID.
 
-        The programs do so themselves if the tool is in the initial PID namespace.
+        In the initial PID namespace, the programs do this themselves.
         """
         if self._numbers_differ:
             self.forget(pid)
@@ -242,22 +244,20 @@ class CallProbes:
 
     @property
     def placed(self) -> Sequence[ProbedFile]:
-        """The library files that have probes, with the functions that have one."""
+        """The library files that have probes, with the probed functions."""
         put = self.host.uprobes
         return tuple(put.placed) if put is not None else ()
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The names of chosen functions that no library found so far exports; empty while there is no
-        library.
-        """
+        """The names of chosen functions that no library found so far exports; empty before one is found."""
         exported = {name for p in self.placed for name in (*p.functions, *p.refused)}
         return tuple(f.name for _, f in self.chosen if f.symbol not in exported) if self.placed else ()
 
     # --- what was counted ---
 
     def sums(self) -> np.ndarray[Any, Any]:
-        """Return sums of the calls that ended since the last time, by process, function and kernel: see
+        """Return sums of the calls that ended since the last read, by process, function and kernel: see
         arrays.py.
 
         While the programs run, this takes an RCU grace period: about 10 ms.
@@ -282,7 +282,7 @@ class CallProbes:
         return made
 
     def launched(self) -> set[tuple[int, int]]:
-        """Return the PIDs and handles of the kernels that were launched since the sums were last read."""
+        """Return the PIDs and handles of kernels launched since the sums were last read."""
         keys = self.host.items("call_sums")["key"]
         return {
             (pid, kernel)
@@ -291,7 +291,7 @@ class CallProbes:
         }
 
     def events(self) -> np.ndarray[Any, Any]:
-        """Return the calls that ended since the last time, in the order in which they returned: see
+        """Return the calls that ended since the last read, in the order in which they returned: see
         arrays.py.
         """
         return self.host.records("call_events")
@@ -305,7 +305,7 @@ class CallProbes:
 
     @property
     def counts(self) -> CallCounts:
-        """What the programs count beside the sums."""
+        """What the programs count besides the sums."""
         found = self.host.items("call_counts")["value"].tolist()
         return CallCounts(**dict(zip(_COUNTS, found, strict=True)))
 
@@ -343,11 +343,11 @@ def _pid_offset() -> int | None:
 
 
 def _wait_for_programs() -> None:
-    """Wait until every program that runs now has ended.
+    """Wait until every program that is now running has ended.
 
-    Programs run in RCU read-side critical sections, and MEMBARRIER_CMD_GLOBAL waits for these.
+    Programs run in RCU read-side critical sections, for which MEMBARRIER_CMD_GLOBAL waits.
     """
     try:
         libc.system_call("membarrier", _GLOBAL, 0, 0)
     except OSError:
-        time.sleep(0.02)  # with nohz_full CPUs the kernel has no such barrier; programs take microseconds
+        time.sleep(0.02)  # with nohz_full CPUs, there is no such barrier; programs take microseconds

@@ -1,8 +1,7 @@
-"""Events as records of type "call": arguments, result, latency, and what the thread did meanwhile.
+"""Turn events into records of type "call": arguments, result, latency, and what the thread did meanwhile.
 
-There may be very many calls. `group_calls` therefore groups calls that have the same fields, with a column
-for each field, so that C code can format the lines (call_lines.py). `call_records` makes a dictionary of each
-call.
+There may be very many calls. So `group_calls` groups calls that have the same fields, with one column per field,
+and C code can format the lines (call_lines.py). `call_records` makes a dictionary for each call.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
     NameOf: TypeAlias = Callable[[int, int], NameOrAddress]  # of a process and a handle
 
-CHUNK = 1 << 13  # calls that are formatted together
-# By hipMemcpyKind, cudaMemcpyKind; the other kinds leave the direction to the runtime.
+CHUNK = 1 << 13  # calls to format together
+# Indexed by hipMemcpyKind or cudaMemcpyKind; further kinds leave the direction to the runtime.
 COPIES = ("h2h", "h2d", "d2h", "d2d")
 SPENT = {
     "preempted": "preempted_ns",
@@ -51,8 +50,8 @@ class CallGroup:
 
 
 def in_call_order(parts: Iterable[tuple[Sequence[int], Iterable[Any]]]) -> list[Any]:
-    """Return the items of several groups in the order of the events. A part is the positions of a group, and
-    its items.
+    """Return the items of several groups in the order of the events. Each part has a group's positions and its
+    items.
     """
     positions: list[int] = []
     items: list[Any] = []
@@ -95,7 +94,7 @@ def _records(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 
 def map_distinct(make: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Apply `make` to each value, but call it only once for equal values."""
+    """Apply `make` to each value, calling it only once for equal values."""
     known = {value: make(value) for value in set(values)}
     return [known[value] for value in values]
 
@@ -128,9 +127,9 @@ def _group_by_fields(
 def _columns(function: ApiFunction, events: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arrays of the fields, and for fields that only some calls have, which calls have them.
 
-    The keys are fields of the record and names of SPENT. Fields that become strings are still numbers here.
-    The second dictionary also has entries for a stream or shared memory of 0, so that such calls form groups
-    of their own: text output leaves these fields out.
+    The keys are fields of the record and names of SPENT. Fields that become strings are still numbers here. The
+    second dictionary also has entries for a stream or shared memory of 0, so that such calls form separate
+    groups: text output omits these fields.
     """
     spent, kernel = events["spent"], events["kernel"]
     comm = np.ascontiguousarray(events["comm"]).view("S16").reshape(len(events))

@@ -48,7 +48,7 @@ EARLY_TICK, EARLY = 0.005, 1.0
 class ReportInputs:
     """What a report reads. The last four exist only for vendors that have such an interface.
 
-    `device_notice`: what to say of the device as soon as a process uses it.
+    `device_notice`: a notice about the device, given as soon as a process uses it.
     """
 
     api: Api
@@ -63,8 +63,8 @@ class ReportInputs:
 
 
 class SelectedSums:
-    """The sums of the launches that --launch and --sample select, which the programs in the kernel do not
-    know.
+    """The sums of the launches that --launch and --sample select. The programs in the kernel do not know this
+    selection.
     """
 
     def __init__(self, launches: LaunchSelection, empty: Any) -> None:
@@ -79,7 +79,7 @@ class SelectedSums:
         return chosen
 
     def take(self) -> Any:
-        """Return the sums since the last time."""
+        """Return the sums since the last call."""
         found, self._sums = self._sums, self._empty
         return found
 
@@ -118,7 +118,7 @@ class CallReport:
     # --- while the programs run ---
 
     def begin(self) -> None:
-        """Say what is traced."""
+        """Announce what is traced."""
         self._processes.begin()
 
     def tick(self) -> float:
@@ -131,14 +131,14 @@ class CallReport:
         self._processes.check_calls()
         events = inputs.calls.events() if inputs.calls.options.events else None
         launched = inputs.calls.launched() if events is None else ()
-        inputs.kernels.read(inputs.calls.host)  # after the launches, whose kernels were named before
+        inputs.kernels.read(inputs.calls.host)  # after reading launches, whose kernels got their names before
         inputs.delay_probes.tick()
         if self._driver is not None:
             self._driver.read(self._processes.is_traced)
         if events is not None:
             self._take_events(events)
         else:
-            for pid, handle in launched:  # now, as the process may end before the report
+            for pid, handle in launched:  # look names up now, since the process may end before the report
                 inputs.kernels.name(pid, handle)
             self._read_dispatches(None)
         inputs.processes.unread = self._out.closed and (self._trace is None or not self._trace.open)
@@ -161,7 +161,7 @@ class CallReport:
         if not (args.each or args.slow or args.timeline or args.trace):
             return
         events = self._kernels.select(events, name_of)
-        records: list[dict[str, Any]] = []  # made only if needed: that takes long
+        records: list[dict[str, Any]] = []  # made only if needed, because it is slow
         if args.slow or args.timeline or args.trace:
             records = self._output.call_records(events)
         if self._trace is not None:
@@ -320,10 +320,10 @@ class CallReport:
         }
 
     def _libraries(self) -> list[dict[str, Any]]:
-        """Return the files that have probes. `late`: a traced process had mapped the file before it had
-        probes.
+        """Return the files that have probes. `late`: a traced process had mapped the file before it was
+        probed.
         """
-        found: dict[str, dict[str, Any]] = {}  # there may be several kinds of programs on a file
+        found: dict[str, dict[str, Any]] = {}  # several kinds of programs may probe the same file
         for file in self._inputs.calls.placed:
             library = found.setdefault(
                 file.path, {"path": file.path, "functions": len(file.functions), "refused": {}}
@@ -334,7 +334,7 @@ class CallReport:
         return list(found.values())
 
     def _may_be_traced(self, pid: int) -> bool:
-        """Return False only if it is known that the process is not traced."""
+        """Return False only if the process is known not to be traced."""
         inputs = self._inputs
         return inputs.processes.everyone or pid in inputs.calls.seen or not inputs.calls.seen
 
@@ -347,7 +347,7 @@ def _selected_sums(calls: CallProbes, args: argparse.Namespace) -> SelectedSums 
 
 
 def drop_views_without_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
-    """Switch off, with --csv, the views that CSV has no table for, and say so."""
+    """With --csv, switch off the views for which CSV has no table, and say so."""
     views = {"--why": args.why, "--timeline": args.timeline, "the causes of --slow": args.slow}
     if args.csv and (dropped := [view for view in views if views[view]]):
         note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")

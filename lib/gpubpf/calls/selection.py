@@ -16,15 +16,15 @@ _MOST_SEEN = 4096  # kernels that an error message can name
 
 
 class KernelSelection:
-    """The kernels that --kernel selects; all without globs."""
+    """The kernels that --kernel selects; without globs, all."""
 
     def __init__(self, globs: Sequence[str]) -> None:
         self.globs = globs
         self.seen: set[str] = set()  # names of launched kernels
-        self._matched: set[str] = set()  # globs that match one of them
+        self._matched: set[str] = set()  # globs that matched a launched kernel
 
     def includes(self, name: NameOrAddress) -> bool:
-        """Return whether the kernel is selected. A string is the address of a kernel whose name is unknown."""
+        """Return whether the kernel is selected. A string is the address of a kernel with an unknown name."""
         text = name.mangled if isinstance(name, KernelName) else name or ""
         matching = {glob for glob in self.globs if names.matches((glob,), text)}
         self._matched |= matching
@@ -35,8 +35,8 @@ class KernelSelection:
         return [glob for glob in self.globs if glob not in self._matched]
 
     def select(self, calls: Any, name_of: Callable[[int, int], NameOrAddress]) -> Any:
-        """Return the sums or events that belong to selected kernels. Without globs return all, including
-        calls without a kernel.
+        """Return the sums or events of selected kernels. Without globs, return all, including calls without a
+        kernel.
         """
         if not self.globs:
             return calls
@@ -51,7 +51,7 @@ class KernelSelection:
 
 
 class LaunchSelection:
-    """The launches that --launch and --sample select. Launches of each kernel and process count from 1."""
+    """The launches that --launch and --sample select. Launches are counted from 1 per kernel and process."""
 
     def __init__(self, launches: tuple[int, int | None], sample: int) -> None:
         self._first, self._last = launches
@@ -59,7 +59,7 @@ class LaunchSelection:
         self._seen: dict[tuple[int, object], int] = {}
 
     def select(self, events: Any, name_of: Callable[[int, int], NameOrAddress]) -> Any:
-        """Return the selected launches of `CallProbes.events`. Call this with all events, in their order."""
+        """Return the selected launches of `CallProbes.events`. Call this with all events, in order."""
         wanted = np.zeros(len(events), bool)
         for at in np.flatnonzero(events["launch"]).tolist():
             pid, handle = int(events["tgid"][at]), int(events["kernel"][at])

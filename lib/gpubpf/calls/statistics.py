@@ -27,9 +27,7 @@ _KEY = ["tgid", "function", "kernel"]  # fields of the array of sums
 
 @dataclass
 class Durations:
-    """A number of durations: their count, sum, maximum and histogram, and how much of the sum was off the
-    CPU.
-    """
+    """Durations: their count, sum, maximum and histogram, and how much of the sum was off the CPU."""
 
     count: int = 0
     ns: int = 0
@@ -38,7 +36,7 @@ class Durations:
     buckets: Any = 0
 
     def add(self, sum_: Any, fields: Sequence[str]) -> None:
-        """Add one sum. `fields`: the fields of the array that hold count, sum, maximum, time off the CPU and
+        """Add one sum. `fields`: the fields of the array with the count, sum, maximum, off-CPU time and
         histogram.
         """
         count, ns, largest, off, buckets = fields
@@ -62,9 +60,9 @@ class Durations:
 class CallStatistics:
     """The calls of a function, or the launches of a kernel, by one process: a row of a table.
 
-    `number`: the function's number. `address`: a handle of the kernel. `times`: of the calls. `gaps`: from
-    the return of a thread's launch to its next launch, which is of this kernel. `runs`: of the kernel on the
-    GPU, if they are known.
+    `number`: the function's number. `address`: a handle of the kernel. `times`: durations of the calls. `gaps`:
+    from the return of a thread's launch to its next launch, which launches this kernel. `runs`: durations of the
+    kernel on the GPU, if known.
     """
 
     pid: int
@@ -75,8 +73,8 @@ class CallStatistics:
     address: int = 0
     gpu: int = 0
     errors: int = 0
-    error: int = 0  # the last error's number
-    error_name: str = ""  # its name; only for a function
+    error: int = 0  # the number of the last error
+    error_name: str = ""  # its name, only for a function
     times: Durations = field(default_factory=Durations)
     gaps: Durations = field(default_factory=Durations)
     runs: Durations = field(default_factory=Durations)
@@ -118,7 +116,7 @@ class CallStatistics:
 
 
 def by_function(sums: Any, comm: Callable[[int], str], api: Api) -> list[CallStatistics]:
-    """Return a row for each process and function, the one with most time first."""
+    """Return a row for each process and function, most time first."""
     found: dict[tuple[int, int], CallStatistics] = {}
     for one in sums:
         pid, number = int(one["tgid"]), int(one["function"])
@@ -135,9 +133,9 @@ def by_function(sums: Any, comm: Callable[[int], str], api: Api) -> list[CallSta
 def by_kernel(
     sums: Any, comm: Callable[[int], str], name_of: Callable[[int, int], NameOrAddress], api: Api
 ) -> list[CallStatistics]:
-    """Return a row for each process and kernel, the one with most launches first.
+    """Return a row for each process and kernel, most launches first.
 
-    A kernel may have several handles. A handle without a name is a row of its own, under its address.
+    A kernel may have several handles. A handle without a name has its own row, under its address.
     Launches without a handle, such as those of graphs, are listed under the name of their function.
     """
     found: dict[tuple[int, str], CallStatistics] = {}
@@ -157,7 +155,7 @@ def by_kernel(
 
 
 def sums_of_events(events: Any, dtype: Any) -> Any:
-    """Add up these events, in the form of `CallProbes.sums`, whose dtype is `dtype`."""
+    """Sum these events in the form of `CallProbes.sums`, whose dtype is `dtype`."""
     keys, place = np.unique(events[_KEY], return_inverse=True)
     made = np.zeros(len(keys), dtype)
     for name in _KEY:
@@ -181,7 +179,7 @@ def sums_of_events(events: Any, dtype: Any) -> Any:
 
 
 def merge_sums(parts: Sequence[Any]) -> Any:
-    """Add up arrays of `CallProbes.sums`: the result has each process, function and kernel once."""
+    """Sum arrays of `CallProbes.sums`: the result has each process, function and kernel once."""
     array = np.concatenate(parts)
     keys, place = np.unique(array[_KEY], return_inverse=True)
     made = np.zeros(len(keys), array.dtype)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from gpubpf.calls.statistics import CallStatistics, Durations
     from gpubpf.show.owner_columns import OwnerColumns
 
-MOST_ROWS = 24  # of a table without -v
-LEAST_SHARE = 0.01  # of the time; a smaller share is not mentioned in a sentence
+MOST_ROWS = 24  # maximum rows of a table without -v
+LEAST_SHARE = 0.01  # share of the time; sentences omit smaller shares
 CSV_SUMS = (
     "pid",
     "comm",
@@ -32,7 +32,7 @@ CSV_SUMS = (
 
 
 def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Iterator[str]:
-    """Yield sentences that say which functions took the time, and which failed."""
+    """Yield sentences about which functions took the time and which failed."""
     total = sum(row.times.ns for row in rows)
     count = sum(row.times.count for row in rows)
     if not count:
@@ -70,7 +70,7 @@ def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Itera
 def function_table(
     rows: Sequence[CallStatistics], whose: OwnerColumns, everything: bool = False
 ) -> Iterator[str]:
-    """Yield the table of functions. `everything`: show all rows, not only the first MOST_ROWS."""
+    """Yield the table of functions. `everything`: show all rows instead of the first MOST_ROWS."""
     shown = rows if everything else rows[:MOST_ROWS]
     cells = [
         {
@@ -118,8 +118,8 @@ def _table(
     whose: OwnerColumns,
     name: str,
 ) -> Iterator[str]:
-    """Yield a table whose column `name` takes the room that is left. `above` is the title over the columns
-    P50 to MAX.
+    """Yield a table whose column `name` takes the remaining width. `above` is the title over the columns P50
+    to MAX.
     """
     if not cells:
         return

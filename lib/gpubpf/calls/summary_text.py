@@ -9,8 +9,8 @@ from gpubpf.show import table
 
 
 def device_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]:
-    """Yield a sentence about the times of kernels on the GPU: how many there are and what is missing, or why
-    there are none. `filters`: those that the user gave; only dispatches of the calls that they choose are counted.
+    """Yield a sentence about the times of kernels on the GPU: how many there are and what is missing, or why there
+    are none. `filters`: the user's filters, if any; then only dispatches of matching calls are counted.
     """
     if "device_times" not in summary:
         return
@@ -32,7 +32,7 @@ def device_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]
 
 
 def coverage_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]:
-    """Yield the last lines of the output: what was counted, and what was lost. `filters`: those that the user gave."""
+    """Yield the last lines of the output: what was counted, and what was lost. `filters`: the user's filters."""
     calls, lost = summary["calls"], summary["lost"]
     late = [library for library in summary["libraries"] if "late" in library]
     processes = table.count(summary["processes"], "process")

@@ -1,11 +1,11 @@
 """--timeline and --trace: calls and kernel dispatches in order, as lines, as records, and as a trace for
 ui.perfetto.dev.
 
-The input are records as the tools print them (man page, FIELDS). A call has `pid`, `comm`, `tid`, `api`,
-`ts_ns` (its start), `lat_ns`, and if they apply `ret`, `kernel`, `stream`, `grid`, `block_dim`, `bytes` and
-`off_cpu_ns`. A dispatch has `pid`, `comm`, `gpu`, `queue`, `kernel`, `ts_ns` (its start), `exec_ns`, and if
-its call is known `tid`, `api`, `stream` and `call_ns`. Without GPU timestamps there are only calls. All times
-are on CLOCK_BOOTTIME.
+The inputs are records as the tools print them (man page, FIELDS). A call has `pid`, `comm`, `tid`, `api`, `ts_ns`
+(its start), `lat_ns`, and where applicable `ret`, `kernel`, `stream`, `grid`, `block_dim`, `bytes` and
+`off_cpu_ns`. A dispatch has `pid`, `comm`, `gpu`, `queue`, `kernel`, `ts_ns` (its start), `exec_ns`, and if its
+call is known, `tid`, `api`, `stream` and `call_ns`. Without GPU timestamps, there are only calls. All times are on
+CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 _DETAILS = ("ret", "error", "stream", "grid", "block_dim", "shared_bytes", "bytes", "fn_addr", "cgroup_id")
 _COMMON = ("pid", "comm", "tid", "gpu", "queue", "stream", "bytes", "call_ns")
-MOST_PENDING = 500_000  # calls that --timeline keeps until the next report
+MOST_PENDING = 500_000  # maximum calls, and maximum dispatches, that --timeline keeps until the next report
 _HEADER = f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  "
 
 
@@ -77,13 +77,13 @@ def _title(call: Record) -> str:
 
 
 def _stream(dispatch: Record) -> str:
-    """Return a dispatch's stream, or if its call is unknown the device's queue, which streams may share."""
+    """Return a dispatch's stream; if its call is unknown, the device's queue, which streams may share."""
     return f"stream {dispatch['stream']}" if dispatch.get("stream") else f"queue {dispatch['queue']}"
 
 
 class CallTrace:
-    """Write calls and dispatches into a trace: threads of each process, streams of its GPUs, and arrows from
-    calls to kernels.
+    """Writes calls and dispatches to a trace: the threads of each process, the streams of its GPUs, and arrows
+    from calls to kernels.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -106,7 +106,7 @@ class CallTrace:
             self._dispatch(dispatch)
 
     def _order(self, pid: int) -> int:
-        """Return the position of a process in the trace. Its GPUs come below it."""
+        """Return the position of a process in the trace. Its GPUs follow it."""
         return 64 * self._processes.setdefault(pid, len(self._processes))
 
     def _dispatch(self, dispatch: Record) -> None:
@@ -173,7 +173,7 @@ class TraceFile:
         self._complain = complain
         self._trace: Trace | None = Trace(path)
         self._calls = CallTrace(self._trace)
-        self.status = 0  # the exit status that an error asks for
+        self.status = 0  # the exit status after an error
 
     @property
     def open(self) -> bool:

@@ -1,5 +1,5 @@
-"""The processes whose calls are traced, and for how long: a command, running processes, or every process.
-None gets an agent.
+"""The processes whose calls are traced, and for how long: a command, running processes, or every process. None
+of them gets an agent.
 
 processes = TracedProcesses(args, environment, note)
 with processes.follow(calls):
@@ -37,8 +37,8 @@ def check_privileges(args: argparse.Namespace) -> None:
 
 
 class TracedProcesses:
-    """What the command line says to trace. `environment`: variables to add to the command's. Raise
-    SessionError.
+    """The processes that the command line selects. `environment`: variables to add to the command's environment.
+    Raise SessionError.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class TracedProcesses:
         self._signals = Signals()
         self._privileges = privileges.Privileges()
         self._child: subprocess.Popen[bytes] | None = None
-        self._files: dict[int, int] = {}  # pidfds of processes that have not ended
+        self._files: dict[int, int] = {}  # PID → pidfd of processes that have not ended
         self._returncode: int | None = None
         self._calls: CallProbes | None = None
         self.stopped = False
-        self.unread = False  # set by the report if nobody reads the results any more; ends the measurement
+        self.unread = False  # set by the report if nobody reads the results any more: ends the measurement
         self.started_ns = self.ended_ns = 0
 
     @property
@@ -63,15 +63,15 @@ class TracedProcesses:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The PIDs of the command, or of -p, that still run."""
+        """The PIDs of the command or of -p that are still running."""
         return tuple(self._files)
 
     @contextlib.contextmanager
     def follow(self, calls: CallProbes) -> Iterator[None]:
-        """Start the command and count its calls, or count calls of the running processes. Drop the privileges
-        that this needed.
+        """Start the command and count its calls, or count calls of running processes. Drop the privileges that
+        this needed.
 
-        On exit wait for the command, except after SIGTERM.
+        On exit, wait for the command, except after SIGTERM.
         """
         self._calls = calls
         self._signals.catch()
@@ -81,7 +81,7 @@ class TracedProcesses:
                 self._start(calls)
             else:
                 self._find(calls)
-            raise_file_limit()  # only now: the command keeps the limit that it was started with
+            raise_file_limit()  # only now, so that the command keeps the original limit
             self._privileges.keep(privileges.MEASURING | privileges.PROGRAMS, self._args.alone)
             calls.limit(self._privileges)
             try:
@@ -97,7 +97,7 @@ class TracedProcesses:
             self._files.clear()
 
     def _start(self, calls: CallProbes) -> None:
-        """Start the command. It is traced from its first instruction on, as a child of this process."""
+        """Start the command, which is traced from its first instruction on as a child of this process."""
         calls.trace(os.getpid())
         try:
             self._child = run(self._args.command, {**os.environ, **self._environment}, self._user)
@@ -106,7 +106,7 @@ class TracedProcesses:
         self._files[self._child.pid] = os.pidfd_open(self._child.pid)
 
     def _find(self, calls: CallProbes) -> None:
-        """Trace the processes of -p. Raise SessionError if none runs."""
+        """Trace the processes of -p. Raise SessionError if none is running."""
         missed = []
         for pid in dict.fromkeys(self._args.pid):
             try:
@@ -122,22 +122,22 @@ class TracedProcesses:
 
     @property
     def status(self) -> int:
-        """The exit status of the tool: the command's, or 0 after SIGTERM, as the command then may go on."""
+        """The exit status of the tool: the command's, or 0 after SIGTERM, since the command may continue then."""
         code = 0 if self._signals.terminated else self._returncode or 0
         return code if code >= 0 else 128 - code
 
     @property
     def terminated(self) -> bool:
-        """Whether SIGTERM told the tool to leave at once."""
+        """Whether SIGTERM told the tool to exit at once."""
         return self._signals.terminated
 
     def intervals(self, tick: Callable[[], float], stop: Callable[[], object]) -> Iterator[int]:
-        """Yield when a report is due: every `interval` seconds, `count` times, and at the end of the
+        """Yield when a report is due: every `interval` seconds, at most `count` times, and at the end of the
         measurement.
 
-        The measurement ends with the traced processes, after `duration`, or with Ctrl-C or SIGTERM. `tick` is
-        called in between and before each report, and returns the seconds until its next call. `stop` is
-        called before the last report.
+        The measurement ends with the traced processes, after `duration` or `count` reports, or with Ctrl-C or
+        SIGTERM. `tick` is called in between and before each report, and returns the seconds until its next call.
+        `stop` is called before the last report.
         """
         start = time.monotonic()
         interval, count = self._args.interval, self._args.count
@@ -198,7 +198,7 @@ class TracedProcesses:
 
 
 def _cannot_open(pid: int, error: OSError) -> SessionError:
-    """Return why there is no pidfd of a process."""
+    """Return the error that says why a process has no pidfd."""
     if os.path.exists(f"/proc/{pid}"):
         return SessionError(
             f"pid {pid} is not a process but a thread of one ({error.strerror}); name the process"

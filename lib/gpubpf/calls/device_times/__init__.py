@@ -1,7 +1,7 @@
-"""When kernels started and ended on AMD GPUs: a C library in the program, the agent, and the reader of what it writes (dispatches.py).
+"""When kernels started and ended on AMD GPUs: the agent, a C library in the program, and the reader of its output (dispatches.py).
 
-There are two agents. rocprofiler_agent.c asks rocprofiler-sdk. It was not tested on AMD hardware, only with a stand-in that follows
-rocprofiler-sdk's headers and documentation. hsa_agent.c uses the interface of ROCr for tools; it was tested with AMD's ROCr on hipsim.
+There are two agents. rocprofiler_agent.c uses rocprofiler-sdk. It was not tested on AMD hardware, only with a stand-in that follows
+rocprofiler-sdk's headers and documentation. hsa_agent.c uses ROCr's tools interface; it was tested with AMD's ROCr on hipsim.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gpubpf.linux import libraries
 from gpubpf.session import amd_device
 
 _SDK = "librocprofiler-sdk.so"
-HSA_WANTED = "GPUBPF_HSA_TIMES"  # variable: use ROCr's interface on a GPU, too
+HSA_WANTED = "GPUBPF_HSA_TIMES"  # environment variable: use ROCr's interface on a GPU, too
 
 
 @dataclass(frozen=True)
 class Agent:
-    """A library that reports dispatches from within a program. The program loads what the environment variable `variable` names."""
+    """A library that reports dispatches from within a program. The program loads the library that `variable` names."""
 
-    source: str  # of the times
+    source: str  # the source of the times, for output
     library: Path
-    variable: str
-    others: tuple[str, ...]  # variables that load another profiler
-    loads: str  # what a program has to load, so that it loads the agent
+    variable: str  # an environment variable
+    others: tuple[str, ...]  # environment variables that load another profiler
+    loads: str  # what a program must load to load the agent
 
     def refusal(self, environment: Mapping[str, str]) -> str | None:
         """Return why a command with these variables cannot have the agent, or None."""
@@ -62,7 +62,7 @@ HSA = Agent(
 
 
 def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated: bool) -> Agent | str:
-    """Return the agent for a command, or why there can be none. `simulated`: it runs on hipsim."""
+    """Return the agent for a command, or why there is none. `simulated`: it runs on hipsim."""
     if not command:
         return "the tool did not start the program (give a COMMAND)"
     if simulated and environment.get("HIPSIM_CLOCK") == "virtual":
@@ -83,7 +83,7 @@ def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated:
 def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command may find rocprofiler-sdk.
 
-    Look where the loader looks, in the usual folders, and in the Python packages of the command's
+    Look where the loader looks, in the usual directories, and in the Python packages of the command's
     environment.
     """
     if libraries.files(libraries.LibraryNames(_SDK)):
@@ -105,8 +105,8 @@ def installed(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def loadable(library: Path) -> bool:
-    """Return whether every process of a command can load the library: librocprofiler-register ends a process
-    that cannot.
+    """Return whether every process of a command can load the library: librocprofiler-register terminates a
+    process that cannot.
 
     A command that root starts may change its user, so every user must be able to read the library.
     """

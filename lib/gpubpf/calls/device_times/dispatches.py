@@ -3,11 +3,11 @@ and ended.
 
     dispatches = Dispatches(command, environment, uid)
     …                           # start the command with dispatches.environment
-    new = dispatches.take()     # from time to time, and with last=True at the end
-    dispatches.reason           # why there are none
+    new = dispatches.take()     # periodically, and with last=True at the end
+    dispatches.reason           # why there are no dispatches
     dispatches.close()
 
-`take` returns a structured array, for each process in the order in which its dispatches ended: `start_ns`,
+`take` returns a structured array, in which the dispatches of each process are in order of their end: `start_ns`,
 `end_ns`, `enqueued_ns` (when the launching thread enqueued it; 0: unknown) on CLOCK_BOOTTIME, `queue`,
 `kernel` (see `names` of the process), `correlation`, `dispatch` (IDs of rocprofiler-sdk), `tid` (0: unknown),
 `gpu` (index among the runtime's GPUs; -1: unknown), `grid` (in work-items), `block`, `shared`, `scratch`
@@ -46,10 +46,10 @@ SOCKET = "GPUBPF_DISPATCHES"
 SLOTS, HEADER, NAMES, GPUS = 32768, 4096, 16 << 20, 64  # the same as in ring.h
 MAGIC = 0x3144504247505547
 STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
-MOST_PROCESSES = 4096  # of one measurement; each needs two open files while it runs
-MOST_THREADS = 1 << 16  # thread numbers to keep for a process
-MOST_WAITING = 256  # connections without a greeting
-ENDED, UNKNOWN = -1, -2  # in place of a process's pidfd
+MOST_PROCESSES = 4096  # maximum per measurement; each needs two open files while it runs
+MOST_THREADS = 1 << 16  # maximum thread numbers to keep for a process
+MOST_WAITING = 256  # maximum connections without a greeting
+ENDED, UNKNOWN = -1, -2  # instead of a process's pidfd
 PATIENCE = 20  # how often to wait for a slot that is being written
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
 _HELLO = struct.Struct("<Q4I16s")
@@ -77,22 +77,22 @@ class AgentProcess:
     comm: str
     file: int
     life: int  # a pidfd, ENDED or UNKNOWN
-    taken: int = 0  # dispatches that were read
+    taken: int = 0  # number of dispatches that were read
     enqueued: int = 0
     waited: int = 0
-    names: dict[int, str] = field(default_factory=dict)  # of kernels, mangled
+    names: dict[int, str] = field(default_factory=dict)  # mangled names of kernels
     names_taken: int = 0  # bytes
     names_lost: int = 0
     threads: dict[int, int] = field(default_factory=dict)  # TID in its PID namespace → in the tool's
 
     @property
     def unended(self) -> int:
-        """Dispatches that were enqueued and whose end was not reported."""
+        """The number of enqueued dispatches whose end was not reported."""
         return max(0, self.enqueued - self.taken)
 
 
 class Dispatches:
-    """Listen for the agents of a command. `uid`: the command's user; agents of other users, except root, are
+    """Listens for the agents of a command. `uid`: the command's user; agents of other users, except root, are
     ignored.
     """
 
@@ -120,16 +120,16 @@ class Dispatches:
         self._listener.listen(MOST_PROCESSES)
         self.environment = {found.variable: str(found.library.resolve()), SOCKET: name}
         if found is ROCPROFILER and "ROCPROFILER_LOG_LEVEL" not in environment:
-            # Its warnings would be lines on the command's stderr.
+            # Its warnings would appear on the command's stderr.
             self.environment["ROCPROFILER_LOG_LEVEL"] = "error"
 
     @property
     def source(self) -> str:
-        """What reports the times: rocprofiler-sdk or ROCr."""
+        """The source of the times: rocprofiler-sdk or ROCr."""
         return self._agent.source
 
     def close(self) -> None:
-        """Close all connections. What agents still write is not read."""
+        """Close all connections. Later output of agents is not read."""
         for process in self.processes:
             self._leave(process)
         for connection in self._waiting:
@@ -162,18 +162,18 @@ class Dispatches:
 
     @property
     def unended(self) -> int:
-        """Dispatches whose end was not reported."""
+        """The number of dispatches whose end was not reported."""
         return sum(process.unended for process in self.processes)
 
     @property
     def names_lost(self) -> int:
-        """Kernels whose names did not fit into an agent's memory."""
+        """The number of kernels whose names did not fit into an agent's memory."""
         return sum(process.names_lost for process in self.processes)
 
     # --- processes ---
 
     def _accept(self) -> None:
-        """Accept the processes that have started since the last time."""
+        """Accept the processes that have started since the last call."""
         while self._listener and len(self._waiting) < MOST_WAITING:
             try:
                 connection, _ = self._listener.accept()
@@ -197,7 +197,7 @@ class Dispatches:
         self._waiting = still
 
     def _greet(self, connection: socket.socket, files: list[int]) -> bool:
-        """Return whether an agent's greeting has come. Add received files that are not kept to `files`. Raise
+        """Return whether an agent's greeting has arrived. Add received files that are not kept to `files`. Raise
         OSError.
         """
         peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -219,7 +219,7 @@ class Dispatches:
             self._states.add((state, status, version))
         elif len(self.processes) >= MOST_PROCESSES:
             self._refused = f"more than {MOST_PROCESSES} processes"
-        elif len(files) != 1:  # the kernel had no number for it
+        elif len(files) != 1:  # the kernel could not allocate a file descriptor
             self._refused = TOO_MANY_FILES
         else:
             # Reading a memfd never blocks. Only memfds have seals.
@@ -239,7 +239,7 @@ class Dispatches:
             life = os.pidfd_open(pid)
         except ProcessLookupError:
             life = ENDED
-        except OSError:  # such as too many open files; it is read until the measurement is over
+        except OSError:  # such as too many open files; read it until the measurement ends
             life = UNKNOWN
         self.processes.append(AgentProcess(pid, inside, comm or "?", file, life))
 
@@ -255,8 +255,8 @@ class Dispatches:
     # --- dispatches ---
 
     def take(self, last: bool = False) -> Array:
-        """Return the dispatches that have ended since the last time, of dtype DISPATCH. `last`: do not wait
-        for partly written ones.
+        """Return the dispatches that have ended since the last call, of dtype DISPATCH. `last`: do not wait for
+        partly written ones.
         """
         self._accept()
         parts = [
@@ -286,7 +286,7 @@ class Dispatches:
         return _RING.unpack(os.pread(process.file, _RING.size, 0))
 
     def _read(self, process: AgentProcess, last: bool) -> Iterator[Array]:
-        """Yield the new slots. Stop at one that is being written, unless that has taken long, or `last`."""
+        """Yield the new slots. Stop at one that is being written, unless that takes too long, or `last`."""
         _, process.enqueued, written, _, process.names_lost, *_ = self._header(process)
         if not process.taken <= written < process.taken + (1 << 40):
             return  # not a value that an agent writes
@@ -305,7 +305,7 @@ class Dispatches:
                 count = int(unwritten[0])
             else:
                 process.waited = 0
-            # A slot that was written meanwhile may have been read half.
+            # A slot that was overwritten meanwhile may be torn.
             good = (slots["number"] == expected) & (expected + SLOTS > self._header(process)[2])
             self.lost += count - int(np.count_nonzero(good[:count]))
             yield slots[:count][good[:count]]
@@ -351,7 +351,7 @@ class Dispatches:
 
 
 def _is_readable(file: int) -> bool:
-    """Return whether a file can be read now. Its number may be large, which select(2) does not take."""
+    """Return whether a file is readable now. Its number may be too large for select(2)."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(0))
