@@ -1,7 +1,7 @@
-"""Unpack what kernelretsnoop's device programs keep of the latest launches, for `Exits.take_maps` and `LaneLateness.of_maps`.
+"""Unpack what kernelretsnoop's device programs store about the latest launches, for `Exits.take_maps` and `LaneLateness.of_maps`.
 
-The programs store as little as they can. If all lanes of a warp exit together, they note when, and count one exit for all lanes. Only
-of other warps do they count the lanes.
+The programs store as little as possible. If all lanes of a warp exit together, they store the time and count one exit for all lanes.
+Only for other warps do they count the lanes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def unpacked(warps: np.ndarray, blocks: np.ndarray, shape: Shape) -> tuple[np.nd
     """Return the maps `warps` and `blocks` of the device programs as [ROUNDS, warp] of WARP, and [1, block] of the exits and rounds.
 
     exits   uint32 [lane]   all exits of a block
-    left    launch << CLOCK_BITS | exits of this launch; 0 if the block has no warp in it, or not all
+    left    launch << CLOCK_BITS | exits of this launch; 0 if unused, or if warps or clock of the block belong to different launches
     time_sm time << 16 | multiprocessor
     """
     slots, whole = warps["slots"].reshape(shape.blocks, shape.warps, ROUNDS), warps["whole"]
@@ -32,10 +32,10 @@ def unpacked(warps: np.ndarray, blocks: np.ndarray, shape: Shape) -> tuple[np.nd
     together = whole.reshape(shape.blocks, shape.warps).sum(axis=1, dtype=np.uint32)
     found["exits"][..., : shape.warp] += together[:, None]
     launch, counted = slots["first"] >> np.uint64(CLOCK_BITS), slots["left"] >> np.uint64(CLOCK_BITS)
-    # Where a launch has not counted the lanes, they exited together.
+    # If a launch has not counted the lanes of a warp, they exited together.
     exits = np.where(counted == launch, slots["left"] & np.uint64(CLOCK_MASK), np.uint64(shape.warp))
     exits = np.minimum(exits, np.uint64(shape.block_size + 1)).sum(axis=1)
-    # The clocks are of the launch that wrote last, and so may be of another one than the exits.
+    # The clocks come from the launch that wrote last, which may be another one than that of the exits.
     same = (launch == launch[:, :1]).all(axis=1)
     same &= rounds["launch"] & np.uint64((1 << 64 - CLOCK_BITS) - 1) == launch[:, 0]
     read = found["rounds"][0]

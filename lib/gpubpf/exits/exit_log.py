@@ -1,4 +1,4 @@
-"""Collect what kernelretsnoop's device programs write: maps that are read now and then, or records in ring buffers. They become the
+"""Collect what kernelretsnoop's device programs write: maps that are read periodically, or records in ring buffers. They become the
 `Exits` of each kernel and launch shape, lines of records, and pictures.
 
     log = ExitLog(…)
@@ -40,22 +40,25 @@ if TYPE_CHECKING:
 
 RING = "departures"  # the ring buffer that on_record writes to
 COARSE = 256  # ns; a timer with a resolution this low is refined by the clocks of the multiprocessors
-CHUNK = 1 << 16  # records that are printed at once
-MOST_PENDING = 4096  # launches that are not complete yet
+CHUNK = 1 << 16  # records to print at once
+MOST_PENDING = 4096  # maximum launches that are not complete yet
 MOST_HEATS = 64
 MOST_UNITS = (
     1 << 22
-)  # blocks or warps of a launch whose sample is computed; records of larger launches wait for the end
-MOST_SHARDS = 6  # shards of a ring that a line names
+)  # maximum blocks or warps of a launch to compute its sample; records of larger launches wait for the end
+MOST_SHARDS = 6  # maximum shards of a ring buffer that a line names
 FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
 
 class ExitLog:
     """Collects the exits of a session.
 
-    recorded: exits come as records in the ring buffer, not as sums in maps. block, thread: the ranges of --block and --thread.
-    heats: pictures are wanted. each: called with every batch of records: the kernel, the records, their times (ns on the host).
-    owners: told of every kernel before `each` is called. sampling: which blocks or warps have exits; None: all.
+    recorded       exits come as records in the ring buffer, not as sums in maps
+    block, thread  the ranges of --block and --thread
+    heats          pictures are wanted
+    each           called with every batch of records: the kernel, the records, their times (ns on the host)
+    owners         sees every kernel before `each` is called
+    sampling       which blocks or warps have exits; None: all
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class ExitLog:
         ] = {}  # sums, launches
         self._before: dict[KernelShape, LaneLateness] = {}
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
-        self._readings: dict[tuple[int, int], Any] = {}  # of clocks: rows are multiprocessor, cycles, ns
+        self._readings: dict[tuple[int, int], Any] = {}  # clock readings; rows: multiprocessor, cycles, ns
         self._rates: dict[tuple[int, int], CycleLength] = {}  # the cycle lengths computed from the readings
         self.heats: dict[KernelShape, BlockHeat] = {}
         self.unknown = 0  # records whose launch or time is unknown
@@ -164,7 +167,7 @@ class ExitLog:
         new = np.array(columns).astype(np.int64)
         kept = self._readings.get((pid, gpu))
         both = new if kept is None else np.concatenate([kept, new], axis=1)
-        # The readings that are farthest apart give the most exact rate.
+        # Readings that are far apart give the most exact rate.
         half = READINGS // 2
         self._readings[pid, gpu] = (
             both if both.shape[1] <= READINGS else np.concatenate([both[:, :half], both[:, -half:]], axis=1)
@@ -172,7 +175,7 @@ class ExitLog:
         self._rates.pop((pid, gpu), None)
 
     def _rate(self, kernel: KernelShape) -> CycleLength:
-        """Return the length of a cycle. Without readings it is 1 ns with an error of 100 %."""
+        """Return the length of a cycle. Without readings, it is 1 ns with an error of 100 %."""
         key = kernel.pid, kernel.gpu
         if kernel.pid in self.shapes.virtual:
             return CycleLength()
@@ -189,7 +192,7 @@ class ExitLog:
         return ("lateness", "blocks", "warps", *(("groups",) if self._sampling else ()))
 
     def _sampled_blocks(self, kernel: KernelShape, number: int) -> np.ndarray:
-        """Return a mask of the blocks that the launch with this number chose with all of their warps."""
+        """Return a mask of the blocks of which the launch with this number chose all warps."""
         shape = kernel.shape
         return np.logical_and.reduce(self._chosen(kernel, number).reshape(shape.blocks, -1), axis=1)
 
@@ -231,7 +234,7 @@ class ExitLog:
         return records[known], np.maximum(times[known], 0)
 
     def _fold(self, final: bool) -> None:
-        """Add up the launches that are complete, those that have been pending for too long, and at the end all."""
+        """Add the launches that are complete or have been pending for too long; at the end, add all."""
         every, late = final, len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
             final = every or at < late
@@ -269,7 +272,10 @@ class ExitLog:
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
     def _wanted(self, kernel: KernelShape, number: int, threads: np.ndarray | None) -> tuple[int, int]:
-        """Return how many blocks of a launch have records, and how many records. threads: a mask of the chosen threads of a block."""
+        """Return how many blocks of a launch have records, and how many records there are.
+
+        threads: a mask of the chosen threads of a block.
+        """
         shape, of_blocks = kernel.shape, _count(kernel.grid, self._ranges[0])
         there = np.ones(shape.block_size, bool) if threads is None else threads
         if self._sampling is None:
@@ -299,9 +305,9 @@ class ExitLog:
     def reports(
         self, since_last: bool, session: Session | None = None
     ) -> Iterator[tuple[KernelShape, ExitReport]]:
-        """Yield a report of each kernel and launch shape with exits, the one with the most waiting first.
+        """Yield a report of each kernel and launch shape with exits, those with the most waiting first.
 
-        `since_last`: count only what is new since the last call. `session`: with sampling, which says how large the samples are.
+        `since_last`: count only what is new since the last call. `session`: needed with sampling, for the sizes of the samples.
         """
         samples = samples_of(session, self._sampling) if session is not None else {}
         lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.shapes.launches))
@@ -315,7 +321,7 @@ class ExitLog:
             report = ExitReport.of(exits, count, self._rate(kernel), late, samples.get(key))
             if report.exits:
                 found.append((kernel, report))
-            else:  # its exits were not read yet: it counts in the report that has them
+            else:  # its exits were not read yet: count its launches in the report that has them
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:
             self._before, self._reported = lateness, launches
@@ -325,7 +331,7 @@ class ExitLog:
         yield from found
 
     def pictures(self) -> list[BlockHeat]:
-        """Return what --heatmap draws. With several processes or GPUs, the titles name them."""
+        """Return the pictures for --heatmap. With several processes or GPUs, the titles name them."""
         owners = OwnerColumns().see(self.heats)
         labels = names.labels((kernel.mangled for kernel in self.heats), full=True)
         for kernel, heat in self.heats.items():
@@ -334,7 +340,7 @@ class ExitLog:
         return list(self.heats.values())
 
     def title(self, kernel: KernelShape, full: bool) -> str:
-        """Return the heading of a report: the short name, or the full one with `full` or when two kernels share the short name."""
+        """Return the heading of a report: the short name, or the full one with `full` or if kernels share the short name."""
         seen = {kernel.mangled, *(other.mangled for other in self._exits)}
         return names.labels(sorted(seen), None if full else 56, full)[kernel.mangled]
 
@@ -349,7 +355,7 @@ class ExitLog:
         ]
 
     def losses(self, session: Session) -> dict[str, Any]:
-        """Return the fields of the summary record about missing records and failed contexts."""
+        """Return the summary record's fields about missing records and failed contexts."""
         if not self._recorded:
             return {"faults": sorted(self.shapes.faults)}
         shards = [shard for ring in session.ring_counts(RING) for shard in ring.shards]
@@ -363,7 +369,7 @@ class ExitLog:
         }
 
     def loss_lines(self, losses: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what `losses` says, for people."""
+        """Yield a sentence for each kind of loss in `losses`."""
         for pid in losses["faults"]:
             if "records" in losses:
                 yield f"pid {pid}: a kernel failed; the results include only exits before the failure"
@@ -421,7 +427,7 @@ def _count(extents: Index, ranges: Ranges) -> int:
 
 
 class ExitPrinter:
-    """Writes every exit as it comes: the `each` of an `ExitLog`.
+    """Writes every exit as it arrives: the `each` of an `ExitLog`.
 
     `form`: "json", "csv" or "text". Times in text count from the first exit.
     """
@@ -440,7 +446,7 @@ class ExitPrinter:
             self._origin = int(times.min())
         self._owners.see([kernel])
         header = {"json": "", "csv": CSV_HEADER}.get(self._form) or _text_header(self._owners)
-        if header != self._header and self._form != "json":  # again when a second process adds columns
+        if header != self._header and self._form != "json":  # again if a second process adds columns
             self._out.write(header)
         self._header = header
         for begin in range(0, len(records), CHUNK):
@@ -466,7 +472,7 @@ def _text_header(owners: OwnerColumns) -> str:
 
 
 def _text(kernel: KernelShape, records: Any, since: Any, owners: OwnerColumns, labels: names.Labels) -> bytes:
-    """Return lines for people, of 80 columns. `since`: ns since the first exit."""
+    """Return lines of text, 80 columns wide. `since`: ns since the first exit."""
     thread = records["thread"].astype(np.int64)
     block, own = np.divmod(thread, kernel.shape.block_size)
     launch, lane = records["launch"] & np.uint64(NUMBER_MASK), own % kernel.shape.warp

@@ -1,4 +1,4 @@
-"""The text report of kernelretsnoop: who exits late in each kernel, and how far first and last exits are apart."""
+"""kernelretsnoop's text report: who exits late in each kernel, and how far first and last exits are apart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpubpf.session.launch_shape import shape_cells
 from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 
-SiteNames: TypeAlias = Callable[[int], str | None]  # ``scale.cu:17`` of a site's number; None: unknown
+SiteNames: TypeAlias = Callable[[int], str | None]  # site number → ``scale.cu:17``; None: unknown
 HEADER = ("MEAN (ns)", "P50", "P99", "MAX")
-DROP = ("P50", "EXITS", "OF", "P99")  # columns that are left out: lateness of seconds has many digits in ns
+DROP = ("P50", "EXITS", "OF", "P99")  # columns to drop for space: lateness of seconds has many digits in ns
 
 
 def lines(
@@ -27,8 +27,8 @@ def lines(
 ) -> Iterator[str]:
     """Yield a section for each kernel and launch shape.
 
-    Several processes or GPUs first have a table of all kernels, and then sections of only those with the latest threads.
-    `title` returns a kernel's heading (in full), `sites` the names of its exits.
+    With several processes or GPUs, a table of all kernels comes first; with several processes, only those with the latest threads then
+    get sections, unless `verbose`. `title` returns a kernel's heading, in full if asked to, `sites` the names of its exits.
     """
     owners.see(kernel for kernel, _ in reports)
     shown = reports if verbose or not owners.processes else reports[:MOST_SECTIONS]
@@ -45,7 +45,7 @@ def lines(
 
 
 def _about(report: ExitReport) -> str:
-    """Return the word before a number of exits: with sampling, it is an estimate."""
+    """Return the word before a number of exits, which is an estimate with sampling."""
     return "about " if report.sample is not None and report.sample.factor != 1 else ""
 
 
@@ -63,7 +63,7 @@ def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerCo
 
 
 def _mean(times: Distribution) -> str:
-    """Return the mean in ns; from 100 ms on, which has too many digits for three columns, with its unit."""
+    """Return the mean in ns; from 100 ms on, which would have too many digits, with a unit."""
     if not times.count:
         return "-"
     return f"{times.mean:,.0f}" if times.mean < 1e8 else table.duration(times.mean)
@@ -77,7 +77,7 @@ def _section(
     owners: OwnerColumns,
     verbose: bool,
 ) -> Iterator[str]:
-    """Yield who is late, a row for each lane (lanes that do not differ share one), and the spreads."""
+    """Yield the findings, a row for each lane (lanes that do not differ share one), and the spreads."""
     yield f"{title}: when its threads exit"
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
     said = [
@@ -121,7 +121,7 @@ def _cells(value: Distribution) -> dict[str, str]:
 
 
 def _with_error(cells: dict[str, str], lane: LaneReport, sampled: bool) -> dict[str, str]:
-    """Return cells with the standard error of the mean behind it, with sampling."""
+    """Return the cells; with sampling, with the standard error after the mean."""
     if not sampled:
         return cells
     mean, *others = cells.items()

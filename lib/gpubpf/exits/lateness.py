@@ -1,15 +1,15 @@
-"""When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and who keeps the others waiting.
+"""When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and which keep the others waiting.
 
-kernelretsnoop's device programs add exits up (`take_maps`) or record each of them (`take_records`). These become the `Exits` of a
-kernel and launch shape, then an `ExitReport`, then sentences and tables.
+kernelretsnoop's device programs sum exits (`take_maps`) or record each of them (`take_records`). These become the `Exits` of a kernel
+and launch shape, then an `ExitReport`, then sentences and tables.
 
 - The lateness of a lane is the time from the first exit in its warp to its own.
 - The spread of a warp is the time from its first exit to its last.
 - The spread of a block is the time from the first exit of its first warp to the first exit of its last warp.
 - The spread of a grid is the time from the end of its first block to the end of its last block.
-- The tail is the end of a launch, when fewer blocks are left than multiprocessors took part.
+- The tail is the end of a launch, when fewer blocks are left than multiprocessors that took part.
 
-Times are counted in histograms. Their bins are 1 wide below 64; above that, each power of two has 32. So the middle of a bin is within
+Times are counted in histograms. Bins are 1 wide below 64; above that, each power of two has 32 bins. So the middle of a bin is within
 1.6 % of every value in it. Threads, warps and blocks are numbered as in `session/launch_shape.py`.
 """
 
@@ -29,18 +29,18 @@ from gpubpf.show import table
 from gpubpf.show.table import duration
 
 BINS = 1024
-LARGEST = 2**36 - 1  # larger values are counted as this
+LARGEST = 2**36 - 1  # larger values count as this
 NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
-GAP = 0.25  # share of the largest lateness; late lanes differ from the others by at least this gap
-NOTABLE = 0.05  # share of the largest; less than this is not reported
+GAP = 0.25  # share of the largest lateness: late lanes differ from the others by at least this
+NOTABLE = 0.05  # share of the largest; smaller differences are not reported
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
-SAMPLE_GROUPS = 32  # of sampled blocks or warps, see session/sampled.py
+SAMPLE_GROUPS = 32  # groups of sampled blocks or warps, see session/sampled.py
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
-    """Return the bin of each value (integers from 0), as the device program computes it."""
+    """Return the bin of each value (integers from 0), like the device program."""
     values = np.minimum(values, LARGEST).astype(np.int64)
     # A float64 is exact up to 2**36; its exponent is the position of the highest bit.
     shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 6, 0)
@@ -66,7 +66,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float] | np.ndarray) -> Distribution:
-        """Return the distribution of single values."""
+        """Return the distribution of individual values."""
         if not len(values):
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         ordered = np.sort(np.asarray(values, np.float64))
@@ -77,7 +77,7 @@ class Distribution:
     def of_bins(
         cls, count: int, total: float, bins: np.ndarray, largest: float, scale: float = 1.0
     ) -> Distribution:
-        """Return the distribution of `count` values with the sum `total`; those above 0 are in `bins`. `scale`: ns per unit."""
+        """Return the distribution of `count` values with the sum `total`. `bins`: those above 0. `scale`: ns per unit."""
         late = int(bins.sum())
         count = max(count, late)
         if not late:
@@ -95,7 +95,7 @@ class Distribution:
         return cls(count, total * scale / count, found[0], found[1], largest * scale)
 
     def record(self) -> dict[str, float]:
-        """Return the fields of JSON: integers in ns, except for the mean."""
+        """Return the JSON fields in ns: integers, except for the mean."""
         return {"mean": round(self.mean, 1)} | {
             name: round(getattr(self, name)) for name in ("p50", "p99", "max")
         }
@@ -110,7 +110,7 @@ def _rank(count: int, share: float) -> int:
 
 @dataclass
 class BinnedValues:
-    """Counted values: integers from 0 in units of a clock. `where` is the place of the largest."""
+    """Counted values: integers from 0 in units of a clock. `where` is the location of the largest."""
 
     count: int = 0
     total: int = 0
@@ -119,7 +119,7 @@ class BinnedValues:
     bins: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
 
     def add(self, values: np.ndarray, where: np.ndarray | None = None) -> None:
-        """Add values. `where`: the place of each."""
+        """Add values. `where`: the location of each."""
         if not len(values):
             return
         self.count += len(values)
@@ -156,7 +156,7 @@ class LaneLateness:
 
     @classmethod
     def none(cls, warp: int) -> LaneLateness:
-        """Return the lateness in warps of so many lanes in which none has left yet."""
+        """Return the initial lateness, for warps of `warp` lanes."""
         lanes, none = np.zeros(warp, np.uint64), np.zeros(warp, np.int64)
         groups = np.zeros((SAMPLE_GROUPS, warp), np.uint64)
         return cls(lanes, lanes.copy(), np.zeros((warp, BINS), np.int64), none, none.copy(), groups)
@@ -165,8 +165,8 @@ class LaneLateness:
     def of_maps(
         cls, lateness: np.ndarray, blocks: np.ndarray, groups: np.ndarray | None = None
     ) -> LaneLateness:
-        """Return the contents of the maps `lateness` [lane], `blocks` [1, block] and, with sampling, `groups` [group << 5 | lane] of
-        the device program."""
+        """Return the lateness in the device program's maps: `lateness` [lane], `blocks` [1, block] and, with sampling, `groups`
+        [group << 5 | lane]."""
         late, blocks = lateness.reshape(-1), blocks.reshape(-1)
         bins = late["bins"].astype(np.int64)
         exits = blocks["exits"].astype(np.int64).sum(axis=0)
@@ -188,7 +188,7 @@ class LaneLateness:
         )
 
     def since(self, before: LaneLateness) -> LaneLateness:
-        """Return what was added after `before`. An older maximum is replaced by the middle of the highest new bin."""
+        """Return what was added after `before`. A maximum that is not new is replaced by the middle of the highest new bin."""
         bins = (self.bins - before.bins) & 0xFFFFFFFF  # the device counts in 32 bits
         highest = BINS - 1 - np.argmax(bins[:, ::-1] > 0, axis=1)
         largest = np.where(bins.any(axis=1), _MIDDLES[highest], 0).astype(np.uint64) << np.uint64(24)
@@ -201,7 +201,7 @@ class LaneLateness:
     def add(
         self, lane: np.ndarray, late: np.ndarray, site: np.ndarray, group: np.ndarray | None = None
     ) -> None:
-        """Add single exits. group: with sampling, the group of each."""
+        """Add individual exits. group: with sampling, the group of each."""
         if group is not None:
             np.add.at(self.groups, (group, lane), late.astype(np.uint64))
         self.exits[:] += np.bincount(lane, minlength=len(self.exits))
@@ -215,7 +215,7 @@ class LaneLateness:
 
 @dataclass(frozen=True)
 class CycleLength:
-    """The length of a cycle of the multiprocessors in ns, and its relative error."""
+    """The length of a multiprocessor cycle in ns, and its relative error."""
 
     ns: float = 1.0
     error: float = 0.0
@@ -224,7 +224,7 @@ class CycleLength:
     def measured(cls, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray) -> CycleLength | None:
         """Return the cycle length from paired readings of a multiprocessor's clock and the GPU's timer (ns).
 
-        Both are compared between the first and the last reading of each multiprocessor. Returns None when these are too close.
+        Both are compared between the first and the last reading of each multiprocessor. Return None if these are too close.
         """
         from gpubpf.session.clock import CYCLE, estimated_tick
 
@@ -242,14 +242,14 @@ class CycleLength:
         by_rate = np.argsort(rates)
         half = np.searchsorted(np.cumsum(np.array(weights)[by_rate]), sum(weights) / 2)
         middle = float(np.array(rates)[by_rate][half])
-        # Multiprocessors are read at different times: if their rates differ, the frequency has changed.
+        # Multiprocessors are read at different times, so different rates mean that the frequency has changed.
         apart = float(np.average(np.abs(np.array(rates) / middle - 1), weights=weights))
         return cls(middle, max(2 * tick / max(weights), apart))
 
 
 @dataclass
 class Exits:
-    """What is known of the exits of one kernel and launch shape.
+    """What is known about the exits of one kernel and launch shape.
 
     warp, block   spreads in cycles
     grid, tail    of each complete launch, ns
@@ -280,7 +280,9 @@ class Exits:
         self.lateness = LaneLateness.none(self.shape.warp)
 
     def add_warps(self, first: np.ndarray, late: np.ndarray, there: np.ndarray) -> None:
-        """Add complete blocks. Arrays are [block, warp]: first exit and time to the last exit (cycles); whether it has threads."""
+        """Add complete blocks. Arrays are [block, warp]: the first exit, the time to the last exit (cycles), and whether the warp has
+        threads.
+        """
         self.warp.add(late[there])
         latest = np.where(there, first, np.iinfo(np.int64).min)
         earliest = np.where(there, first, np.iinfo(np.int64).max).min(axis=1)
@@ -294,7 +296,7 @@ class Exits:
         order = np.argsort(end, kind="stable")
         ends = (end[order] - end[order[0]]).astype(np.int64)
         numbers, index = np.unique(sm[order], return_inverse=True)
-        # Until `begin`, at least as many blocks were left as multiprocessors.
+        # Until `begin`, at least as many blocks were left as there are multiprocessors.
         begin = ends[len(ends) - len(numbers)]
         self.grid.add(ends[-1:])
         self.tail.add(ends[-1:] - begin)
@@ -321,7 +323,7 @@ class Exits:
         """Add the complete, new launches in the maps `warps` [ROUNDS, warp] and `blocks` [1, block].
 
         `chosen` is a mask of the blocks to count; all of their threads count. `sampled` returns a mask of the blocks that the launch
-        with this number chose; None: all. Without all blocks, what the blocks of a grid do is unknown.
+        with this number chose; None: all. Unless a launch chose all blocks, the times of its grid are unknown.
         """
         shape = self.shape
         rounds = blocks.reshape(-1)["rounds"]  # [block, round]
@@ -364,11 +366,14 @@ class Exits:
         group: np.ndarray | None = None,
         partial: bool = False,
     ) -> bool:
-        """Add the records of one launch. Returns whether the launch is complete.
+        """Add the records of one launch. Return whether the launch is complete.
 
-        blocks: how many were chosen. threads: a mask of the chosen threads of a block. None: all. Warps and blocks with missing
-        threads do not count. group: with sampling, the group of each record. partial: not all blocks have records, so what the blocks
-        of the grid do is unknown.
+        blocks   how many blocks were chosen; None: all
+        threads  a mask of the chosen threads of a block; None: all
+        group    with sampling, the group of each record
+        partial  not all blocks have records, so the times of the grid are unknown
+
+        Warps and blocks with missing threads do not count.
         """
         shape = self.shape
         there = np.zeros((shape.warps, shape.warp), bool)
@@ -420,15 +425,15 @@ def _since_first(values: np.ndarray) -> np.ndarray:
 
 
 def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
-    """Return times of `bits` bits, which are near each other, as differences from the first."""
+    """Return times of `bits` bits, which must be close together, as differences from the first."""
     return _wrapped(values - values[:1], bits)
 
 
 @dataclass(frozen=True)
 class LaneReport:
-    """A lane's exits. late: the distribution of its known lateness. site: its exit when it was latest; None: it was never late.
+    """A lane's exits. late: the distribution of its known lateness. site: where it was latest; None: never late, or unknown.
 
-    With sampling, `exits` is the estimate for all blocks, and `error` the standard error of the mean lateness; None: unknown.
+    With sampling, `exits` is the estimate for all blocks, and `error` the standard error of the mean lateness (None: unknown).
     """
 
     number: int
@@ -445,8 +450,8 @@ class ExitReport:
     launches      instrumented launches
     warp, block, grid, tail   spreads of the `complete` launches: those that were read with all their blocks
     lost          exits with unknown lateness
-    clock_error   ns, of the largest of all these times
-    lane_error    ns, of the largest lateness of a lane: a warp reads one clock, so the GPU's timer adds nothing
+    clock_error   error of the largest of all these times, ns
+    lane_error    error of the largest lateness of a lane, ns: a warp reads one clock, so the GPU's timer adds nothing
     sample        which blocks or warps were measured; None: all
     """
 
@@ -469,7 +474,7 @@ class ExitReport:
 
     @property
     def unit(self) -> str:
-        """The word for what sampling chooses."""
+        """The word for the unit that sampling chooses."""
         warps = self.sample is not None and self.sample.sampling.unit == "warp"
         return self.shape.warp_word if warps else "block"
 
@@ -486,7 +491,7 @@ class ExitReport:
         lateness: LaneLateness | None = None,
         sample: Sample | None = None,
     ) -> ExitReport:
-        """Return the report of `exits`. `lateness` replaces theirs, for example by that of an interval."""
+        """Return the report of `exits`. `lateness` replaces their lateness, for example by that of an interval."""
         late = exits.lateness if lateness is None else lateness
         lanes = []
         for number in np.flatnonzero(late.exits).tolist():
@@ -498,7 +503,7 @@ class ExitReport:
             site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
             error = None
             if sample is not None:
-                # All units have the same number of exits of this lane, or with sampled warps nearly.
+                # All units have the same number of exits of this lane, or nearly so with sampled warps.
                 exits_of_groups = sample.folded(SAMPLE_GROUPS) * (left / max(sample.count, 1))
                 error = sample.error_of_ratio(late.groups[:, number], exits_of_groups)
                 error, left = None if error is None else error * clock.ns, sample.scaled(left)
@@ -525,11 +530,14 @@ class ExitReport:
         )
 
 
-# --- for people ---
+# --- text ---
 
 
 def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
-    """Return sentences on who keeps whom waiting, the worst first. `source` names a site (``scale.cu:17``; None: unknown)."""
+    """Return sentences about what keeps the others waiting: lanes, warps, blocks.
+
+    `source` names a site (``scale.cu:17``; None: unknown).
+    """
     if not report.exits:
         return ["no thread has exited"]
     return [*_lanes(report, source), *_warps(report), *_blocks(report)]
@@ -611,9 +619,9 @@ def named(what: str, numbers: Sequence[int]) -> str:
 
 
 def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
-    """Return the rows of the table: numbers of lanes that do not differ, one of these lanes, and where it was latest.
+    """Return the rows of the table: the numbers of lanes that do not differ, one of these lanes, and where it was latest.
 
-    Lanes do not differ if their times are equal, or within their clock's error of each other."""
+    Lanes do not differ if their times are equal or within the clock error of each other."""
     rows: list[tuple[str, list[LaneReport]]] = []
     for lane in report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
@@ -651,7 +659,7 @@ def numbered(numbers: Sequence[int]) -> str:
 
 
 def sm_rows(report: ExitReport) -> list[tuple[int, float]]:
-    """Return multiprocessors with the mean time (ns) from their last exit to the end of the launch, the longest first."""
+    """Return the multiprocessors with the mean time (ns) from their last exit to the end of the launch, longest first."""
     idle = [(number, total / times) for number, (total, times) in report.sm.items()]
     return sorted(idle, key=lambda one: (-one[1], one[0]))
 
@@ -671,7 +679,7 @@ def spreads(report: ExitReport) -> list[tuple[str, Distribution]]:
 
 
 def caveats(report: ExitReport) -> list[str]:
-    """Return what the numbers leave out, and how exact they are."""
+    """Return sentences about what the numbers leave out, and how exact they are."""
     said = []
     if report.sample is not None and report.sample.count != report.sample.units:
         said.append("blocks of a grid: unknown, because not all blocks were measured")
@@ -690,7 +698,7 @@ def caveats(report: ExitReport) -> list[str]:
     return said
 
 
-# --- for programs ---
+# --- JSON ---
 
 
 def lane_record(
@@ -726,5 +734,5 @@ def kernel_record(report: ExitReport) -> dict[str, Any]:
 
 
 def _spread(report: ExitReport, spread: Distribution) -> dict[str, float] | None:
-    """Return the fields of a spread; None where sampling leaves it unknown."""
+    """Return the fields of a spread; None if sampling leaves it unknown."""
     return None if report.sample is not None and not spread.count else spread.record()
