@@ -12,13 +12,13 @@ import numpy as np
 
 from gpubpf.session.launch_shape import By, Index, Shape, index_of
 
-FAR_OFF = 0.10  # share of the median; whoever differs more is named
-NAMED = 4  # the most that are named one by one
+FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named
+NAMED = 4  # maximum to name individually
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Threads, lanes, warps or blocks and what they did. Arrays have an element for each.
+    """Threads, lanes, warps or blocks and their work. Arrays have one element for each.
 
     numbers  int64   number of the thread, warp or block in the grid, or of the lane in its warp
     threads  int64   number of its (selected) threads, at least 1
@@ -47,18 +47,18 @@ class Groups:
         return float(self.work.max()) / self.mean if self.mean else 1.0
 
     def name(self, place: int) -> str:
-        """Return the name of the group at this place of the arrays."""
+        """Return the name of the group at this index of the arrays."""
         return self.shape.name(self.by, int(self.numbers[place]))
 
     def labels(self, place: int) -> dict[str, str]:
-        """Return its index as columns for people: ``{"BLOCK": "2", "THREAD": "(4,1)"}``."""
+        """Return the group's index as table columns: ``{"BLOCK": "2", "THREAD": "(4,1)"}``."""
         block, own = self.shape.place(self.by, int(self.numbers[place]))
         label = {"thread": self.shape.thread_index, "block": self.shape.block_index}.get(self.by, str)
         outer = self.by in ("thread", "warp") and self.shape.blocks > 1
         return ({"BLOCK": self.shape.block_index(block)} if outer else {}) | {self.by.upper(): label(own)}
 
     def indices(self, place: int) -> dict[str, int | Index]:
-        """Return its index as JSON fields, which do not depend on the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
+        """Return the group's index as JSON fields, which do not depend on the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
         block, own = self.shape.place(self.by, int(self.numbers[place]))
         if self.by == "lane":
             return {"lane": own}
@@ -68,7 +68,7 @@ class Groups:
         return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
 
     def largest(self, top: int | None) -> np.ndarray:
-        """Return the places of the `top` groups with the most work, the largest first. Without `top`: all, in grid order."""
+        """Return the indices of the `top` groups with the most work, largest first. Without `top`: all, in grid order."""
         if top is None:
             return np.arange(len(self))
         places = np.arange(len(self))
@@ -82,7 +82,7 @@ class Groups:
 def group(
     shape: Shape, runs: np.ndarray, work: np.ndarray, by: By = "thread", selected: np.ndarray | None = None
 ) -> Groups:
-    """Add up what the selected threads did by thread, lane, warp or block. The arrays have an element for each thread of the grid."""
+    """Sum the runs and work of the selected threads by thread, lane, warp or block. Arrays have one element per thread of the grid."""
     if by == "thread":
         numbers = np.arange(shape.threads) if selected is None else np.flatnonzero(selected)
         if selected is not None:
@@ -112,8 +112,8 @@ def _fold(shape: Shape, values: np.ndarray, by: By) -> np.ndarray:
 def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
     """Return two shares of lanes that are idle while their warp works: lanes without a thread, and lanes whose thread is done.
 
-    A warp is assumed to work as long as its busiest lane, so the second share is a lower bound when threads diverge. Without any
-    work both are 0.
+    A warp is assumed to work as long as its busiest lane, so the second share is a lower bound if threads diverge. Without any
+    work, both are 0.
     """
     table = work.reshape(shape.blocks, shape.block_size)
     busiest = np.maximum.reduceat(table, np.arange(0, shape.block_size, shape.warp), axis=1).astype(
@@ -129,7 +129,7 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
 
 
 def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
-    """Return sentences about idle lanes, if there are any, with advice only when it is certain."""
+    """Return sentences about idle lanes, if there are any, with advice only if it is certain."""
     empty, waiting = idle_lanes(shape, work)
     parts = [f"{_percent(empty)} have no thread"] if empty >= 0.01 else []
     parts += (
@@ -148,10 +148,10 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
 
 
 def findings(found: Groups, what: str) -> list[str]:
-    """Return one to three sentences on who does more or less than the others.
+    """Return one to three sentences about which threads or groups do more or less than the others.
 
-    Of threads they name blocks, lanes or warps if these account for nearly all of the difference. Of other groups they name these.
-    `what`: the unit of work in the plural.
+    For threads, they name blocks, lanes or warps if these account for nearly all of the difference. For other groups, they name the
+    groups themselves. `what`: the unit of work in the plural.
     """
     by, work = found.shape.word(found.by), found.work.astype(np.float64)
     if len(work) == 0 or not work.any():
@@ -183,7 +183,7 @@ def findings(found: Groups, what: str) -> list[str]:
         if side.any():
             who = _who(groups, np.flatnonzero(side))
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
-    # A few that do less delay nobody, such as the last threads of a grid that have no element left.
+    # A few threads that do less delay nobody, such as the last threads of a grid, without elements.
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 

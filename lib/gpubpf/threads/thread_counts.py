@@ -1,4 +1,4 @@
-"""What threadhist's device program counted in each thread, by process, GPU, kernel and launch shape; its text output."""
+"""What threadhist's device program counted in each thread, by process, GPU, kernel and launch shape; threadhist's text output."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 NO_THREAD = "no thread of this grid matches --block and --thread"
-TITLE = 46  # characters of a kernel's name in a title
+TITLE = 46  # maximum characters of a kernel's name in a title
 MOST_RECORDS = (
     1 << 20
-)  # threads of a kernel and launch shape that --json and --csv write without --all-threads
-SCREEN = 32  # more threads than this are shown as a histogram
+)  # maximum threads of a kernel and launch shape that --json and --csv write without --all-threads
+SCREEN = 32  # more rows than this are shown as a histogram
 
 
 @dataclass(frozen=True)
 class ThreadCounts:
-    """What the threads of one kernel and launch shape did in one interval. Without intervals, the whole run is one.
+    """The work of the threads of one kernel and launch shape in one interval. Without intervals, the whole run is one.
 
-    runs, work: uint64 arrays with an element for each thread of the grid.
-    selected: bool array of the threads that --block and --thread chose; None: all of them.
+    runs, work  uint64 arrays with one element per thread of the grid
+    selected    bool array of the threads that --block and --thread chose; None: all of them
+    wanted      how many threads --block and --thread chose
+    sampled     with sampling: the sample, and the estimate of all work of the threads that --block and --thread chose
+
     With sampling, `runs` and `work` are scaled to all launches, and `selected` leaves out threads that ran in no chosen block or
-    warp. sampled: the sample, and the estimate of all work of the threads that --block and --thread chose.
-    wanted: how many threads --block and --thread chose.
+    warp.
     """
 
     instance: Instance
@@ -75,20 +77,20 @@ class ThreadCounts:
 
     @property
     def total_work(self) -> int:
-        """The work of all threads that --block and --thread chose; with sampling an estimate."""
+        """The work of all threads that --block and --thread chose; with sampling, an estimate."""
         if self.sampled is not None:
             return int(self.sampled[1].value)
         return int((self.work if self.selected is None else self.work[self.selected]).sum())
 
     @property
     def total_runs(self) -> int:
-        """The runs of all threads that --block and --thread chose; with sampling, one for each launch."""
+        """The runs of all threads that --block and --thread chose; with sampling, one per thread and launch."""
         if self.sampled is not None:
             return self.launches * self.wanted
         return int((self.runs if self.selected is None else self.runs[self.selected]).sum())
 
     def sample_fields(self) -> dict[str, Any]:
-        """Return the fields of a JSON record about the sample; none without sampling."""
+        """Return a JSON record's fields about the sample; {} without sampling."""
         if self.sampled is None:
             return {}
         sample, total = self.sampled
@@ -103,7 +105,7 @@ class ThreadCounts:
 
     @property
     def unit(self) -> By:
-        """What sampling chooses."""
+        """The unit that sampling chooses."""
         return self.sampled[0].sampling.unit if self.sampled is not None else "block"
 
     def grouped(self, by: By) -> Groups:
@@ -114,7 +116,7 @@ class ThreadCounts:
 class Reader:
     """Reads the map `tallies`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last one; not with sampling.
+    `since_last`: a read returns what was added since the last read; not with sampling.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class Reader:
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
 
     def read(self, session: Session) -> list[ThreadCounts]:
-        """Return the counts of each kernel and launch shape, the one with the most work first."""
+        """Return the counts of each kernel and launch shape, most work first."""
         found = []
         chosen = sampled_units(session, self._sampling)
         groups = {kernel_of(one): one.array[:, 0] for one in session.instances("groups")} if chosen else {}
@@ -135,7 +137,7 @@ class Reader:
             if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
                 if launches == was_launches:
-                    continue  # what was added comes from a launch that the next reading counts
+                    continue  # new counts come from a launch that the next read includes
                 self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
             if launches:
@@ -153,21 +155,22 @@ class Reader:
 
 
 def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
-    """Return the runs and work of each thread in all launches, from those in some. A thread that did not run in any has 0."""
+    """Extrapolate the runs and work of each thread from the measured launches to all. A thread that never ran keeps 0."""
     estimate = np.rint(work.astype(np.float64) * launches / np.maximum(runs, 1)).astype(np.uint64)
     every = np.where(runs > 0, np.uint64(launches), np.uint64(0))
     return every, np.where(runs == launches, work, estimate)
 
 
-# --- for people ---
+# --- text ---
 
 
 def lines(
     kernels: Sequence[ThreadCounts], what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
-    """Yield the text report: for each kernel and launch shape its findings, then a row for each thread, or a histogram of many.
+    """Yield the text report: for each kernel and launch shape its findings, then a row per thread, or a histogram of many.
 
-    Several processes or GPUs first have a table of all kernels, and then sections of only the busiest. `what`: the unit of work.
+    With several processes or GPUs, a table of all kernels comes first; with several processes, only the busiest then get sections,
+    unless `verbose`. `what`: the unit of work.
     """
     mangled = [counts.instance.mangled for counts in kernels]
     labels = names.labels(mangled)
@@ -201,7 +204,7 @@ def _overview(
 
 
 def _in_full(number: int) -> str:
-    """Return all digits when they fit into a column, else three and a unit."""
+    """Return all digits if they fit in a column, else three and a unit."""
     return f"{number:,}" if number < 10**14 else table.number(number)
 
 
@@ -242,14 +245,14 @@ def _section(
     if len(groups) > SCREEN:
         yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{counts.shape.word(by)}s")
         yield ""
-        if top is None:  # the largest and the smallest
+        if top is None:  # show the largest and the smallest
             order = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))
     yield from _rows(groups, order, what, owners.cells(instance))
     yield ""
 
 
 def _of_sample(counts: ThreadCounts, threads: int, what: str) -> list[str]:
-    """Return sentences about the sample: how large it is, the estimate of all work, and what the rows are about."""
+    """Return sentences about the sample: its size, the estimate of all work, and what the rows leave out."""
     if counts.sampled is None:
         return []
     sample, total = counts.sampled
@@ -261,7 +264,7 @@ def _of_sample(counts: ThreadCounts, threads: int, what: str) -> list[str]:
 
 
 def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[str]:
-    """Return a row for each place in `order`: its index, runs, work, and work as a share of the mean with a bar."""
+    """Return a row for each index in `order`: the group, its runs, its work, and its work as a share of the mean with a bar."""
     rows: list[dict[str, object]] = []
     for place in order:
         work = int(groups.work[place])
@@ -275,7 +278,7 @@ def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[
     return table.with_bars(made, [float(groups.work[place]) for place in order], float(groups.work.max()))
 
 
-# --- for programs ---
+# --- JSON and CSV ---
 
 
 def left_out(kernel: str, threads: int, by: By) -> str:
@@ -289,7 +292,7 @@ def left_out(kernel: str, threads: int, by: By) -> str:
 
 
 def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
-    """Write block x, y, z, thread x, y, z, runs and work of each thread in `order`, between the nine `texts`."""
+    """Write block x, y, z, thread x, y, z, runs and work of each thread in `order`, interleaved with the nine `texts`."""
     around = [text.encode() for text in texts]
     for begin in range(0, len(order), CHUNK):
         places = order[begin : begin + CHUNK]
