@@ -40,9 +40,16 @@ ENTRIES = 65536  # values, or linear buckets, that there is room for
 PROGRAM = r"""
 #include <gpubpf.h>
 
-struct log2 { u64 sum, negative, slots[64]; };   /* -H: how many values are negative, and by their highest bit */
-struct sum { u64 count, sum; };                  /* -L and -C: beside the counts by key */
+struct sum { u64 count, low, high; };            /* sums of the values' lower 32 bits, and of the others: no sum overflows */
+struct log2 { struct sum sum; u64 negative, slots[64]; };    /* -H: how many are negative, and by their highest bit */
 struct seen { u64 value; u32 kernel, site; };    /* a value or linear bucket; kernel and site if they are the key */
+
+static inline void add_value(struct sum *to, u64 value, int is_signed) {
+    u64 high = is_signed ? (u64)((s64)value >> 32) : value >> 32;
+    __sync_fetch_and_add(&to->low, value & 0xffffffff);
+    if (high)
+        __sync_fetch_and_add(&to->high, high);
+}
 
 /* Add the values of these lanes. Lanes with the same slot let their lowest one count for all. */
 static inline int add_log2(struct log2 *to, u64 value, int is_signed, int mine, gpu_mask lanes) {
@@ -50,7 +57,7 @@ static inline int add_log2(struct log2 *to, u64 value, int is_signed, int mine, 
     gpu_mask same = gpu_match(slot | negative << 6) & lanes;
     if (!to || !mine)
         return 0;
-    __sync_fetch_and_add(&to->sum, value);
+    add_value(&to->sum, value, is_signed);
     if (!gpu_first(same))
         return 0;
     if (negative)
@@ -60,10 +67,10 @@ static inline int add_log2(struct log2 *to, u64 value, int is_signed, int mine, 
     return 0;
 }
 
-static inline int add_sum(struct sum *to, u64 value, int mine, gpu_mask lanes) {
+static inline int add_sum(struct sum *to, u64 value, int is_signed, int mine, gpu_mask lanes) {
     if (!to || !mine)
         return 0;
-    __sync_fetch_and_add(&to->sum, value);
+    add_value(to, value, is_signed);
     if (gpu_first(lanes))
         __sync_fetch_and_add(&to->count, gpu_popcount(lanes));
     return 0;
@@ -134,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
-    programs.attach(b, [one.spec for one in wanted], kernels)
+    programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing
 

@@ -12,6 +12,7 @@ change and no rebuild.
 
 from __future__ import annotations
 
+import math
 import os.path
 import sys
 
@@ -79,8 +80,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--run excludes -p, COMMAND, --list and --ptx")
     if not args.run and (args.grid or args.block):
         parser.error("--grid and --block are those of --run")
-    from gpubpf.objects import loading, settings
+    from gpubpf.objects import launch, loading, settings
 
+    for option, most in (("grid", launch.LARGEST_GRID), ("block", launch.LARGEST_BLOCK)):
+        extents = getattr(args, option) or (1, 1, 1)
+        if any(extent > one for extent, one in zip(extents, most, strict=True)):
+            parser.error(f"--{option} may be at most {','.join(map(str, most))}")
+    if math.prod(args.block or (1,)) > launch.MOST_THREADS:
+        parser.error(f"--block may have at most {launch.MOST_THREADS} threads")
     moved = settings.sections(args.attach)
     loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.run))
     kernels = () if args.run else loaded.choose_kernels(args)

@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
-    programs.attach(b, [one.spec for one in wanted], kernels)
+    programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing
 

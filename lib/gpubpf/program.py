@@ -132,6 +132,7 @@ class BPF:
         self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.sampling: Sampling | None = None  # the blocks or warps that device programs run in; None: all
+        self.titles: dict[str, str] = {}  # what notices call a program, if not by its name
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
         self._programs = source if source is not None else programs.load(text, any_user)
@@ -503,10 +504,18 @@ class BPF:
         from gpubpf.gcn import POINTS
         from gpubpf.session.tracing import ForAmd
 
-        missing = sorted({probe.point for probe in self.probes} - set(POINTS))
+        missing = [
+            self.titles.get(probe.function, f"{probe.function} ({probe.point})")
+            for probe in self.probes
+            if probe.point not in POINTS
+        ]
         maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
-        notice = f"kernels of AMD GPUs have no probes yet at: {', '.join(missing)}" if missing else ""
+        notice = f"kernels of AMD GPUs do not have the points of {', '.join(missing)} yet" if missing else ""
         return ForAmd(self.amd_attachments, maps, notice)
+
+    def uses_maps(self, name: str) -> bool:
+        """Return whether an attached device program uses any map, once what it never does is left out."""
+        return any(one.map for one in self._fragments[name].arguments)
 
     def definitions(self) -> list[MapDefinition]:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all

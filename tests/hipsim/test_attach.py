@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpubpf.ebpf import clang, compile
 from gpubpf.images import offload_bundle
 from gpubpf.process import traceable
 from hipsim_device import ROOT, Serving, environment, program, serving
@@ -128,6 +129,39 @@ def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     command = [json.loads(line) for line in out.read_text().splitlines()]
     assert launches(running) == launches(command) == LAUNCHES
     assert answers(running) == answers(command)
+
+
+@pytest.mark.skipif(
+    not compile.usable() and clang.find() is None, reason="compiling a SPEC requires bcc, or clang"
+)
+@pytest.mark.parametrize("tool", ["gpucount", "gpudist", "gputrace"])
+def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
+    """WORK: 5 launches of work with 16 blocks of 256 threads, and 17 of tiny with 64 threads."""
+    specs = {
+        "gpucount": ["kernel:*", "entry:work (block < 2)", "store:*:global (lane >= 60)"],
+        "gpudist": ["-C", "entry:work:u32:args"],
+        "gputrace": ['entry:* (gthread == 0 && args == 1) "%s", kernel'],
+    }[tool]
+    with serving() as program_:
+        program_.does("rounds 2")
+        with attached(tool, program_.process.pid, tmp_path / "out", *specs) as records:
+            program_.does(*WORK)
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+    if tool == "gpucount":
+        found = {
+            (one["spec"], one["kernel"]): (one["count"], one["threads"]) for one in records if "spec" in one
+        }
+        assert found == {
+            ("kernel:*", "work"): (5, 5 * 4096),
+            ("kernel:*", "tiny"): (17, 17 * 64),
+            ("entry:work (block < 2)", "work"): (5 * 8, 5 * 512),
+            ("store:*:global (lane >= 60)", "work"): (5 * 64, 5 * 64 * 4),
+            ("store:*:global (lane >= 60)", "tiny"): (17, 17 * 4),
+        }
+    elif tool == "gpudist":
+        assert [one["values"] for one in records if one["type"] == "dist"] == [{"2": 5 * 4096}]
+    else:
+        assert [one["text"] for one in records if one["type"] == "event"] == ["tiny"] * 17
 
 
 def test_launch_latency_is_measured_in_a_running_process(tmp_path: Path) -> None:

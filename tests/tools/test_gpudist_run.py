@@ -68,6 +68,20 @@ def test_how_often_each_value_occurs(app, tmp_path):
     assert found["cast", None] == ({"-1": 2}, -2)
 
 
+@pytest.mark.parametrize("kind", ["-H", "-C"])
+def test_sums_of_more_than_64_bits(app, tmp_path, kind):
+    """2 launches of ns::work with 576 threads; lanes 0 to 31 are each in 36 warps."""
+    found = measured(
+        *(tmp_path / "out", app, kind),
+        "entry:ns::work:u64:~0 - lane#unsigned",
+        "entry:ns::work:s64:~0 - lane#negative",
+        "entry:ns::work:s64:(lane % 2 ? ~0u / 2 : 0 - ~0u / 2 - 1) - 0 * lane#large",
+    )
+    assert found["unsigned", None][1] == 36 * sum(2**64 - 1 - lane for lane in range(32))
+    assert found["negative", None][1] == 36 * sum(-1 - lane for lane in range(32))
+    assert found["large", None][1] == 36 * 16 * (2**63 - 1 - 2**63)
+
+
 def test_powers_of_two(app, tmp_path):
     found = measured(
         *(tmp_path / "out", app, "-H"),

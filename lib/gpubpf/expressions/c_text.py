@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpubpf.expressions.syntax import TRUTH, Binary, Call, Conditional, Name, Node, Number, Unary
+from gpubpf.expressions.syntax import CASTS, TRUTH, Binary, Call, Conditional, Name, Node, Number, Unary
 
 # eBPF has no signed division, and C does not define a division by 0. There are no branches: lanes that part may not meet again, and
 # what looks at the lanes of a warp comes after the expressions.
@@ -40,6 +40,8 @@ def c_text(node: Node, names: Mapping[str, str]) -> str:
         case Name():
             return names[node.name]
         case Call():
+            if node.function in CASTS:
+                return f"(u64)({node.function})({text(node.argument)})"
             return f"(u64){_FUNCTIONS[node.function]}({text(node.argument)})"
         case Unary():
             return f"(u64)({node.operator}{text(node.operand)})"

@@ -91,7 +91,7 @@ def limits(kind: str, width: int, bucket: int, wanted: Distribution) -> tuple[in
     if kind == "values":
         return bucket, bucket
     if kind == "linear":
-        return bucket * width, (bucket + 1) * width - 1
+        return bucket * width, min((bucket + 1) * width, 1 << 63 if wanted.signed else 1 << 64) - 1
     if bucket == NEGATIVE:
         return -(1 << (int(wanted.type[1:]) - 1)), -1
     return (1 << bucket if bucket else 0), (2 << bucket) - 1
@@ -200,8 +200,12 @@ def _owner(one: Found) -> tuple[int, str, int, int | None]:
 def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]]:
     """Yield the sums of each site that has some, over all multiprocessors."""
     cells = instance.array
-    kind = np.int64 if one.signed else np.uint64
-    totals = cells["sum"].astype(kind).tolist()
+    parts = cells["sum"] if "slots" in (cells.dtype.names or ()) else cells
+    lows, highs = parts["low"].tolist(), parts["high"].astype(np.int64 if one.signed else np.uint64).tolist()
+
+    def total(site: int) -> int:
+        return sum(low[site] + (high[site] << 32) for low, high in zip(lows, highs, strict=True))
+
     if "slots" in (cells.dtype.names or ()):
         slots, negative = cells["slots"].sum(axis=0).tolist(), cells["negative"].sum(axis=0).tolist()
         for site, counts in enumerate(slots):
@@ -209,11 +213,11 @@ def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]
             if negative[site]:
                 buckets[NEGATIVE] = negative[site]
             if buckets:
-                yield site, Sums(buckets.total(), sum(shard[site] for shard in totals), buckets)
+                yield site, Sums(buckets.total(), total(site), buckets)
         return
     for site, count in enumerate(cells["count"].sum(axis=0).tolist()):
         if count:
-            yield site, Sums(count, sum(shard[site] for shard in totals))
+            yield site, Sums(count, total(site))
 
 
 class Keys:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpubpf.expressions.syntax import MASK, Binary, Call, Conditional, Name, Node, Number, Unary
+from gpubpf.expressions.syntax import CASTS, MASK, Binary, Call, Conditional, Name, Node, Number, Unary
 
 
 def signed(value: int) -> int:
@@ -25,6 +25,9 @@ def evaluate(node: Node, values: Mapping[str, int]) -> int:
             return values[node.name] & MASK
         case Call():
             argument = evaluate(node.argument, values)
+            if bits := CASTS.get(node.function):
+                low = argument & (1 << bits) - 1
+                return (low - (low >> bits - 1 << bits)) & MASK
             return argument.bit_count() if node.function == "popcount" else max(0, argument.bit_length() - 1)
         case Unary():
             operand = evaluate(node.operand, values)

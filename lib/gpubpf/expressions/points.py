@@ -92,7 +92,11 @@ class Point:
             constants |= OF_TYPES
             known = attachment.with_values().fields
         fields = {name: type_ for name, type_ in known.items() if name not in self._without(known)}
-        return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values)
+        added = {
+            name: ", ".join(detail for detail, one in self.details.items() if name in one.fields)
+            for name in {name for one in self.details.values() for name in one.fields} - known.keys()
+        }
+        return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values, added)
 
     def _without(self, known: Mapping[str, Type]) -> set[str]:
         """Return the fields that expressions do not name: those that are values, and the old ones of what has none."""

@@ -22,6 +22,7 @@ from gpubpf.expressions.c_text import ARITHMETIC, c_text
 from gpubpf.expressions.specs import Distribution, Spec, Trace
 from gpubpf.expressions.syntax import Node, names_of
 from gpubpf.expressions.values import FUNCTIONS
+from gpubpf.show.notices import note
 
 if TYPE_CHECKING:
     from gpubpf.program import BPF
@@ -42,11 +43,15 @@ def function_name(number: int) -> str:
     return f"on_{number}"
 
 
-def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]]) -> None:
-    """Attach the program of each specification to its kernels, as globs; none: every kernel."""
+def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]], tool: str) -> None:
+    """Attach the program of each specification to its kernels, as globs; none: every kernel. Tell the user if a filter lets nothing
+    pass, which the compiler knows."""
     for number, (spec, globs) in enumerate(zip(specs, kernels, strict=True)):
-        one = spec.attachment
-        getattr(b, f"attach_gpu_{one.method}")(kernel=globs, fn_name=function_name(number), **one.arguments)
+        one, name = spec.attachment, function_name(number)
+        getattr(b, f"attach_gpu_{one.method}")(kernel=globs, fn_name=name, **one.arguments)
+        b.titles[name] = repr(spec.text)
+        if spec.filter is not None and not spec.point.of_launch and not b.uses_maps(name):
+            note(tool, f"the filter of {spec.text!r} is never true")
 
 
 def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
@@ -82,7 +87,7 @@ def distributing(
             body = (
                 f"    struct seen seen = {{{bucket}, {owner}}};\n"
                 "    gpu_mask same = gpu_match(seen.value) & lanes;\n"
-                f"    add_sum(sums_{number}.lookup(&site), value, mine, lanes);\n"
+                f"    add_sum(sums_{number}.lookup(&site), value, {int(one.signed)}, mine, lanes);\n"
                 f"    if (mine && gpu_first(same))\n        values_{number}.increment(seen, gpu_popcount(same));\n{NOTHING}"
             )
         parts.append(_function(number, one.spec, chosen, body, {value: one.value}))

@@ -29,6 +29,9 @@ TIMES = ("globaltimer", "clock", "waited", "call_ns")
 _COLON = re.compile(r"(?<!:):(?!:)")
 _HEAD_END = re.compile(r'\s+\(|\s*"')
 _SPACE = re.compile(r"\s")
+_NAMED = re.compile(
+    r"\(anonymous namespace\)|operator\(\)|\{[^{}]*\}"
+)  # brackets in names; the last one is of a lambda
 _TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
 
 
@@ -173,7 +176,9 @@ def _spec(head: str, chosen: str | None) -> Spec:
     point = points.point(parts[0])
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UsageError(f"{head[:60]!r} is not POINT:KERNEL[:DETAIL]; use * as KERNEL for every kernel")
-    for part in parts:
+    for number, part in enumerate(parts):
+        if _has_filter(part, point, number == 2):
+            raise UsageError(f"{part[:40]!r}: write a space before (FILTER)")
         if _SPACE.search(part.replace("(anonymous namespace)", "")):
             raise UsageError(
                 f"{part[:40]!r} has a space in it; put a FILTER in brackets, or write ? for a space"
@@ -183,6 +188,18 @@ def _spec(head: str, chosen: str | None) -> Spec:
         return Spec(head, point, parts[1], attachment)
     condition = parse(chosen, point.names(attachment))
     return Spec(f"{head} ({' '.join(chosen.split())})", point, parts[1], attachment, condition)
+
+
+def _has_filter(part: str, point: Point, is_detail: bool) -> bool:
+    """Return whether a FILTER follows a part of a SPEC without a space. Names of functions may have parameters in brackets."""
+    _, bracket, chosen = _NAMED.sub("", part).partition("(")
+    if not bracket or not is_detail or point.glob != "function":
+        return bool(bracket)
+    try:
+        parse(chosen.removesuffix(")"), point.names(point.attachment(EVERY)))
+    except UsageError:
+        return False
+    return True
 
 
 # --- the command line ---

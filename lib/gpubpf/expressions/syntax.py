@@ -115,7 +115,8 @@ PRECEDENCE: Mapping[str, int] = {
 }
 TRUTH = ("||", "&&", "==", "!=", "<", "<=", ">", ">=")  # these give 0 or 1
 SHIFTS = ("<<", ">>")
-FUNCTIONS = ("popcount", "log2")
+CASTS = {"s8": 8, "s16": 16, "s32": 32}  # the lower bits as a signed number
+FUNCTIONS = ("popcount", "log2", *CASTS)
 # They take one of the values of a point, by its name.
 FLOAT_FUNCTIONS = ("isnan", "isinf")
 
@@ -126,7 +127,8 @@ class Names:
 
     point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
     by their names. texts: names that are no numbers, which are keys and format arguments only. values: what is loaded, stored or
-    changed, a signed number whose bits may be a floating-point number.
+    changed, a signed number whose bits may be a floating-point number. by_detail: names that a DETAIL of the point adds, each with
+    these DETAILs.
     """
 
     point: str
@@ -135,6 +137,7 @@ class Names:
     constants: Mapping[str, int] = field(default_factory=dict)
     texts: Sequence[str] = ()
     values: Sequence[str] = ()
+    by_detail: Mapping[str, str] = field(default_factory=dict)
 
     def type_of(self, name: str) -> Type:
         """Return the type of a name. Raises UsageError, which lists the names that there are."""
@@ -142,6 +145,8 @@ class Names:
             raise UsageError(f"{name} is a text, not a number; use it only as a key or as an argument of %s")
         found = self.builtins.get(name) or self.fields.get(name)
         found = found or (S64 if name in self.constants or name in self.values else None)
+        if found is None and name in self.by_detail:
+            raise UsageError(f"{self.point} has {name!r} only with a DETAIL: {self.by_detail[name]}")
         if found is None:
             raise UsageError(f"{self.point} has no {name!r}; {self.listed()}")
         return found
@@ -156,7 +161,7 @@ class Names:
         listed = {
             "fields": self.fields,
             "values": self.values,
-            "builtins": builtins,
+            "builtins": [name for name in builtins if name not in self.fields],
             "constants": _listed(list(self.constants)),
             "functions": (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ())),
         }
@@ -368,7 +373,8 @@ class _Parser:
         argument = self.expression()
         if not self.take(")"):
             raise self._unexpected(f"')' behind the argument of {function}()")
-        return self._made(lambda depth: Call(function, argument, U64, depth), argument)
+        kind = S64 if function in CASTS else U64
+        return self._made(lambda depth: Call(function, argument, kind, depth), argument)
 
     def _of_value(self, function: str) -> Node:
         """Return a function of FLOAT_FUNCTIONS of a value. Its argument has no number that could be computed with."""

@@ -79,9 +79,15 @@ class Relocations:
         return [number for number in found if self._kernel.kind(number) in kinds][:_MOST_CANDIDATES]
 
     def _type_value(self, root: int, kind: int) -> int | None:
-        for candidate in self._candidates(root):
-            return {TYPE_ID_TARGET: candidate, TYPE_SIZE: self._kernel.size(candidate)}.get(kind, 1)
-        return None
+        candidates = self._candidates(root)
+        if not candidates:
+            return None
+        if kind == TYPE_MATCHES:
+            raise ImageError(
+                "a CO-RE relocation compares the members of types (bpf_core_type_matches), which is not supported;"
+                " use bpf_core_type_exists or bpf_core_field_exists"
+            )
+        return {TYPE_ID_TARGET: candidates[0], TYPE_SIZE: self._kernel.size(candidates[0])}.get(kind, 1)
 
     def _enum_value(self, root: int, index: int, kind: int) -> int | None:
         values = self._local.values(self._local.plain(root))

@@ -15,7 +15,7 @@ def lines(loaded: LoadedObject) -> Iterator[str]:
     for one in program.maps.values():
         yield (
             f"map {one.name}: {one.kind.replace('_', ' ')}, key {one.key_size} bytes, value {one.value_size} bytes,"
-            f" {one.max_entries:,} {'bytes' if one.kind == 'ringbuf' else 'entries'}"
+            f" {one.max_entries:,} {'bytes' if one.kind == 'ringbuf' else 'entry' if one.max_entries == 1 else 'entries'}"
         )
     for name, place in loaded.places.items():
         function = program.functions[name]

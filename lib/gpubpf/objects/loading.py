@@ -226,8 +226,8 @@ def check_room(path: str, bpf: BPF, memory: int) -> None:
             left -= size
         if left < 0:
             raise Error(
-                f"{path}: map {one.name} of {size:,} bytes does not fit into {memory:,} bytes of GPU memory; make it smaller,"
-                " or raise --map-memory"
+                f"{path}: map {one.name} of {size:,} bytes does not fit into {left + size:,} bytes of GPU memory,"
+                f" of {memory:,} for all maps; make it smaller, or raise --map-memory"
             )
         if size > _LARGEST_HOST_MAP:
             raise Error(

@@ -19,6 +19,8 @@ def test_points_kernels_and_details() -> None:
     named = specs.count("  func:ns::outer*:ns::inner  (lane\n == 0)  ")
     assert (named.kernel, named.attachment.arguments) == ("ns::outer*", {"function": "ns::inner"})
     assert named.text == "func:ns::outer*:ns::inner (lane == 0)" and named.filter is not None
+    for name in ("twice(int)", "ns::f::operator()", "k::{lambda(int)#1}", "twice(int,*)"):
+        assert specs.count(f"func:*:{name} (lane)").attachment.arguments == {"function": name}
     odd = specs.count("exit:(anonymous namespace)::k (lane)")
     assert odd.kernel == "(anonymous namespace)::k" and odd.filter is not None
 
@@ -42,7 +44,7 @@ def test_a_field_may_depend_on_the_detail() -> None:
     assert specs.count("exit:*:stores (work > 3)").attachment.arguments == {"accumulate": "stores"}
     assert specs.count("barrier:*:leave (waited > 3)").attachment.context == "barrier_leave"
     for text in ("exit:* (work > 3)", "barrier:* (waited > 3)"):
-        with pytest.raises(UsageError, match="has no 'w"):
+        with pytest.raises(UsageError, match=r"has 'w.* only with a DETAIL: "):
             specs.count(text)
 
 
@@ -173,6 +175,10 @@ def test_conversions(form: str, values: list, text: str, json: list) -> None:
         ('entry:* "%u" lane', "put a comma before each EXPR"),
         ('entry:* "%u", lane,', "is missing after 'lane,'"),
         ("entry:* (lane) lane", "a FORMAT begins with a double quote"),
+        ("entry:*(lane == 0)", "'*(lane == 0)': write a space before (FILTER)"),
+        ("float:*:(div)", "'(div)': write a space before (FILTER)"),
+        ("func:*:*twice*(lane == 0)", "'*twice*(lane == 0)': write a space before (FILTER)"),
+        ("exit:* (work)", "exit has 'work' only with a DETAIL: instructions, loads, stores,"),
     ],
 )
 def test_what_gputrace_refuses(text: str, message: str) -> None:

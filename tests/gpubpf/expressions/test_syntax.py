@@ -68,6 +68,8 @@ def value(text: str) -> int:
         ("0x1F + 010 + 0b11 + 7u + 2ULL", 31 + 8 + 3 + 7 + 2),
         ("18446744073709551615 > 0", 1),
         ("popcount(0xff00) + popcount(lane)", 13),
+        ("s8(0x1ff) + s16(0x18000) + s32(0x17fffffff)", 2**31 - 1 - 1 - 2**15),
+        ("s32(0xfffffff9) < 0 && s32(0xfffffff9) == -7", 1),
         ("log2(0) + log2(1) + log2(1025)", 10),
         ("address % 128", 16),
         ("block.x * 2", 14),
@@ -92,7 +94,7 @@ def test_expressions_mean_what_c_says(text: str, right: int) -> None:
         ("width +* 2", "unexpected '*' after 'width +'"),
         (
             "lanes",
-            "load has no 'lanes'; fields: width, address; builtins: lane, block(.x); functions: popcount, log2",
+            "load has no 'lanes'; fields: width, address; builtins: lane, block(.x); functions: popcount, log2, s8, s16, s32",
         ),
         ("block.w", "load has no 'block.w'"),
         ("block.xy", "load has no 'block.xy'"),
@@ -159,7 +161,10 @@ def expression(random: random.Random, depth: int) -> str:
             *(f"{parts[0]} {operator} {parts[1]}" for operator in PRECEDENCE if operator not in "/%"),
             *(f"{parts[0]} {operator} ({parts[1]} + 0)" for operator in "/%"),  # not by a literal 0
             f"({parts[0]} ? {parts[1]} : {parts[2]})",
-            *(f"{operator}({parts[0]})" for operator in ("-", "~", "!", "popcount", "log2")),
+            *(
+                f"{operator}({parts[0]})"
+                for operator in ("-", "~", "!", "popcount", "log2", "s8", "s16", "s32")
+            ),
         ]
     )
     return f"({made})" if random.random() < 0.5 else made
@@ -180,7 +185,8 @@ def test_the_c_text_computes_what_python_does(tmp_path) -> None:
     written = [c_text(node, names) for node in nodes]
     inputs = [list(VALUES.values()), [0, 0, 0, 0], [MASK] * 4, [numbers.getrandbits(64) for _ in VALUES]]
     source = [
-        "#include <stdio.h>\ntypedef unsigned long long u64; typedef long long s64;",
+        "#include <stdio.h>\ntypedef unsigned long long u64; typedef long long s64;"
+        "typedef signed char s8; typedef short s16; typedef int s32;",
         "static u64 gpu_popcount(u64 v) { return __builtin_popcountll(v); }",
         "static u64 gpu_log2(u64 v) { return v ? 63 - __builtin_clzll(v) : 0; }",
         ARITHMETIC,

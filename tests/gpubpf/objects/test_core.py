@@ -18,7 +18,7 @@ from gpubpf.linux import btf as kernel
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.linux.process_functions import FunctionProbe
 from gpubpf.objects import loading
-from gpubpf.objects.core import Relocations
+from gpubpf.objects.core import TYPE_MATCHES, Relocations
 from gpubpf_objects import build, needs_clang
 
 pytestmark = [
@@ -101,6 +101,13 @@ def test_values_for_this_kernel(tmp_path: Path) -> None:
         11: 1,
     }
     assert types.size(list_head) == 16
+
+
+def test_members_of_types_are_not_compared() -> None:
+    types = kernel.types()
+    relocations = Relocations(types, types)
+    with pytest.raises(Error, match=r"\(bpf_core_type_matches\), which is not supported; use"):
+        relocations.value(types.by_name["list_head"][0], "0", TYPE_MATCHES)
 
 
 def test_a_missing_member_must_not_be_reached(tmp_path: Path) -> None:
