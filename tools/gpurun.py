@@ -121,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
             printer.maps(session)
             if out.closed:
                 break
+        reader.say_stopped(args.tool)
         launches = None if b.probes else ()  # without device programs, no launch is counted
         results.end(session.summary() | {"verified_by": b.verified_by}, launches)
     return session.status

@@ -347,6 +347,29 @@ def test_a_program_as_a_kernel_of_its_own(alone: str, tmp_path: Path) -> None:
     assert (found[-1]["launches_seen"], found[-1]["launches_instrumented"]) == (1, 1)
 
 
+ENDLESS = """
+MAP(turns, GPU_ARRAY, u32, u64, 1);
+SEC("kprobe/__directly_run") int endless(void *ctx) {
+    u32 key = 0;
+    u64 *to = bpf_map_lookup_elem(&turns, &key), n = 0;
+    if (!to)
+        return 0;
+    while (((u64(*)(void))605)() != ~0ull)  /* gpu_clock */
+        n++;
+    *to = n;
+    return 0;
+}
+"""
+
+
+def test_a_loop_that_does_not_end_is_said_once(tmp_path: Path) -> None:
+    path = build(ENDLESS, tmp_path / "endless.bpf.o")
+    done = gpubpf_specs.run("gpurun", "--run", "endless", "--block", "3", path)
+    assert done.returncode == 0 and "loop" not in done.stdout, done.stderr
+    said = "gpurun: note: program endless: a loop was stopped after 1,048,576 turns in 3 threads; its results are incomplete\n"
+    assert done.stderr.count(said) == done.stderr.count("loop") == 1
+
+
 HASHES = """
 struct place { u32 row; short column; char tag[6]; };
 struct cell { u64 count; u32 first, last; };

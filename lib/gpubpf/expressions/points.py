@@ -45,7 +45,7 @@ class Attachment:
     @property
     def fields(self) -> dict[str, Type]:
         """The fields of its context that expressions may name."""
-        return {name: FIELD_TYPES.get(name, U64) for name in CONTEXTS[self.context] if name not in self.lacks}
+        return {name: U64 for name in CONTEXTS[self.context] if name not in self.lacks}
 
     def with_values(self) -> Attachment:
         """Return what is attached in place of this one for memory accesses if the program is to see values, too."""
@@ -169,8 +169,6 @@ LAUNCH_NAMES = (
     "launch", "pid", "tid", "gpu", "stream", "call_ns", "threads", "shared", "grid", "grid.x", "grid.y", "grid.z",
     "block_dim", "block_dim.x", "block_dim.y", "block_dim.z",
 )  # fmt: skip
-# The types of fields that are not u64, by their names.
-FIELD_TYPES: Mapping[str, Type] = {}
 
 
 def _accesses(kinds: Mapping[str, tuple[str, ...]], named: bool) -> Mapping[str, Attachment]:

@@ -21,6 +21,7 @@ from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
 LOOP_TURNS = 1 << 20  # limit of turns of all loops of unknown length in one run together, see `Checked.loops`
+STOPPED = f": a loop was stopped after {LOOP_TURNS} turns\n"  # the end of what a program prints then
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,7 @@ class _Lowering(HelperCalls):
                 self.instruction(self.code[pc])
         if self.checked.loops:
             self.label("too_many_turns")
-            self.print_text(
-                f"device program {self.checked.function.name}: a loop was stopped after {LOOP_TURNS} turns\n"
-            )
+            self.print_text(f"device program {self.checked.function.name}{STOPPED}")
             self.emit("ret void")
         head = [f'target triple = "{self.backend.triple}"']
         kinds = {"b64": "i64", "b32": "i32"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gpubpf import names
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.lower import ir
 from gpubpf.objects.values import columns, plain, shown
+from gpubpf.show import notices, table
 
 if TYPE_CHECKING:
     from gpubpf.program import BPF
@@ -136,6 +139,7 @@ class Reader:
         used = set().union(*self._used.values())
         self._definitions = [one for one in bpf.maps.values() if one.name in used and not one.constant]
         self._printing = bpf.printing()
+        self._stopped: Counter[str] = Counter()  # by program: threads whose loop was stopped
 
     def prints(self, session: Session) -> list[dict[str, Any]]:
         """Return the records of what was printed on GPUs since the last call."""
@@ -146,13 +150,24 @@ class Reader:
             owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
             for record in part.records:
                 number = int(record["format"])
-                if number in formats:
+                if number in formats and formats[number].endswith(ir.STOPPED):
+                    self._stopped.update(self._printing.get(number, ()))
+                elif number in formats:
                     text = maps.format_print(formats[number], [int(v) for v in record["arguments"]])
                     program = ", ".join(self._printing.get(number, ()))
                     found.append(
                         {"type": "print", **owner, "program": program, "text": text.removesuffix("\n")}
                     )
         return found
+
+    def say_stopped(self, tool: str) -> None:
+        """Tell the user about programs whose loops were stopped."""
+        for program, threads in self._stopped.items():
+            notices.note(
+                tool,
+                f"program {program}: a loop was stopped after {ir.LOOP_TURNS:,} turns in {table.count(threads, 'thread')};"
+                " its results are incomplete",
+            )
 
     def records(self, session: Session) -> list[Contents]:
         """Return the new records of all ring buffers."""
