@@ -84,12 +84,14 @@ class Point:
         """Return what expressions may name."""
         if self.of_launch:
             return Names(self.name, {}, dict.fromkeys(LAUNCH_NAMES, U64), texts=TEXTS[:1])
-        constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
         known = attachment.fields
+        constants: Mapping[str, int] = {}
+        if "space" in known:
+            constants = {**CONSTANTS, **(RETURNED if "old" in self.values else {})}
         if "operands" in known:
             constants = {**OPERATIONS, **OF_TYPES} if "operation" in known else OF_TYPES
         elif self.values:
-            constants |= OF_TYPES
+            constants = {**constants, **OF_TYPES}
             known = attachment.with_values().fields
         fields = {name: type_ for name, type_ in known.items() if name not in self._without(known)}
         added = {

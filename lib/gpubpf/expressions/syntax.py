@@ -163,6 +163,7 @@ class Names:
             "values": self.values,
             "builtins": [name for name in builtins if name not in self.fields],
             "constants": _listed(list(self.constants)),
+            "texts": self.texts,
             "functions": (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ())),
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
