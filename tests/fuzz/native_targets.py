@@ -174,7 +174,8 @@ TARGETS = {
     for target in (
         NativeTarget(
             "agent_answers", "the agent: what the tool sends", AGENT,
-            ("wire.cpp", "state.cpp", "copies/sidecar.cpp", "copies/shared.cpp", "log/host_program.cpp", "log/log.cpp"), answer_seeds,
+            ("wire.cpp", "messages.cpp", "shared_files.cpp", "state.cpp", "copies/sidecar.cpp", "copies/shared.cpp",
+             "log/host_program.cpp", "log/log.cpp"), answer_seeds,
         ),
         NativeTarget(
             "program_code", "the agent: code that it patches", AGENT, ("instruction.cpp", "prologue.cpp"), code_seeds,

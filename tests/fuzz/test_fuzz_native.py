@@ -19,7 +19,7 @@ from fuzz.native_targets import NativeTarget
 RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 
 
-LONG = ("agent_answers", "agent_libraries")  # their compilation
+LONG = ("agent_libraries",)  # its compilation
 
 
 @pytest.mark.every(2)
