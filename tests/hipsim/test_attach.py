@@ -134,6 +134,7 @@ def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
 @pytest.mark.skipif(
     not compile.usable() and clang.find() is None, reason="compiling a SPEC requires bcc, or clang"
 )
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["gpucount", "gpudist", "gputrace"])
 def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
     """WORK: 5 launches of work with 16 blocks of 256 threads, and 17 of tiny with 64 threads."""

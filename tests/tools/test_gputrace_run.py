@@ -122,7 +122,10 @@ def test_lost_events_are_counted_and_said(tmp_path):
         ('exit:* (lane = 3) "%u", lane', "unexpected '=' after 'lane'"),
         ('exit:* "x" */ }', "unexpected '*/ }' behind the FORMAT"),
         ('exit:* "open', "FORMAT has no closing double quote"),
-        ('exit:* "%u", work', "exit has no 'work'; fields: launch, site; builtins: globaltimer,"),
+        (
+            'exit:* "%u", work',
+            "exit has 'work' only with a DETAIL: instructions, loads, stores, atomics, barriers, blocks",
+        ),
         ('kernel:* "%s", source', "kernel has no 'source'; builtins: launch,"),
         ("exit:* lane", "'* lane' has a space in it; put a FILTER in brackets"),
     ],

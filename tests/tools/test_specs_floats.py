@@ -139,7 +139,10 @@ def test_events(app: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("float:* (old)", "constants: GPU_FLOAT_ADD … GPU_FLOAT_MMA, GPU_B8 … GPU_PRED; functions"),
+        (
+            "float:* (old)",
+            "constants: GPU_FLOAT_ADD … GPU_FLOAT_MMA, GPU_B8 … GPU_PRED; texts: kernel, source; functions",
+        ),
         ("float:* (operand4)", "values: value, operand0"),
         ("instruction:* (operation)", "instruction has no 'operation'"),
         ("float:* (isnan(low))", "isnan() takes a value alone; write isnan(value) or isnan(operand0)"),

@@ -61,7 +61,7 @@ def test_points_that_these_kernels_lack_are_refused_by_name(
     assert [kernel.name for kernel in beside.kernels] == ["one"] and not beside.refusals
 
 
-def test_arguments_that_these_kernels_lack_are_refused_by_name(tmp_path: Path) -> None:
+def test_arguments_without_metadata_are_refused(tmp_path: Path) -> None:
     program = compiled(
         '#include <gpubpf.h>\nint on_entry(struct gpu_entry *ctx) { bpf_trace_printk("%d", ctx->arg1); return 0; }'
     )
@@ -69,7 +69,7 @@ def test_arguments_that_these_kernels_lack_are_refused_by_name(tmp_path: Path) -
     attached = AmdAttachment(lambda wave: amdgcn.lower(program, checked, wave), "entry", ("one",))
     made = instrument(built(tmp_path, "s_nop 3"), [attached])
     assert not made.kernels
-    assert made.refusals == {"one": "a device program reads arg1, which AMD GPUs do not have here yet"}
+    assert made.refusals == {"one": "its metadata does not say what arguments it has"}
 
 
 def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAttachment) -> None:
