@@ -192,7 +192,7 @@ class ExitLog:
         return ("lateness", "blocks", "warps", *(("groups",) if self._sampling else ()))
 
     def _sampled_blocks(self, kernel: KernelShape, number: int) -> np.ndarray:
-        """Return a mask of the blocks of which the launch with this number chose all warps."""
+        """Return a mask: the blocks whose warps are all in the sample of the launch with this number."""
         shape = kernel.shape
         return np.logical_and.reduce(self._chosen(kernel, number).reshape(shape.blocks, -1), axis=1)
 

@@ -200,13 +200,14 @@ def _owner(one: Found) -> tuple[int, str, int, int | None]:
 def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]]:
     """Yield the sums of each site that has some, over all multiprocessors."""
     cells = instance.array
-    parts = cells["sum"] if "slots" in (cells.dtype.names or ()) else cells
+    is_log2 = "slots" in (cells.dtype.names or ())
+    parts = cells["sum"] if is_log2 else cells
     lows, highs = parts["low"].tolist(), parts["high"].astype(np.int64 if one.signed else np.uint64).tolist()
 
     def total(site: int) -> int:
         return sum(low[site] + (high[site] << 32) for low, high in zip(lows, highs, strict=True))
 
-    if "slots" in (cells.dtype.names or ()):
+    if is_log2:
         slots, negative = cells["slots"].sum(axis=0).tolist(), cells["negative"].sum(axis=0).tolist()
         for site, counts in enumerate(slots):
             buckets = Counter({slot: n for slot, n in enumerate(counts) if n})

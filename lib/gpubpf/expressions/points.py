@@ -45,7 +45,7 @@ class Attachment:
     @property
     def fields(self) -> dict[str, Type]:
         """The fields of its context that expressions may name."""
-        return {name: U64 for name in CONTEXTS[self.context] if name not in self.lacks}
+        return dict.fromkeys((name for name in CONTEXTS[self.context] if name not in self.lacks), U64)
 
     def with_values(self) -> Attachment:
         """Return what is attached in place of this one for memory accesses if the program is to see values, too."""
@@ -93,16 +93,13 @@ class Point:
         elif self.values:
             constants = {**constants, **OF_TYPES}
             known = attachment.with_values().fields
-        fields = {name: type_ for name, type_ in known.items() if name not in self._without(known)}
+        hidden = (*self.values, *(() if "old" in self.values else OLD))
+        fields = {name: type_ for name, type_ in known.items() if name not in hidden}
         added = {
             name: ", ".join(detail for detail, one in self.details.items() if name in one.fields)
             for name in {name for one in self.details.values() for name in one.fields} - known.keys()
         }
         return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values, added)
-
-    def _without(self, known: Mapping[str, Type]) -> set[str]:
-        """Return the fields that expressions do not name: those that are values, and the old ones of what has none."""
-        return {*self.values, *(() if "old" in self.values else OLD)} & known.keys()
 
     def needs_values(self, used: set[str]) -> bool:
         """Return whether one of these names is known only with the values of the access."""
@@ -159,8 +156,8 @@ CONSTANTS: Mapping[str, int] = {
     "GPU_READS": READS,
     "GPU_WRITES": WRITES,
 }
-# Fields of accesses that are known only with their values; the last two only of atomics.
-OF_VALUES = ("type", "low", "high", *(OLD := ("old_low", "old_high")))
+OLD = ("old_low", "old_high")  # fields of atomics
+OF_VALUES = ("type", "low", "high", *OLD)  # fields of accesses that are known only with their values
 RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where its values are known
 # What `operation` and `type` of instructions are compared with.
 OPERATIONS = {f"GPU_FLOAT_{name.upper()}": number for number, name in enumerate(FLOAT_OPERATIONS)}

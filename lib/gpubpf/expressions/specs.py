@@ -29,9 +29,8 @@ TIMES = ("globaltimer", "clock", "waited", "call_ns")
 _COLON = re.compile(r"(?<!:):(?!:)")
 _HEAD_END = re.compile(r'\s+\(|\s*"')
 _SPACE = re.compile(r"\s")
-_NAMED = re.compile(
-    r"\(anonymous namespace\)|operator\(\)|\{[^{}]*\}"
-)  # brackets in names; the last one is of a lambda
+# Brackets in names; the last kind is of a lambda.
+_NAMED = re.compile(r"\(anonymous namespace\)|operator\(\)|\{[^{}]*\}")
 _TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
 
 

@@ -57,7 +57,7 @@ def _place(argument: dict[str, Any]) -> ArgumentPlace:
 
 
 def _metadata(code: CodeObject) -> bytes:
-    """Return the content of the note with the metadata; nothing if there is none."""
+    """Return the metadata, which is in an ELF note; b"" if the code object has none."""
     for section in code.elf.sections:
         if section.type != _SHT_NOTE or section.size > _LARGEST:
             continue

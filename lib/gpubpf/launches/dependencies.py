@@ -387,7 +387,7 @@ def _follow_each(
     found: _Found,
     replays: dict[int, tuple[_Graph, State]],
 ) -> None:
-    """Set what each of `places` waits for, one after the other. `replays`: for each graph, what its next launch waits for."""
+    """For each operation of `places`, in order, set what it waits for. `replays`: for each graph, what its next launch waits for."""
     columns = (ops.kind, ops.queue, ops.context, ops.link, ops.id, ops.what, ops.ret, ended)
     rows = zip(places.tolist(), *(column[places].tolist() for column in columns), strict=True)
     states: list[State] = []

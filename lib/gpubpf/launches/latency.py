@@ -114,8 +114,8 @@ class LaunchView:
         return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
     def waits_alike(self, at: Integers) -> Integers:
-        """Return a number for each of these operations, all of which waited. The numbers are equal if `waited_for` and
-        `kernel_waited_for` are."""
+        """Return a number for each of these operations, which have all waited. Two numbers are equal if the operations waited for
+        the same (`waited_for` and `kernel_waited_for`)."""
         columns, ops = self.columns, self.ops
         before = self.waits.waited_for[at]
         kind = ops.kind[before]

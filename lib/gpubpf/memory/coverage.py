@@ -348,7 +348,7 @@ def _overlaps(
     The pairs are two arrays of the same length: indices of allocations, and indices of pages. An allocation pairs with a page only if
     it was live in the page's epoch.
 
-    An address may have had any number of allocations, one after the other, so this goes through the epochs in order, with a sorted
+    Many allocations may have had the same address, one after the other. So this goes through the epochs in order, with a sorted
     list of the live allocations. Those in the list do not overlap. Allocations that overlap others (such as a part of a range that is
     also known as a whole) are kept separately, at most _MOST_OVERLAPPING of them.
     """

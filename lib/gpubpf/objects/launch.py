@@ -12,10 +12,9 @@ from typing import Any
 
 KERNEL = "gpubpf_run"
 PTX = f".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry {KERNEL}() {{ ret; }}\n"
-LARGEST_GRID, LARGEST_BLOCK = (
-    (2**31 - 1, 65535, 65535),
-    (1024, 1024, 64),
-)  # by axis: the CUDA C++ Programming Guide
+# The limits of the CUDA C++ Programming Guide, by axis.
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+LARGEST_BLOCK = (1024, 1024, 64)
 MOST_THREADS = 1024  # of a block
 _SET_NAME = 15  # PR_SET_NAME
 

@@ -23,9 +23,7 @@ _OTHERS = ("mma", "wmma", "wgmma", "tcgen05", "setp", "set", "slct", "shfl", "pr
 def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
     """Return what each register holds whose instructions agree: f16 or bf16 (also of a pair), f32, or INTEGER."""
     found = _Registers()
-    widened: list[
-        tuple[str, str]
-    ] = []  # 32-bit registers, and the 16 bits that are their upper half, above zeros
+    widened: list[tuple[str, str]] = []  # a 32-bit register, and the register that became its upper half
     for statement in body:
         if isinstance(statement, Variable) and statement.type in _FLOATS:
             found.declared[statement.name] = statement.type

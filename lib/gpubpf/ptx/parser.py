@@ -344,7 +344,7 @@ def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
 
 
 def _until(lexer: Lexer, stops: tuple[str, ...]) -> list[Token]:
-    """Take the tokens up to the first of `stops` outside parentheses. Raises PtxError if there is none."""
+    """Take the tokens before the first token of `stops` that is outside parentheses. Raises PtxError without such a token."""
     found: list[Token] = []
     depth = 0
     while (token := lexer.peek()) is not None:

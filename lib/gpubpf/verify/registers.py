@@ -45,7 +45,7 @@ class AbstractMachine:
         self.calls: dict[CodePlace, CheckedCall] = {}
         self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
-        # Whether the program may begin again at one of its instructions. What comes before that must have no effects.
+        # Whether the program calls gpu_seldom, where it may begin again. Code before the call must have no effects.
         self.begins_again = any(
             i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == SELDOM for i in function.instructions
         )
