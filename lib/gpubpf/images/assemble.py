@@ -269,6 +269,7 @@ _SPILLS = re.compile(
 )
 _USED = re.compile(r"Used (\d{1,18}) registers")
 _ADVISORY = re.compile(r"\((C75\d\d)\) (.*)")
+_THREADS_SINCE = (12, 8)  # the first release whose ptxas compiles kernels on all CPUs
 _AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
 
 
@@ -303,7 +304,9 @@ class Ptxas:
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
             source.write_bytes(ptx)
-            command = [self.path, "-v", f"-arch={arch}", *options, "-o", str(result), str(source)]
+            # Each kernel becomes the same code on any number of threads, in another order.
+            threads = ["-split-compile=0"] if _numbers(self.release) >= _THREADS_SINCE else []
+            command = [self.path, "-v", f"-arch={arch}", *threads, *options, "-o", str(result), str(source)]
             try:
                 done = subprocess.run(
                     command,
@@ -336,6 +339,10 @@ def _ptxas_release(path: str) -> str:
         if (found := re.search(rb"release (\d+\.\d+)", done.stdout)) is not None:
             return found[1].decode()
     return ""
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in release.split(".") if number)
 
 
 def _refusal(talk: str, status: int) -> AssembleError:

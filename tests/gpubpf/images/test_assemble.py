@@ -160,12 +160,14 @@ def test_text_that_is_not_utf_8_survives() -> None:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A ptxas that writes a line for each run; the only one."""
+    """A ptxas that writes a line each time it assembles; the only one."""
     real = assemble.find_ptxas()
     home = tmp_path / "toolkit"
     (home / "bin").mkdir(parents=True)
     script = home / "bin" / "ptxas"
-    script.write_text(f'#!/bin/sh\necho run >> "{tmp_path}/runs"\nexec "{real}" "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || echo run >> "{tmp_path}/runs"\nexec "{real}" "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(home))
     (tmp_path / "runs").write_text("")
@@ -250,6 +252,20 @@ def test_the_ptxas_that_made_the_application_is_preferred(
     monkeypatch.setattr(assemble, "_found", lambda *_: (ptxas(tmp_path, "13"), ptxas(tmp_path, "12")))
     target = assemble.Target("gpu", (9, 0), driver, release)
     assert assemble.assemble(PTX, target).cubin == used.encode()
+
+
+@pytest.mark.parametrize(("release", "on_all_cpus"), [("12.7", False), ("12.8", True), ("13.0", True)])
+def test_kernels_are_compiled_on_all_cpus_where_ptxas_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, on_all_cpus: bool
+) -> None:
+    made = Path(ptxas(tmp_path, release))
+    made.write_text(made.read_text().replace("while", f'echo "$*" > {tmp_path}/arguments; while'))
+    (tmp_path / "arguments").touch()
+    (tmp_path / "arguments").chmod(0o666)
+    monkeypatch.setattr(assemble, "_found", lambda *_: (str(made),))
+    assert assemble.assemble(PTX, TARGET).cubin == release.encode()
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert "-arch=sm_90" in arguments and ("-split-compile=0" in arguments) == on_all_cpus
 
 
 def test_without_a_ptxas_for_the_driver_the_reason_names_the_versions(
