@@ -268,10 +268,36 @@ def test_programs_for_amd_gpus_are_refused(monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_intervals_are_refused(tool):
-    done = run(tool, "--sample-blocks", "1/2", "1", "2", "--", "true")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "interval" in done.stderr
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """The program, but it waits between launches, so that intervals end between them."""
+    waits = PROGRAM.replace("#include <cstdio>", "#include <cstdio>\n#include <unistd.h>")
+    launch = "stores<<<dim3(4, 5, 3), dim3(8, 5, 2)>>>(out);"
+    waits = waits.replace(launch, f"{{ {launch} cudaDeviceSynchronize(); usleep(700000); }}")
+    return str(gpubpf_cuda.build(waits, tmp_path_factory.mktemp("intervals") / "slow"))
+
+
+@pytest.mark.parametrize(
+    ("tool", "option", "field", "unit"),
+    [
+        ("threadhist", "--work=stores", "work", "warp"),
+        ("memtrace", "--no-allocations", "requests", "block"),
+        ("kernelretsnoop", "--clock=real", "exits", "block"),
+    ],
+)
+def test_the_estimates_of_intervals_add_up(slow, tmp_path, tool, option, field, unit):
+    """Wherever intervals end, the chosen units are all there, once, and stand for N."""
+    sampled = (f"--sample-{unit}s", "1/4", "--seed", "7")
+    found = records(tool, slow, tmp_path / "out", option, *sampled, "0.4")
+    there = chosen(unit, 4, 7)
+    requests = np.repeat(STORES, WARPS) if unit == "warp" else STORES * WARPS
+    amount = {"work": BY_UNIT[unit], "requests": requests, "exits": SIZE[unit]}[field]
+    kernels = found["kernel"]
+    assert len(kernels) > 1
+    assert sum(kernel["launches"] for kernel in kernels) == LAUNCHES
+    assert sum(kernel["sampled"]["chosen"] for kernel in kernels) == there.sum()
+    assert {kernel["sampled"]["of"] for kernel in kernels} == {None}
+    assert sum(kernel[field] for kernel in kernels) == 4 * int((there * amount).sum())
 
 
 def test_what_needs_every_access_is_refused():

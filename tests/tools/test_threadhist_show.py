@@ -68,7 +68,9 @@ def instance(work, grid=(1, 1, 1), runs=23, **changed):
 def show(tmp_path):
     def shown(*argv, instances, before=None, several=False):
         args = cli.parse(threadhist.build_parser(), argv)
-        session = SimpleNamespace(instances=lambda name: instances, summary=lambda: dict(SUMMARY))
+        session = SimpleNamespace(
+            stopped=True, instances=lambda name: instances, summary=lambda: dict(SUMMARY)
+        )
         out = cli.Output(str(tmp_path / "out"))
         found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)
         results = cli.ResultWriter(args, out)

@@ -11,8 +11,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gpubpf.errors import UsageError
-
 if TYPE_CHECKING:
     import argparse
 
@@ -45,14 +43,9 @@ class Sampling:
 
 
 def of_arguments(args: argparse.Namespace) -> Sampling | None:
-    """Return what --sample-blocks, --sample-warps and --seed ask for; None without sampling. The default seed is random.
-
-    Raises UsageError with an interval: while kernels run, nobody knows how many blocks there were.
-    """
+    """Return what --sample-blocks, --sample-warps and --seed ask for; None without sampling. The default seed is random."""
     if not (args.sample_blocks or args.sample_warps):
         return None
-    if args.interval:
-        raise UsageError("--sample-blocks and --sample-warps cannot be combined with an interval; use -d")
     seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
     if args.sample_blocks:
         return Sampling("block", args.sample_blocks, seed)

@@ -35,6 +35,7 @@ from gpubpf.show.summary_text import summary_lines
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
     from gpubpf.session.results import ProcessLog, Reading, RingRecords
+    from gpubpf.session.sampled import Sample
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 
@@ -78,6 +79,7 @@ class ExitLog:
         self._exits: dict[KernelShape, Exits] = {}
         self.shapes = KernelShapes(recorded)
         self._reported: dict[KernelShape, int] = {}
+        self._sampled_before: dict[tuple[Any, ...], Sample] = {}
         self._latest: dict[
             tuple[int, int], list[tuple[KernelShape, LaneLateness, int]]
         ] = {}  # sums, launches
@@ -318,9 +320,12 @@ class ExitLog:
                 late = late.since(self._before[kernel])
             count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
             key = kernel.pid, kernel.gpu, kernel.mangled, kernel.grid, kernel.block_dim
-            report = ExitReport.of(exits, count, self._rate(kernel), late, samples.get(key))
+            sample = samples[key].since(self._sampled_before.get(key)) if key in samples else None
+            report = ExitReport.of(exits, count, self._rate(kernel), late, sample)
             if report.exits:
                 found.append((kernel, report))
+                if since_last and sample is not None:
+                    self._sampled_before[key] = samples[key]
             else:  # its exits were not read yet: count its launches in the report that has them
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:

@@ -288,6 +288,7 @@ class Traffic:
     def __init__(self, sampling: Sampling | None = None) -> None:
         self._sampling = sampling
         self._before: dict[tuple[KernelKey, str], Cells] = {}
+        self._sampled_before: dict[KernelKey, Sample] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
         """Return the traffic of each kernel, most wasted bytes first. `since_last`: only since the last call.
@@ -304,7 +305,7 @@ class Traffic:
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
         # Updates per address cannot be estimated from a sample.
         updates = {} if self._sampling else read_updates(session)
-        samples = self._samples(session)
+        samples = self._samples(session, since_last)
         kernels = []
         for key, by_map in arrays.items():
             instance = instances[key]
@@ -360,14 +361,18 @@ class Traffic:
             }
         return cells
 
-    def _samples(self, session: Session) -> dict[KernelKey, Sample]:
-        """Return the sample of each kernel; {} without sampling."""
+    def _samples(self, session: Session, since_last: bool) -> dict[KernelKey, Sample]:
+        """Return the sample of each kernel; {} without sampling. `since_last`: only since the last call."""
         if self._sampling is None:
             return {}
         by_kernel: dict[KernelKey, list[Instance]] = {}
         for instance in session.instances(SAMPLED):
             by_kernel.setdefault(_key(instance), []).append(instance)
-        return {key: Sample.of(self._sampling, instances) for key, instances in by_kernel.items()}
+        found = {key: Sample.of(self._sampling, instances) for key, instances in by_kernel.items()}
+        if not since_last:
+            return found
+        before, self._sampled_before = self._sampled_before, found
+        return {key: sample.since(before.get(key)) for key, sample in found.items()}
 
     def _growth(self, key: tuple[KernelKey, str], found: Cells) -> Cells:
         """Return what was added to `found` since the last call; all of `found` if it does not continue the last values."""

@@ -8,7 +8,7 @@ Each launch chooses each block (below: unit) independently with probability 1/N.
 is equally likely. So the mean of the chosen units estimates the mean of all, and its standard error is that of a random sample without
 replacement. It needs the sum of the squared deviations of the chosen units. The device does not keep these, but only sums by group:
 each chosen unit belongs to one of up to GROUPS groups at random, by its hash. The squared deviations of S groups add up to 1 - 1/S
-times those of the units, on average. While launches have not ended, the number of units is unknown. Then the sum of the chosen units
+times those of the units, on average. While launches may be running, the number of units is unknown. Then the sum of the chosen units
 is multiplied by N, which has a larger error. docs/sampling.md explains all of this.
 """
 
@@ -60,7 +60,7 @@ def rounded(error: float | None) -> float | None:
 class Sample:
     """The units that were chosen in some launches.
 
-    units   how many blocks or warps these launches had; None if some were running when maps were read
+    units   how many blocks or warps these launches had; None if some may have been running when maps were read
     chosen  how many of them were chosen, by group: int64 [GROUPS]
     """
 
@@ -78,6 +78,15 @@ class Sample:
             units = units + more if one.idle and units is not None else None
             chosen = chosen + one.array[:, 0].astype(np.int64)
         return cls(sampling, units, chosen)
+
+    def since(self, before: Sample | None) -> Sample:
+        """Return the sample of an interval. before: the same launches' sample at its beginning; None: there was none.
+
+        Units that were running at its beginning or end have only a part of their sums in it."""
+        if before is None:
+            return self
+        units = None if self.units is None or before.units is None else self.units - before.units
+        return Sample(self.sampling, units, self.chosen - before.chosen)
 
     @property
     def count(self) -> int:
@@ -138,7 +147,8 @@ class Sample:
         """Return ``sampled 812 of the 12,800 blocks of all launches (1 in 16, seed 7)``. word: for one unit."""
         how = f"1 in {self.sampling.one_in}, seed {self.sampling.seed}"
         if self.units is None:
-            return f"sampled {table.count(self.count, word)} ({how}); some launches were running when maps were read"
+            unknown = "launches may have been running when maps were read"
+            return f"sampled {table.count(self.count, word)} ({how}); {unknown}"
         return f"sampled {self.count:,} of the {table.count(self.units, word)} of all launches ({how})"
 
 

@@ -116,7 +116,7 @@ class ThreadCounts:
 class Reader:
     """Reads the map `tallies`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last read; not with sampling.
+    `since_last`: a read returns what was added since the last read.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Reader:
         self._block, self._thread, self._since_last = block, thread, since_last
         self._sampling = sampling
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self._sampled_before: dict[tuple[Any, ...], tuple[Sample, Any]] = {}
 
     def read(self, session: Session) -> list[ThreadCounts]:
         """Return the counts of each kernel and launch shape, most work first."""
@@ -136,29 +137,42 @@ class Reader:
             launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
             if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
-                if launches == was_launches:
-                    continue  # new counts come from a launch that the next read includes
+                ended = session.stopped and not np.array_equal(runs, was_runs)
+                if launches == was_launches and not ended:
+                    continue  # the next read includes new counts; at the end, they are of launches that an earlier read included
                 self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
-            if launches:
+            if launches or runs.any():
                 shape = instance.shape
                 selected = shape.selection(self._block, self._thread)
                 wanted = shape.threads if selected is None else int(selected.sum())
                 sample = None
                 if key in chosen and key in groups:
-                    sample = chosen[key], chosen[key].total(groups[key])
+                    sample = self._estimated(key, chosen[key], groups[key])
                     measured = runs > 0 if selected is None else selected & (runs > 0)
                     selected = None if measured.all() else measured
                     runs, work = _scaled(launches, runs, work)
                 found.append(ThreadCounts(instance, shape, launches, runs, work, selected, wanted, sample))
         return sorted(found, key=lambda counts: (-counts.total_work, counts.pid, counts.gpu))
 
+    def _estimated(self, key: tuple[Any, ...], sample: Sample, groups: Any) -> tuple[Sample, Estimate]:
+        """Return the sample and the estimate of all work; with `since_last`, those of the interval."""
+        now = sample, groups
+        if self._since_last:
+            if key in self._sampled_before:
+                before, were = self._sampled_before[key]
+                sample, groups = sample.since(before), groups - were
+            self._sampled_before[key] = now
+        return sample, sample.total(groups)
+
 
 def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
-    """Extrapolate the runs and work of each thread from the measured launches to all. A thread that never ran keeps 0."""
-    estimate = np.rint(work.astype(np.float64) * launches / np.maximum(runs, 1)).astype(np.uint64)
-    every = np.where(runs > 0, np.uint64(launches), np.uint64(0))
-    return every, np.where(runs == launches, work, estimate)
+    """Extrapolate the runs and work of each thread from the measured launches to all. A thread that never ran keeps 0.
+
+    In an interval, a thread may also have runs of launches that began before it."""
+    every = np.where(runs > 0, np.maximum(runs, np.uint64(launches)), np.uint64(0))
+    estimate = np.rint(work.astype(np.float64) * every / np.maximum(runs, 1)).astype(np.uint64)
+    return every, np.where(runs == every, work, estimate)
 
 
 # --- text ---

@@ -93,6 +93,38 @@ def test_what_is_unknown_is_not_guessed():
     assert "+- unknown" in one.total(one.chosen * 7).text("loads")
 
 
+@pytest.mark.parametrize("one_in", [4, 32])
+def test_the_standard_error_of_an_interval(one_in):
+    """A reading in the midst of a launch: units whose number is even have done a third of their work in it, others nothing."""
+    first = np.where(np.arange(BLOCKS) % 2, 0, WORK[0] // 3)
+    later = WORK[0] - first  # the other launches are in the next interval, too
+    truth, found = float(later.sum() + WORK[1:].sum()), []
+    for seed in SEEDS:
+        of = hashes(np.arange(BLOCKS), 1, seed)
+        there = of <= Sampling("block", one_in, seed).limit
+        chosen = np.bincount(of[there] % GROUPS, minlength=GROUPS)
+        sums = np.bincount(of[there] % GROUPS, first[there], GROUPS)
+        whole, work, _ = drawn(one_in, seed)
+        before = Sample(whole.sampling, None, chosen)
+        interval = whole.since(before)
+        assert interval.units is None and interval.count == whole.count - before.count
+        found.append(interval.total(work - sums))
+        assert before.total(sums).value + found[-1].value == pytest.approx(one_in * work.sum(), abs=2)
+    off = np.array([one.value - truth for one in found])
+    errors = np.array([one.error for one in found])
+    real = math.sqrt(float((off**2).mean()))
+    assert 0.8 < math.sqrt(float((errors**2).mean())) / real < 1.25
+    assert abs(off.mean()) < 3 * real / math.sqrt(len(SEEDS))
+
+
+def test_an_interval_between_known_numbers_of_units():
+    whole, _, _ = drawn(4, 1)
+    before = Sample(whole.sampling, 500, whole.chosen // 2)
+    assert whole.since(None) is whole
+    assert whole.since(before).units == WORK.size - 500
+    assert whole.since(before).count == whole.count - before.count
+
+
 def test_while_launches_run_the_number_of_units_is_unknown():
     early, work, _ = drawn(4, 1)
     running = Sample(early.sampling, None, 3 * early.chosen)

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.ebpf.sampling import Sampling
 from gpubpf.session.launch_shape import Shape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
 from gpubpf.threads import imbalance, thread_counts
-from gpubpf.threads.thread_counts import ThreadCounts
+from gpubpf.threads.thread_counts import Reader, ThreadCounts
 
+EVERYTHING = ((0, 1 << 31),) * 3
 BY = ("thread", "lane", "warp", "block")
 BLOCKS = ((1, 1, 1), (3, 1, 1), (5, 2, 1), (20, 1, 3))
 SIZES = ((1, 1, 1), (7, 1, 1), (32, 1, 1), (33, 1, 1), (8, 4, 2), (1024, 1, 1))
@@ -75,3 +78,36 @@ def test_generated_counts(seed: int) -> None:
 @pytest.mark.parametrize("work", [0, 1, 10**15])
 def test_several_processes(work: int) -> None:
     check("thread", *(counts((3, 1, 1), (7, 1, 1), work, pid=4194000 + n) for n in range(10)))
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["all blocks", "sampled"])
+def test_a_launch_that_ends_in_the_last_interval_is_counted(sampled: bool) -> None:
+    """An earlier report counted its launch; the last one has the runs and work of its threads."""
+    sampling = Sampling("block", 2, 0) if sampled else None
+    place = {"pid": 1, "gpu": 0, "mangled": "_Z1kPf", "grid": (2, 1, 1), "block_dim": (3, 1, 1)}
+    session: Any = SimpleNamespace(stopped=False)
+
+    def reading(ran: int) -> None:
+        """Two launches have begun; in block 1, which is chosen, `ran` of them have ended. Each thread did 5 in each."""
+        runs = np.array([0, 0, 0, ran, ran, ran] if sampled else [ran] * 6, np.uint64)
+        tallies = np.array([list(zip(runs, 5 * runs, strict=True))], [("runs", "u8"), ("work", "u8")])
+        chosen, work = np.zeros((2, GROUPS, 1), np.uint64)
+        chosen[3], work[3] = 2, runs[3:].sum() * 5
+        arrays = {"tallies": tallies, "groups": work, SAMPLED: chosen}
+        found = {
+            name: SimpleNamespace(**place, launches=2, idle=False, shape=Shape((2, 1, 1), (3, 1, 1)), array=a)
+            for name, a in arrays.items()
+        }
+        session.instances = lambda name: [found[name]]
+
+    reader = Reader(EVERYTHING, EVERYTHING, since_last=True, sampling=sampling)
+    reading(1)
+    (first,) = reader.read(session)
+    reading(2)
+    assert reader.read(session) == []  # a later report includes it
+    session.stopped = True
+    (last,) = reader.read(session)
+    assert (first.launches, last.launches) == (2, 0)
+    assert first.total_work == last.total_work == 30
+    assert last.grouped("thread").work.tolist() == [5] * (3 if sampled else 6)
+    assert reader.read(session) == []
