@@ -288,7 +288,10 @@ def slow(tmp_path_factory):
 def test_the_estimates_of_intervals_add_up(slow, tmp_path, tool, option, field, unit):
     """Wherever intervals end, the chosen units are all there, once, and stand for N."""
     sampled = (f"--sample-{unit}s", "1/4", "--seed", "7")
-    found = records(tool, slow, tmp_path / "out", option, *sampled, "0.4")
+    for attempt in range(5):  # on a busy machine, all may be in one report
+        found = records(tool, slow, tmp_path / f"out{attempt}", option, *sampled, "0.4")
+        if len(found["kernel"]) > 1:
+            break
     there = chosen(unit, 4, 7)
     requests = np.repeat(STORES, WARPS) if unit == "warp" else STORES * WARPS
     amount = {"work": BY_UNIT[unit], "requests": requests, "exits": SIZE[unit]}[field]
