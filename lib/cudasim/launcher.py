@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The `cudasim` command: run a program on the embedded CUDA device, with no tool."""
+"""The `cudasim` command: run a program on the embedded CUDA device, without a tool."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Probe:
 
 
 def _salu_probes() -> Iterator[Probe]:
-    """Give the scalar formats, which all families encode alike."""
+    """Return the scalar formats, which all families encode in the same way."""
     for op in range(0x80 - 0x20):  # the last 32 are SOPK, SOP1, SOPC and SOPP
         yield Probe(
             "sop2", op, (2 << 30 | op << 23 | 16 << 16 | 40 << 8 | 20,), {"s16": "D", "s20": "A", "s40": "B"}
@@ -55,7 +55,7 @@ def _salu_probes() -> Iterator[Probe]:
 
 
 def _mubuf_probes() -> Iterator[Probe]:
-    """Give MUBUF, whose fields that matter here are in the same places in all families."""
+    """Return MUBUF, whose fields that matter here are in the same places in all families."""
     fields = {"v10": "A", "v20": "B", "s40": "R", "s70": "O"}
     for op in range(0x80):
         for glc in (0, 1):
@@ -65,7 +65,7 @@ def _mubuf_probes() -> Iterator[Probe]:
 
 
 def gfx9_probes() -> Iterator[Probe]:
-    """Give every opcode number of every format of GFX9, with the operands that may make it valid."""
+    """Return every opcode number of every format of GFX9, with the operands that may make it valid."""
     yield from _salu_probes()
     for op in range(0x100):
         word = 0x30 << 26 | op << 18 | 16 << 6 | 20
@@ -134,7 +134,7 @@ def gfx9_probes() -> Iterator[Probe]:
 
 
 def gfx10_probes() -> Iterator[Probe]:
-    """Give every opcode number of every format of GFX10, but interpolation, exports, images and typed buffers."""
+    """Return every opcode number of every format of GFX10, except interpolation, exports, images and typed buffers."""
     null = 125
     yield from _salu_probes()
     for op in range(0x100):
@@ -204,7 +204,7 @@ WAVES = {"gfx1030": ("+wavefrontsize32,-wavefrontsize64", "-wavefrontsize32,+wav
 
 
 def disassemble(gpu: str, found: list[Probe], features: str = "") -> list[str | None]:
-    """Give llvm-mc's text for each probe; None where it knows none, or not all of the words belong to it."""
+    """Return llvm-mc's text for each probe; None if it knows none, or if some words do not belong to it."""
     blocks = []
     for probe in found:
         data = b"".join(word.to_bytes(4, "little") for word in probe.words)
@@ -244,7 +244,7 @@ def disassemble(gpu: str, found: list[Probe], features: str = "") -> list[str | 
 
 
 def row(probe: Probe, text: str) -> tuple[str, str] | None:
-    """Give the name and the operands of one instruction; None if it has a register that stands for no field."""
+    """Return the name and the operands of one instruction; None if one of its registers stands for no field."""
     name, _, rest = text.partition(" ")
     name = re.sub(r"_(e32|e64|sdwa|dpp)$", "", name)
     operands = ""
@@ -274,7 +274,7 @@ Rows = dict[Key, tuple[str, str]]  # name and operands
 
 
 def rows_of(gpu: str, features: str = "") -> tuple[Rows, dict[Key, set[str]]]:
-    """Give the rows, and which of SDWA and DPP exist."""
+    """Return the rows, and for each opcode which of SDWA and DPP exist."""
     found = list(FAMILIES[gpu]())
     rows: Rows = {}
     variants: dict[Key, set[str]] = {}
@@ -295,13 +295,13 @@ def rows_of(gpu: str, features: str = "") -> tuple[Rows, dict[Key, set[str]]]:
 
 
 def with_masks(narrow: str, wide: str) -> str:
-    """Give the operands of an instruction whose masks of lanes have one register here and two there."""
+    """Return the operands of an instruction whose lane masks have one register in `narrow` and two in `wide`."""
     pairs = zip(narrow[::2], narrow[1::2], wide[1::2], strict=True)
     return "".join(letter + (one if one == two else "m") for letter, one, two in pairs)
 
 
 def table(gpu: str) -> list[str]:
-    """Give the rows, as C++ initializers."""
+    """Return the rows, as C++ initializers."""
     rows, variants = rows_of(gpu, *WAVES.get(gpu, ())[:1])
     if gpu in WAVES:
         wide, _ = rows_of(gpu, WAVES[gpu][1])

@@ -1,4 +1,4 @@
-"""The GPUs that hipsim can be, and the one that suits a program."""
+"""The GPUs that hipsim emulates, and the choice of one for a program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_command(program: str) -> set[str]:
 
 
 def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> str | None:
-    """Return a text if a program has code for GPUs, but not for those of hipsim, or not for `gpu`; else None."""
+    """Return a message if a program has code for GPUs, but for none that hipsim emulates, or not for `gpu`; else None."""
     if not has_code_for or not has_code_for.isdisjoint([gpu] if gpu else GPUS):
         return None
     its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or f"{', '.join(GPUS[:-1])} or {GPUS[-1]}"

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The `hipsim` command: run a HIP program on the embedded AMD device, with no tool."""
+"""The `hipsim` command: run a HIP program on the embedded AMD device, without a tool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ for 10 bytes.
 
 
 def choose_gpu(program: str, asked: str | None) -> tuple[str, str | None]:
-    """Return the GPU to be for a command's first word, and a note if the program has no code for it. `asked`: by the user."""
+    """Return the GPU to emulate for a command's first word, and a note if the program has no code for it.
+
+    `asked`: the GPU that the user chose.
+    """
     has_code_for = gpus.of_command(program)
     gpu = asked or gpus.suitable(has_code_for)
     other = gpus.other_code(program, has_code_for, asked)
