@@ -55,7 +55,7 @@ def build_parser() -> cli.Parser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="begin with this value of a variable, or of an element of an array or hash: NAME[KEY]=VALUE; repeatable",
+        help="set the initial value of a variable, or of an element of an array or hash: NAME[KEY]=VALUE; repeatable",
     )
     group = parser.add_argument_group("a program as a kernel of its own (instead of -p and COMMAND)")
     group.add_argument("--run", metavar="PROGRAM", help="run only PROGRAM, once")

@@ -95,7 +95,7 @@ def build_parser() -> cli.Parser:
     counting.add_argument(
         "--all-threads",
         action="store_true",
-        help="with --json or --csv: every thread even of very large grids",
+        help="with --json or --csv: write every thread, even of very large grids",
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
