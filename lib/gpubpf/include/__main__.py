@@ -1,4 +1,4 @@
-"""Print the directory of the header for maps in a HIP program of one's own: hipcc -I"$(python3 -m gpubpf.include)" …"""
+"""Print the directory of the header for maps in your own HIP program: hipcc -I"$(python3 -m gpubpf.include)" …"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-// Maps in the kernels of a HIP program of one's own. The maps are written as JSON when the process ends, without a tool.
+// Maps in the kernels of your own HIP program. The maps are written as JSON when the process ends, without a tool.
 //
 //     #include <gpubpf_maps.h>                  hipcc -I"$(python3 -m gpubpf.include)" …
 //
@@ -46,7 +46,7 @@
 // The map `name`, which counts numbers by their powers of two.
 #define GPUBPF_HISTOGRAM(name) GPUBPF_MAP_(name, gpubpf::Histogram)
 
-// The variable, and beside it another one that says what it is.
+// The variable, and a second one beside it that describes it.
 #define GPUBPF_MAP_(name, ...)                                \
     __device__ __VA_ARGS__ name __asm__("gpubpf_map." #name); \
     extern "C" __device__ __attribute__((used))               \
@@ -103,7 +103,7 @@ struct Hash {
 
     // Returns the value of a key; null if there is none.
     __device__ Value *lookup(Key key) { return find(key, false); }
-    // The same, but a key that is not there yet gets a value of zeros. Returns null, and counts, if there is no room.
+    // The same, but a missing key is added with a value of zeros. If there is no room, returns null and counts that.
     __device__ Value *lookup_or_init(Key key) {
         Value *found = find(key, true);
         if (!found) atomicAdd(&lost, Number(1));
@@ -154,7 +154,7 @@ struct Histogram {
     }
 };
 
-// Finds the maps of all code objects on all GPUs through ROCr, and writes them. It asks a ROCr that runs, and starts none.
+// Finds the maps of all code objects on all GPUs through ROCr, and writes them. It uses ROCr only if it is running.
 class Maps {
   public:
     static Maps &all() {
@@ -162,8 +162,8 @@ class Maps {
         return *made;
     }
 
-    // Writes the maps to the file that GPUBPF_MAPS names, whose content it replaces. Returns how many there are; with none it writes
-    // nothing, so that it can be called again.
+    // Replaces the file that GPUBPF_MAPS names by the maps. Returns the number of maps; if there are none, it writes nothing, so that
+    // it can be called again.
     size_t write() {
         const char *pattern = getenv("GPUBPF_MAPS");
         std::lock_guard<std::mutex> hold(lock_);

@@ -1,7 +1,7 @@
 // Runs one kernel dispatch on the CPU: what the packet processor calls for an AQL dispatch packet.
 //
-// The caller gives what the packet and the queue say (Launch), which addresses the device may use (Memory), which GPU
-// it is (Target), and what lies outside the shader cores (Services). run() may be called by several threads at once.
+// The caller passes the contents of the packet and the queue (Launch), the addresses that the device may use (Memory), the
+// GPU (Target), and what is outside the shader cores (Services). run() may be called by several threads at once.
 
 #pragma once
 
@@ -26,14 +26,14 @@ struct Launch {
 // Memory that the program has registered has another address on the device, as with AMD's driver: this bit is set.
 constexpr uint64_t registered_bit = uint64_t{1} << 47;
 
-// The host's address of what the device finds at an address.
+// The host address for a device address.
 inline uint8_t *host(uint64_t address) { return reinterpret_cast<uint8_t *>(address & ~registered_bit); }
 
-// Which addresses the device may use. Addresses are the host's own, but for registered_bit. Must be safe to call from several threads.
+// Which addresses the device may use. They are host addresses, except for registered_bit. Must be safe to call from several threads.
 class Memory {
   public:
     virtual ~Memory() = default;
-    // The allocation around an address; *begin == *end where there is none. Asked seldom: every wave keeps the last
+    // The allocation around an address; *begin == *end if there is none. Seldom called: every wave keeps the last
     // answers, for one time slice at most.
     virtual void range(uint64_t address, uint64_t *begin, uint64_t *end, bool *may_write) = 0;
 };

@@ -1,4 +1,4 @@
-// What the vector instructions need of other files: included before a level chooses what the CPU has.
+// Headers that the vector instructions need: included before a level chooses what the CPU has.
 
 #pragma once
 

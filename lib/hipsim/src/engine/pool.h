@@ -9,7 +9,7 @@ namespace hipsim {
 class Job {
   public:
     virtual ~Job() = default;
-    virtual void work() = 0;  // called by several threads at once; returns when there is nothing to take
+    virtual void work() = 0;  // called by several threads at once; returns when no work is left
 };
 
 class Pool {
@@ -23,7 +23,7 @@ class Pool {
         Shared(const Shared &) = delete;
         Shared &operator=(const Shared &) = delete;
         ~Shared() { end(); }
-        void end();  // no thread works on the job any more
+        void end();  // after this, no thread works on the job
 
       private:
         struct State;

@@ -1,4 +1,4 @@
-// Predecoded code: what can be reached from a kernel's entry, and from addresses that are computed while it runs.
+// Predecoded code: all that can be reached from a kernel's entry, and from jump targets that are computed at run time.
 
 #pragma once
 
@@ -20,7 +20,7 @@ class Program {
     static std::shared_ptr<Program> at(uint64_t entry, const isa::Set &set, Memory &memory, Fault &fault);
 
     const Op *entry() const { return entry_; }
-    // What the code that was decoded so far names.
+    // The registers that the code decoded so far names.
     isa::Registers registers() {
         std::lock_guard lock(mutex_);
         return registers_;
@@ -47,7 +47,7 @@ class Program {
     isa::Registers registers_;
 };
 
-// Why the engine cannot execute an instruction; empty if it can, and then `op` is complete but for branch targets.
+// Why the engine cannot execute an instruction; empty if it can; `op` is then complete, except for branch targets.
 std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &op);
 
 }  // namespace hipsim

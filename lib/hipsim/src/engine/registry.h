@@ -10,7 +10,7 @@
 
 namespace hipsim {
 
-// How constants and modifiers of an operand are to be read.
+// How to read constants and modifiers of an operand.
 enum class Type : uint8_t { none, b32, f32, b64, i64, f64, b16, f16, packed16, packed_f16, packed_f32 };
 
 struct Semantics {
@@ -26,7 +26,7 @@ struct Semantics {
 
 using Registry = std::unordered_map<std::string_view, Semantics>;
 
-// Keeps a name that was put together.
+// Keeps a name that was built at run time.
 const char *intern(const std::string &name);
 
 // The scalar unit's instructions are compiled once, those of the lanes for each level of the CPU's vectors.
@@ -39,7 +39,7 @@ namespace avx2 {
 void add_vector(Registry &registry);
 }
 
-// All that the engine can execute of a family, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
+// All instructions of a family that the engine can execute, with the widest vectors of this CPU. HIPSIM_VECTORS=plain|avx2 chooses.
 const Registry &registry(isa::Family family);
 
 }  // namespace hipsim

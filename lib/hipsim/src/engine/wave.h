@@ -48,7 +48,7 @@ struct Op {
     isa::Instruction i;
 };
 
-// An allocation that was looked up lately.
+// A recently looked-up allocation.
 struct Range {
     uint64_t begin = 0, end = 0;
     bool may_write = false;
@@ -134,7 +134,7 @@ struct alignas(64) Wave {
     bool allow(const Op &op, uint64_t address, uint64_t bytes, bool write);
     // The same without the fault.
     const Range *range(uint64_t address);
-    // The value of an operand that is no VGPR, as the low and high word of it.
+    // The value of an operand that is not a VGPR, as its low and high words.
     uint64_t scalar(unsigned operand, unsigned width) const;
 };
 
@@ -144,13 +144,13 @@ struct alignas(64) Wave {
 constexpr uint16_t untimed_begin = 0x6700, untimed_end = 0x6780, untimed_before = 0x6800,
                    untimed_exit = 0x6880;
 
-// What waves of one workgroup share.
+// State that the waves of one workgroup share.
 struct Group {
     const Launch *launch = nullptr;
     const Target *target = nullptr;
     Memory *memory = nullptr;
     Services *services = nullptr;
-    Fault *fault = nullptr;  // where a wave puts its fault
+    Fault *fault = nullptr;  // where a wave stores its fault
     uint8_t *lds = nullptr;
     uint32_t lds_bytes = 0;
     uint32_t id[3] = {};

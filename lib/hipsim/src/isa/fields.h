@@ -1,4 +1,4 @@
-// Fields that GFX9 and GFX10 have in the same places. Each function sets those of one format; what differs, its caller sets.
+// Fields that GFX9 and GFX10 have in the same places. Each function sets those of one format; its caller sets the fields that differ.
 
 #pragma once
 

@@ -45,7 +45,7 @@ struct Opcode {
     unsigned width(char field) const;
 };
 
-// GPUs of one family encode their instructions alike; they differ in which opcodes exist.
+// GPUs of one family encode instructions in the same way, but do not have the same opcodes.
 enum class Family : uint8_t { gfx9, gfx10 };
 
 // The instruction set of one GPU, for waves of one size.

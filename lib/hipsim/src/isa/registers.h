@@ -1,4 +1,4 @@
-// How many registers of each kind an instruction needs a wave to have.
+// The number of registers of each kind that a wave needs to execute an instruction.
 
 #pragma once
 
@@ -10,7 +10,7 @@ struct Registers {
     unsigned vgprs = 0, agprs = 0, sgprs = 0;
 };
 
-// Raises `most` to what an instruction that is known names.
+// Raises `most` to the registers that a known instruction names.
 void add(Registers &most, const Instruction &instruction);
 
 }  // namespace hipsim::isa
