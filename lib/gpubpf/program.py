@@ -490,6 +490,7 @@ class BPF:
                 probe.accumulate,
                 probe.kinds,
                 probe.spaces,
+                probe.opcodes,
             )
             for probe in (() if null_probes() else self.probes)
         ]
@@ -501,13 +502,13 @@ class BPF:
 
     def for_amd(self) -> ForAmd:
         """Return what a measurement needs for kernels of AMD GPUs."""
-        from gpubpf.gcn import POINTS
+        from gpubpf.gcn import lacking
         from gpubpf.session.tracing import ForAmd
 
         missing = [
             self.titles.get(probe.function, f"{probe.function} ({probe.point})")
             for probe in self.probes
-            if probe.point not in POINTS
+            if lacking(probe.point, self._fragment(probe).arguments)
         ]
         maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
         notice = f"kernels of AMD GPUs do not have the points of {', '.join(missing)} yet" if missing else ""
@@ -599,7 +600,9 @@ class BPF:
             getattr(args, "out", None),
             follow,
             host,
-            any(probe.point in ("access", "branch", "value", "float") for probe in self.probes),
+            any(
+                probe.point in ("access", "branch", "value", "float", "instruction") for probe in self.probes
+            ),
             self.for_amd() if self.runs_on_amd() else None,
         )
         return self.session

@@ -74,9 +74,36 @@ def test_arguments_of_kernels(tmp_path: Path, gpu: str) -> None:
     assert texts == {("many", f"a {given} 0"), ("none", " ".join(["0"] * 12))}
 
 
-@pytest.mark.parametrize("spec", ["branch:*", "func:*", "store:* (isnan(value))"])
+@pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
+def test_instructions_are_counted_with_their_lanes(tmp_path: Path, gpu: str) -> None:
+    """The only sum of floats is that of the vectors. A scalar instruction is executed by waves, so it is named but not counted."""
+    waves = -(-1000 // LANES.get(gpu, 64))
+    answers = {
+        "instruction:*:v_add_f32": (waves, 1000),
+        "instruction:*:v_add_f32* (lane < 8)": (waves, waves * 8),
+        "instruction:*:v_add_f64": (0, 0),
+        "instruction:*:s_endpgm": (0, 0),
+    }
+    records, done = measured(
+        "gpucount", tmp_path / "out", *answers, "--", program("vectoradd", gpu=gpu), 1000
+    )
+    assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
+    counts = {one["spec"]: (one["count"], one["threads"]) for one in records if one["type"] == "count"}
+    assert counts == answers
+    assert records[-1]["not_probed"] == {"s_endpgm": 1}
+
+
+LACKING = {
+    "branch:*": "branch",
+    "func:*": "function_entry",
+    "store:* (isnan(value))": "value",
+    "instruction:*:v_add_f32 (isnan(value))": "instruction with type",
+}
+
+
+@pytest.mark.parametrize("spec", LACKING)
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
-    point = {"b": "branch", "f": "function_entry", "s": "value"}[spec[0]]
+    point = LACKING[spec]
     notice = f"gpucount: note: kernels of AMD GPUs do not have the points of '{spec}' yet\n"
     for others in ((), ("entry:*",)):
         records, done = measured(

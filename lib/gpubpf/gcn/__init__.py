@@ -1,5 +1,15 @@
 """Instruments AMD GPU code objects: kernels (code_object.py), instructions (comgr.py, kernel_code.py), probes (inject.py, work.py)."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gpubpf.ebpf.bytecode import CONTEXTS
+
+if TYPE_CHECKING:
+    from gpubpf.lower.fragment import Argument
+
 # The `bytecode.DEVICE_POINTS` that AMD GPU kernels support.
 POINTS = (
     "entry",
@@ -10,4 +20,14 @@ POINTS = (
     "barrier_leave",
     "basic_block",
     "access",
+    "instruction",
 )
+_OF_INSTRUCTIONS = frozenset(CONTEXTS["instruction"]) - {"launch", "site", "active"}
+
+
+def lacking(point: str, arguments: Iterable[Argument]) -> str:
+    """Return what AMD GPU kernels lack for a program with these arguments at a point; "" if they have everything."""
+    if point not in POINTS:
+        return point
+    read = [one.field for one in arguments if one.kind == "context" and one.field in _OF_INSTRUCTIONS]
+    return f"{point} with {read[0]}" if point == "instruction" and read else ""

@@ -41,7 +41,7 @@ _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 class GcnPlacement:
     """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`).
 
-    At `access`, `kinds` and `spaces` restrict the accesses; () means all.
+    At `access`, `kinds` and `spaces` restrict the accesses; at `instruction`, the globs `opcodes` the instructions. () means all.
     """
 
     program: WaveProgram
@@ -49,6 +49,7 @@ class GcnPlacement:
     accumulate: str | None = None
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def inject(
             key = (
                 passed,
                 *(
-                    (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces)
+                    (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces, p.opcodes)
                     for p in placements
                 ),
             )

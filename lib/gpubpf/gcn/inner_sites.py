@@ -1,4 +1,4 @@
-"""Probes in the middle of a kernel, at memory accesses, basic blocks and barriers: each site's code, and the probes that it calls.
+"""Probes inside a kernel, at accesses, instructions, basic blocks and barriers: each site's code, and the probes that it calls.
 
     probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
     sites = InnerSites(kernel, body, gpu, probes, first=3)
@@ -27,6 +27,7 @@ from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
+from gpubpf.gcn.computation import is_chosen, is_computation
 from gpubpf.gcn.kernel_code import KernelCode, Region, entered
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
@@ -47,7 +48,8 @@ _SKIP = 0xBF880000  # s_cbranch_execz
 
 
 class Placed(Protocol):
-    """A program at one of the `amdgcn.INSIDE` points. At `access`, kinds and spaces restrict the accesses; () means all."""
+    """A program at one of the `amdgcn.INSIDE` points. At `access`, kinds and spaces restrict the accesses; at `instruction`, the
+    globs `opcodes` restrict the instructions. () means all."""
 
     @property
     def program(self) -> WaveProgram: ...
@@ -57,10 +59,12 @@ class Placed(Protocol):
     def kinds(self) -> tuple[str, ...]: ...
     @property
     def spaces(self) -> tuple[str, ...]: ...
+    @property
+    def opcodes(self) -> tuple[str, ...]: ...
 
 
 class InnerProbes:
-    """The inner probes of a code object: one per set of programs at an access, and one per other point."""
+    """The inner probes of a code object: one per set of programs at an access or an instruction, and one per other point."""
 
     def __init__(self, placements: Sequence[Placed], block: LaunchBlock, gpu: str) -> None:
         self._at = {point: [p for p in placements if p.point == point] for point in amdgcn.INSIDE}
@@ -92,15 +96,24 @@ class InnerProbes:
             self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu)
         return self._made[key]
 
-    def of_point(self, point: str) -> Probe | None:
-        """Return the probe for another point of `amdgcn.INSIDE`; None without a program. Raises VerifyError if it is invalid."""
-        programs = [placement.program for placement in self._at[point]]
-        if not programs:
+    def of_point(self, point: str, opcode: str = "") -> Probe | None:
+        """Return the probe for another point of `amdgcn.INSIDE`; None if no program selects it. Raises VerifyError if it is invalid.
+
+        opcode: at `instruction`, the name of the instruction.
+        """
+        placements = self._at[point]
+        chosen = tuple(n for n, one in enumerate(placements) if is_chosen(one.opcodes, opcode))
+        if not chosen:
             return None
-        key = ((point, ()),)
+        key = ((point, chosen),)
         if key not in self._made:
+            programs = [placements[n].program for n in chosen]
             self._made[key] = amdgcn.compile_inner_probe(programs, self._block, self._gpu, point)
         return self._made[key]
+
+    def names(self, opcode: str) -> bool:
+        """Return whether the globs of a program at instructions match this name. Programs without globs match none here."""
+        return any(one.opcodes and is_chosen(one.opcodes, opcode) for one in self._at["instruction"])
 
 
 @dataclass(frozen=True)
@@ -231,10 +244,12 @@ class InnerSites:
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
                     add(point, instruction, probes.of_point(point))
-            if not probes.of_accesses:
+            if is_computation(instruction):
+                add("instruction", instruction, probes.of_point("instruction", instruction.name))
                 continue
-            found = accesses(instruction, scratch)
-            if not found and is_memory(instruction):
+            found = accesses(instruction, scratch) if probes.of_accesses else ()
+            unseen = probes.of_accesses and not found and is_memory(instruction)
+            if unseen or probes.names(instruction.name):
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:
                 add("access", instruction, probes.of_access(access), access)

@@ -41,7 +41,7 @@ _ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction c
 @dataclass(frozen=True)
 class GcnSite:
     """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
-    in that function in bytes. opcode: the instruction's name, at accesses and barriers. block: the basic block's number."""
+    in that function in bytes. opcode: its name, at accesses, instructions and barriers. block: the basic block's number."""
 
     number: int
     point: str
@@ -60,8 +60,8 @@ class InjectedGcnKernel:
     references: the addresses to patch once both code objects are loaded, so that the copy uses the original's variables. Each has the
     offset of its s_getpc_b64 from the kernel's descriptor, in bytes, and the sum of the two literals after it. registers: VGPRs before
     and after. waits: its workgroups may wait for each other. most_threads, original_threads: the threads that fit on a compute unit at
-    once, of the copy and of the original. wave: lanes per wave. unprobed: the number of memory instructions that no program sees, by
-    name, if a program is attached to memory accesses.
+    once, of the copy and of the original. wave: lanes per wave. unprobed: the number of instructions that no program sees, by
+    name: memory instructions if a program is attached to accesses, and others whose names a program at instructions selects.
     """
 
     argument_bytes: int
@@ -229,7 +229,7 @@ class KernelWriter:
         if self._inner_registers is not None:
             every += self._inner.insertions(self._comgr, self._inner_registers)
         if self._body.inside_indexing & {one.address for one in every}:
-            raise Refusal("it changes EXEC or accesses memory while it computes the numbers of VGPRs")
+            raise Refusal("it has places to probe while it computes the numbers of VGPRs")
         return joined(every)
 
     def _copy(self, insertions: Sequence[Insertion], away: bool) -> tuple[MovedCode, bytes]:

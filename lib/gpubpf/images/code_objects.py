@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpubpf import cache, names
 from gpubpf.errors import Error, ImageError, VerifyError
-from gpubpf.gcn import POINTS
+from gpubpf.gcn import POINTS, lacking
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.inject import GcnPlacement, inject
 from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
@@ -41,7 +41,7 @@ class AmdAttachment:
     """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
     lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of
-    work that is counted for it. kinds, spaces: at `access`, the kinds and spaces of the accesses.
+    work that is counted for it. kinds, spaces: at `access`, the kinds and spaces of the accesses. opcodes: at `instruction`, globs.
     """
 
     lowered: Callable[[int], WaveProgram]
@@ -50,6 +50,7 @@ class AmdAttachment:
     accumulate: str | None = None
     kinds: tuple[str, ...] = ()
     spaces: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
 
 
 def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool = False) -> Sidecar:
@@ -100,13 +101,19 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
     for attachment in attachments:
         if not names.chosen(attachment.kernels, kernel.name) or attachment.kinds == ("async",):
             continue
-        if attachment.point not in POINTS:
-            missing = missing or attachment.point
+        program = attachment.lowered(kernel.descriptor.wave) if attachment.point in POINTS else None
+        lack = lacking(attachment.point, program.arguments if program else ())
+        if program is None or lack:
+            missing = missing or lack
             continue
-        program = attachment.lowered(kernel.descriptor.wave)
         found.append(
             GcnPlacement(
-                program, attachment.point, attachment.accumulate, attachment.kinds, attachment.spaces
+                program,
+                attachment.point,
+                attachment.accumulate,
+                attachment.kinds,
+                attachment.spaces,
+                attachment.opcodes,
             )
         )
     if missing and not found:
@@ -215,7 +222,10 @@ def _identity(placements: Mapping[str, Sequence[GcnPlacement]]) -> str:
     kernels = [
         (
             name,
-            [(numbers[id(one.program)], one.point, one.accumulate, one.kinds, one.spaces) for one in chosen],
+            [
+                (numbers[id(one.program)], one.point, one.accumulate, one.kinds, one.spaces, one.opcodes)
+                for one in chosen
+            ],
         )
         for name, chosen in placements.items()
     ]

@@ -50,7 +50,7 @@ TIME, TIMES = BACK + 2, ("clock", "globaltimer")
 AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
-INSIDE = ("access", "basic_block", *AT_BARRIER)
+INSIDE = ("access", "basic_block", "instruction", *AT_BARRIER)
 # The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
 _TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels

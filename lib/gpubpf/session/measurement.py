@@ -92,7 +92,7 @@ class Plan:
     map_memory: bytes per context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
-    accesses: programs run at memory accesses or branches, so the summary counts unprobed ones.
+    accesses: programs run at memory accesses, branches or instructions, so the summary counts unprobed ones.
     amd: also measure kernels on AMD GPUs. amd_definitions: the maps of the programs for AMD GPUs.
     owns_process: this Python process only runs the session, so it may drop privileges that it no longer needs.
     """

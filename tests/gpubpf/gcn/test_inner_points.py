@@ -42,6 +42,12 @@ int on_block(struct gpu_basic_block *ctx) {
     if (mine && ctx->active >> gpu_lane() & 1) mine->one += 1;
     return 0;
 }
+int on_instruction(struct gpu_instruction *ctx) {
+    int key = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (mine && ctx->active >> gpu_lane() & 1) mine->one += 1;
+    return 0;
+}
 int on_exit(struct gpu_exit *ctx) {
     int key = 0;
     struct tally *mine = tallies.lookup(&key);
@@ -50,6 +56,7 @@ int on_exit(struct gpu_exit *ctx) {
 }
 """
 BARRIERS = (("on_arrive", "barrier_arrive"), ("on_leave", "barrier_leave"))
+INSTRUCTIONS = (("on_instruction", "instruction"), ("on_exit", "exit", "instructions"))
 BLOCKS = (("on_block", "basic_block"), ("on_exit", "exit", "blocks"))
 
 
@@ -94,3 +101,11 @@ def test_threads_enter_as_many_blocks_as_are_counted(
     entered, counted = tallies(gpu, built, tmp_path, name, BLOCKS).T
     np.testing.assert_array_equal(entered, counted)
     assert (counted > 0).all()
+
+
+@pytest.mark.parametrize("name", ["scale", "looped"])
+def test_probes_before_each_vector_instruction_change_no_result(
+    gpu: str, built: Path, room: None, tmp_path: Path, name: str
+) -> None:
+    seen, executed = tallies(gpu, built, tmp_path, name, INSTRUCTIONS).T
+    assert (seen > 0).all() and (seen < executed).all()
