@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "whole_machine: watches every process, or has probes in a driver that all use; runs alone"
     )
+    config.addinivalue_line(
+        "markers", "without_driver: takes long, and no process of it uses a GPU driver; runs beside any other"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,7 +137,7 @@ def _end_children(before: set[int]) -> None:
 def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
     """What holds each process that comes to the driver runs alone: the programs of any other test, of other workers and other runs
     too, would be traced by it for a moment, also where it has process numbers of its own, which are seen from outside."""
-    if "GPUBPF_OWN_PROCESSES" in os.environ:
+    if "GPUBPF_OWN_PROCESSES" in os.environ or request.node.get_closest_marker("without_driver"):
         yield
         return
     watches = any(request.node.get_closest_marker(name) for name in ("own_processes", "whole_machine"))

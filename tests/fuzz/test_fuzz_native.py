@@ -22,6 +22,7 @@ RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 LONG = ("agent_libraries",)  # its compilation
 
 
+@pytest.mark.without_driver
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "native",

@@ -124,6 +124,7 @@ def test_filters_come_from_the_command_line():
 # Prebuilt programs
 
 
+@pytest.mark.without_driver
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 def test_shipped_programs_are_prebuilt_and_current(tool):
     text = prebuild.program_text(tool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -92,6 +93,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(gpubpf_cuda.build(place.parent / "advice.cu", place, "-O2", "-lineinfo", "-arch=sm_80"))
 
 
+@functools.cache  # several tests read the same report
 def told(program: str, *arguments: str) -> str:
     """What memtrace says, in one line."""
     done = subprocess.run([*TOOL, "--", program, *arguments], capture_output=True, text=True, timeout=120)
@@ -99,6 +101,7 @@ def told(program: str, *arguments: str) -> str:
     return " ".join(done.stdout.split())
 
 
+@functools.cache
 def site(program: str, kind: str, *arguments: str) -> dict:
     """The record of the only site of a kind."""
     command = [*TOOL, "--json", "--", program, *arguments]

@@ -369,7 +369,7 @@ def test_more_map_memory_beside_a_kernel_that_does_not_end(
         try:
             assert not large_measured()
             program.say("start")
-            for _ in range(8):
+            for _ in range(4):
                 program.say("large")
                 assert not large_measured()
             program.say("stop")
