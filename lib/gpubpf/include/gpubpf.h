@@ -86,7 +86,7 @@ struct gpu_basic_block {
     u64 active; /* mask of the lanes that enter it together */
 };
 
-/* In each thread that comes to a conditional branch, before it. */
+/* In each thread that reaches a conditional branch, before it. */
 struct gpu_branch {
     u64 launch;
     u64 site;
@@ -103,11 +103,11 @@ struct gpu_value {
     u64 space;
     u64 kind;     /* GPU_LOAD, GPU_STORE or GPU_ATOMIC */
     u64 active;   /* mask of the lanes that run this together */
-    u64 effect;   /* with GPU_RETURNS, old_low and old_high are there */
+    u64 effect;   /* with GPU_RETURNS, old_low and old_high are valid */
     u64 type;     /* GPU_F32 …; of each element of a vector */
     u64 low;      /* the first 8 bytes of the value, as in memory: what is loaded or stored, or the operand of an atomic */
     u64 high;     /* the next 8 bytes */
-    u64 old_low;  /* of an atomic: the first 8 bytes of what was there before */
+    u64 old_low;  /* of an atomic: the first 8 bytes of the old value */
     u64 old_high;
 };
 
@@ -140,7 +140,7 @@ struct gpu_instruction {
 
 enum gpu_space { GPU_GLOBAL, GPU_SHARED, GPU_LOCAL, GPU_CONST };
 enum gpu_kind { GPU_LOAD, GPU_STORE, GPU_ATOMIC, GPU_ASYNC };
-enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2, GPU_RETURNS = 4 }; /* an atomic gives back the old value, which is used */
+enum gpu_effect { GPU_READS = 1, GPU_WRITES = 2, GPU_RETURNS = 4 }; /* RETURNS: an atomic returns the old value, which is used */
 enum gpu_type {
     GPU_B8, GPU_B16, GPU_B32, GPU_B64, GPU_B128,
     GPU_U8, GPU_U16, GPU_U32, GPU_U64,
@@ -166,7 +166,7 @@ struct gpu_launch {
     u64 gpu;     /* ordinal of the GPU */
 };
 
-/* What the application asks the driver for, other than launches of kernels. */
+/* A request of the application to the driver, other than a kernel launch. */
 struct gpu_operation {
     u64 id;          /* number in the operation log of the process */
     u64 kind;        /* GPU_OP_… */
@@ -192,8 +192,8 @@ enum gpu_operation_kind {
 };
 
 /*
- * Helpers with the numbers of bpftime. A clock is read where the program says: read it first. The text of gpubpf_puts must be an array
- * on the stack, so call gpu_puts, which makes one.
+ * Helpers with the numbers of bpftime. A clock is read at the call, so read it first. The text of gpubpf_puts must be an array on the
+ * stack, so call gpu_puts, which makes one.
  */
 static long (*gpubpf_puts)(const char *text) = (void *)501;
 static u64 (*bpf_get_globaltimer)(void) = (void *)502;
@@ -201,14 +201,14 @@ static void (*bpf_get_block_idx)(u64 *x, u64 *y, u64 *z) = (void *)503;
 static void (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
 static void (*bpf_get_thread_idx)(u64 *x, u64 *y, u64 *z) = (void *)505;
 static void (*bpf_gpu_membar)(void) = (void *)506;
-static void (*bpf_cuda_exit)(void) = (void *)507; /* ends the thread, before it runs the kernel; only in struct gpu_entry */
+static void (*bpf_cuda_exit)(void) = (void *)507; /* ends the thread before it runs the kernel; only with struct gpu_entry */
 static void (*bpf_get_grid_dim)(u64 *x, u64 *y, u64 *z) = (void *)508;
 static u32 (*bpf_get_sm_id)(void) = (void *)509;
-static u32 (*bpf_get_warp_id)(void) = (void *)510; /* of the warps that this multiprocessor runs now; gpu_warp is its number in the block */
+static u32 (*bpf_get_warp_id)(void) = (void *)510; /* among the warps now on this multiprocessor; gpu_warp: in the block */
 static u32 (*bpf_get_lane_id)(void) = (void *)511;
 /*
  * Helpers of this library. A warp has 32 lanes; a wave of an AMD GPU has 32 or 64. A text that names GPU_LANES or gpu_mask is compiled
- * once more for AMD GPUs, with 64 lanes; another one works in waves of 32 lanes, or if it does not look at lanes.
+ * a second time for AMD GPUs, with 64 lanes. Any other text works in waves of 64 lanes only if it does not look at lanes.
  */
 #ifndef GPU_LANES
 #define GPU_LANES 32
@@ -232,20 +232,21 @@ static u64 (*gpu_kernel)(void) = (void *)613; /* number of the kernel in this pr
 static u64 (*gpu_epoch)(void) = (void *)614;
 static u32 (*gpu_popcount)(u64 value) = (void *)615;  /* number of bits that are set */
 static gpu_mask (*gpu_lanes_below)(void) = (void *)616; /* mask of the lanes with a lower number than this one */
-/* Whether this is the lowest lane of a mask. If only this lane goes on, additions cost a third: let it add for all lanes. */
+/* Whether this is the lowest lane of a mask. Let only this lane add, for all lanes: additions then cost a third. */
 static u32 (*gpu_first)(gpu_mask lanes) = (void *)617;
 static u32 (*gpu_warp_size)(void) = (void *)618; /* lanes of a warp of this kernel */
 /* With sampling, a random number that all threads of a chosen block or warp share in a launch; otherwise gpu_sm(). */
 static u32 (*gpu_group)(void) = (void *)622;
 /*
- * What follows is seldom executed. In a kernel with many probes, a function begins the program again here. So what precedes must have no
- * effects, and all lanes that run the program must come here together, or none of them.
+ * The code after this call is seldom executed. In a kernel with many probes, that code is in a function, which runs the program again
+ * from its beginning. So the code before this call must have no effects, and either all lanes that run the program must reach the call
+ * together, or none.
  */
 static void (*gpu_seldom)(void) = (void *)620;
 
 /*
- * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. Behind a
- * branch, the active lanes are those that took it. So the compiler must not merge two calls, or duplicate one.
+ * Collective helpers: they work on the active lanes, those of the warp that run this together. Bit 0 of a mask is lane 0. After a
+ * branch, the active lanes are those that took it. So the compiler must not merge two calls or duplicate one.
  */
 static gpu_mask (*gpubpf_active)(void) = (void *)608;
 static gpu_mask (*gpubpf_match)(u64 value) = (void *)610;
@@ -267,9 +268,9 @@ static u32 (*gpubpf_any)(u64 predicate) = (void *)621;
 #define gpu_match(_value) GPUBPF_HERE(gpu_mask, gpubpf_match(_value))
 /* Mask of the active lanes whose predicate is not 0. */
 #define gpu_ballot(_predicate) GPUBPF_HERE(gpu_mask, gpubpf_ballot(_predicate))
-/* The value, a u64, of that lane (modulo GPU_LANES). Any number, if that lane is not active. */
+/* The value, a u64, that this lane (modulo GPU_LANES) passes; undefined if the lane is not active. */
 #define gpu_shuffle(_value, _lane) GPUBPF_HERE(u64, gpubpf_shuffle(_value, _lane))
-/* Whether all lanes of the warp are active, and pass the same value, a u64. */
+/* Whether all lanes of the warp are active and pass the same value, a u64. */
 #define gpu_uniform(_value) GPUBPF_HERE(u32, gpubpf_uniform(_value))
 /* Whether the predicate of any active lane is not 0. */
 #define gpu_any(_predicate) GPUBPF_HERE(u32, gpubpf_any(_predicate))
@@ -358,13 +359,13 @@ struct gpubpf_param {
 #define GPU_ARRAY(_name, _leaf, _entries) GPUBPF_TABLE("array", int, _leaf, _name, _entries, 0)
 #define GPU_HASH(_name, _key, _leaf, _entries) \
     GPUBPF_TABLE("hash", _key, _leaf, _name, _entries, BPF_F_NO_PREALLOC)
-/* Counters, by a small number: NAME.increment(bpf_log2l(value)). */
+/* Counters, with small numbers as keys: NAME.increment(bpf_log2l(value)). */
 #define GPU_HISTOGRAM(_name, _entries) GPUBPF_TABLE("array", int, u64, _name, _entries, 0)
 /* A small structure that the tool sets and the program only reads. Its key is 0. */
 #define GPU_PARAM(_name, _leaf) GPUBPF_TABLE("array", struct gpubpf_param, _leaf, _name, 1, 0)
 /*
  * A ring buffer with records of one type, which the tool reads while kernels run. `pages`: its size in pages of 4096 bytes, a power of
- * two (--ring-size overrides it). Records that find no room are counted as lost. Records of one multiprocessor stay in order.
+ * two (--ring-size overrides it). Records for which there is no room are counted as lost. Records of one multiprocessor stay in order.
  */
 #define GPU_RINGBUF(_name, _leaf, _pages)                        \
     struct _name##_table_t {                                     \

@@ -50,7 +50,7 @@ struct call_settings {
     u8 events;        /* record each call */
     u8 errors;        /* skip calls that succeeded */
     u8 everybody;     /* trace every process */
-    u8 over;          /* ignore all that happens: the programs are detached one after another, which takes 0.1 s and more */
+    u8 over;          /* ignore all events: the programs are detached one after another, which takes 0.1 s or more */
 };
 
 /* What a thread spent its time on, added up by gpubpf_delays.h. The first four are times off the CPU. */
@@ -74,7 +74,7 @@ struct call_thread { /* members that each call needs are adjacent */
     s32 left_syscall;
     u64 reclaim_ns; /* when it began to reclaim memory */
     u32 retransmits, all_retransmits;
-    struct call_spent before; /* from here on for the record of the call: `spent` at its entry, and its arguments */
+    struct call_spent before; /* from here on, for the record of the call: `spent` at its entry, and its arguments */
     u64 out;                  /* address of the handle or address that the call produces */
     u64 arguments[6], stack[4], memory[2 * CALL_WORDS];
 };
@@ -144,7 +144,7 @@ static __always_inline u64 call_off_ns(const struct call_spent *s)
     return s->preempted_ns + s->blocked_ns + s->io_ns + s->fault_ns;
 }
 
-/* Return whether the measurement is over. What a thread is in then stays as it is, although its programs may be gone. */
+/* Return whether the measurement is over. The state of threads then no longer changes, because some programs may already be detached. */
 static __always_inline int call_over(void)
 {
     int zero = 0;
@@ -153,8 +153,8 @@ static __always_inline int call_over(void)
     return !s || s->over;
 }
 
-/* Count a missed switch: the current thread has come back to the CPU, and the kernel did not report it. Nobody knows how long it was
-   away. */
+/* Count a missed switch: the current thread has come back to the CPU, and the kernel did not report it. It is not known how
+   long it was off the CPU. */
 static __always_inline void call_seen(struct call_thread *t)
 {
     if (!t->left_ns)
@@ -271,8 +271,8 @@ int call_entry(struct pt_regs *ctx)
     if (!t)
         return 0; /* call_return runs, and counts the lost call */
     if (t->function != CALL_GAP) {
-        /* The thread is inside that call if the call is still to return: then its return address is the kernel's trampoline, at the
-           beginning of a page. That holds, too, if that call ends with a jump to this function. */
+        /* Until that call returns, its return address is the kernel's trampoline, at the beginning of a page. Then this call is inside
+           it. That is also true if that call ends with a jump to this function. */
         if (sp <= t->sp) {
             word = call_word(t->sp);
             if (word && !(word & 4095)) {
@@ -483,7 +483,7 @@ static __always_inline u32 call_pid(u64 task)
     return pid;
 }
 
-/* Trace a new process if its parent is traced. Otherwise do not, even if its PID was that of a traced process. */
+/* Trace a new process if its parent is traced. Otherwise do not trace it, even if a traced process had its PID before. */
 static __always_inline int call_new_process(u32 pid, u64 flags)
 {
     u8 one = 1;
@@ -535,7 +535,7 @@ static __always_inline void call_process_ends(u64 id)
         p->ended_ns = bpf_ktime_get_boot_ns();
 }
 
-/* A process executes another program. The thread that does gets the TID of the main thread. */
+/* A process executes another program. The thread that calls execve gets the TID of the main thread. */
 int call_exec(struct call_exec_arguments *ctx)
 {
     u64 id = bpf_get_current_pid_tgid();

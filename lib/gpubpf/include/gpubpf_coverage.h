@@ -7,8 +7,8 @@
 
 #include <gpubpf_traffic.h>
 
-#define GPUBPF_PAGES 16384                       /* of the table, each of 4096 granules */
-#define GPUBPF_PROBES 32                         /* places that a page can be at */
+#define GPUBPF_PAGES 16384                       /* in the table, each with 4096 granules */
+#define GPUBPF_PROBES 32                         /* places where a page can be */
 #define GPUBPF_COPY_PAGES 5                      /* pages that are marked for one bulk copy */
 
 struct gpu_grain {
@@ -21,7 +21,7 @@ struct gpu_page {
     u64 bits[128];                  /* a bit for each granule: 64 words for reads, then 64 for writes */
 };
 GPU_ARRAY(touched, struct gpu_page, GPUBPF_PAGES);
-GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: some page of it found no place */
+GPU_ARRAY(missed, u64, 1024);                    /* a bit for each 2 MB, modulo 128 GB: there was no place for some page of it */
 GPU_PARAM(grain, struct gpu_grain);
 
 static inline u64 *gpubpf_area_of(u64 address) {
@@ -35,7 +35,7 @@ static inline void gpubpf_miss(u64 address) {
         __sync_fetch_and_or(area, bit);
 }
 
-/* Epochs of 22 bits, and addresses of 53: no GPU has more. */
+/* Epochs have 22 bits, and addresses 53: no GPU has more. */
 static inline u32 gpubpf_epoch(void) { return ((u32)gpu_epoch() + 1) << 9; }
 
 /* The tag of a page in the table, and its first choice of a place. `owner`: number of the kernel + 1, or 0. */
@@ -53,8 +53,8 @@ static inline u64 gpubpf_granule(struct gpu_grain *grain, struct gpu_request *re
 }
 
 /*
- * The place of the page of a granule at an address; GPUBPF_PAGES if there is no room. Entries never change, so a stale copy is right,
- * or 0.
+ * The place of the page of a granule at an address; GPUBPF_PAGES if there is no room. Entries never change, so a stale copy is either
+ * right or 0.
  */
 static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 granule, u64 address, int by_kernel, u32 probes) {
     u64 page = granule >> 12, wanted = gpubpf_tag_of(page);
@@ -68,11 +68,11 @@ static inline u32 gpubpf_place_of(struct gpu_grain *grain, u64 granule, u64 addr
         if (by_kernel && whose != kernel && !whose)
             whose = __sync_val_compare_and_swap(owner, 0, kernel) ?: kernel;
         u64 seen = whose == kernel ? *cell : ~0ull;
-        if (!seen)                               /* first the owner, then the page: no lane has to wait for another one's second step */
+        if (!seen)                               /* first the owner, then the page: so no lane waits for another lane's second step */
             seen = __sync_val_compare_and_swap(cell, 0, wanted) ?: wanted;
         if (seen == wanted)
             return place;
-        if (!turn) {                             /* do not search if another page of this area already found no place */
+        if (!turn) {                             /* do not search if there was no place for another page of this area */
             u64 *area = gpubpf_area_of(address);
             if (!area || *area >> (address >> 21 & 63) & 1)
                 break;
@@ -115,7 +115,7 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
         return;
     u64 missing = mask & ((effect & GPU_READS ? ~page->bits[word] : 0) | (effect & GPU_WRITES ? ~page->bits[64 + word] : 0));
     if (page->tag == wanted && (!by_kernel || page->owner == owner) && !missing)
-        return;                                  /* nearly always: at the first choice of a place, and marked before */
+        return;                                  /* the usual case: at the first choice of a place, and marked before */
     place = gpubpf_place_of(fine, granule, address, by_kernel, GPUBPF_PROBES);
     page = touched.lookup(&place);
     if (place >= GPUBPF_PAGES || !page)
@@ -128,7 +128,7 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
 
 /*
  * Adds a usual request to the cell of its site, and marks what it touches. Nearly always, its page is at its first choice of a place,
- * and all bits are set already: this is found out by independent loads and one branch, in all lanes.
+ * and all bits are set already: independent loads and one branch, in all lanes, find this out.
  */
 static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0;
@@ -171,8 +171,8 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
 }
 
 /*
- * Like gpu_add_request, for a request in global memory, and also marks what the request touches. Copies of more than 32 bytes by a lane
- * are left to gpu_cover_bulk.
+ * Like gpu_add_request, for a request in global memory, and also marks what the request touches. gpu_cover_bulk marks
+ * copies of more than 32 bytes by a lane.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     if (!request->varies && gpu_is_usual(request))

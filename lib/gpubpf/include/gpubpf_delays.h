@@ -11,10 +11,10 @@
  *     delay_exit                         sched_process_{exit,exec}, before the program that forgets the thread
  *     delay_retransmit                   tcp_retransmit_skb
  *
- * These are raw tracepoints. At an ordinary tracepoint the kernel skips a program if the CPU is already in another one, or if a process
- * on it is in a bpf(2) call for a map, even if preempted. Ordinary ones are only for kernels whose raw ones do not pass enough.
+ * These are raw tracepoints. At an ordinary tracepoint, the kernel skips a program if the CPU is already in another one, or if a process
+ * on it is in a bpf(2) call for a map, even if preempted. Ordinary ones are used only if the kernel's raw ones do not pass enough.
  *
- * The programs run for every thread of the machine. For a thread that has made no call they end after one lookup.
+ * The programs run for every thread of the machine. For a thread that has made no call, they end after one lookup.
  */
 #ifndef GPUBPF_DELAYS_H
 #define GPUBPF_DELAYS_H
@@ -32,12 +32,12 @@ enum delay_reason {
     DELAY_FAULTS, /* from here on events, not times */
     DELAY_RETRANSMITS
 };
-#define DELAY_OUTSIDE (-1)      /* in place of a system call: in none */
-#define DELAY_UNKNOWN (-2)      /* in place of a system call: not known */
+#define DELAY_OUTSIDE (-1)      /* in place of a system call: the thread is in none */
+#define DELAY_UNKNOWN (-2)      /* in place of a system call: it is not known */
 #define DELAY_IO 0x100          /* added to the reason in left_state: it waits for a block device */
 #define DELAY_ORIG_AX 15        /* offset in struct pt_regs, in words */
 #define DELAY_PARTS 8
-#define DELAY_BETWEEN 0x10000   /* added to a function's number: only its calls between launches; they have a row without it, too */
+#define DELAY_BETWEEN 0x10000   /* added to a function's number: only its calls between launches, which the row without it also has */
 #define DELAY_NOBODY 0xffffffffu /* owner of a socket: no process that has made calls */
 
 /* Arguments of a raw tracepoint. */
@@ -81,7 +81,7 @@ struct delay_gap {
     struct delay_part parts[DELAY_PARTS];
 };
 struct delay_socket {
-    u32 tgid; /* the process that has it; 0: not known yet */
+    u32 tgid; /* the process that has the socket; 0: not known yet */
     u32 count;
 };
 
@@ -277,7 +277,7 @@ static __always_inline void delay_comes(struct call_thread *t, u32 id)
         }
     }
     if (t->reclaim_ns && reason != DELAY_PREEMPTED)
-        return; /* delay_reclaimed tells the whole time */
+        return; /* delay_reclaimed records the whole time */
     if (t->reclaim_ns)
         t->reclaim_ns += ns;
     if (reason == DELAY_MEMORY)
@@ -285,7 +285,7 @@ static __always_inline void delay_comes(struct call_thread *t, u32 id)
     delay_took(t, id, reason, t->left_syscall, start_ns, now, ns);
 }
 
-/* Count a missed switch: a thread leaves the CPU that has not come back. Some kernels skip switches from the idle task. */
+/* Count a missed switch: a thread leaves the CPU, but was not seen to come back. Some kernels skip switches from the idle task. */
 static __always_inline void delay_check(struct call_thread *t)
 {
     if (t->left_ns)

@@ -10,7 +10,7 @@
 
 #include <gpubpf_calls.h>
 
-#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer name takes several records */
+#define KERNEL_TEXT 224 /* bytes of a name in one record; a longer name needs several records */
 #define KERNEL_PARTS 18
 
 enum {

@@ -1,16 +1,16 @@
 /*
- * gpubpf_switch.h: what the kernel tells programs when a CPU switches from one thread to another: the tracepoint sched_switch.
- * linux/tracepoints.py decides which form of it a kernel has, and checks the layout of the record.
+ * gpubpf_switch.h: the data that programs get when a CPU switches from one thread to another, at the tracepoint sched_switch.
+ * linux/tracepoints.py finds out which form of the tracepoint a kernel has, and checks the layout of the record.
  */
 #ifndef GPUBPF_SWITCH_H
 #define GPUBPF_SWITCH_H
 
 #include <gpubpf.h>
 
-/* In the state in which a thread leaves the CPU; 0: it was preempted. */
+/* Bits of the state in which a thread leaves the CPU; 0: it was preempted. */
 #define SWITCH_STATES 0x907f  /* TASK_REPORT, TASK_RTLOCK_WAIT, TASK_FROZEN */
-#define SWITCH_RUNNABLE 0x100 /* TASK_REPORT_MAX, in records: it could have run on */
-#define SWITCH_STOPPED (4 | 8)
+#define SWITCH_RUNNABLE 0x100 /* TASK_REPORT_MAX, in records: it could have continued */
+#define SWITCH_STOPPED (4 | 8) /* by a signal, or by a debugger */
 
 /* The arguments of the raw tracepoint. Before Linux 5.18 it does not pass the state. */
 struct switch_arguments {

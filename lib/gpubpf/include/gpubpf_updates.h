@@ -1,6 +1,6 @@
 /*
  * gpubpf_updates.h: counts how often each address of global memory is updated by atomic instructions, for each site, in maps of its own.
- * memory/updates.py reads them. Take gpu_match(address) while all lanes of the request run together, and call gpu_count_updates last.
+ * memory/updates.py reads them. Call gpu_match(address) while all lanes of the request run together, and gpu_count_updates last.
  */
 #ifndef GPUBPF_UPDATES_H
 #define GPUBPF_UPDATES_H
@@ -9,13 +9,13 @@
 
 #define GPUBPF_UPDATED 16384                     /* addresses that are counted */
 
-GPU_ARRAY(update_tags, u64, GPUBPF_UPDATED);     /* a number for address, kernel and site; 0: the place is free */
+GPU_ARRAY(update_tags, u64, GPUBPF_UPDATED);     /* a number made from address, kernel and site; 0: the place is free */
 GPU_ARRAY(update_sites, u64, GPUBPF_UPDATED);    /* the kernel's number << 32 | the site */
 GPU_ARRAY(updates, u64, GPUBPF_UPDATED);         /* lanes */
 
 /*
- * Counts a request's updates of each address. `together`: gpu_match of the address. Once an address finds no room,
- * its site is no longer counted, as its numbers would be wrong. An entry is written once: a stale copy is right, or 0.
+ * Counts a request's updates of each address. `together`: gpu_match of the address. Once there is no room for an address, its site is no
+ * longer counted, because its numbers would be wrong. An entry is written only once, so a stale copy is either right or 0.
  */
 static inline void gpu_count_updates(struct gpu_traffic *cell, u64 site, u64 address, gpu_mask together) {
     if (cell->uncounted_max || together & gpu_lanes_below())

@@ -103,7 +103,7 @@ struct Hash {
 
     // Returns the value of a key; null if there is none.
     __device__ Value *lookup(Key key) { return find(key, false); }
-    // The same, but a missing key is added with a value of zeros. If there is no room, returns null and counts that.
+    // The same, but adds a missing key with a value of zeros. If there is no room, counts that and returns null.
     __device__ Value *lookup_or_init(Key key) {
         Value *found = find(key, true);
         if (!found) atomicAdd(&lost, Number(1));
@@ -154,7 +154,7 @@ struct Histogram {
     }
 };
 
-// Finds the maps of all code objects on all GPUs through ROCr, and writes them. It uses ROCr only if it is running.
+// Finds the maps of all code objects on all GPUs through ROCr, and writes them. Does nothing if ROCr is not running.
 class Maps {
   public:
     static Maps &all() {
@@ -218,7 +218,7 @@ class Maps {
     static constexpr uint64_t kMost = 256 << 20;  // bytes of a map
 
     std::mutex lock_;
-    std::atomic<bool> of_parent_{false};  // this process was forked while ROCr ran, which is of no use here
+    std::atomic<bool> of_parent_{false};  // this process was forked while ROCr ran, and cannot use it
     Status (*table_)(uint16_t, uint16_t, size_t, void *) = nullptr;
     Status (*agents_)(Status (*)(Handle, void *), void *) = nullptr;
     Status (*agent_)(Handle, int, void *) = nullptr;
