@@ -171,8 +171,8 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
 }
 
 /*
- * Like gpu_add_request, for a request in global memory, and also marks what the request touches. gpu_cover_bulk marks
- * copies of more than 32 bytes by a lane.
+ * Like gpu_add_request, for a request in global memory, and also marks what the request touches. For copies of more
+ * than 32 bytes by a lane, call gpu_cover_bulk.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     if (!request->varies && gpu_is_usual(request))

@@ -1,9 +1,9 @@
-// libamd_comgr.so.2, which takes the place of AMD's library of that name before HIP. It keeps results of AMD's compiler.
+// libamd_comgr.so.2, which HIP loads in place of AMD's library of that name. It caches results of AMD's compiler.
 //
-// HIP compiles its own copy kernels with LLVM in every process, when it makes the first queue. That takes longer than all else in a
-// small program. So amd_comgr_do_action is here: a result of AMD's function is kept in the cache of embedded/cache.h, with a name made
-// of all that the function gets. All other functions are AMD's: this library needs AMD's by its full path (Makefile), so dlsym finds
-// them there.
+// HIP compiles its own copy kernels with LLVM in every process, when it creates the first queue. In a small program, that takes most
+// of the time. So this library has its own amd_comgr_do_action, which keeps results of AMD's function in the cache of
+// embedded/cache.h. Their names are made from all inputs of the function. All other functions are AMD's: this library needs AMD's by
+// its full path (Makefile), so dlsym finds them there.
 
 #include <algorithm>
 #include <amd_comgr.h>
@@ -34,7 +34,7 @@ constexpr amd_comgr_data_kind_t kKinds[] = {
     AMD_COMGR_DATA_KIND_RELOCATABLE, AMD_COMGR_DATA_KIND_EXECUTABLE, AMD_COMGR_DATA_KIND_BYTES,
     AMD_COMGR_DATA_KIND_FATBIN,
 };
-// Changes with the format of files, and with what keys are made of.
+// Changes with the format of files, and with the content of keys.
 constexpr uint64_t kFormat = 1;
 constexpr size_t kLarge = 1 << 16;
 constexpr size_t kMostFiles = 1000;
@@ -44,7 +44,7 @@ struct Data {
     std::string name, bytes;
 };
 
-// Calls a function that gives a text or bytes of an unknown size: first for the size, then for the bytes.
+// Calls a function that returns a text or bytes of unknown size: first for the size, then for the bytes.
 template <typename Get>
 bool get_text(std::string &to, Get get) {
     size_t size = 0;
@@ -53,7 +53,7 @@ bool get_text(std::string &to, Get get) {
     return get(&size, to.data()) == AMD_COMGR_STATUS_SUCCESS && size == to.size();
 }
 
-// Returns all data of a set, or nothing if it has data that cannot be read.
+// Returns all data of a set; nothing if some of it cannot be read.
 std::optional<std::vector<Data>> contents(amd_comgr_data_set_t set) {
     std::vector<Data> found;
     for (const amd_comgr_data_kind_t kind : kKinds) {
@@ -98,7 +98,7 @@ std::string_view build_id(const dl_phdr_info &library) {
     return {};
 }
 
-// The build IDs of the libraries that make results: AMD's, and LLVM's where it is a library of its own.
+// The build IDs of the libraries that results depend on: AMD's, and LLVM's if that is a library of its own.
 struct Libraries {
     std::vector<std::string> ids;
     bool known = true;  // each has one
@@ -116,7 +116,7 @@ int add_library(dl_phdr_info *library, size_t, void *to) {
     return 0;
 }
 
-// Returns whether the result of an action depends on nothing but what the key is made of: not on files of the system, nor on the time.
+// Returns whether the result of an action depends only on the content of the key, and not on the system's files or the time.
 bool depends_on_input_only(amd_comgr_action_kind_t kind, amd_comgr_language_t language,
                            const std::vector<std::string> &options, const std::vector<Data> &input) {
     switch (kind) {
@@ -128,9 +128,9 @@ bool depends_on_input_only(amd_comgr_action_kind_t kind, amd_comgr_language_t la
             if (language != AMD_COMGR_LANGUAGE_OPENCL_1_2 && language != AMD_COMGR_LANGUAGE_OPENCL_2_0)
                 return false;
             break;
-        default: return false;  // another kind takes little time, or may read files
+        default: return false;  // other kinds take little time, or may read files
     }
-    for (const std::string &option : options) {  // none that may name a file
+    for (const std::string &option : options) {  // no option may name a file
         if (option.find_first_of("/@") != std::string::npos) return false;
         if (option.rfind("-", 0) != 0 && option.find('.') != std::string::npos) return false;
         for (const char *start : {"-I", "-i", "-fplugin", "-fmodule", "-mlink", "-load"})
@@ -138,7 +138,7 @@ bool depends_on_input_only(amd_comgr_action_kind_t kind, amd_comgr_language_t la
     }
     for (const Data &data : input) {
         if (data.kind != AMD_COMGR_DATA_KIND_SOURCE && data.kind != AMD_COMGR_DATA_KIND_INCLUDE) continue;
-        std::string text = data.bytes;  // without line continuations, which may be within a word
+        std::string text = data.bytes;  // without line continuations, which may be inside a word
         for (size_t at; (at = text.find("\\\n")) != std::string::npos;) text.erase(at, 2);
         for (const char *word : {"include", "import", "embed", "__DATE__", "__TIME"})
             if (text.find(word) != std::string::npos) return false;
@@ -199,7 +199,7 @@ std::string key(amd_comgr_action_kind_t kind, amd_comgr_action_info_t info, amd_
     return hash.hex();
 }
 
-// A result as a file: for each of its data the kind, the sizes of the name and of the bytes, and these two.
+// Packs a result into a file: for each of its data the kind, the sizes of name and bytes, the name, and the bytes.
 std::string packed(const std::vector<Data> &result) {
     std::string file;
     for (const Data &data : result) {
@@ -226,7 +226,7 @@ std::optional<std::vector<Data>> unpacked(std::string_view file) {
     return result;
 }
 
-// Puts data into a set, in place of what is there. Returns whether that succeeded.
+// Replaces the data of a set. Returns whether that succeeded.
 bool replace_contents(amd_comgr_data_set_t set, const std::vector<Data> &result) {
     for (const amd_comgr_data_kind_t kind : kKinds)
         if (amd_comgr_data_set_remove(set, kind) != AMD_COMGR_STATUS_SUCCESS) return false;
@@ -246,7 +246,7 @@ bool replace_contents(amd_comgr_data_set_t set, const std::vector<Data> &result)
     return true;
 }
 
-// Returns whether the cache takes another file. Programs that compile kernels of their own, each a little different, would fill it.
+// Returns whether the cache has room for another file. Programs that compile many slightly different kernels would fill it.
 bool has_room() {
     std::error_code error;
     size_t files = 0;

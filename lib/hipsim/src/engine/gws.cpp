@@ -1,7 +1,7 @@
 // The global wave sync: a barrier over all waves of a cooperative launch.
 //
-// ds_gws_init gives a resource the number of waves that meet there; ds_gws_barrier waits for them. A wave that waits runs
-// its instruction again when its turn comes, so that all others, of any workgroup, make progress meanwhile.
+// ds_gws_init sets the number of waves that meet at a resource; ds_gws_barrier waits for them. A waiting wave runs its
+// instruction again at its next turn, so that all other waves, of any workgroup, make progress meanwhile.
 
 #include "engine/registry.h"
 
@@ -21,7 +21,7 @@ struct Resource {
 std::mutex mutex;
 
 Resource &resource(const Wave &w, const Op &op) {
-    // The number is in M0 and in the offset. Each queue has resources of its own; they are never destroyed.
+    // A resource's number is in M0 and in the offset. Each queue has its own resources; they are never destroyed.
     static auto *all = new std::map<std::pair<uint64_t, uint32_t>, Resource>;
     uint32_t number = (w.s[isa::m0] >> 16 & 63) + (uint32_t(op.i.offset) & 63);
     return (*all)[{w.group->launch->queue, number & 63}];

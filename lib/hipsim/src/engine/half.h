@@ -7,12 +7,12 @@
 
 namespace hipsim {
 
-// Rounding modes as MODE has them.
+// Rounding modes, with their numbers in MODE.
 enum Round : unsigned { nearest_even = 0, up = 1, down = 2, toward_zero = 3 };
 
 inline float half_to_float(uint16_t h) {
     uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7FFF;
-    // A half's bits, moved to a float's place, are off by a factor of 2^112; denormals come right by the product.
+    // A half's bits, moved to a float's place, are too small by a factor of 2^112. The product also corrects denormals.
     float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     uint32_t bits = std::bit_cast<uint32_t>(value);
     uint32_t special = 0x7F800000 | (magnitude & 0x3FF) << 13;  // a signalling NaN stays one
@@ -47,7 +47,7 @@ inline uint16_t double_to_half(double value, unsigned round = nearest_even) {
         default: break;
     }
     kept += more;
-    // kept is below 2^11, or 2^11 after a carry: adding the exponent makes both right.
+    // kept is below 2^11, or 2^11 after a carry: adding the exponent is right for both.
     uint64_t result = kept >= 0x400 ? (uint64_t(target + 14) << 10) + kept : kept;
     if (result >= 0x7C00) {
         bool to_infinity = round == nearest_even || (round == up && !sign) || (round == down && sign);

@@ -1,7 +1,7 @@
-// The frame of every VALU instruction: sources of 64 lanes, a loop that the compiler makes vectors of, and the result.
+// The frame of every VALU instruction: sources of 64 lanes, a loop that the compiler vectorizes, and the result.
 // Included by level_*.cpp, once for each level of the CPU's vectors, inside a namespace of its own.
 
-// Types of operands, as the loops see them.
+// Types of operands in the loops.
 struct U32 {
     using value = uint32_t;
     static constexpr unsigned words = 1;
@@ -76,7 +76,7 @@ inline bool flushes_out(const Wave &w) {
     return false;
 }
 
-// Rounds as MODE says for results of type T, while it lives.
+// While it exists, results of type T are rounded as MODE says.
 template <class T>
 struct Rounding {
     bool changed = false;
@@ -139,7 +139,7 @@ inline uint32_t select_part(uint32_t word, unsigned sel, bool sext) {
     }
 }
 
-// The lane that lane `i` reads with DPP, or −1. Which controls a family has, prepare() knows.
+// The lane that lane `i` reads with DPP, or −1. prepare() checks which controls a family has.
 inline int dpp_source(unsigned control, int i) {
     int row = i & ~15, in_row = i & 15;
     if (control < 0x100) return (i & ~3) + int(control >> (2 * (i & 3)) & 3);
@@ -164,7 +164,7 @@ inline int dpp_source(unsigned control, int i) {
     }
 }
 
-// Source 0 of a DPP instruction; sets the lanes that it may write.
+// Source 0 of a DPP instruction. Sets the lanes that the instruction may write.
 inline void apply_dpp(Wave &w, const Op &op, uint32_t *words) {
     const isa::Instruction &i = op.i;
     uint32_t old[lanes];
@@ -203,7 +203,7 @@ inline void apply_dpp(Wave &w, const Op &op, uint32_t *words) {
 
 inline float widen(uint32_t half) { return half_to_float(uint16_t(half)); }
 
-// From a word (or two) with the modifiers of its type to the type's values.
+// Converts one or two words to values of a type, and applies the type's modifiers.
 template <class T>
 [[gnu::noinline]] void slow_source(Wave &w, const Op &op, unsigned n, typename T::value *out) {
     const isa::Instruction &i = op.i;
@@ -299,7 +299,7 @@ template <class T>
     }
 }
 
-// The values of a source: in the register itself where that is possible, else in the buffer.
+// The values of a source: in the register itself if possible, otherwise in the buffer.
 template <class T>
 inline const typename T::value *source(Wave &w, const Op &op, unsigned n, typename T::value *buffer) {
     if constexpr (T::words == 1 && T::type != Type::b16 && T::type != Type::f16 && !std::is_same_v<T, Mask>)
@@ -321,7 +321,7 @@ template <class T>
     if constexpr (is_float32<T> || is_float64<T>)
         if (flushes_out<T>(w))
             for (unsigned l = 0; l < lanes; ++l) r[l] = flush(r[l]);
-    // omod works only where neither denormals nor IEEE's rules are asked for.
+    // omod works only if MODE requests neither denormals nor IEEE's rules.
     if (op.i.omod && flushes_out<T>(w) && !(w.mode & mode_ieee)) {
         static constexpr value factors[] = {1, 2, 4, value(0.5)};
         value factor = factors[op.i.omod];
@@ -417,7 +417,7 @@ template <class T>
     }
 }
 
-// Whether the loop may write into the register itself.
+// Whether the loop may write directly into the register.
 template <class T>
 inline bool direct(const Wave &w, const Op &op) {
     if constexpr (T::words != 1 || T::type == Type::b16 || T::type == Type::f16) return false;
@@ -598,7 +598,7 @@ struct Adder {
         entry.run_clamped = &Valu<C, D, S...>::run;
         return entry;
     }
-    // 16-bit results that leave the other half alone.
+    // 16-bit results that leave the other half unchanged.
     template <class D, class... S, class F>
     Semantics &half(const char *name, F) {
         Semantics &entry = registry[name];
@@ -643,7 +643,7 @@ struct Adder {
         constexpr Type type = Type::packed_f32;
         registry[name] = {&PackedSingle<F, count>::run, nullptr, type, {type, type, type}};
     }
-    // Handlers of their own.
+    // Instructions with their own handlers.
     Semantics &custom(const char *name, Handler handler, Type dst, Type a = Type::none, Type b = Type::none,
                       Type c = Type::none) {
         Semantics &entry = registry[name];

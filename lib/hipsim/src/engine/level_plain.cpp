@@ -1,4 +1,4 @@
-// The vector instructions, compiled for the vectors that every x86-64 has (or none, on other CPUs).
+// The vector instructions, compiled for the vectors that every x86-64 CPU has; on other CPUs, without vectors.
 
 #include "engine/level.h"
 

@@ -1,10 +1,10 @@
-// Matrix products of CDNA2: D = A × B + C for one block or several, with all 64 lanes whatever EXEC says.
+// Matrix products of CDNA2: D = A × B + C for one or more blocks, always with all 64 lanes, whatever EXEC says.
 //
 // AMD documents where each element is (the "AMD Matrix Instruction Calculator"), and that products of halves and of bf16
 // have no denormals on MI200. The order of the sums and their rounding are those that the authors of "MMA-Sim" (arXiv
-// 2511.10909; github.com/microsoft/MMA-Sim) found by comparing with hardware: f32 and f64 are a chain of
-// fused multiplications and additions in the order of k; halves and bf16 are multiplied, added in pairs, and the sum of two
-// or four products is added to C, each step rounded to single precision, to the nearest even.
+// 2511.10909; github.com/microsoft/MMA-Sim) found by comparison with hardware. For f32 and f64, the sum is a chain of
+// fused multiplications and additions in the order of k. Halves and bf16 are multiplied and added in pairs, and the sum
+// of two or four products is added to C. Each step is rounded to single precision, to the nearest even.
 
 // A value that is denormal or zero becomes +0.
 inline float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
@@ -81,7 +81,7 @@ struct ShortProduct {
     }
 };
 
-// The lane whose value of B takes the place of another lane's.
+// The lane whose value of B replaces another lane's.
 inline unsigned lane_of_b(unsigned lane, unsigned pattern) {
     switch (pattern) {
         case 0: return lane;
@@ -113,7 +113,7 @@ void matrix_product(Wave &w, const Op &op) {
         }
     }
 
-    // C and D: rows of `size` lanes; `height` rows are in registers that follow one another, then come those of other lanes.
+    // C and D: rows of `size` lanes. `height` rows are in consecutive registers; other lanes hold the next rows.
     constexpr unsigned height = words == 1 ? 4 : 1, beside = lanes / size;
     constexpr unsigned rows = size * size * blocks / lanes;  // of a whole wave
     constexpr unsigned in_register =

@@ -1,7 +1,7 @@
 // Vector memory instructions: FLAT, GLOBAL, SCRATCH, MUBUF and DS.
 
 // The lanes that an instruction works on, and the host's address of each lane's data; 0: outside the buffer or LDS
-// (a load gives 0, a store is dropped). `dense` means that none is 0.
+// (a load returns 0, a store is dropped). `dense`: no address is 0.
 struct Access {
     alignas(64) uint64_t at[lanes];
     bool dense = true;
@@ -9,10 +9,10 @@ struct Access {
     uint64_t swizzled = 0;  // lanes in scratch: their words are scratch_stride() bytes apart
 };
 
-// From one word of scratch of a lane to its next.
+// The distance between one word of a lane's scratch and the next.
 inline unsigned scratch_stride(const Wave &w) { return 4 * w.count; }
 
-// Where a lane's byte of scratch is.
+// The place of a byte of a lane's scratch.
 inline uint64_t scratch_place(const Wave &w, uint64_t offset, unsigned lane) {
     return (offset & ~uint64_t{3}) * w.count + lane * 4 + (offset & 3);
 }
@@ -42,14 +42,14 @@ inline bool check(Wave &w, const Op &op, uint64_t *address, uint64_t active, uns
     return true;
 }
 
-// Whether the lanes' words follow one another in memory.
+// Whether the lanes' words are consecutive in memory.
 inline bool consecutive(const uint64_t *address) {
     uint64_t different = 0;
     for (unsigned l = 0; l < lanes; ++l) different |= address[l] ^ (address[0] + 4 * l);
     return different == 0;
 }
 
-// FLAT, GLOBAL and SCRATCH: gives the host's addresses; false after a fault.
+// FLAT, GLOBAL and SCRATCH: computes the host's addresses. Returns false after a fault.
 inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Access &access) {
     const isa::Instruction &i = op.i;
     uint64_t *address = access.at;
@@ -138,7 +138,7 @@ inline bool buffer_addresses(Wave &w, const Op &op, unsigned bytes, bool write, 
     uint32_t stride = descriptor[1] >> 16 & 0x3FFF, records = descriptor[2];
     bool swizzle = descriptor[1] >> 31, add_lane = descriptor[3] >> 23 & 1;
     unsigned element = 2u << (descriptor[3] >> 19 & 3), index_stride = 8u << (descriptor[3] >> 21 & 3);
-    // GFX10 has elements of 4 bytes, no more bits of the stride, and says how it checks bounds.
+    // GFX10 has elements of 4 bytes and no further bits of the stride, and its descriptor says how bounds are checked.
     bool gfx10 = i.set->family == isa::Family::gfx10;
     unsigned bounds = descriptor[3] >> 28 & 3;
     if (gfx10) element = 4;
@@ -240,7 +240,7 @@ inline uint32_t loaded(const uint8_t *at, uint32_t old) {
     if constexpr (kind == Load::u16_high) return low_kept | uint32_t(get<uint16_t>(at)) << 16;
 }
 
-// Two words in one access of the host: no store of another workgroup comes between them, as on the GPU.
+// Two words in one access of the host: as on the GPU, no store of another workgroup comes between them.
 using AnyPlace = uint64_t __attribute__((aligned(1), may_alias));
 
 inline uint64_t get_pair(const uint8_t *at) { return *reinterpret_cast<const volatile AnyPlace *>(at); }
@@ -263,7 +263,7 @@ inline void store_words(const uint32_t (*d)[lanes], unsigned lane, uint8_t *at) 
     if constexpr (words % 2) put(at + 4 * (words - 1), d[words - 1][lane]);
 }
 
-constexpr uint8_t nothing_there[16] = {};  // what a load outside a buffer reads
+constexpr uint8_t nothing_there[16] = {};  // read by loads outside a buffer
 
 template <Load kind, unsigned words>
 void load(Wave &w, const Op &op) {
@@ -377,7 +377,7 @@ void atomic(Wave &w, const Op &op) {
     }
 }
 
-// DS. Addresses are bytes of the workgroup's LDS: sums of 32 bits, so a base may be negative.
+// DS. Addresses are byte offsets in the workgroup's LDS: 32-bit sums, so a base may be negative.
 
 inline uint8_t *lds_place(const Wave &w, uint32_t address, unsigned bytes) {
     return uint64_t{address} + bytes <= w.group->lds_bytes ? w.group->lds + address : nullptr;
@@ -415,7 +415,7 @@ inline void gather(uint32_t *result, const uint8_t *base, const uint32_t *offset
     }
 }
 
-// Of lanes with the same place, the last one's word stays.
+// If several lanes have the same place, the last lane's word stays.
 inline void scatter(const uint32_t *data, uint8_t *base, const uint32_t *offset, uint64_t mask) {
     for (; mask; mask &= mask - 1) {
         unsigned l = unsigned(std::countr_zero(mask));
@@ -423,7 +423,7 @@ inline void scatter(const uint32_t *data, uint8_t *base, const uint32_t *offset,
     }
 }
 
-// Words of LDS, whose addresses are within it; the registers that are written may hold the addresses.
+// Words whose addresses are all in LDS. The registers that are written may hold the addresses.
 template <unsigned words>
 inline void gather_words(uint32_t (*d)[lanes], const uint8_t *base, const uint32_t *address, uint64_t mask,
                          const Extent &extent) {
@@ -542,7 +542,7 @@ void lds_exchange2(Wave &w, const Op &op) {
     }
 }
 
-// All waves of a workgroup run on one host thread, so an atomic in LDS needs no more than plain accesses.
+// All waves of a workgroup run on one host thread, so an atomic in LDS only needs plain accesses.
 template <class F, class T, unsigned operands, bool returns>
 void lds_atomic(Wave &w, const Op &op) {
     for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
@@ -559,7 +559,7 @@ void lds_atomic(Wave &w, const Op &op) {
     }
 }
 
-// An LDS atomic whose data comes from a second place of LDS.
+// An LDS atomic whose data is read from a second place in LDS.
 template <class F, class T>
 void lds_atomic_src2(Wave &w, const Op &op) {
     uint32_t offset = uint32_t(op.i.offset);
@@ -586,7 +586,7 @@ inline void lds_add_lane(Wave &w, const Op &op, bool read) {
     }
 }
 
-// The other lane of ds_permute and ds_bpermute. GFX10 has them among 32 lanes, also in waves of 64.
+// The other lane of ds_permute and ds_bpermute. On GFX10 it is among the same 32 lanes, even in waves of 64.
 inline unsigned permuted_lane(const Op &op, unsigned lane, uint32_t address) {
     unsigned other = (address + uint32_t(op.i.offset)) / 4;
     if (op.i.set->family == isa::Family::gfx9) return other % lanes;
@@ -639,7 +639,7 @@ struct MemoryAdder {
         for (const char *prefix : {"flat_", "global_", "scratch_", "buffer_"}) add(prefix + name, handler);
     }
 
-    // F(old, data, second) for the memory's and LDS's instructions of one name.
+    // F(old, data, second), for the instructions of one name in memory and in LDS.
     template <class T, unsigned operands = 1, class F>
     void atomics(const std::string &memory_name, const std::string &lds_name, F) {
         const std::string wide = sizeof(T) == 8 ? "_x2" : "";
@@ -683,7 +683,7 @@ void MemoryAdder::integer_atomics(const std::string &bits) {
     atomics<V>("", "max" + f, [](V old, V data, V) { return maximum(old, data, true); });
 }
 
-// The cache that does them has no denormals in single precision; it keeps those of halves and doubles.
+// The cache that executes them flushes denormals in single precision, but not those of halves and doubles.
 inline void MemoryAdder::float_atomics() {
     auto add_f32 = [](float old, float data, float) { return flush(flush(old) + flush(data)); };
     auto add_f16 = [](uint32_t old, uint32_t data, uint32_t) {
@@ -764,7 +764,7 @@ inline void add_memory(Registry &registry) {
           lds_atomic_src2<decltype([](uint32_t, uint32_t d, uint32_t) { return d; }), uint32_t>);
     a.add("ds_write_src2_b64",
           lds_atomic_src2<decltype([](uint64_t, uint64_t d, uint64_t) { return d; }), uint64_t>);
-    // The data is stored where its highest bit is set, which is not stored with it.
+    // A word is stored if its highest bit is set; that bit is not stored.
     a.add("ds_condxchg32_rtn_b64", [](Wave &w, const Op &op) {
         for (uint64_t rest = w.exec(); rest; rest &= rest - 1) {
             unsigned l = unsigned(std::countr_zero(rest));

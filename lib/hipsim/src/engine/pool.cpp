@@ -12,8 +12,8 @@ namespace hipsim {
 
 struct Pool::Shared::State {
     Job *job;
-    unsigned wanted;   // threads that may still come
-    unsigned working;  // threads that have come
+    unsigned wanted;   // threads that may still join
+    unsigned working;  // threads that have joined
 };
 
 namespace {
@@ -26,7 +26,7 @@ struct Threads {
     pid_t process = 0;
 };
 
-// Never destroyed: the threads outlive the globals. A process that was forked begins anew, as it has no threads.
+// Never destroyed: the threads outlive the globals. A forked process starts with a new object, because it has no threads.
 Threads &threads() {
     static Threads *all = new Threads;
     if (all->process != getpid()) {

@@ -1,4 +1,4 @@
-// From a decoded instruction to one that is ready to run: its function, its constants, and what is not supported.
+// Prepares a decoded instruction to run: finds its function and its constants, and refuses what is not supported.
 
 #include "engine/program.h"
 #include "engine/registry.h"
@@ -39,7 +39,7 @@ uint64_t constant(const isa::Instruction &i, unsigned operand, Type type) {
     return wide ? std::bit_cast<uint64_t>(floats[n]) : std::bit_cast<uint32_t>(float(floats[n]));
 }
 
-// Which modifiers an instruction has that its types do not allow.
+// Returns which modifier of an instruction its types do not allow.
 std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) {
     bool packed = i.opcode->format == isa::Format::vop3p;
     if (i.variant == isa::sdwa && (i.sel[0] == 7 || i.sel[1] == 7 || i.dst_sel == 7 || i.dst_unused == 3))
@@ -63,10 +63,10 @@ std::string bad_modifier(const isa::Instruction &i, const Semantics &semantics) 
     return "";
 }
 
-// Registers that follow one another are all VGPRs or all AGPRs.
+// Consecutive registers are all VGPRs or all AGPRs.
 bool beyond(unsigned first, unsigned width) { return first % 256 + width > 256; }
 
-// CDNA2: operands of several registers begin at an even one.
+// CDNA2: operands of several registers begin at an even register.
 bool at_odd_register(const isa::Instruction &i) {
     if (!i.set->cdna2) return false;
     using isa::Format;
@@ -84,8 +84,8 @@ bool at_odd_register(const isa::Instruction &i) {
     return i.dst >= isa::vgpr0 && odd(i.dst, 'D');
 }
 
-// Which lanes a DPP instruction reads: GFX9 shifts and rotates whole waves and broadcasts rows, GFX10 shares and exchanges
-// the lanes of a row.
+// Checks which lanes a DPP instruction reads. GFX9 shifts and rotates whole waves and broadcasts rows; GFX10 shares and
+// exchanges the lanes of a row.
 std::string bad_dpp(const isa::Instruction &i) {
     if (i.variant != isa::dpp || i.eight) return "";
     unsigned control = i.dpp_ctrl, row = control & 0x1F0;
@@ -109,7 +109,7 @@ bool overwrites_sources(const isa::Instruction &i) {
     return width > 4 && (overlap(0, 'A') || overlap(1, 'B') || (i.src[2] != i.dst && overlap(2, 'C')));
 }
 
-// What is special about some instructions of CDNA2.
+// Returns what is not supported in an instruction of CDNA2.
 std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
     auto constant = [&](unsigned n) { return is_constant(i.src[n]); };
     if (semantics.blocks) {
@@ -123,7 +123,7 @@ std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
     for (const char *p = i.opcode->operands; *p; p += 2)
         if (*p == 'a' && i.src[0] < isa::agpr0) return "an operand that is no AGPR";
     std::string_view name = i.opcode->name;
-    // In the low word of a pair, a constant is what it is; whether the high word repeats it is not documented.
+    // In the low word of a pair, a constant has its value. It is not documented whether the high word repeats it.
     bool packed_single = semantics.src[0] == Type::packed_f32, moves_pair = name == "v_pk_mov_b32";
     for (unsigned n = 0; n < 3 && (packed_single || moves_pair); ++n) {
         bool high = (i.op_sel >> n & 1) || (packed_single && (i.op_sel_hi >> n & 1));
@@ -136,7 +136,7 @@ std::string bad_cdna2(const isa::Instruction &i, const Semantics &semantics) {
     return "";
 }
 
-// What memory instructions may have, and this engine does not do.
+// Returns what is not supported in a memory instruction.
 std::string bad_memory(const isa::Instruction &i) {
     using isa::Format;
     bool wave_sync = std::string_view(i.opcode->name).starts_with("ds_gws_");
@@ -181,7 +181,7 @@ std::string bad_register(const isa::Instruction &i) {
     return "";
 }
 
-// GFX10's null register: a source is 0, a result is lost. Those who change a register as well as read it are left out.
+// GFX10's null register: as a source, it is 0; a result is lost. Not supported if an instruction reads and changes it.
 std::string bad_null(const isa::Instruction &i) {
     std::string_view name = i.opcode->name;
     bool changes = (i.opcode->format == isa::Format::sopk && !name.starts_with("s_waitcnt_") &&
@@ -224,7 +224,7 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
     if (why.empty()) why = bad_register(i);
     const bool gfx10 = i.set->family == isa::Family::gfx10;
     if (why.empty() && gfx10) why = bad_null(i);
-    // Two bytes: no document says what becomes of the other half of the register.
+    // Two bytes: what happens to the other half of the register is not documented.
     if (gfx10 && std::string_view(i.opcode->name) == "v_sat_pk_u8_i16") why = "the upper half of the result";
     if (why.empty() && vector) why = bad_dpp(i);
     if (why.empty() && vector) why = bad_cdna2(i, semantics);
@@ -243,7 +243,7 @@ std::string prepare(const isa::Instruction &instruction, uint64_t address, Op &o
 
     // v_mac adds to its destination; v_madmk and v_madak have a literal among their sources.
     if (semantics.accumulates) i.src[2] = i.dst;
-    // Their functions take these registers as they are.
+    // Their functions access these registers directly, so they must be VGPRs.
     std::string_view name = i.opcode->name;
     bool takes_vgpr = name == "v_swap_b32" || name == "v_swaprel_b32" || name.starts_with("v_movrels");
     if ((takes_vgpr && i.src[0] < isa::vgpr0) || (name == "v_mqsad_u32_u8" && i.src[2] < isa::vgpr0))

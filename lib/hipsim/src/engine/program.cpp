@@ -25,7 +25,7 @@ uint64_t branch_target(const isa::Instruction &i, uint64_t address) {
     return address + 4 + int64_t{i.simm} * 4;
 }
 
-// Follows the usual way to a function's address: s_getpc, then s_add_u32 and s_addc_u32 of constants.
+// Follows the usual computation of a function's address: s_getpc, then s_add_u32 and s_addc_u32 of constants.
 class KnownPairs {
   public:
     void after(const isa::Instruction &i, uint64_t address) {
@@ -60,7 +60,7 @@ void fell_off(Wave &w, const Op &op) {
     w.fault(Fault::illegal_instruction, op, op.address, "the code goes on where no instruction was decoded");
 }
 
-// Where the instructions that follow one another in memory do not follow one another in the array.
+// Continues at the next instruction in memory, which is elsewhere in the array.
 void go_on(Wave &w, const Op &op) {
     w.next = op.target;
     ++w.budget;  // no instruction
@@ -77,7 +77,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
         uint64_t address = work.back();
         work.pop_back();
         KnownPairs pairs;
-        // What was found since the last call, whose function may be one that does not return.
+        // Instructions found since the last call, whose function may not return.
         bool called = false;
         std::vector<uint64_t> since_call;
         std::size_t work_at_call = 0;
@@ -157,7 +157,7 @@ bool Program::decode_from(uint64_t first, Fault &fault) {
         ops_.emplace(address, op);
         isa::add(registers_, op->i);
     }
-    // What was read, in stretches without gaps.
+    // The code that was read, in stretches without gaps.
     for (auto &[address, i] : found) {
         if (stretches_.empty() || stretches_.back().address + 4 * stretches_.back().words.size() != address)
             stretches_.push_back({address, {}});

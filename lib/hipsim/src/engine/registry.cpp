@@ -12,7 +12,7 @@ const char *intern(const std::string &name) {
     return names->emplace_back(name).c_str();
 }
 
-// All families share what has the same name.
+// All families share the instructions that have the same name.
 const Registry &registry(isa::Family) {
     static const Registry *all = [] {
         auto *made = new Registry;

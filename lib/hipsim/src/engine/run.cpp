@@ -24,7 +24,7 @@ namespace hipsim {
 namespace {
 
 constexpr unsigned vgprs_of_a_wave = 256;
-// An operand of several registers that starts at an index may go beyond. AGPRs come behind all VGPRs.
+// An indexed operand of several registers may extend beyond the last one. AGPRs follow all VGPRs.
 constexpr unsigned vgprs_allocated = 260, with_agprs_allocated = 516;
 constexpr int64_t wave_slice = 4000;     // instructions of one wave before the next wave's turn
 constexpr int64_t group_slice = 200000;  // instructions of one workgroup before the next workgroup's turn
@@ -48,15 +48,15 @@ struct Descriptor {
     uint16_t properties;
 
     bool has(unsigned property) const { return properties >> property & 1; }
-    // Of GFX9, with VCC and other registers behind the numbered ones.
+    // On GFX9, including VCC and the other registers after the numbered ones.
     unsigned sgprs() const { return ((resources1 >> 6 & 15) + 1) * 8; }
     unsigned user_sgprs() const { return resources2 >> 1 & 31; }
-    // Of CDNA2, with the AGPRs, which begin at accumulator_offset().
+    // On CDNA2, including the AGPRs, which begin at accumulator_offset().
     unsigned vgprs(bool cdna2) const { return ((resources1 & 63) + 1) * (cdna2 || has(wave32) ? 8 : 4); }
     unsigned accumulator_offset() const { return ((resources3 & 63) + 1) * 4; }
     bool splits_groups() const { return resources3 >> 16 & 1; }  // over compute units, which have an LDS each
     unsigned work_item_dimensions() const { return resources2 >> 11 & 3; }
-    // Rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL, where MODE has them.
+    // Rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL, in their places in MODE.
     uint32_t mode() const {
         return (resources1 >> 12 & 0xFF) | (resources1 >> 21 & 1) << 8 | (resources1 >> 23 & 1) << 9 |
                (resources1 >> 26 & 1) << 23;
@@ -90,7 +90,7 @@ bool read_descriptor(const Launch &launch, Memory &memory, Descriptor &d, Fault 
     return true;
 }
 
-// Memory that is aligned for vectors and, until it is used, not there.
+// Memory that is aligned for vectors, and only takes host memory once it is used.
 class Pages {
   public:
     explicit Pages(std::size_t bytes)
@@ -106,7 +106,7 @@ class Pages {
     void *at_;
 };
 
-// A workgroup with all of its waves. Objects are used for one workgroup after the other.
+// A workgroup with all its waves. An object is used for one workgroup after another.
 struct Resident {
     Group group;
     std::vector<Wave> waves;
@@ -203,7 +203,7 @@ class Dispatch : public Job {
     std::mutex mutex_;
     std::condition_variable changed_;
     uint64_t next_group_ = 0, resident_ = 0, running_ = 0, turns_ = 0;
-    std::deque<std::unique_ptr<Resident>> waiting_;  // their turn has ended, they have not
+    std::deque<std::unique_ptr<Resident>> waiting_;  // their turn has ended, but they have not
     std::vector<std::unique_ptr<Resident>> spare_;
     uint64_t random_;
     std::atomic<bool> stop_{false};
@@ -225,7 +225,7 @@ void Dispatch::work() {
     }
 }
 
-// The next workgroup to run: old ones and new ones in turn, so that workgroups may wait for each other either way.
+// The next workgroup to run: alternately a waiting and a new one, so that workgroups may wait for earlier and later ones.
 std::unique_ptr<Resident> Dispatch::take() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -365,7 +365,7 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
         if (descriptor_.resources2 >> (7 + d) & 1) w.s[n++] = resident.group.id[d];
     if (descriptor_.resources2 >> 10 & 1) w.s[n++] = uint32_t(resident.waves.size());
     if (descriptor_.resources2 & 1)
-        w.s[n++] = 0;  // the offset of the wave's scratch from the base, which is its own
+        w.s[n++] = 0;  // the offset of the wave's scratch from its base: each wave has its own base
 
     for (unsigned l = 0; l < shape_.lanes; ++l) {
         uint32_t item = index * shape_.lanes + l;
@@ -378,7 +378,7 @@ void Dispatch::start_wave(Resident &resident, unsigned index, unsigned count, co
     }
 }
 
-// An instruction whose VGPR operands M0 is added to (s_set_gpr_idx_on).
+// Runs an instruction with M0 added to the numbers of its VGPR operands (s_set_gpr_idx_on).
 void run_indexed(Wave &w, const Op &op) {
     if (op.i.opcode->format == isa::Format::mai)
         return w.fault(Fault::illegal_instruction, op, op.address, "VGPR index mode");
@@ -429,13 +429,13 @@ void Dispatch::run_wave(Wave &w, uint64_t &random) {
     }
 }
 
-// Runs all waves in turn; true when the workgroup has ended, or has a fault.
+// Runs all waves in turn. Returns true if the workgroup has ended, or has a fault.
 bool Dispatch::run_slice(Resident &resident) {
     int64_t left = group_slice;
     std::vector<Wave> &waves = resident.waves;
     std::size_t first = 0;
     for (Wave &w : waves)
-        for (Range &range : w.ranges) range = Range{};  // the host may have freed memory since
+        for (Range &range : w.ranges) range = Range{};  // the host may have freed memory meanwhile
     while (left > 0) {
         bool all_yielded = true, any_running = false;
         if (target_.hostile) first = next_random(resident.order) % waves.size();
@@ -450,7 +450,7 @@ bool Dispatch::run_slice(Resident &resident) {
             all_yielded = all_yielded && w.yielded;
         }
         if (!any_running) {
-            // All of those that have not ended are at the barrier.
+            // All waves that have not ended are at the barrier.
             uint64_t last = 0;
             bool any = false;
             for (Wave &w : waves)
@@ -468,7 +468,7 @@ bool Dispatch::run_slice(Resident &resident) {
         }
         if (stop_.load(std::memory_order_relaxed)) return true;
         if (all_yielded) {
-            sched_yield();  // what they wait for may be in a host thread that does not run
+            sched_yield();  // they may wait for a host thread that does not run now
             break;
         }
     }
@@ -516,11 +516,11 @@ Result run(const Launch &launch, Memory &memory, const Target &target, Services 
     const isa::Set *set = isa::find_set(target.name, shape.lanes);
     if (!set) return refuse("a kernel of " + std::to_string(shape.lanes) + " lanes; this GPU has others");
     bool gfx10 = set->family == isa::Family::gfx10;
-    // Swizzled by lanes: elements of 4 bytes, 64 or 32 lanes, each lane's index added. GFX10 is told to check no bounds.
+    // Swizzled by lanes: elements of 4 bytes, 64 or 32 lanes, each lane's index added. On GFX10, without bounds checks.
     shape.scratch_format = !gfx10 ? 0x00E80FAC : shape.lanes == 32 ? 0x20C80FAC : 0x20E80FAC;
     if (gfx10 && (descriptor.resources3 & 15)) return refuse("shared VGPRs");
     shape.waves = unsigned((items + shape.lanes - 1) / shape.lanes);
-    // Hardware goes by the packet. One that asks for less than the kernel needs would read and write elsewhere.
+    // Hardware uses the packet's sizes. If they are too small, the kernel would access other memory.
     if (launch.private_bytes < descriptor.private_bytes) return refuse("less scratch than the kernel needs");
     if (launch.group_bytes < descriptor.group_bytes) return refuse("less LDS than the kernel needs");
     shape.private_bytes = (launch.private_bytes + 3) & ~3u;

@@ -133,7 +133,7 @@ T quad_mask(T x) {
     return result;
 }
 template <class T>
-i32 sign_bits_before(T x) {  // how many bits after the sign bit equal it; −1: all
+i32 sign_bits_before(T x) {  // the number of bits after the sign bit that equal it; −1: all
     using U = std::make_unsigned_t<T>;
     U flipped = U(x < 0 ? ~x : x);
     return flipped ? i32(std::countl_zero(flipped)) : -1;
@@ -223,7 +223,7 @@ void add_arithmetic(Adder &a) {
     a.immediate("s_mulk_i32", [](Wave &, u32 &d, i32 k) { d *= u32(k); });
 }
 
-// How many there are before VCC and the registers with names.
+// The number of SGPRs before VCC and the named registers.
 unsigned sgprs(const Op &op) {
     return op.i.set->family == isa::Family::gfx9 ? unsigned{isa::flat_scratch} : unsigned{isa::vcc};
 }
@@ -281,7 +281,7 @@ void add_logic(Adder &a, const std::string &type) {
             set<T>(w, op.dst, old | T(1) << (get<u32>(w, op, 0) & mask));
         },
         type_of<T>, Type::b32);
-    // Registers whose number M0 is added to.
+    // M0 is added to the number of a register.
     a.custom(
         name("movrels"),
         [](Wave &w, const Op &op) {
@@ -368,7 +368,7 @@ void add_comparisons(Adder &a) {
     a.immediate("s_cmpk_le_u32", [](Wave &w, u32 &d, i32 k) { w.scc = d <= u32(uint16_t(k)); });
 }
 
-// Goes to an address that was computed; the instruction remembers the last one.
+// Jumps to a computed address. The instruction caches the last one.
 void jump(Wave &w, const Op &op, u64 address) {
     const Op *target = __atomic_load_n(&op.target, __ATOMIC_ACQUIRE);
     if (!target || target->address != address) {
@@ -395,7 +395,7 @@ void add_branches(Adder &a) {
     a.custom("s_cbranch_vccnz", branch_if<decltype([](const Wave &w) { return w.vcc() != 0; })>);
     a.custom("s_cbranch_execz", branch_if<decltype([](const Wave &w) { return w.exec() == 0; })>);
     a.custom("s_cbranch_execnz", branch_if<decltype([](const Wave &w) { return w.exec() != 0; })>);
-    // No debugger ever asks for a conditional branch.
+    // There is no debugger, so these branches are never taken.
     for (const char *name : {"s_cbranch_cdbgsys", "s_cbranch_cdbguser", "s_cbranch_cdbgsys_or_user",
                              "s_cbranch_cdbgsys_and_user"})
         a.custom(name, nothing);
@@ -505,7 +505,7 @@ u64 clock_of(const Wave &w) {
     return g.target->virtual_clock ? g.launch->start_ns + w.now() : g.services->counter();
 }
 
-// The compute unit of a wave. Workgroups go round.
+// The compute unit of a wave. Workgroups are assigned to units in turn.
 u32 unit(const Wave &w) { return w.group->number % std::max(1u, w.group->target->compute_units); }
 
 u32 read_register(const Wave &w, unsigned number) {
@@ -579,7 +579,7 @@ void store(Wave &w, const Op &op) {
     if (w.allow(op, address, 4 * words, true)) std::memcpy(host(address), w.s + op.dst, 4 * words);
 }
 
-// Where word n of a scalar buffer access is; 0: outside the buffer.
+// The address of word n of a scalar buffer access; 0: outside the buffer.
 u64 buffer_word(const Wave &w, const isa::Instruction &i, unsigned n) {
     const u32 *descriptor = w.s + i.src[0];
     u64 base = descriptor[0] | u64{descriptor[1] & 0xFFFF} << 32;
@@ -634,7 +634,7 @@ void add_memory(Adder &a) {
 }
 
 void add_gfx10(Adder &a) {
-    // Loads and stores end before the next instruction, and instructions come from the host's memory.
+    // These have no effect: loads and stores end before the next instruction, and instructions are in the host's memory.
     for (const char *name : {"s_clause", "s_inst_prefetch", "s_wait_idle", "s_waitcnt_depctr",
                              "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt", "s_waitcnt_vmcnt", "s_waitcnt_vscnt",
                              "s_version", "s_ttracedata_imm", "s_gl1_inv"})

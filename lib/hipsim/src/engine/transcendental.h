@@ -1,5 +1,6 @@
-// exp2, log2, sine and cosine in double precision: polynomials that a compiler can make vectors of. Their error is below
-// 2^-34, so results rounded to single precision are off by less than 1 unit in the last place, and the same everywhere.
+// exp2, log2, sine and cosine in double precision: polynomials that a compiler can vectorize. Their error is below
+// 2^-34, so results rounded to single precision are off by less than 1 unit in the last place. They are the same on
+// every machine.
 
 #pragma once
 
@@ -60,7 +61,7 @@ inline double sine_of_turns(double f) {
                                                                              s * (-1 / 1307674368000.))))))));
 }
 
-// x in turns. Out of the range of ±256 the hardware gives 0 and 1.
+// x in turns. Outside ±256, the hardware returns 0 for the sine and 1 for the cosine.
 inline double sine_of(double x) {
     double f = x - nearest(x);
     double magnitude = std::fabs(f);

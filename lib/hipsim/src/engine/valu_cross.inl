@@ -27,7 +27,7 @@ inline void swap_registers(Wave &w, const Op &op) {
         std::swap(a[std::countr_zero(rest)], b[std::countr_zero(rest)]);
 }
 
-// Counts the lanes below this one whose bit is set.
+// Counts the set bits of the lanes below this one.
 template <bool high>
 void masked_bit_count(Wave &w, const Op &op) {
     alignas(64) uint32_t buffer[2][lanes], result[lanes];

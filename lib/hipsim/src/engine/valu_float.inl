@@ -84,7 +84,7 @@ inline V median(V a, V b, V c, bool ieee) {
 }
 
 template <class V>
-inline V round_even(V x) {  // whatever the rounding mode is
+inline V round_even(V x) {  // in every rounding mode
     constexpr V big = V(uint64_t{1} << FloatBits<V>::fraction);
     V magnitude = std::fabs(x);
     V whole = std::trunc(magnitude), rest = magnitude - whole;
@@ -121,7 +121,7 @@ inline V scale_by(V x, int32_t exponent) {
     return std::ldexp(x, exponent < -4000 ? -4000 : exponent > 4000 ? 4000 : exponent);
 }
 
-// Conversions to integers truncate and saturate; a NaN gives 0.
+// Conversions to integers truncate and saturate; a NaN becomes 0.
 template <class I, class V>
 inline I to_integer(V x) {
     constexpr V high = V(std::numeric_limits<I>::max()), low = V(std::numeric_limits<I>::min());
@@ -173,7 +173,7 @@ inline V division_fixup(V quotient, V denominator, V numerator) {
     return with_sign(is_nan(quotient) ? V(INFINITY) : quotient, sign);
 }
 
-// The half's: a division of halves is computed in single precision, and only needs its special cases.
+// For halves: their division is computed in single precision, and only the special cases remain.
 inline float division_fixup_half(float quotient, float denominator, float numerator) {
     bool sign = is_negative(denominator) != is_negative(numerator);
     if (is_nan(numerator)) return quiet(numerator);
@@ -185,8 +185,8 @@ inline float division_fixup_half(float quotient, float denominator, float numera
     return with_sign(quotient, sign);
 }
 
-// fma, scaled by a power of 2. Where the result is denormal, it is still that of one rounding: a sum that the scaling puts
-// halfway between two denormals was rounded, and its error says which of them is nearer.
+// fma, scaled by a power of 2. A denormal result is rounded only once, too: if the scaled sum is halfway between two
+// denormals, the error of the sum's own rounding shows which of them is nearer.
 template <class V>
 inline V scaled_fma(V a, V b, V c, int by, unsigned round) {
     V sum = std::fma(a, b, c), scaled = std::ldexp(sum, by);
@@ -198,7 +198,7 @@ inline V scaled_fma(V a, V b, V c, int by, unsigned round) {
 }
 
 template <class D, class S>
-struct DivisionFmas {  // fma, and for lanes in VCC the scaling of v_div_scale undone
+struct DivisionFmas {  // fma; in lanes whose bit in VCC is set, undoes the scaling of v_div_scale
     static void run(Wave &w, const Op &op) {
         using V = typename D::value;
         alignas(64) V buffer[3][lanes], result[lanes];
@@ -300,7 +300,7 @@ inline void add_single(Adder &a) {
     a.op<F32, F32, F32>("v_sub_f32", [](f32 x, f32 y) { return x - y; });
     a.op<F32, F32, F32>("v_subrev_f32", [](f32 x, f32 y) { return y - x; });
     a.op<F32, F32, F32>("v_mul_f32", [](f32 x, f32 y) { return x * y; });
-    // 0 times anything is 0.
+    // The product of 0 and anything is 0.
     auto legacy = [](f32 x, f32 y) { return x == 0 || y == 0 ? 0.0f : x * y; };
     a.op<F32, F32, F32>("v_mul_legacy_f32", legacy);
     a.op<F32, F32, F32>("v_min_f32", [](f32 x, f32 y, bool ieee) { return minimum(x, y, ieee); });
@@ -416,7 +416,7 @@ inline void add_double(Adder &a) {
     a.op<F64, F64, F64, F64>("v_div_fixup_f64", [](f64 x, f64 y, f64 z) { return division_fixup(x, y, z); });
 }
 
-// Halves are computed as floats. Sums, differences, products, quotients and roots of halves come out right that way; a
+// Halves are computed as floats. That rounds sums, differences, products, quotients and roots of halves correctly; a
 // fused multiplication and addition needs doubles.
 inline void add_half(Adder &a) {
     using f32 = float;

@@ -1,4 +1,4 @@
-// Vector instructions that GFX10 has and GFX9 has not, and GFX10's names of those that both have.
+// Vector instructions that only GFX10 has, and GFX10's names for those that both have.
 
 using MoveWord = decltype([](uint32_t x) { return x; });
 
@@ -30,8 +30,8 @@ inline void swap_relative(Wave &w, const Op &op) {
     if (relative<true, true, true>(w, op, moved)) swap_registers(w, moved);
 }
 
-// Each lane reads the lane of its row, or of the row beside it, that 4 bits of the scalar sources name. op_sel has FI and
-// BOUND_CTRL of DPP: what happens where the lane that is read is not active.
+// Each lane reads a lane of its row, or of the row beside it; 4 bits of the scalar sources name it. op_sel holds FI and
+// BOUND_CTRL of DPP, which say what happens if the lane that is read is inactive.
 template <bool other_row>
 void permute_row(Wave &w, const Op &op) {
     alignas(64) uint32_t words[lanes], selected[2][lanes], result[lanes];
@@ -50,7 +50,7 @@ void permute_row(Wave &w, const Op &op) {
     merge(w, w.v[op.dst], result, written & exec);
 }
 
-// One word for each lane of the wave, one after the other.
+// One word for each lane of the wave, consecutive in memory.
 inline bool lane_words(Wave &w, const Op &op, bool write, uint64_t *address) {
     uint64_t base = op.i.saddr != 0x7F ? w.pair(op.i.saddr) : 0;
     for (unsigned l = 0; l < lanes; ++l) address[l] = base + uint64_t(int64_t(op.i.offset)) + 4 * l;
@@ -84,7 +84,7 @@ void add_float_atomics(MemoryAdder &a) {
     a.atomics<F>("fmax", "", [](F old, F data, F) { return maximum(old, data, true); });
 }
 
-// After those of GFX9, some of which get another name.
+// Call it after adding GFX9's instructions, some of which get another name.
 inline void add_gfx10(Adder &a) {
     using f32 = float;
     using f64 = double;
@@ -103,7 +103,7 @@ inline void add_gfx10(Adder &a) {
     auto fused = [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); };
     a.op<F32, F32, F32, F32>("v_fmamk_f32", fused);
     a.op<F32, F32, F32, F32>("v_fmaak_f32", fused);
-    // 0 times anything is 0.
+    // The product of 0 and anything is 0.
     auto legacy = [](f32 x, f32 y, f32 z) { return x == 0 || y == 0 ? 0.0f + z : std::fma(x, y, z); };
     a.op<F32, F32, F32, F32>("v_fma_legacy_f32", legacy);
     a.op<F32, F32, F32, F32>("v_fmac_legacy_f32", legacy).accumulates = true;

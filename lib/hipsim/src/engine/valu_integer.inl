@@ -31,7 +31,7 @@ inline uint32_t reverse_bits(uint32_t x) {
 }
 inline uint32_t absolute_difference(uint32_t a, uint32_t b) { return a > b ? a - b : b - a; }
 inline uint32_t byte_of(uint64_t word, unsigned n) { return uint32_t(word >> (8 * n)) & 0xFF; }
-// Sum of absolute differences of four bytes; with `masked`, bytes of b that are 0 are left out.
+// Sum of absolute differences of four bytes; with `masked`, zero bytes of b are left out.
 inline uint32_t sad_bytes(uint32_t a, uint32_t b, bool masked) {
     uint32_t sum = 0;
     for (unsigned n = 0; n < 4; ++n)
@@ -161,7 +161,7 @@ inline void add_integer(Adder &a) {
     a.op<U32, U32, U32, U32>("v_bfe_u32",
                              [](u32 x, u32 y, u32 z) { return x >> (y & 31) & ((1u << (z & 31)) - 1); });
     a.op<I32, I32, U32, U32>("v_bfe_i32", [](i32 x, u32 y, u32 z) {
-        // The field ends at bit 31 where it would be wider.
+        // The field ends at bit 31 at the latest.
         u32 offset = y & 31, width = z & 31;
         if (width == 0) return 0;
         i32 field = x >> offset;

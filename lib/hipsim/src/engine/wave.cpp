@@ -69,7 +69,7 @@ uint64_t Wave::scalar(unsigned operand, unsigned width) const {
     if (operand <= 208)
         return width == 2 ? uint64_t(192 - int64_t(operand)) : uint32_t(192 - int32_t(operand));
     const Target &target = *group->target;
-    // The words of the apertures' registers are 64 bits wide; a 32-bit read gives the low word.
+    // The apertures' registers have 64 bits; a 32-bit read returns the low word.
     uint64_t value = 0;
     switch (operand) {
         case isa::shared_base: value = target.shared_base; break;

@@ -1,4 +1,4 @@
-// The instruction sets, and their tables that generate.py makes.
+// The instruction sets, with the tables that generate.py makes.
 
 #include "isa/families.h"
 
@@ -29,7 +29,7 @@ const Set sets[] = {
 
 constexpr unsigned most_opcodes = 1024;  // of one format
 
-// The rows of a set by format and number. Masks of lanes get the width that they have in its waves.
+// The rows of a set by format and number. Lane masks get the width that they have in the set's waves.
 struct Index {
     std::array<std::array<const Opcode *, most_opcodes>, unsigned(Format::unknown)> of = {};
     std::deque<Opcode> rows;

@@ -47,8 +47,8 @@ bool decode_short_valu(Instruction &i, uint32_t word) {
         i.opcode = i.set->find(Format::vop2, bits(word, 30, 25));
         i.src[1] = vgpr0 + bits(word, 16, 9);
         i.dst = vgpr0 + bits(word, 24, 17);
-        i.src[2] = vcc;   // of those with a carry or a condition
-        i.op_sel_hi = 7;  // halves are where they are
+        i.src[2] = vcc;   // for instructions with a carry or a condition
+        i.op_sel_hi = 7;  // each half is in its own place
     }
     if (!i.opcode) return false;
     if (std::string_view(i.opcode->name) == "v_readfirstlane_b32") i.dst -= vgpr0;

@@ -6,10 +6,10 @@
 
 namespace hipsim::isa {
 
-// SOP2, SOPK, SOP1, SOPC and SOPP. False: there is no such opcode.
+// SOP2, SOPK, SOP1, SOPC and SOPP. Returns false if there is no such opcode.
 bool decode_salu(Instruction &i, uint32_t word);
 
-// VOP1, VOP2 and VOPC without a second word. False: there is no such opcode.
+// VOP1, VOP2 and VOPC without a second word. Returns false if there is no such opcode.
 bool decode_short_valu(Instruction &i, uint32_t word);
 
 // The second word of VOP1, VOP2 and VOPC.

@@ -1,4 +1,4 @@
-// GFX10 (RDNA and RDNA2): from words to fields. Which opcodes exist is in the table of the GPU.
+// GFX10 (RDNA and RDNA2): from words to fields. The GPU's table says which opcodes exist.
 
 #include "isa/bits.h"
 #include "isa/families.h"
@@ -10,7 +10,7 @@ namespace hipsim::isa {
 namespace {
 
 constexpr unsigned dpp8_word = 233, dpp8_fetching_word = 234;
-constexpr unsigned no_saddr = 0x7F;  // as Instruction has it
+constexpr unsigned no_saddr = 0x7F;  // as in Instruction
 
 bool is_cmpx(const Opcode &opcode) { return std::string_view(opcode.name).starts_with("v_cmpx_"); }
 
@@ -67,7 +67,7 @@ void decode_flat(Instruction &i, uint32_t first, uint32_t second) {
     i.data[0] = bits(second, 15, 8);
     i.vdst = bits(second, 31, 24);
     uint32_t saddr = bits(second, 22, 16);
-    // Null stands for no scalar address; in SCRATCH, 0x7f is for neither of the two, as if the scalar one was 0.
+    // The null register means no scalar address. In SCRATCH, 0x7f means no address, as if the scalar one was 0.
     i.saddr = segment == 0 || saddr == null   ? no_saddr
               : segment == 1 && saddr == 0x7F ? uint32_t{null}
                                               : saddr;
@@ -97,7 +97,7 @@ bool takes_literal(const Instruction &i) {
     return false;
 }
 
-// SDWA and DPP, which src0 tells of; none for the others.
+// SDWA or DPP, as src0 says; none for other values.
 Variant variant_of(const Instruction &i) {
     if (i.opcode->format != Format::vop1 && i.opcode->format != Format::vop2 &&
         i.opcode->format != Format::vopc)

@@ -1,4 +1,4 @@
-// GFX9 (Vega and CDNA): from words to fields. Which opcodes exist is in the table of the GPU.
+// GFX9 (Vega and CDNA): from words to fields. The GPU's table says which opcodes exist.
 
 #include "isa/bits.h"
 #include "isa/families.h"

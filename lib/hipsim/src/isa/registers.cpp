@@ -1,4 +1,4 @@
-// How many registers of each kind an instruction needs a wave to have.
+// The number of registers of each kind that a wave needs to execute an instruction.
 
 #include "isa/registers.h"
 

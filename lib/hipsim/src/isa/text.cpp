@@ -1,4 +1,4 @@
-// Assembler text of an instruction, for messages and for the comparison with llvm-objdump.
+// Assembler text of an instruction, for messages and for comparison with llvm-objdump.
 
 #include "isa/instruction.h"
 

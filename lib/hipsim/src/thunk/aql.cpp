@@ -1,8 +1,8 @@
 // The packet processor of compute queues (HSA Platform System Architecture Specification 1.2, 2.8 and 2.9).
 //
-// Packets are processed one after the other, as if each had its barrier bit set: that is one of the orders that the
-// specification allows. A packet stays where it is until it is complete, since ROCr looks at the packet that
-// read_dispatch_id names; then its slot becomes free, and its signal is decremented last.
+// Packets are processed one after the other, as if each had its barrier bit set: the specification allows this order.
+// A packet stays in its slot until it is complete, because ROCr looks at the packet that read_dispatch_id names. Then
+// the slot becomes free. Last, the packet's signal is decremented.
 
 #include <cstring>
 #include <map>
@@ -27,7 +27,7 @@ namespace hipsim {
 namespace {
 
 constexpr uint64_t kPacketBytes = 64;
-constexpr uint8_t kVendorPm4 = 1;  // a jump into PM4 commands; ROCr has only those that flush caches
+constexpr uint8_t kVendorPm4 = 1;  // a jump into PM4 commands; ROCr only uses those that flush caches
 constexpr uint64_t kDescriptorBytes = 64;
 constexpr uint32_t kLargestGroup = 1024;
 constexpr int kDependencies = 5;
@@ -66,7 +66,7 @@ class QueueServices : public Services {
     const Queue &queue_;
 };
 
-// The engine keeps decoded kernels by the memory that they are in, so there is one for each device.
+// The engine keeps decoded kernels by the memory that they are in, so there is one memory for each device.
 DeviceMemory &memory_of(uint32_t node) {
     static auto *all = new std::map<uint32_t, DeviceMemory>;
     static auto *mutex = new std::mutex;
@@ -91,7 +91,7 @@ const Target &target() {
     return *instance;
 }
 
-// What became of a packet.
+// The result of processing a packet.
 enum class Outcome {
     complete,
     stopped,  // an error, or the queue is destroyed: the packet stays
@@ -99,7 +99,7 @@ enum class Outcome {
 
 uint8_t packet_type(uint16_t header) { return static_cast<uint8_t>(header >> HSA_PACKET_HEADER_TYPE); }
 
-// Checks what the packet processor checks before any wave starts. Returns 0 for a packet that can run.
+// Does the packet processor's checks before any wave starts. Returns 0 for a packet that can run.
 int64_t check(uint32_t node, const hsa_kernel_dispatch_packet_t &packet) {
     unsigned dimensions = packet.setup >> HSA_KERNEL_DISPATCH_PACKET_SETUP_DIMENSIONS & 3;
     if (dimensions == 0) return kInvalidDimensions;
@@ -164,7 +164,7 @@ Outcome barrier(Queue &queue, const hsa_barrier_and_packet_t &packet, bool all, 
         any = false;
         for (int i = 0; i < kDependencies; i++) {
             uint64_t handle = packet.dep_signal[i].handle;
-            // In a barrier-or, no signal satisfies nothing; a packet without signals is complete.
+            // In a barrier-or, a missing signal does not count; a packet without signals is complete.
             if (handle == 0) continue;
             int64_t value;
             if (!dependency(queue, handle, &value)) return reported = true;
@@ -223,7 +223,7 @@ Outcome process(Queue &queue, uint64_t address, uint64_t index, const Packet &pa
             if (packet.vendor.format == kVendorPm4) break;  // host and device share their caches
             report_queue_error(queue, kInvalidVendorPacket, "");
             return Outcome::stopped;
-        default:  // agent dispatch is for queues of the host
+        default:  // agent dispatches belong in queues of the host
             report_queue_error(queue, kInvalidPacket, "");
             return Outcome::stopped;
     }
@@ -237,12 +237,12 @@ void process_aql(Queue &queue) {
     uint64_t slots = queue.ring_bytes / kPacketBytes;
     while (!queue.destroyed && !queue.suspended) {
         uint64_t index = __atomic_load_n(queue.read, __ATOMIC_RELAXED);
-        // A doorbell may be rung out of order; what counts is how many packets there are.
+        // A doorbell may be rung out of order, so only the number of packets counts.
         if (index >= __atomic_load_n(queue.write, __ATOMIC_ACQUIRE)) return;
         uint64_t address = queue.ring + index % slots * kPacketBytes;
         uint16_t *header = reinterpret_cast<uint16_t *>(address);
         uint8_t type = packet_type(__atomic_load_n(header, __ATOMIC_ACQUIRE));
-        if (type == HSA_PACKET_TYPE_INVALID) return;  // its writer has yet to ring the doorbell
+        if (type == HSA_PACKET_TYPE_INVALID) return;  // its writer has not rung the doorbell yet
 
         hostile_delay(100);
         Packet packet;

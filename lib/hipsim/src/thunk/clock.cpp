@@ -10,7 +10,7 @@
 namespace hipsim {
 namespace {
 
-// Not 0: ROCr takes a timestamp of 0 for one that was not written.
+// Not 0: for ROCr, a timestamp of 0 has not been written.
 std::atomic<uint64_t> virtual_time{1'000'000'000};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What is known of a kernel from its address: ROCr's loader has put the whole code object into device memory.
+// Facts about a kernel, by its address: ROCr's loader has put the whole code object into device memory.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 
 namespace hipsim {
 
-// Returns the demangled name of the kernel with this descriptor, or its address where it has no symbol, as ROCr's own.
+// Returns the demangled name of the kernel with this descriptor. Without a symbol, as in ROCr's own kernels, returns its
+// address.
 std::string kernel_name(uint64_t kernel_object);
 
 // Returns the address of the kernel's first instruction, or 0 if there is no descriptor.

@@ -1,4 +1,4 @@
-// What ROCr 6.1 and newer (Debian 13) ask libdrm for: the rate of a device's clock, and memory that has no address yet.
+// The functions of libdrm that ROCr 6.1 and newer (Debian 13) call: the rate of a device's clock, and memory that has no address yet.
 //
 // Their handles of a device come from hsaKmtGetAMDGPUDeviceHandle, so those of this device are never libdrm's. libhsakmt.so.1 comes
 // before libdrm in ROCr's search order, so ROCr calls these functions. Handles of other devices go to libdrm's functions.
@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t kMostDevices = 64;
 constexpr uint32_t kClockKhz = 1'000'000;  // s_memrealtime counts nanoseconds
 
-// What handles of devices point to, by node.
+// Targets of the handles of devices, by node.
 char handles[kMostDevices];
 
 bool is_ours(const void *device) { return device >= handles && device < handles + kMostDevices; }
@@ -55,7 +55,7 @@ int amdgpu_query_gpu_info(void *device, GpuInfo *info) {
             reinterpret_cast<int (*)(void *, GpuInfo *)>(dlsym(RTLD_NEXT, "amdgpu_query_gpu_info"));
         return next ? next(device, info) : -ENOSYS;
     }
-    // ROCr reads nothing else. The caller's structure is longer, by how much depends on its libdrm.
+    // ROCr reads nothing else. The caller's structure is longer; its size depends on the version of libdrm.
     *info = {};
     info->gpu_counter_freq = kClockKhz;
     return 0;

@@ -1,10 +1,11 @@
-// The rules are KFD's (kfd_events.c in Linux): setting an event wakes everybody who waits for it, and an event that
-// resets itself stays set only if nobody waited. ROCr depends on both.
+// The rules are KFD's (kfd_events.c in Linux): setting an event wakes all threads that wait for it, and an event that
+// resets itself stays set only if no thread waited. ROCr depends on both.
 //
-// One thing is kinder than KFD: a wait with a limit lasts kLongest at most, and ROCr always gives one. All its queues
-// share one event. hsa_queue_destroy waits for a signal that the thread of asynchronous events stores; if it is
-// interrupted between its last look at the signal and its wait, that thread takes the event for itself, and
-// hsa_queue_destroy never ends. ROCr looks again whenever a wait ends. Newer versions count the sets of an event (`ages`).
+// There is one deliberate difference: a wait with a timeout lasts kLongest at most, and ROCr always sets a timeout.
+// Otherwise hsa_queue_destroy may hang. All queues of ROCr share one event, and hsa_queue_destroy waits for a signal
+// that the thread of asynchronous events stores. If hsa_queue_destroy is interrupted between its last check of the
+// signal and its wait, that thread consumes the event. ROCr checks the signal again whenever a wait ends. Newer
+// versions count how often an event was set (`ages`).
 
 #include <algorithm>
 #include <chrono>
@@ -26,10 +27,10 @@ namespace hipsim {
 namespace {
 
 constexpr uint32_t kMailboxes = 4096;         // KFD's limit on events that a device can set
-constexpr uint32_t kFirstOther = 0x80000000;  // numbers of events that a device cannot set begin here
+constexpr uint32_t kFirstOther = 0x80000000;  // first number of the events that a device cannot set
 constexpr uint32_t kLongest = 500;            // milliseconds of a wait
 constexpr uint64_t kUnsignaled =
-    ~uint64_t{0};  // what a mailbox holds until a device stores the event's number
+    ~uint64_t{0};  // the value of a mailbox until a device stores the event's number
 
 struct Waiter;
 
@@ -84,7 +85,7 @@ bool make_mailboxes(Events &all) {
 }
 
 uint32_t free_signal_id(const Events &all) {
-    uint32_t id = 1;  // 0 stands for no event in signals
+    uint32_t id = 1;  // in signals, 0 stands for no event
     for (const auto &[used, event] : all.by_id) {
         if (used >= kMailboxes || used > id) break;
         id = used + 1;
@@ -111,7 +112,7 @@ bool satisfied(const Waiter &waiter, bool all) {
 HSAKMT_STATUS wait(HsaEvent *handles[], uint32_t count, bool all_of_them, uint32_t milliseconds,
                    uint64_t *ages) {
     if (handles == nullptr) return HSAKMT_STATUS_INVALID_HANDLE;
-    wake_queues();  // what the host waits for may have been submitted just now
+    wake_queues();  // the host may wait for work that was submitted just now
     hostile_delay(50);
     Events &all = events();
     Waiter waiter;
@@ -265,7 +266,7 @@ HSAKMT_STATUS hsaKmtResetEvent(HsaEvent *event) {
     return HSAKMT_STATUS_SUCCESS;
 }
 
-// AMD's library does not look either.
+// AMD's library does not query the state either.
 HSAKMT_STATUS hsaKmtQueryEventState(HsaEvent *event) {
     HIPSIM_NOT_IN_CHILD;
     Events &all = events();

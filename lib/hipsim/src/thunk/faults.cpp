@@ -53,7 +53,7 @@ void report_memory_fault(Queue &queue, uint64_t address, bool write, const std::
     bool read_only = write && heap().usable(queue.node, address, 1, false);
     failure.ReadOnly = read_only;
     failure.NotPresent = !read_only;
-    // KFD knows the page, not the address.
+    // KFD only knows the page of the address.
     if (report_memory_fault(queue.node, address & ~(kPage - 1), failure)) return;
     complain("the program takes no memory faults (HSA_ENABLE_INTERRUPT=0); it ends");
     abort();

@@ -1,5 +1,5 @@
-// Tells the program about errors of the device, by the means that KFD and the packet processor have. ROCr and HIP turn
-// them into their own messages and codes.
+// Reports errors of the device to the program, as KFD and the packet processor do. ROCr and HIP turn them into their
+// own messages and codes.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ enum QueueError : int64_t {
     kDebugTrap = 0x80000000,
 };
 
-// The queue stops; its program sees the code. `text`, which is for people, may be empty.
+// Stops the queue; the program sees the code. `text` is for people, and may be empty.
 void report_queue_error(Queue &queue, QueueError error, const std::string &text);
 
 // "Memory access fault by GPU node ..." of ROCr, which ends the program.
 void report_memory_fault(Queue &queue, uint64_t address, bool write, const std::string &text);
 
-// What run() found in a kernel.
+// Reports a fault that run() found in a kernel.
 void report_fault(Queue &queue, uint64_t kernel_object, const Fault &fault);
 
 }  // namespace hipsim

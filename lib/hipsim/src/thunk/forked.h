@@ -1,5 +1,5 @@
-// A child process has no device, as with AMD's library: it shares the memory file with its parent, and has none of the
-// threads. Even locks may be held by threads that the child does not have, so nothing but this is asked there.
+// A child process has no device, as with AMD's library: it shares the memory file with its parent, but has none of the
+// threads. Locks may be held by threads that the child does not have, so this is the only question asked there.
 #pragma once
 
 #include <hsakmt.h>
@@ -12,7 +12,7 @@ void note_opened();
 
 }  // namespace hipsim
 
-// What gives something back succeeds and does nothing: it is not the child's. ROCr asserts that it succeeds.
+// Calls that free something succeed and do nothing, because it is not the child's. ROCr asserts that they succeed.
 #define HIPSIM_NOTHING_IN_CHILD \
     if (hipsim::forked()) return HSAKMT_STATUS_SUCCESS
 #define HIPSIM_NOT_IN_CHILD \

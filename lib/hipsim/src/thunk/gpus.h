@@ -1,4 +1,4 @@
-// The GPUs that the device can be. One row is what KFD's topology says of such a GPU.
+// The GPUs that can be emulated. A row has what KFD's topology says about one of them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Gpu {
     uint32_t wave;       // work-items of a wave
     uint32_t waves_per_simd;
     uint32_t simds_per_unit;
-    uint32_t units;  // compute units; few, because programs size their grids by them
+    uint32_t units;  // compute units; few, because programs choose their grid sizes by them
     bool sram_ecc;   // the "sramecc" feature of the target
 };
 

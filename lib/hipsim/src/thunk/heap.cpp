@@ -44,7 +44,7 @@ Heap &heap() {
     return *instance;
 }
 
-// Returns address space with a page behind it that stays unmapped, or null.
+// Returns address space that is followed by a page that stays unmapped; null on failure.
 void *Heap::reserve(uint64_t size, uint64_t alignment, void *fixed) {
     if (fixed != nullptr) {
         void *got = mmap(fixed, size, PROT_NONE,
@@ -83,7 +83,7 @@ bool Heap::back(void *address, uint64_t size, uint64_t *offset) {
         }
     }
     if (got == MAP_FAILED) got = mmap(address, size, protection, flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    // As KFD's library does it: a child process has no device, and must not hold its memory.
+    // As in KFD's library: a child process has no device, and must not keep its memory alive.
     if (got != MAP_FAILED) madvise(address, size, MADV_DONTFORK);
     return got != MAP_FAILED;
 }
@@ -99,7 +99,7 @@ HSAKMT_STATUS Heap::allocate(uint32_t node, uint64_t size, uint64_t alignment, H
         return HSAKMT_STATUS_INVALID_PARAMETER;
     *address = nullptr;
 
-    // Paged memory asked of a GPU is the host's, as in KFD's library.
+    // Paged memory that is requested on a GPU comes from the host, as in KFD's library.
     bool local = node != 0 && flags.ui32.NonPaged && !flags.ui32.Scratch;
     if (local && hostile_failure()) return HSAKMT_STATUS_NO_MEMORY;
     if (alignment == 0) alignment = size >= kHugePage ? kHugePage : kPage;
@@ -155,7 +155,7 @@ HSAKMT_STATUS Heap::add_registered(void *address, uint64_t size, HsaMemFlags fla
         return HSAKMT_STATUS_INVALID_PARAMETER;
     std::unique_lock lock(mutex_);
     if (find(number(address)) != nullptr && map_.count(number(address)) != 0) {
-        map_[number(address)]->registered = nodes;  // memory of a device, opened to others
+        map_[number(address)]->registered = nodes;  // memory of a device that others may access
         return HSAKMT_STATUS_SUCCESS;
     }
     auto allocation = std::make_unique<Allocation>();
@@ -199,7 +199,7 @@ HSAKMT_STATUS Heap::import(int file, uint64_t offset, uint64_t size, uint32_t no
 
 HSAKMT_STATUS Heap::deregister(void *address) {
     std::unique_lock lock(mutex_);
-    // The one that was registered last, where one range was registered several times.
+    // If a range was registered several times, the last registration counts.
     for (auto found = registered_.rbegin(); found != registered_.rend(); ++found)
         if ((*found)->address == (number(address) & ~registered_bit)) {
             registered_.erase(std::next(found).base());
@@ -217,7 +217,7 @@ HSAKMT_STATUS Heap::deregister(void *address) {
     return HSAKMT_STATUS_SUCCESS;
 }
 
-// Returns what lies around an address. The caller holds the lock.
+// Returns the allocation that contains an address. The caller holds the lock.
 Allocation *Heap::find(uint64_t address) {
     bool registered = address & registered_bit;
     address &= ~registered_bit;
@@ -231,7 +231,7 @@ Allocation *Heap::find(uint64_t address) {
     return nullptr;
 }
 
-// Returns the range that was allocated or registered with this address, else what lies around it.
+// Returns the range that was allocated or registered with this address, or else the allocation that contains it.
 Allocation *Heap::find_exactly(const void *address) {
     for (auto found = registered_.rbegin(); found != registered_.rend(); ++found)
         if ((*found)->address == (number(address) & ~registered_bit)) return found->get();
@@ -255,7 +255,7 @@ HSAKMT_STATUS Heap::map(void *address, uint64_t size, const Nodes &nodes, uint64
     const Nodes &wanted = nodes.count > 0 ? nodes : allocation->registered;
     if (wanted.count == 0)
         for (int gpu = 1; gpu <= config().devices; gpu++) allocation->mapped.add(static_cast<uint32_t>(gpu));
-    // A list replaces the nodes from before, as ROCr's access lists do.
+    // A list replaces the previous nodes, as ROCr's access lists do.
     if (wanted.count > 0) allocation->mapped = wanted;
     return HSAKMT_STATUS_SUCCESS;
 }

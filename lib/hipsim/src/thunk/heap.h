@@ -1,7 +1,8 @@
-// The memory that devices may use: what was allocated here, and what the program registered.
+// The memory that devices may use: allocations, and memory that the program registered.
 //
-// Device addresses are the host's, but for registered memory: there bit 47 is set (engine.h). All device memory comes from one memory file, so that other processes can map it
-// (ipc.cpp). Each allocation is followed by a page that is never mapped, so that accesses past its end are found.
+// Device addresses are the host's, except for registered memory: there bit 47 is set (engine.h). All device memory comes
+// from one memory file, so that other processes can map it (ipc.cpp). Each allocation is followed by a page that is never
+// mapped, so that accesses past its end are found.
 #pragma once
 
 #include <array>
@@ -29,10 +30,10 @@ struct Nodes {
 
 struct Allocation {
     HSA_POINTER_TYPE type = HSA_POINTER_ALLOCATED;
-    uint64_t begin = 0, end = 0;     // whole pages: what a device with access can reach
+    uint64_t begin = 0, end = 0;     // whole pages that a device with access can reach
     uint64_t address = 0, size = 0;  // as the caller gave them
     uint64_t offset = 0;             // in the memory file; kNoFile for other memory
-    uint64_t guard = 0;              // bytes behind the end that are reserved, too
+    uint64_t guard = 0;              // reserved bytes after the end
     uint32_t node = 0;
     HsaMemFlags flags{};
     bool local = false;  // counts against the memory of its node
@@ -55,7 +56,7 @@ class Heap {
                          void **address);
     HSAKMT_STATUS deregister(void *address);
 
-    // An empty list of nodes stands for all GPUs. `device` becomes the device's address if that is not the host's, else 0.
+    // An empty list of nodes stands for all GPUs. Sets `device` to the device's address; 0 if it is the host's address.
     // Scratch belongs to one GPU, and is mapped there in parts of `size` bytes; other memory is mapped as a whole.
     HSAKMT_STATUS map(void *address, uint64_t size, const Nodes &nodes, uint64_t *device = nullptr);
     HSAKMT_STATUS unmap(void *address);
@@ -63,11 +64,11 @@ class Heap {
     HSAKMT_STATUS describe(const void *address, HsaPointerInfo *info);
     HSAKMT_STATUS set_user_data(const void *address, void *data);
 
-    // What a GPU finds around an address: an allocation that is mapped to it. Both ends are 0 where there is none.
+    // Finds the allocation around an address that is mapped to a GPU. Without one, both ends are 0.
     void range(uint32_t node, uint64_t address, uint64_t *begin, uint64_t *end, bool *may_write);
     bool usable(uint32_t node, uint64_t address, uint64_t size, bool write);
 
-    // The allocation that begins at an address, for export to other processes. Returns false where there is none.
+    // Finds the allocation that begins at an address, for export to other processes. Returns false if there is none.
     bool exported(void *address, uint64_t *offset, uint64_t *size, uint32_t *node, int *file);
 
     uint64_t available(uint32_t node);
@@ -82,7 +83,7 @@ class Heap {
     void *reserve(uint64_t size, uint64_t alignment, void *fixed);
     bool back(void *address, uint64_t size, uint64_t *offset);
     void discard(std::unique_ptr<Allocation> allocation);
-    Allocation *find(uint64_t address);  // takes the host's and the device's addresses
+    Allocation *find(uint64_t address);  // for the host's and the device's addresses
     Allocation *find_exactly(const void *address);
 
     std::shared_mutex mutex_;

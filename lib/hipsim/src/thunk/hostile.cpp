@@ -9,7 +9,7 @@ namespace {
 
 std::atomic<uint64_t> state{0};
 
-// The finalizer of SplitMix64 over a counter: any thread may draw.
+// The finalizer of SplitMix64 over a counter: any thread may take a number.
 uint64_t next() {
     uint64_t z = state.fetch_add(0x9e3779b97f4a7c15, std::memory_order_relaxed) + config().seed;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

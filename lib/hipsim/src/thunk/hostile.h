@@ -1,17 +1,18 @@
-// Hostile mode (HIPSIM_HOSTILE=1): what hardware may do, but seldom does. Everything here does nothing without it.
+// Hostile mode (HIPSIM_HOSTILE=1): behaviour that hardware may show, but seldom does. Without it, these functions do
+// nothing.
 #pragma once
 
 #include <cstdint>
 
 namespace hipsim {
 
-// A number that nobody can expect, below `bound`; 0 without hostile mode.
+// Returns an unpredictable number below `bound`; 0 without hostile mode.
 uint32_t hostile_number(uint32_t bound);
 
 // Sleeps up to `microseconds`.
 void hostile_delay(uint32_t microseconds);
 
-// Whether an allocation of device memory fails now. ROCr frees what it keeps for later, and asks once more.
+// Whether an allocation of device memory fails now. ROCr then frees its cached memory, and tries once more.
 bool hostile_failure();
 
 }  // namespace hipsim

@@ -1,4 +1,4 @@
-// Memory that processes share: a handle tells the process, its memory file, and the place in the file.
+// Memory that processes share: a handle names the process, its memory file, and the offset in the file.
 
 #include <cstdio>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x48495053;  // "HIPS"
 
-// Word 6 is ROCr's: it puts there which part of an allocation is meant.
+// Word 6 is ROCr's: it stores there which part of an allocation is meant.
 struct Handle {
     uint32_t magic;
     uint32_t process;
@@ -35,7 +35,7 @@ uint32_t check_of(const Handle &handle) {
            handle.size_pages * 11 ^ handle.node * 13;
 }
 
-// The memory file of a handle, or −1. Whoever made the handle may name any file of any process.
+// The memory file of a handle, or −1. The creator of a handle may have named any file of any process.
 int open_memory(const Handle &handle) {
     char path[64], name[64] = {};
     snprintf(path, sizeof(path), "/proc/%u/fd/%u", handle.process, handle.file);

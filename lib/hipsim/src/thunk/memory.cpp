@@ -109,7 +109,7 @@ HSAKMT_STATUS hsaKmtSetMemoryUserData(const void *address, void *data) {
     return heap().set_user_data(address, data);
 }
 
-// Coherency and traps need no set-up here. The trap handler of ROCr never runs: faults.cpp says what it would say.
+// Coherency and traps need no set-up here. ROCr's trap handler never runs: faults.cpp reports what the handler would report.
 HSAKMT_STATUS hsaKmtSetMemoryPolicy(HSAuint32, HSAuint32, HSAuint32, void *, HSAuint64) {
     HIPSIM_NOT_IN_CHILD;
     return HSAKMT_STATUS_SUCCESS;

@@ -25,7 +25,7 @@ constexpr uint64_t kAqlPacket = 64;
 struct Queues {
     std::mutex mutex;
     std::map<uint64_t, std::shared_ptr<Queue>> by_id;
-    uint64_t next_id = 1;  // ROCr takes 0 for "no queue" in SDMA
+    uint64_t next_id = 1;  // for ROCr, 0 means "no queue" in SDMA
     uint64_t *doorbells = nullptr;
     std::vector<uint32_t> free_doorbells;
     bool looking = false;  // the look-out runs
@@ -42,7 +42,7 @@ void sleep_microseconds(long microseconds) {
     nanosleep(&time, nullptr);
 }
 
-// Threads of the device take no signals: handlers of the program expect its own threads.
+// Threads of the device receive no signals: the program's handlers expect its own threads.
 template <typename Function>
 std::thread start(const char *name, Function function) {
     sigset_t all, before;
@@ -73,8 +73,8 @@ bool look(Queues &all) {
     return any;
 }
 
-// A store to a doorbell goes unseen for at most 20 us while the device is used, and for at most 500 us if it was not
-// used for half a second. A host thread that waits looks itself.
+// Sees a store to a doorbell after at most 20 us while the device is used, and after at most 500 us if it was not
+// used for half a second. A host thread that waits checks the doorbells itself.
 [[noreturn]] void look_out() {
     Queues &all = queues();
     for (;;) {
@@ -182,7 +182,7 @@ HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 p
     Queues &all = queues();
     std::lock_guard lock(all.mutex);
     if (!take_doorbell(all, *queue)) return HSAKMT_STATUS_OUT_OF_RESOURCES;
-    // AQL doorbells tell the last packet's index, those of SDMA the end of the packets.
+    // AQL doorbells hold the last packet's index, those of SDMA the end of the packets.
     queue->rung = aql ? ~uint64_t{0} : 0;
     *queue->doorbell = queue->rung;
     queue->suspended = percentage == 0;

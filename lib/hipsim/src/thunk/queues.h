@@ -1,4 +1,4 @@
-// User-mode queues: the program writes packets into memory and stores to a doorbell; no call tells that it did.
+// User-mode queues: the program writes packets into memory and stores to a doorbell, without any call.
 //
 // One thread looks at all doorbells, and wakes the thread of each queue that has packets. aql.cpp and sdma.cpp process
 // the packets.
@@ -18,11 +18,10 @@ namespace hipsim {
 struct Queue {
     uint64_t id = 0;
     uint32_t node = 0;
-    bool aql = false;         // else SDMA
-    uint64_t ring = 0;        // packets
-    uint64_t ring_bytes = 0;  // a power of two
-    uint64_t *read =
-        nullptr;  // what the device has processed: packets (AQL) or bytes (SDMA), which only grow
+    bool aql = false;           // else SDMA
+    uint64_t ring = 0;          // packets
+    uint64_t ring_bytes = 0;    // a power of two
+    uint64_t *read = nullptr;   // number of packets (AQL) or bytes (SDMA) that the device has processed
     uint64_t *write = nullptr;  // what the program has written
     uint64_t *doorbell = nullptr;
     uint64_t own_pointers[2] = {0, 0};  // SDMA: *read and *write
@@ -39,7 +38,7 @@ struct Queue {
     std::thread thread;
 };
 
-// What the look-out does each few microseconds, done now: the caller is about to wait.
+// Checks the doorbells now, as the look-out does every few microseconds: the caller is about to wait.
 void wake_queues();
 
 // Process all packets that the program has submitted. Return when there are none, or the queue has failed.
@@ -50,7 +49,7 @@ void process_sdma(Queue &queue);
 template <typename Condition>
 bool wait_for(const Queue &queue, Condition condition);
 
-// One step of waiting for what changes without notice: memory that the program stores to.
+// One step of waiting for a change without notification, such as the program's store to memory.
 void pause(uint32_t step);
 
 template <typename Condition>

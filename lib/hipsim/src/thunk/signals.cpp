@@ -15,7 +15,7 @@ amd_signal_t *signal_at(uint32_t node, uint64_t handle, bool write) {
 }
 
 // Stores the event's number into its mailbox and interrupts the host, as the packet processor does. The signal itself
-// may be gone: the host frees it as soon as its value tells that the work is done.
+// may no longer exist: the host frees it as soon as its value shows that the work is done.
 void notify(uint32_t node, uint64_t mailbox, uint32_t id) {
     if (mailbox == 0 || !heap().usable(node, mailbox, sizeof(uint64_t), true)) return;
     __atomic_store_n(reinterpret_cast<uint64_t *>(host(mailbox)), id, __ATOMIC_RELEASE);

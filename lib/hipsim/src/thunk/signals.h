@@ -1,4 +1,4 @@
-// Signals of HSA, as the device sees them: amd_signal_t in memory that it can use.
+// HSA signals, as the device sees them: amd_signal_t in memory that it can use.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace hipsim {
 // Returns the value of the signal, or false if the device may not read it.
 bool read_signal(uint32_t node, uint64_t handle, int64_t *value);
 
-// When the signal's work was complete; 0 if it has no timestamps.
+// Returns when the signal's work was complete; 0 if it has no timestamps.
 uint64_t signal_time(uint32_t node, uint64_t handle);
 
 // Decrements the signal of work that ran from `start` to `end`, and sets its event. A handle of 0 stands for none.

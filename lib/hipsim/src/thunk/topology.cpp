@@ -1,4 +1,4 @@
-// What KFD tells of the machine: node 0 is the host, the nodes from 1 are GPUs, each on its own PCI bus.
+// KFD's description of the machine: node 0 is the host; the nodes from 1 on are GPUs, each on its own PCI bus.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr uint32_t kInterfaceMajor = 1, kInterfaceMinor = 9;
 constexpr uint32_t kClockMhz = 1000;  // one instruction of a wave takes 1 ns on the virtual clock
 constexpr uint32_t kLinkWeight = 20;
 
-// Members that newer headers have at the end, where the others reserve bytes. ROCr 6.1 needs at least one XCC.
+// Members that newer headers have at the end, where older ones reserve bytes. ROCr 6.1 needs at least one XCC.
 struct Newer {
     uint32_t xccs, kfd_gpu_id, family;
 };
@@ -114,7 +114,7 @@ extern "C" {
 HSAKMT_STATUS hsaKmtOpenKFD(void) {
     HIPSIM_NOT_IN_CHILD;
     note_opened();
-    // Without devices it is as without a driver: HIP then finds no device, as on a machine that has none.
+    // Without devices, behaves as without a driver: HIP then finds no device.
     return config().devices > 0 ? HSAKMT_STATUS_SUCCESS : HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED;
 }
 

@@ -1,4 +1,4 @@
-// What KFD offers beyond computing: debugging, performance counters, graphics. The answer is the one of a KFD without it.
+// KFD's functions beyond computing: debugging, performance counters, graphics. They answer like a KFD without them.
 //
 // Some of these functions are in newer headers only: those of ROCr 5.7 (Ubuntu 24.04), 6.1 (Debian 13) and 6.2.
 
@@ -14,7 +14,7 @@
 extern "C" {
 #pragma GCC visibility push(default)
 
-// ROCr asks with the address of its list of code objects. Without support for exceptions in KFD, it takes errors of
+// ROCr passes the address of its list of code objects. If KFD does not support exceptions, ROCr reads errors of
 // queues from their inactive signals (faults.cpp).
 HSAKMT_STATUS hsaKmtRuntimeEnable(void *, bool) REFUSED HSAKMT_STATUS
     hsaKmtRuntimeDisable(void) REFUSED HSAKMT_STATUS
