@@ -1,4 +1,4 @@
-// The cache of an embedded device. Its folder may be full, read-only, damaged or somebody else's: then everything is made anew.
+// The cache of an embedded device. Its folder may be full, read-only, damaged or another user's: then everything is made again.
 //
 // A file is its content, the SHA-256 of (name, NUL, content), and kMark. gpubpf/cache.py has the same format, but puts its
 // stage before the name. The name contains a key of everything that the content is made of.
@@ -26,7 +26,7 @@ namespace {
 constexpr std::string_view kMark = "gpubpf cache 1.\n";
 constexpr size_t kDigest = std::tuple_size<Sha256::Digest>::value;
 constexpr size_t kLargest = 1u << 28;            // bytes of a file
-constexpr uint64_t kScratchBytes = 32ull << 20;  // enough for the compiler's files, as a rule
+constexpr uint64_t kScratchBytes = 32ull << 20;  // usually enough for the compiler's files
 
 // Returns whether no other user can have changed a file, or the names in a directory. Root can change everything anyway.
 bool trusted(const struct stat &found) {

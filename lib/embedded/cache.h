@@ -16,7 +16,7 @@ extern const char *const kDevice;
 // was stored under another name, or could have been changed by another user.
 std::optional<std::string> read_cached(const std::string &name);
 
-// Stores `content` under a name, in place of whatever is there. Readers see all of it or nothing. Returns whether that succeeded;
+// Stores `content` under a name, and replaces a previous file. Readers see all of it or nothing. Returns whether that succeeded;
 // without a usable directory or space, nothing is stored.
 bool write_cached(const std::string &name, std::string_view content);
 

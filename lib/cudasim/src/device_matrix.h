@@ -147,7 +147,7 @@ FN __attribute__((noinline)) void cs_mma_b1(u32 (*d)[32], const void *const *ra,
         }
 }
 
-/* Gathers the fragment of a matrix in shared memory that a descriptor of wgmma tells of (9.7.15.5.1.2): rows of A or columns of B from
+/* Gathers the fragment of a matrix in shared memory that a descriptor of wgmma describes (9.7.15.5.1.2): rows of A or columns of B from
  * `first` on. K has 32 bytes. `turned`: neighbours along M or N are neighbours in memory. */
 FN __attribute__((noinline)) void cs_gather(W *w, u32 (*to)[32], u64 descriptor, u32 first, u32 registers,
                                             u32 k, u32 e, u32 halves, int turned) {

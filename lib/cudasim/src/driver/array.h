@@ -13,7 +13,7 @@ struct Array {
     TexelType type = TexelType::f32;
     TextureLevel level;
     uint64_t id = 0;    // of its allocation
-    bool part = false;  // a level of a mipmapped array: not to be destroyed alone
+    bool part = false;  // a level of a mipmapped array, which must not be destroyed alone
     ~Array();
 };
 

@@ -15,7 +15,7 @@ constexpr uint64_t kLaunchNs = 1000;         // ns that a launch call takes
 constexpr uint64_t kCopyBytesPerNs = 10;     // bytes that a copy moves in 1 ns
 constexpr uint64_t kMemsetBytesPerNs = 100;  // bytes that a memset writes in 1 ns
 constexpr uint64_t kTimelineStart =
-    1000000;  // the timeline's beginning; not 0, which could be mistaken for "unknown"
+    1000000;  // the start of the timeline; not 0, which could be mistaken for "unknown"
 
 bool virtual_clock();
 
@@ -35,7 +35,7 @@ bool host_query(const Fence &fence);
 // no virtual time.
 bool untimed();
 
-// While it lives: the virtual time that a worker thread's callback into the application reads.
+// While it exists: the virtual time that a worker thread's callback into the application reads.
 class WorkerTime {
   public:
     explicit WorkerTime(uint64_t now);

@@ -52,7 +52,7 @@ void find_translator() {
     }
 }
 
-// Loads the library of CUDA_INJECTION64_PATH, as a driver does in cuInit.
+// Loads the library that CUDA_INJECTION64_PATH names, as a driver does in cuInit.
 void load_injection_library() {
     const char *path = getenv("CUDA_INJECTION64_PATH");
     if (path == nullptr || *path == '\0') return;

@@ -171,7 +171,7 @@ struct Event {
     unsigned flags = 0;
     std::mutex mutex;
     std::shared_ptr<EventState> last;     // null: never recorded
-    std::shared_ptr<SharedEvent> shared;  // of an interprocess event, whose records are there only
+    std::shared_ptr<SharedEvent> shared;  // of an interprocess event: only it has the records
     // If it was recorded in a capturing stream: the nodes that a wait for the event depends on.
     std::shared_ptr<Graph> captured_graph;
     std::vector<std::shared_ptr<GraphNode>> captured_dependencies;
@@ -299,7 +299,7 @@ struct Context : std::enable_shared_from_this<Context> {
     std::map<int, size_t> limits;  // guarded by limits_mutex
     CUfunc_cache cache_config = CU_FUNC_CACHE_PREFER_NONE;
     CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
-    std::vector<Fence> destroyed_stream_work;  // what destroyed streams still have to do
+    std::vector<Fence> destroyed_stream_work;  // unfinished work of destroyed streams
     uint32_t stack_high_water = 1024;  // most bytes of local memory per thread that a launch has needed
     std::atomic<uint64_t> next_grid{1};
     Environment environment;
@@ -316,7 +316,7 @@ struct Context : std::enable_shared_from_this<Context> {
     ~Context();
 };
 
-// The value that kernels set and a conditional node looks at. Kernels and the application name it by a number.
+// The value that kernels set and a conditional node reads. Kernels and the application name it by a number.
 struct Conditional {
     uint64_t number = 0;
     std::atomic<uint32_t> value{0};
@@ -324,7 +324,7 @@ struct Conditional {
     bool assigns_default = false;   // at the start of each launch
     std::atomic<bool> used{false};  // whether a node has it
     static std::shared_ptr<Conditional> create();
-    static std::shared_ptr<Conditional> find(uint64_t number);  // null: it does not exist any more
+    static std::shared_ptr<Conditional> find(uint64_t number);  // null: it no longer exists
     ~Conditional();
 };
 
@@ -338,7 +338,7 @@ struct GraphNode {
     bool enabled = true;
     // Storage for KernelNodeGetParams' result; they point into `operation`.
     std::vector<void *> parameter_pointers;
-    std::vector<CUgraph> body_handles;  // what the application gets to know of a conditional node's bodies
+    std::vector<CUgraph> body_handles;  // handles of a conditional node's bodies, for the application
     std::map<int, CUlaunchAttributeValue> attributes;
     // in an executable graph: indices into Graph::nodes and Graph::queues
     size_t position = 0, queue = 0;

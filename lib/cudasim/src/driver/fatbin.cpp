@@ -117,7 +117,7 @@ bool unpack(const FatbinImage &image, std::string &out, std::string &problem) {
         out.assign(reinterpret_cast<const char *>(image.payload), image.payload_size);
         return true;
     }
-    // Allocate no more than the payload can fill. 255 and 32,768 are the best that the codecs do.
+    // Allocate no more than the payload can fill. The codecs compress by factors of at most 255 and 32,768.
     const size_t factor = image.packing == FatbinImage::Packing::zstd ? 32768 : 255;
     if (image.uncompressed_size == 0 || image.uncompressed_size > kMaxUncompressed ||
         (image.uncompressed_size - 1) / factor > image.payload_size) {
@@ -195,7 +195,7 @@ const FatbinImage *nearest_cubin(const std::vector<FatbinImage> &images, unsigne
     return best;
 }
 
-// Reads the registers of the kernels from a cubin beside the PTX. A damaged cubin tells none.
+// Reads the registers of the kernels from a cubin beside the PTX. From a damaged cubin, reads none.
 void read_registers(const std::vector<FatbinImage> &images, unsigned cc, ChosenPtx &chosen) {
     const FatbinImage *cubin = cubin_for(images, cc);
     const bool runs = cubin != nullptr;
@@ -251,7 +251,7 @@ std::vector<const void *> prelinked_fatbins(const void *image) {
     return found;
 }
 
-// Collects the PTX that a program's device code was linked from: no text if it has none. Returns a CUresult.
+// Collects the PTX that a program's device code was linked from; no text if there is none. Returns a CUresult.
 int ptx_of_prelinked(const std::vector<const void *> &fatbins, unsigned cc, bool strict, ChosenPtx &chosen,
                      bool &above, bool &lto, std::string &problem) {
     for (const void *fatbin : fatbins) {

@@ -29,7 +29,7 @@ void assign_queues(Graph &graph) {
         graph.queues.push_back(std::make_shared<Queue>());
 }
 
-// Prepares the event nodes of one launch. Event waits are for what was recorded before this launch.
+// Prepares the event nodes of one launch. Event waits are for the last record before this launch.
 void prepare_events(Graph &graph, CUgraphNodeType type) {
     for (const NodePointer &node : graph.nodes) {
         Operation &operation = node->operation;
@@ -44,7 +44,7 @@ void prepare_events(Graph &graph, CUgraphNodeType type) {
     }
 }
 
-// Gives conditionals the values that they have at the start of a launch.
+// Sets conditionals to their values at the start of a launch.
 void assign_defaults(const Graph &graph) {
     for (const std::shared_ptr<Conditional> &one : graph.conditionals)
         if (one->assigns_default) one->value = one->default_value;

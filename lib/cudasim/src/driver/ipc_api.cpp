@@ -1,7 +1,7 @@
 // The API of memory and events that several processes share.
 //
-// A handle names a file in memory (memfd) that the exporting process has open; others open it through /proc. An allocation that is
-// exported becomes such a file then: its contents are copied, and the file is mapped in its place.
+// A handle names a file in memory (memfd) that the exporting process has open; others open it through /proc. When an
+// allocation is exported, its contents are copied to such a file, and the file is mapped in its place.
 #include "driver/ipc.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ CUresult export_file(int file, Handle handle, char *to) {
     return CUDA_SUCCESS;
 }
 
-// Opens the file of a handle. The bytes come from another process: what they name must be a file of this device.
+// Opens the file of a handle. The bytes come from another process, so the file must be checked: it must be one of this device.
 CUresult open_file(const char *bytes, Kind kind, Handle &handle, int &file) {
     memcpy(static_cast<void *>(&handle), bytes, sizeof handle);
     if (handle.magic != Handle::kMagic || handle.kind != kind) return CUDA_ERROR_INVALID_VALUE;
@@ -59,7 +59,7 @@ CUresult open_file(const char *bytes, Kind kind, Handle &handle, int &file) {
     const bool same =
         fstat(file, &found) == 0 && found.st_ino == handle.inode && S_ISREG(found.st_mode) &&
         static_cast<uint64_t>(found.st_size) >= handle.size && handle.offset <= handle.size &&
-        (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // else an access could end this process
+        (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // otherwise an access could end this process
     if (same) return CUDA_SUCCESS;
     close(file);
     return CUDA_ERROR_INVALID_VALUE;

@@ -38,7 +38,7 @@ void fill_garbage(void *to, size_t bytes, uint64_t salt) {
 
 // Makes a file in memory that no process can make smaller. Returns -1 if that is not possible.
 int make_file(size_t size) {
-    rlimit limit{};  // a file beyond it would end the process by SIGXFSZ
+    rlimit limit{};  // a larger file would end the process by SIGXFSZ
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || size > limit.rlim_cur) return -1;
     const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0) return -1;
@@ -83,7 +83,7 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     std::unique_lock lock(mutex_);
     if (kind != MemoryKind::pinned && used_[device] + size > total_) return 0;
     size_t mapped = page_up(size);
-    // A guard page takes a mapping, and a process has about 65,000. So only the first allocations have one.
+    // A guard page needs a mapping, and a process can have about 65,000. So only the first allocations have one.
     size_t guard = allocations_.size() < kMaxGuarded ? kPage : 0;
     size_t taken = mapped + guard;
     uint64_t mapping = (constant ? free_constant_ : free_).take(taken);
@@ -99,7 +99,7 @@ uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *
     uint64_t base = mapping;
     if (config().hostile) {
         fill_garbage(at, std::min(mapped, kMaxGarbage), next_id_);
-        base += (mapped - size) & ~(kAlignment - 1);  // near the guard page, and only as aligned as promised
+        base += (mapped - size) & ~(kAlignment - 1);  // near the guard page, with only the promised alignment
     }
     Allocation allocation;
     allocation.base = base;

@@ -8,7 +8,7 @@
 namespace cudasim::driver {
 namespace {
 
-// Allocations of graph allocation nodes. They exist as long as the graphs, so what is reserved is in use.
+// Allocations of graph allocation nodes. They exist as long as the graphs, so all reserved memory is in use.
 struct GraphMemory {
     std::mutex mutex;
     std::set<uint64_t> addresses;
@@ -571,7 +571,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
     return CUDA_SUCCESS;
 }
 
-// A high watermark can only be reset to zero; it then is what is in use.
+// A high watermark can only be reset, by the value zero. It is then the memory in use.
 CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;

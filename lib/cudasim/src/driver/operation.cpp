@@ -208,7 +208,7 @@ void memset_rows(const Memset &memset) {
 
 uint64_t execute_graph(Context &context, const Graph &graph, uint64_t start);
 
-// Runs the body that the value of a conditional node chooses, if any; that of a loop as long as the value is not 0.
+// Runs the body that the value of a conditional node chooses, if any. Repeats the body of a loop while the value is not 0.
 uint64_t execute_conditional(Context &context, const Operation &operation, uint64_t start) {
     const std::vector<std::shared_ptr<Graph>> &bodies = operation.children;
     const auto stopped = [&context] { return context.sticky_error != 0 || context.cancel; };

@@ -1,4 +1,4 @@
-// Streams, events and stream capture: in which order work runs.
+// Streams, events and stream capture: the order in which work runs.
 #include "driver/driver.h"
 #include "driver/ipc.h"
 

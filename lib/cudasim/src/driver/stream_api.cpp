@@ -35,7 +35,7 @@ bool on_device(uint64_t address) {
     return found && (found->kind == MemoryKind::device || found->kind == MemoryKind::mapped);
 }
 
-// Where one end of a copy is, as the call states it.
+// The kind of memory at one end of a copy, as the call states it.
 enum class Endpoint { host, device, any };
 
 CUresult check_endpoint(uint64_t address, size_t bytes, Endpoint end) {
@@ -660,7 +660,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) {
     if (CUresult status = find_stream(handle, stream, context)) return status;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(context->mutex);
-    // The query does no harm to the capture (CUDA driver API, cuStreamIsCapturing).
+    // The query does not invalidate the capture (CUDA driver API, cuStreamIsCapturing).
     if (stream->legacy && captures_blocking_stream(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *out = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED

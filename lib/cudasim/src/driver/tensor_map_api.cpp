@@ -30,7 +30,7 @@ std::optional<ElementType> element_type(CUtensorMapDataType type) {
 
 bool is_float(ElementType type) { return type >= ElementType::f16; }
 
-// Returns whether the first dimension's bytes are what the swizzle allows, and in `mask` what it does to addresses.
+// Returns whether the swizzle allows the first dimension's size in bytes. Sets `mask` to its effect on addresses.
 CUresult describe_swizzle(CUtensorMapSwizzle swizzle, uint64_t row, uint8_t &mask) {
     switch (swizzle) {
         case CU_TENSOR_MAP_SWIZZLE_NONE: mask = 0; return CUDA_SUCCESS;

@@ -1,7 +1,7 @@
 // The device runtime: kernels that launch kernels, copy and allocate (cuda_device_runtime_api.h).
 //
 // A grid that a kernel launches runs after the kernel's own grid, in the order of the launches, each followed by those that it
-// launches itself. A program cannot tell: it may not wait for such a grid. So streams and events have nothing to do.
+// launches itself. A program cannot notice this, because it must not wait for such a grid. So streams and events need no work.
 
 #include <cstring>
 
@@ -120,7 +120,7 @@ void store(cs_warp *w, uint64_t address, uint64_t value, uint32_t size) {
     memcpy(resolve(w, address, size, 'w'), &value, size);
 }
 
-// Copies and sets at once. That would be too early behind a launch into the same stream.
+// Copies or sets memory at once. Not supported after a launch into the same stream, which would have to run first.
 uint32_t move(cs_warp *w, uint64_t destination, uint64_t source, int value, uint64_t size, uint64_t stream) {
     Job &job = job_of(w);
     {
@@ -157,7 +157,7 @@ uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *a) {
         case CS_CALL_DEVICE_COUNT: store(w, a[0], 1, 4); break;
         case CS_CALL_DEVICE: store(w, a[0], 0, 4); break;
         case CS_CALL_CREATE: {
-            // A handle that is no special one. It stays valid, and two streams differ.
+            // A handle that is not one of the special handles. It stays valid, and no other stream or event has it.
             static std::atomic<uint64_t> next{0x100};
             store(w, a[0], next++, 8);
             break;

@@ -1,4 +1,4 @@
-// Loads the shared objects that the translator makes.
+// Loads the shared objects that the translator builds.
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +20,7 @@ LoadedImage::~LoadedImage() {
     for (void *handle : handles_) dlclose(handle);
 }
 
-// Returns a file in memory with this content, which nobody can change any more; -1 if there can be none.
+// Returns a file in memory with this content, sealed against changes; -1 if that is not possible.
 static int sealed_file(std::string_view content) {
     const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0) return -1;
@@ -31,12 +31,12 @@ static int sealed_file(std::string_view content) {
     return -1;
 }
 
-// Loads a shared object from memory, so that what runs is what was checked. Returns null if that fails; see dlerror().
+// Loads a shared object from memory, so that the code that runs is the code that was checked. Returns null on failure; see dlerror().
 static void *load_object(std::string_view object, const std::string &name) {
     void *handle = nullptr;
     if (const int file = sealed_file(object); file >= 0) {
-        // dlopen returns the library that it has loaded by the same path. So each path is spelled by the bits of another
-        // number. A second copy of the embedded device in this process begins at another one.
+        // dlopen returns a library already loaded from the same path. So each path encodes the bits of another number. A
+        // second copy of the embedded device in this process starts at another number.
         static std::atomic<uint64_t> loaded{reinterpret_cast<uint64_t>(&loaded) << 16};
         std::string path = "/proc/self/fd/";
         for (uint64_t n = ++loaded; n; n >>= 1) path += n & 1 ? "./" : "/";

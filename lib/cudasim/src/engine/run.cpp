@@ -155,7 +155,7 @@ Fault out_of_memory_fault(const Grid &grid) {
     return fault;
 }
 
-// What a host thread runs next: a slice of a suspended block, or the first slices of some new blocks.
+// The next work of a host thread: a slice of a suspended block, or the first slices of some new blocks.
 struct Work {
     std::unique_ptr<Block> block;   // the suspended block, or one to reuse; may be null
     bool resume = false;            // whether it is a suspended block

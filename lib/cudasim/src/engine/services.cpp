@@ -427,7 +427,7 @@ uint64_t globaltimer(cs_warp *w) {
                                    : nanoseconds(CLOCK_MONOTONIC_RAW) + kEpoch;
 }
 
-// Sleeps for the operand's time, which PTX allows to be anything from 0 to twice that (ISA 9.7.13).
+// Sleeps for the operand's time. PTX allows any time from 0 to twice that (ISA 9.7.13).
 void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {
     constexpr uint64_t kMin = 500;  // a shorter sleep only yields, because waking up takes longer
     constexpr uint64_t kMax = 1'000'000;
@@ -446,7 +446,7 @@ void nanosleep(cs_warp *w, uint32_t mask, uint32_t next_pc) {
 
 // ---------------------------------------------------------------------------------------------------- rounding
 
-// Sets a rounding mode while it lives. If only SSE is used, it sets SSE's mode alone: fesetround() also sets x87's mode, which
+// Sets a rounding mode while it exists. If only SSE is used, it sets only SSE's mode: fesetround() also sets x87's mode, which
 // takes ten times as long.
 class Rounding {
   public:

@@ -14,7 +14,7 @@ namespace cudasim {
 namespace {
 
 constexpr int64_t kOutside = -1;
-constexpr double kFarthest = 1099511627776.0;  // texels: beyond it, a coordinate counts as this far
+constexpr double kFarthest = 1099511627776.0;  // in texels; larger coordinates count as this one
 
 const Texture &find(cs_warp *w, uint64_t handle, bool surface) {
     const Environment &environment = *static_cast<const Block *>(w->block)->job->launch->environment;
@@ -272,7 +272,7 @@ void texture_fetch(cs_warp *w, cs_texture_fetch *fetch) {
     for (int d = 0; d < 3; d++)
         at[d] = fetch->integer != 0 ? static_cast<int32_t>(fetch->at[d])
                                     : static_cast<double>(as_float(fetch->at[d]));
-    // An index beyond the last layer is that of the last.
+    // An index beyond the last layer stands for the last layer.
     int64_t layer = 0;
     if (fetch->layered != 0 || cube) {
         const int64_t faces = cube ? 6 : 1, layers = std::max<int64_t>(1, texture.levels[0].depth / faces);

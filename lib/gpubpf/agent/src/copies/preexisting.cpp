@@ -302,7 +302,7 @@ constexpr std::chrono::milliseconds kForAnswer{1000};
 constexpr useconds_t kStep = 200;  // µs
 constexpr std::chrono::milliseconds kFirstLaunch{2000};
 
-// Gives a kernel that was just met the copy that was loaded ahead, so that its first launch is instrumented.
+// Gives a kernel at its first launch the copy that was loaded ahead, so that this launch is instrumented.
 void take_copies_loaded_ahead(Module *module, Context *context) {
     const auto until = Clock::now() + kForAnswer;
     for (std::shared_ptr<const Answer> answer; agent.live && Clock::now() < until; usleep(kStep)) {
@@ -315,8 +315,8 @@ void take_copies_loaded_ahead(Module *module, Context *context) {
     }
 }
 
-// The program has loaded a module in a way that no hook sees, and launches its first kernel. Waits for the copies, as after a
-// hooked load: the worker thread installs them.
+// Call this if the program loaded a module in a way that no hook sees, and launches its first kernel. Waits for the copies, as after
+// a hooked load: the worker thread installs them.
 void wait_for_copies(const Kernel &kernel) {
     LaunchPaused paused;
     const auto until = Clock::now() + kFirstLaunch;
