@@ -125,8 +125,8 @@ def build_parser() -> cli.Parser:
         nargs="?",
         const="",
         metavar="LIBRARY",
-        help="for work without a probe, insist on CUPTI activity records; by default they are used"
-        " if only launchlate can use CUPTI (not tested on a GPU)",
+        help="for work without a probe, use CUPTI activity records, even if the program may use CUPTI itself"
+        " (by default only if it cannot; not tested on a GPU)",
     )
     shown.add_argument(
         "--no-cupti",

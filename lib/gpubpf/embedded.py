@@ -78,7 +78,7 @@ def build_parser(device: EmbeddedDevice) -> argparse.ArgumentParser:
         help="clock that programs and events read: real (default), or virtual, which counts instructions",
     )
     if device.gpus:
-        help_text = f"GPU to be (default: one that COMMAND has code for, or {device.gpus[0]})"
+        help_text = f"GPU to emulate (default: one that COMMAND has code for, or {device.gpus[0]})"
         parser.add_argument("--gpu", choices=device.gpus, help=help_text)
     parser.add_argument("--version", action="version", version=f"{device.name} (gpubpf) {__version__}")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)

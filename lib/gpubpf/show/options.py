@@ -130,7 +130,7 @@ def add_sampling(made: Parser) -> None:
             help=f"measure one in N {what}, chosen at random in each launch (N: a power of two)",
         )
     group.add_argument(
-        "--seed", type=parse_seed, metavar="S", help="choose the same again: the seed of an earlier run"
+        "--seed", type=parse_seed, metavar="S", help="repeat the choice of an earlier run: its seed"
     )
 
 
@@ -214,7 +214,7 @@ def add_device(made: Parser, times: bool = False) -> None:
         group.add_argument(
             "--clock",
             choices=("virtual", "real"),
-            help="of the embedded device: virtual counts instructions and repeats exactly (default); real measures this CPU",
+            help="clock of the embedded device: virtual (default) counts instructions and repeats exactly; real measures this CPU",
         )
     group.add_argument(
         "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
