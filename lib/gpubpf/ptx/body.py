@@ -84,7 +84,7 @@ class Body:
         self.role = None if self.entry else plan.role(function.name, variant)
         if self.role is not None and not self.role.block:  # nothing in it is probed
             placements = ()
-        self.filler = plan.filler
+        self.filler = plan.fillers[function.name in plan.inlined]
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
         self.sampled = units([placements]) if self.has_launch_block else ()
 

@@ -27,10 +27,14 @@ from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
 
-# MAX_INLINE limits the lines of PTX that programs of at least MIN_FUNCTION lines at FREQUENT points may add to a module: ptxas takes a
-# second for that many. Above it, the rarely executed parts of these programs become functions. If the remaining parts still have more
-# than MAX_SHORT lines, whole programs become functions.
+# MAX_INLINE limits the lines of PTX that programs of at least MIN_FUNCTION lines at FREQUENT points may add to a module. In larger
+# modules, it limits those in each kernel or function, where the time of ptxas grows with the square (0.1 s for so many), and
+# MAX_MODULE limits their sum. There, programs of more than MAX_PROGRAM lines are not inlined: they would need fewer registers, but
+# execute more instructions on their common path. Above these limits, the rarely executed parts of programs become functions. If the
+# remaining parts still have more than MAX_SHORT lines, whole programs become functions.
 MAX_INLINE = 4000
+MAX_MODULE = 10 * MAX_INLINE
+MAX_PROGRAM = 1000
 MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
@@ -69,7 +73,8 @@ class InjectionPlan:
     work      the counted kinds of work, a subset of `bytecode.WORK`
     leaving   functions whose threads may leave the kernel
     programs  the functions that probes call
-    filler    builds the text of probes
+    fillers   build the text of probes, by whether it is inlined
+    inlined   the kernels and functions that no probe calls a function in
     """
 
     def __init__(
@@ -100,13 +105,16 @@ class InjectionPlan:
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
-        self.programs, texts = self._programs(reached)
-        self.filler = Filler(
-            block,
-            texts,
-            parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
-            clusters=any(module.functions[f].mentions("mapa.") for f in reached),
-        )
+        self.programs, texts, self.inlined = self._programs(reached)
+        self.fillers = {
+            inline: Filler(
+                block,
+                {} if inline else texts,
+                parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
+                clusters=any(module.functions[f].mentions("mapa.") for f in reached),
+            )
+            for inline in (False, True)
+        }
 
     def _variant(self, kernel: str) -> int:
         """Return the number of the set of programs that goes into the functions that a kernel calls."""
@@ -115,15 +123,18 @@ class InjectionPlan:
             self.variants.append(inner)
         return self.variants.index(inner)
 
-    def _programs(self, reached: Iterable[str]) -> tuple[tuple[Function, ...], dict[int, str]]:
-        """Return functions for fragments at FREQUENT points if inlining them would add too much text, and the text to inline instead.
+    def _programs(
+        self, reached: Iterable[str]
+    ) -> tuple[tuple[Function, ...], dict[int, str], frozenset[str]]:
+        """Return functions for fragments at FREQUENT points where inlining them would add too much text, the text to inline instead,
+        and the kernels and functions where all fragments are inlined.
 
         The text is by the fragment's `id`. A module with `setmaxnreg` gets no functions: in a kernel with calls, ptxas ignores
         `setmaxnreg` (advisory C7507), which changes how many blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
-            return (), {}
-        places: Counter[int] = Counter()
+            return (), {}, frozenset()
+        places: dict[str, Counter[int]] = {}
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()
         for kernel, placements in self.placements.items():
@@ -134,18 +145,24 @@ class InjectionPlan:
                 for name in self.graph.reach(kernel):
                     if (name, id(placement)) not in seen:
                         seen.add((name, id(placement)))
-                        places[id(fragment)] += self._places(name, placement)
+                        places.setdefault(name, Counter())[id(fragment)] += self._places(name, placement)
                         fragments[id(fragment)] = fragment
-        used = [(fragment, places[key]) for key, fragment in fragments.items() if places[key]]
-        if sum(fragment.ptx.count("\n") * count for fragment, count in used) <= MAX_INLINE:
-            return (), {}
+        length = {key: fragment.ptx.count("\n") for key, fragment in fragments.items()}
+        lines = {name: sum(length[key] * n for key, n in found.items()) for name, found in places.items()}
+        inlined = set(lines) if sum(lines.values()) <= MAX_INLINE else set()
+        left = MAX_MODULE
+        for name in sorted(lines, key=lambda name: (lines[name], name)):
+            longest = max((length[key] for key, count in places[name].items() if count), default=0)
+            if lines[name] <= min(MAX_INLINE, left) and longest <= MAX_PROGRAM:
+                inlined.add(name)
+                left -= lines[name]
+        called_at = sum((found for name, found in places.items() if name not in inlined), Counter[int]())
+        used = [(fragment, called_at[key]) for key, fragment in fragments.items() if called_at[key]]
         short = [shortened(fragment, f"{PREFIX}_program{n}") for n, (fragment, _) in enumerate(used)]
-        lines = sum(of.text.count("\n") * count for of, (_, count) in zip(short, used, strict=True))
-        if lines > MAX_SHORT:
+        if sum(of.text.count("\n") * n for of, (_, n) in zip(short, used, strict=True)) > MAX_SHORT:
             short = [called(fragment, f"{PREFIX}_program{n}") for n, (fragment, _) in enumerate(used)]
-        return tuple(of.function for of in short), {
-            id(fragment): of.text for of, (fragment, _) in zip(short, used, strict=True)
-        }
+        texts = {id(fragment): of.text for of, (fragment, _) in zip(short, used, strict=True)}
+        return tuple(of.function for of in short), texts, frozenset(inlined)
 
     def role(self, name: str, variant: int) -> Role | None:
         """Return the role of a function; None if the function keeps its signature.

@@ -73,6 +73,26 @@ def test_each_access_is_counted_once(inline: int, monkeypatch: pytest.MonkeyPatc
     assert memory.words(counts, 5, 8) == [4, 2, 2, 4, 4]
 
 
+@pytest.mark.parametrize(
+    "limit, value, calls",
+    [("MAX_INLINE", 1000, 0), ("MAX_INLINE", 100, 8), ("MAX_MODULE", 10, 9), ("MAX_PROGRAM", 10, 9)],
+)
+def test_small_kernels_of_large_modules_call_no_function(
+    limit: str, value: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inlined programs need fewer registers: a call has fixed registers for its arguments and for what it preserves."""
+    for name, number in {"MIN_FUNCTION": 0, "MAX_INLINE": 100, limit: value}.items():
+        monkeypatch.setattr(plan, name, number)
+    large = KERNEL.format(accesses="\n".join(f"st.global.u8 [%rd1+{at}], 1;" for at in OFFSETS))
+    small = (
+        KERNEL.format(accesses="st.global.u8 [%rd1], 1;").split("\n", 3)[3].replace("entry k", "entry small")
+    )
+    placements = [Placement(FRAGMENT, "access")]
+    text = inject(parse(large + small), {"k": placements, "small": placements}).text
+    assert text.count("call gpubpf_program0,") == calls
+    assert text[text.index("entry small") :].count("call gpubpf_program0,") == calls - 8 * bool(calls)
+
+
 def test_what_is_never_left_out() -> None:
     short = shortened(FRAGMENT, "f")
     assert [n for n in (0, 8, 16, 24, 32) if f"%gpubpf_counts{f'+{n}' * bool(n)}]" in short.text] == [0, 24]
