@@ -71,6 +71,12 @@ extern "C" __global__ void indexed(int *x, int n) {
     for (int k = 0; k < 16; k++) sum = sum * 5 + own[k];
     x[AT] = sum;
 }
+extern "C" __global__ void uniform(int *x, int n) {
+    int v = x[AT];
+    #pragma unroll 1
+    for (int k = 0; k < n; k++) v = v * 3 + k;
+    if (n * 0.3f > 1.25f) x[AT] = v;
+}
 """
 # Name, arguments and their bytes, shape.
 RUNS = (
@@ -81,6 +87,7 @@ RUNS = (
     ("stack", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
     *((name, ("x",), 8, ((640, 1, 1), (128, 1, 1))) for name in ("calls", "nested", "looped", "recursive")),
     ("indexed", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
+    ("uniform", ("x", "u32 5"), 12, ((640, 1, 1), (128, 1, 1))),
 )
 
 

@@ -93,8 +93,19 @@ def test_instructions_are_counted_with_their_lanes(tmp_path: Path, gpu: str) -> 
     assert records[-1]["not_probed"] == {"s_endpgm": 1}
 
 
+@pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
+def test_branches_are_counted_with_the_lanes_that_take_them(tmp_path: Path, gpu: str) -> None:
+    """The only branch skips the sum in 24 threads, which are all in the last wave but those with a sum."""
+    lanes = LANES.get(gpu, 64)
+    specs = ("branch:*", "branch:* (taken)", "branch:* (taken == active)", "branch:* (popcount(taken) == 24)")
+    records, done = measured("gpucount", tmp_path / "out", *specs, "--", program("vectoradd", gpu=gpu), 1000)
+    assert (done.returncode, done.stdout) == (0, "1000 sums are right\n"), done.stderr
+    counts = [(one["count"], one["threads"]) for one in records if one["type"] == "count"]
+    assert counts == [(1024 // lanes, 1024), (1, lanes), (0, 0), (1, lanes)]
+    assert records[-1]["not_probed"] == {}
+
+
 LACKING = {
-    "branch:*": "branch",
     "func:*": "function_entry",
     "store:* (isnan(value))": "value",
     "instruction:*:v_add_f32 (isnan(value))": "instruction with type",

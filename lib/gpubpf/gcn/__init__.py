@@ -20,6 +20,7 @@ POINTS = (
     "barrier_leave",
     "basic_block",
     "access",
+    "branch",
     "instruction",
 )
 _OF_INSTRUCTIONS = frozenset(CONTEXTS["instruction"]) - {"launch", "site", "active"}

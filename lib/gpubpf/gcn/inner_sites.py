@@ -1,4 +1,4 @@
-"""Probes inside a kernel, at accesses, instructions, basic blocks and barriers: each site's code, and the probes that it calls.
+"""Probes inside a kernel, at accesses, branches, instructions, blocks and barriers: each site's code, and the probes that it calls.
 
     probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
     sites = InnerSites(kernel, body, gpu, probes, first=3)
@@ -25,6 +25,7 @@ from gpubpf.ebpf.bytecode import KINDS
 from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory
+from gpubpf.gcn.branches import GcnBranch, branches
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
@@ -71,10 +72,9 @@ class InnerProbes:
         self._block, self._gpu = block, gpu
         self._made: dict[tuple[tuple[str, tuple[int, ...]], ...], Probe] = {}
 
-    @property
-    def of_accesses(self) -> bool:
-        """Whether a program is attached to memory accesses."""
-        return bool(self._at["access"])
+    def has(self, point: str) -> bool:
+        """Return whether a program is attached to a point of `amdgcn.INSIDE`."""
+        return bool(self._at[point])
 
     def of_access(self, access: GcnAccess) -> Probe | None:
         """Return the probe for an access; None if no program selects it. Raises VerifyError if it is invalid."""
@@ -153,7 +153,8 @@ class InnerRegisters:
 
 @dataclass(frozen=True)
 class InnerSite:
-    """A probed place: its number and point, the access at an access point, and the block's number at a basic_block point."""
+    """A probed place: its number and point, the access at an access point, the block's number at a basic_block point, and the branch
+    at a branch point."""
 
     number: int
     point: str
@@ -161,6 +162,7 @@ class InnerSite:
     probe: Probe
     access: GcnAccess | None = None
     block: int | None = None
+    branch: GcnBranch | None = None
 
 
 @dataclass(frozen=True)
@@ -231,39 +233,48 @@ class InnerSites:
             probe: Probe | None,
             access: GcnAccess | None = None,
             block: int | None = None,
+            branch: GcnBranch | None = None,
         ) -> None:
             if probe is not None:
                 self.sites.append(
-                    InnerSite(first + len(self.sites), point, instruction, probe, access, block)
+                    InnerSite(first + len(self.sites), point, instruction, probe, access, block, branch)
                 )
 
         blocks = _numbers_of_blocks(body)
+        parting: dict[int, GcnBranch | None] = {}
+        for each in body.blocks() if probes.has("branch") else ():
+            parting.update((one.address, branch) for one, branch in branches(each, self._wave))
         for instruction in body.instructions:
             if (block := blocks.get(instruction.address)) is not None:
                 add("basic_block", instruction, probes.of_point("basic_block"), block=block)
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
                     add(point, instruction, probes.of_point(point))
+            branch = parting.get(instruction.address)
+            unseen = branch is None and instruction.address in parting
+            if branch is not None:
+                add("branch", instruction, probes.of_point("branch"), branch=branch)
+            found: Sequence[GcnAccess] = ()
             if is_computation(instruction):
                 add("instruction", instruction, probes.of_point("instruction", instruction.name))
-                continue
-            found = accesses(instruction, scratch) if probes.of_accesses else ()
-            unseen = probes.of_accesses and not found and is_memory(instruction)
-            if unseen or probes.names(instruction.name):
+            elif probes.has("access"):
+                found = accesses(instruction, scratch)
+                unseen = unseen or (not found and is_memory(instruction))
+            if unseen or (not is_computation(instruction) and probes.names(instruction.name)):
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:
                 add("access", instruction, probes.of_access(access), access)
         if len(self.sites) > _MOST_SITES:
             raise Refusal(f"it has {len(self.sites)} places to probe")
         self.probes = list(dict.fromkeys(site.probe for site in self.sites))
-        self._leaves = any(site.point == amdgcn.LEAVE for site in self.sites)
+        self._pair = any(site.point in amdgcn.WITH_PAIR for site in self.sites)
 
     @property
     def sgprs(self) -> int:
         """The number of SGPRs that the probes use."""
         if not self.probes:
             return 0
-        given = amdgcn.TIME + 2 if self._leaves else 0
+        given = amdgcn.TIME + 2 if self._pair else 0
         return align(max(given, *(probe.sgprs for probe in self.probes)), 2) + _OWN
 
     def registers(self, save: Save, own_sgprs: int, vgprs: int) -> tuple[InnerRegisters, int]:
@@ -279,7 +290,7 @@ class InnerSites:
                 lanes[one] = (places[number // self._wave], number % self._wave)
             vgprs += (SAVED + len(lanes) - 1) // self._wave
         vgpr = align(vgprs, _ALIGNED_VGPR)
-        given = range(amdgcn.SITE, amdgcn.TIME + 2 if self._leaves else amdgcn.BACK + 2)
+        given = range(amdgcn.SITE, amdgcn.TIME + 2 if self._pair else amdgcn.BACK + 2)
         made = InnerRegisters(sgpr, self.sgprs, given, vgpr, save, lanes)
         return made, vgpr + max(probe.vgprs for probe in self.probes)
 
@@ -317,6 +328,9 @@ class InnerSites:
         if (access := site.access) is not None:
             known = amdgcn.facts(access.offset, access.width, KINDS.index(access.kind), access.effect)
             address, facts = self._address(access, at), [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {known:#x}"]
+        if (branch := site.branch) is not None:  # first, because it may read the registers that are set here
+            address = [branch.mask(at.sgpr + amdgcn.TIME)]
+            facts = [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {branch.facts}"]
         number = f"s_movk_i32 s{at.sgpr + amdgcn.SITE}, {site.number:#x}"
         return [*address, number, *facts, at.call]
 

@@ -41,7 +41,7 @@ _ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction c
 @dataclass(frozen=True)
 class GcnSite:
     """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
-    in that function in bytes. opcode: its name, at accesses, instructions and barriers. block: the basic block's number."""
+    in that function in bytes. opcode: its name inside the kernel, except at basic blocks. block: the basic block's number."""
 
     number: int
     point: str
@@ -61,7 +61,8 @@ class InjectedGcnKernel:
     offset of its s_getpc_b64 from the kernel's descriptor, in bytes, and the sum of the two literals after it. registers: VGPRs before
     and after. waits: its workgroups may wait for each other. most_threads, original_threads: the threads that fit on a compute unit at
     once, of the copy and of the original. wave: lanes per wave. unprobed: the number of instructions that no program sees, by
-    name: memory instructions if a program is attached to accesses, and others whose names a program at instructions selects.
+    name: memory instructions if a program is attached to accesses, changes of EXEC if one is attached to branches, and others whose
+    names a program at instructions selects.
     """
 
     argument_bytes: int

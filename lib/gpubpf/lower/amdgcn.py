@@ -14,7 +14,8 @@ Programs at the exit get the time at which their lanes left the kernel (`TIMES`)
 A probe in the middle of a kernel (`INSIDE`) preserves all the SGPRs that the place sets, up to and including the return address in
 `BACK`. Its registers can be renumbered: it uses only the registers that it receives and those above. The number of its first SGPR must
 be a multiple of 4, that of its first VGPR a multiple of 2. At a memory access, it receives the address in VGPRs, and what is known
-about the instruction in `facts`. Where threads leave a barrier, it receives the time at which they arrived (`TIME`).
+about the instruction in `facts`. Where threads leave a barrier, it receives the time at which they arrived (`TIME`), and at a branch a
+mask of lanes in these two SGPRs.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ TIME, TIMES = BACK + 2, ("clock", "globaltimer")
 AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
-INSIDE = ("access", "basic_block", "instruction", *AT_BARRIER)
+INSIDE = ("access", "basic_block", "branch", "instruction", *AT_BARRIER)
+WITH_PAIR = ("branch", LEAVE)  # those whose places set the two registers from `TIME` on
 # The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
+# The flags of `facts` at a branch. WHOLE: the mask is 0, or all lanes count as in it. OTHERS: the lanes outside the mask are `taken`.
+WHOLE, OTHERS = 1, 2
 _TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
@@ -465,11 +469,34 @@ def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, 
             *_joined("arrived", "arrived_low", "arrived_high"),
         ]
         lines.append("  %waited = sub i64 %left, %arrived")
+    if point == "branch":
+        given = ["i32 inreg %mask_low", "i32 inreg %mask_high"]
+        lines = _taken(programs[0].wave)
     for number, program in enumerate(programs):
         more, declaration = _call(number, _Called(program), block, gpu, False)
         lines += more
         declared.append(declaration)
     return _keeping(given, declared, lines)
+
+
+def _taken(wave: int) -> list[str]:
+    """Return LLVM IR that computes which lanes take a branch, if they are active."""
+    if wave == 64:
+        lines = _joined("mask", "mask_low", "mask_high")
+    else:
+        lines = ["  %mask = zext i32 %mask_low to i64"]
+    return [
+        *lines,
+        f"  %whole.bit = and i32 %facts, {WHOLE}",
+        "  %whole = icmp ne i32 %whole.bit, 0",
+        "  %any = icmp ne i64 %mask, 0",
+        "  %all = sext i1 %any to i64",
+        "  %lanes = select i1 %whole, i64 %all, i64 %mask",
+        f"  %others.bit = and i32 %facts, {OTHERS}",
+        "  %others = icmp ne i32 %others.bit, 0",
+        "  %turned = sext i1 %others to i64",
+        "  %taken = xor i64 %lanes, %turned",
+    ]
 
 
 def _keeping(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
@@ -539,6 +566,11 @@ def _call(
         elif argument.kind == "context" and argument.field == "active":
             more, value = _active(argument, name, program.wave)
             lines += more
+        elif argument.kind == "context" and argument.field == "taken":
+            more, active = _active(argument, f"{name}.active", program.wave)
+            short = [f"  %{name}.taken = trunc i64 %taken to i32"] if kind == "i32" else []
+            lines += [*more, *short, f"  %{name} = and {kind} {active}, %{f'{name}.' if short else ''}taken"]
+            value = f"%{name}"
         elif argument.kind == "context" and argument.field == "args":
             value = str(len(arguments))
         elif argument.kind == "context" and argument.field in ARGUMENTS:

@@ -1,17 +1,21 @@
-"""Kernels with probes at their barriers and basic blocks on hipsim's engine: the same results as without, and exact counts."""
+"""Kernels with probes inside them on hipsim's engine: the same results as without, and exact counts."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hipsim_engine
+from gpubpf.gcn.branches import branches
 from gpubpf.gcn.code_object import CodeObject
+from gpubpf.gcn.comgr import GcnInstruction
 from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.lower.amdgcn import OTHERS
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered
 from hipsim_engine import Engine
@@ -48,6 +52,12 @@ int on_instruction(struct gpu_instruction *ctx) {
     if (mine && ctx->active >> gpu_lane() & 1) mine->one += 1;
     return 0;
 }
+int on_branch(struct gpu_branch *ctx) {
+    int key = 0;
+    struct tally *mine = tallies.lookup(&key);
+    if (mine && ctx->active >> gpu_lane() & 1) mine->one += 1, mine->other += ctx->taken >> gpu_lane() & 1;
+    return 0;
+}
 int on_exit(struct gpu_exit *ctx) {
     int key = 0;
     struct tally *mine = tallies.lookup(&key);
@@ -57,18 +67,27 @@ int on_exit(struct gpu_exit *ctx) {
 """
 BARRIERS = (("on_arrive", "barrier_arrive"), ("on_leave", "barrier_leave"))
 INSTRUCTIONS = (("on_instruction", "instruction"), ("on_exit", "exit", "instructions"))
+BRANCHES = (("on_branch", "branch"),)
 BLOCKS = (("on_block", "basic_block"), ("on_exit", "exit", "blocks"))
 
 
-def tallies(gpu: str, built: Path, place: Path, name: str, placed: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Return what each thread of a kernel of RUNS has counted. Its results must be those that it has without probes."""
+def tallies(
+    gpu: str,
+    built: Path,
+    place: Path,
+    name: str,
+    placed: Sequence[tuple[str, ...]],
+    run: tuple[Any, ...] | None = None,
+) -> np.ndarray:
+    """Return what each thread of a kernel has counted. Its results must be those that it has without probes. run: None for that of
+    RUNS."""
     program = compiled("#define GPU_LANES 64\n" + TEXT)
     code = CodeObject(built.read_bytes())
     wave = next(kernel.descriptor.wave for kernel in code.kernels if kernel.name == name)
     placements = [GcnPlacement(lowered(program, function, wave), *where) for function, *where in placed]
     made = inject(code, {name: placements})
     assert not made.refusals
-    _, arguments, given, shape = next(one for one in RUNS if one[0] == name)
+    _, arguments, given, shape = run or next(one for one in RUNS if one[0] == name)
     more = block_arguments(made, name, given, shape, {"tallies": "t"})
     threads = int(np.prod(shape[0]))
     engine = Engine(place, gpu=gpu)
@@ -109,3 +128,60 @@ def test_probes_before_each_vector_instruction_change_no_result(
 ) -> None:
     seen, executed = tallies(gpu, built, tmp_path, name, INSTRUCTIONS).T
     assert (seen > 0).all() and (seen < executed).all()
+
+
+def test_threads_branch_as_the_kernel_says(gpu: str, built: Path, room: None, tmp_path: Path) -> None:
+    """At most three conditions, and one at the end of each turn of the loop. The compiler jumps to the code for large numbers."""
+    found = tallies(gpu, built, tmp_path, "scale", BRANCHES)
+    small, turns = content("scale")[: len(found)] <= 10, np.arange(len(found)) & 7
+    inside = np.arange(len(found)) < 1000
+    branches = np.where(inside, np.where(small, 3 + turns, 2), 1)
+    taken = np.where(inside & small, np.where(turns, turns - 1, 1), 1)
+    np.testing.assert_array_equal(found, np.stack((branches, taken), axis=1))
+
+
+@pytest.mark.parametrize(("turns", "branches", "taken"), [(0, 2, 2), (1, 3, 1), (5, 7, 4)])
+def test_waves_take_branches_as_a_whole(
+    gpu: str, built: Path, tmp_path: Path, turns: int, branches: int, taken: int
+) -> None:
+    """Three branches, on SCC and VCC: around the loop, back to its begin, and around the store."""
+    run = ("uniform", ("x", f"u32 {turns}"), 12, ((640, 1, 1), (128, 1, 1)))
+    assert (tallies(gpu, built, tmp_path, "uniform", BRANCHES, run) == (branches, taken)).all()
+
+
+def _block(*lines: str) -> list[GcnInstruction]:
+    return [GcnInstruction(4 * n, 4, *line.split(" ", 1)) for n, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    {
+        ("s_and_saveexec_b64 s[0:1], s[2:3]", "s_cbranch_execz 5"): ("s_mov_b64 s[8:9], s[2:3]", OTHERS),
+        ("s_and_saveexec_b64 s[0:1], vcc", "s_cbranch_execnz 5"): ("s_mov_b64 s[8:9], vcc", 0),
+        ("s_and_saveexec_b64 s[0:1], vcc", "v_nop "): ("s_mov_b64 s[8:9], vcc", OTHERS),
+        ("s_andn1_saveexec_b64 s[0:1], vcc", "s_cbranch_execz 5"): ("s_mov_b64 s[8:9], vcc", 0),
+        ("s_andn2_b64 exec, exec, s[4:5]", "s_cbranch_execnz 9"): ("s_mov_b64 s[8:9], s[4:5]", OTHERS),
+        ("s_and_b64 exec, exec, s[4:5]", "s_or_b64 exec, exec, s[0:1]", "s_cbranch_execnz 9"): (
+            *("s_mov_b64 s[8:9], s[4:5]", OTHERS),
+        ),
+        ("v_cmpx_lt_u32_e32 v0, v1",): ("v_cmp_lt_u32_e64 s8, v0, v1", OTHERS),
+        ("v_cmpx_eq_u16_sdwa v0, v1 src0_sel:BYTE_0 src1_sel:DWORD",): (
+            *("v_cmp_eq_u16_sdwa s8, v0, v1 src0_sel:BYTE_0 src1_sel:DWORD", OTHERS),
+        ),
+        ("s_mov_b64 exec, s[0:1]", "s_cbranch_execz 5"): None,
+        ("v_cmpx_lt_u32_e32 vcc, v0, v1", "s_cbranch_execz 5"): None,
+    }.items(),
+)
+def test_lanes_part_where_exec_loses_some(lines: tuple[str, ...], expected: tuple[str, int] | None) -> None:
+    (found,) = branches(_block(*lines), 64)
+    assert found[0].address == 0
+    assert (found[1] and (found[1].mask(8), found[1].facts)) == expected
+
+
+def test_no_lanes_part_where_others_are_switched_on() -> None:
+    lines = (
+        *("s_or_saveexec_b64 s[0:1], s[0:1]", "s_xor_b64 exec, exec, s[0:1]", "s_cbranch_execz 5"),
+        *("s_andn2_saveexec_b64 s[0:1], s[0:1]", "s_cbranch_execz 5", "s_or_b64 exec, exec, s[0:1]"),
+        *("s_mov_b64 exec, -1", "s_cbranch_execz 5", "s_mov_b64 exec, s[0:1]", "s_branch 5"),
+    )
+    assert list(branches(_block(*lines), 64)) == []

@@ -1,0 +1,83 @@
+"""Where lanes part: conditional branches of waves, and instructions that switch lanes off.
+
+    for instruction, branch in branches(block, wave=64): …    # branch: a GcnBranch; None if its lanes are not known
+
+A wave takes a branch as a whole. If only some lanes fulfil a condition, the compiler switches the others off in EXEC, and often adds
+`s_cbranch_execz`, in case no lane is left. The lanes part where EXEC changes: before that, EXEC has all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpubpf.gcn.comgr import GcnInstruction
+from gpubpf.gcn.kernel_code import writes_exec
+from gpubpf.lower.amdgcn import OTHERS, WHOLE
+
+_EXEC = ("exec", "exec_lo")
+# Branches of whole waves, each with the text that puts 0 into two SGPRs if its flag is 0.
+_SCC, _VCC = "s_cselect_b64 {pair}, -1, 0", "s_mov_b64 {pair}, vcc"
+_OF_WAVES = {
+    "s_cbranch_scc0": (_SCC, WHOLE | OTHERS),
+    "s_cbranch_scc1": (_SCC, WHOLE),
+    "s_cbranch_vccz": (_VCC, WHOLE | OTHERS),
+    "s_cbranch_vccnz": (_VCC, WHOLE),
+}
+_ON_EXEC = ("s_cbranch_execz", "s_cbranch_execnz")
+_AND = re.compile(r"s_and(n2)?_b(32|64)")
+_SAVING = re.compile(r"s_and(n1)?_(?:saveexec|wrexec)_b(32|64)")
+_COMPARE = re.compile(r"v_cmpx_(\w+)_(e32|e64|sdwa)")
+# They switch on the lanes of another path, or all.
+_SWITCHES_ON = re.compile(r"s_(?:xor|or)_b|s_(?:or|andn2)_(?:saveexec|wrexec)_b|s_mov_b\d+ exec\w*, -1$")
+
+
+@dataclass(frozen=True)
+class GcnBranch:
+    """How a place where lanes part gets its mask. facts: what it says (`amdgcn.WHOLE`, `amdgcn.OTHERS`)."""
+
+    text: str
+    facts: int
+
+    def mask(self, sgpr: int) -> str:
+        """Return the text that puts the mask into the pair of SGPRs from `sgpr` on, before the instruction. It changes no flags."""
+        return self.text.format(pair=f"s[{sgpr}:{sgpr + 1}]", one=f"s{sgpr}")
+
+
+def branches(block: Sequence[GcnInstruction], wave: int) -> Iterator[tuple[GcnInstruction, GcnBranch | None]]:
+    """Yield the instructions of a basic block at which lanes part. None: before the instruction, it is not known which lanes do."""
+    for number, instruction in enumerate(block):
+        if instruction.name in _OF_WAVES:
+            yield instruction, GcnBranch(*_OF_WAVES[instruction.name])
+        elif writes_exec(instruction) and not _SWITCHES_ON.match(
+            f"{instruction.name} {instruction.operands}"
+        ):
+            jump = _branch_on_exec(block[number + 1 :])
+            if (kept := _kept(instruction, wave)) is not None:
+                text, others = kept
+                yield instruction, GcnBranch(text, OTHERS if others == (jump == "s_cbranch_execnz") else 0)
+            elif jump:
+                yield instruction, None
+
+
+def _branch_on_exec(instructions: Iterable[GcnInstruction]) -> str:
+    """Return the name of the branch that tests EXEC before EXEC changes again; "" if there is none."""
+    found = next((one for one in instructions if one.name in _ON_EXEC or writes_exec(one)), None)
+    return found.name if found is not None and found.name in _ON_EXEC else ""
+
+
+def _kept(instruction: GcnInstruction, wave: int) -> tuple[str, bool] | None:
+    """Return the text that puts a mask into SGPRs before EXEC changes, and whether the lanes in the mask are switched off. Otherwise
+    they alone stay on. None if the instruction does something else."""
+    name, operands = instruction.name, instruction.operands.split(", ")
+    if match := _COMPARE.fullmatch(name):
+        compare, encoding = match.groups()
+        encoding = "sdwa" if encoding == "sdwa" else "e64"
+        if len(operands) == 2:  # GFX9 has its result as the first operand
+            return f"v_cmp_{compare}_{encoding} {{one}}, {instruction.operands}", False
+    elif match := _SAVING.fullmatch(name) or (_AND.fullmatch(name) if operands[1] in _EXEC else None):
+        mask, bits = operands[-1], int(match[2])
+        if bits == wave:
+            return f"s_mov_b{bits} {'{pair}' if bits == 64 else '{one}'}, {mask}", bool(match[1])
+    return None
