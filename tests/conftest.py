@@ -3,11 +3,13 @@
 import contextlib
 import fcntl
 import io
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+DRIVER = REPOSITORY / "lib" / "cudasim" / "lib" / "libcuda.so.1"
 TRIES = 5  # of tests of `may_come_too_late`
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -147,6 +150,19 @@ def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[No
         fcntl.flock(machine, fcntl.LOCK_EX if watches else fcntl.LOCK_SH)
         fcntl.flock(turn, fcntl.LOCK_UN)
         yield
+        if watches and DRIVER.exists():
+            _until_no_probe_is_in_the_driver()
+
+
+def _until_no_probe_is_in_the_driver() -> None:
+    """The kernel may remove uprobes after their tool has ended; a program that starts before that cannot be traced."""
+    for _ in range(200):
+        with open(DRIVER, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+            with mapped:  # as a program would map it
+                if mapped[:] == file.read():
+                    return
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
