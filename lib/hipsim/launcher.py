@@ -15,7 +15,7 @@ examples:
   HIPSIM_DEVICES=2 hipsim -- ./a    with two devices
   HIPSIM_HOSTILE=1 hipsim -- ./a    delays, failing allocations, reordered waves
 
-hipcc must build the program for one of these GPUs (--offload-arch=gfx906).
+hipcc must build the program for a GPU that --gpu lists (--offload-arch=gfx906).
 AMD's own libamdhip64 and libhsa-runtime64 load and run it. hipsim replaces
 what is below them: the driver and the instruction set. Results are exact.
 Times mean nothing, except on the virtual clock (--clock virtual): there a

@@ -304,7 +304,7 @@ class Ptxas:
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
             source.write_bytes(ptx)
-            # Each kernel becomes the same code on any number of threads, in another order.
+            # 0: on all CPUs. The code of each kernel is the same, but their order in the cubin may differ.
             threads = ["-split-compile=0"] if _numbers(self.release) >= _THREADS_SINCE else []
             command = [self.path, "-v", f"-arch={arch}", *threads, *options, "-o", str(result), str(source)]
             try:

@@ -62,7 +62,7 @@ HSA = Agent(
 
 
 def agent_for(command: Sequence[str], environment: Mapping[str, str], simulated: bool) -> Agent | str:
-    """Return the agent for a command, or the reason why there is none. `simulated`: the command runs on hipsim."""
+    """Return the agent for a command, or the reason why it cannot be used. `simulated`: the command runs on hipsim."""
     if not command:
         return "the tool did not start the program (give a COMMAND)"
     if simulated and environment.get("HIPSIM_CLOCK") == "virtual":
