@@ -607,9 +607,13 @@ def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.
 
 
 def test_a_probe_for_which_there_is_no_file_is_placed_later(
-    built: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hold helper has no number for the probe's file: a driver that nobody had mapped is not given up."""
+    """The hold helper has no number for the probe's file: a driver that nobody had mapped is not given up.
+
+    The driver is a copy, because other processes, such as another worker of the tests, may have mapped the usual one."""
+    shutil.copy(device.LIBRARIES / "libcuda.so.1", tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     notes: list[str] = []
     failing = 3
     request = machine.HoldHelper._request
@@ -628,7 +632,9 @@ def test_a_probe_for_which_there_is_no_file_is_placed_later(
         watched.start()
     monkeypatch.setattr(machine.HoldHelper, "_request", asked)
     try:
-        child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child = subprocess.Popen(
+            [built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         eventually(lambda: joined.missed, 20)
     finally:
         watched.close()
