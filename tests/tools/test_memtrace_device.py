@@ -103,12 +103,60 @@ def traced(program, folder, tables, *options, row=32):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    records = map(json.loads, (folder / "records").read_text().splitlines())
     found = [
-        r for r in records if r["type"] == "site" and r["opcode"] != "ld.global.u32"
+        r for r in records(folder) if r["type"] == "site" and r["opcode"] != "ld.global.u32"
     ]  # that reads the table
     assert sorted(r["kernel"] for r in found) == sorted(tables)
     return {r["kernel"]: r for r in found}
+
+
+def records(folder):
+    """The records of the last run."""
+    return [json.loads(line) for line in (folder / "records").read_text().splitlines()]
+
+
+GAPS = [0, 1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 31, 32, 33, 47, 48, 64, 65, 80, 127, 128]
+
+
+def tiles(width, gaps=GAPS, steps=(0, 1)):
+    """Requests of a tile with rows of 16 lanes, twice: rows at any distance, also overlapping; each at one address, or side by side."""
+    units = ROOM // width
+    found = []
+    for gap in [sign * gap for gap in gaps for sign in (1, -1) if gap + 20 < units]:
+        for step in steps:
+            for first in (0, 1, 3):
+                begin = first + max(0, -gap)
+                found.append(
+                    [width * (begin + gap * (lane // 16) + step * (lane % 16)) for lane in range(32)]
+                )
+    if gaps is GAPS:
+        found += [[*one[:21], (one[21] + width) % ROOM, *one[22:]] for one in found[::7]]  # but for one lane
+    return found * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [(("--no-allocations",), ()), ((), ()), (("--granule", "4"), ((0, 64), (1,)))],
+    ids=["no-allocations", "", "at-most-two-lanes-at-an-address"],
+)
+def test_tiles_of_16(program, tmp_path, options, chosen):
+    tables = {name: tiles(width, *chosen) for name, (_, _, width) in KINDS.items()}
+    for name, found in traced(program, tmp_path, tables, *options, row=16).items():
+        kind, space, width = KINDS[name]
+        for field, value in model.site(kind, space, width, tables[name], 16).items():
+            assert found[field] == value or model.near(found[field], value), (name, field)
+        assert found["patterns"] == model.patterns(width, tables[name], 16), name
+    if options == ():
+        touched = []
+        for name, (kind, space, width) in KINDS.items():
+            bytes_of = (
+                len(model.touched((at, width) for one in tables[name] for at in one))
+                if space == "global"
+                else 0
+            )
+            touched.append((bytes_of * (kind != "store"), bytes_of * (kind != "load")))
+        rooms = [r for r in records(tmp_path) if r["type"] == "allocation" and r["bytes"] == ROOM + 64]
+        assert sorted((r["read_bytes"], r["written_bytes"]) for r in rooms) == sorted(touched)
 
 
 @pytest.mark.every(2)

@@ -127,59 +127,83 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
 }
 
 /*
- * Adds a usual request to the cell of its site, and marks what it touches. Nearly always, its page is at its first choice of a place,
- * and all bits are set already: independent loads and one branch, in all lanes, find this out.
+ * Whether the first choice of a place has the page where a lane's access begins (`away` is 0), and which granules of the word of 64 there
+ * were not touched before, as the effect needs it. Independent loads find this out.
  */
-static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
-    int key = 0;
-    struct gpu_grain *fine = grain.lookup(&key);
-    if (!fine)
-        return 0;
+struct gpubpf_spot { u64 away, missing; };
+
+static inline struct gpubpf_spot gpubpf_spot_of(struct gpu_grain *fine, struct gpu_request *request, u64 effect, int by_kernel) {
     u64 granule = gpubpf_granule(fine, request), page = granule >> 12;
     u32 owner = gpubpf_owner(fine, by_kernel), place = gpubpf_home_of(page, owner), word = granule >> 6 & 63;
     struct gpu_page *there = touched.lookup(&place);
-    if (!there)
-        return 0;
-    int both = effect == (GPU_READS | GPU_WRITES);
+    struct gpubpf_spot spot = {1, 0};
+    if (!there)                                  /* never, and the verifier wants it */
+        return spot;
     u64 *own = (effect & GPU_READS ? there->bits : there->bits + 64) + word, *written = there->bits + 64 + word;
-    u64 away = there->tag ^ gpubpf_tag_of(page), missing = ~*own;
+    spot.away = there->tag ^ gpubpf_tag_of(page);
+    spot.missing = ~*own;
     if (by_kernel)
-        away |= there->owner ^ owner;
-    if (both)
-        missing |= ~*written;
-    if (GPUBPF_BRANCHES && !gpu_any(away | missing))
-        return gpu_add_usual(cell, request);
-    gpu_seldom();
+        spot.away |= there->owner ^ owner;
+    if (effect == (GPU_READS | GPU_WRITES))
+        spot.missing |= ~*written;
+    return spot;
+}
+
+/* Adds a usual request to the cell of its site, and marks what it touches. */
+static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, struct gpu_grain *fine,
+                                           struct gpubpf_spot spot, u64 effect, int by_kernel) {
     gpu_add_usual(cell, request);                /* here before the rest, so that the compiler does not merge the two */
-    if (!(away | missing))
+    if (!(spot.away | spot.missing))
         return 0;
     request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
-    if (away) {
+    if (spot.away) {
         gpu_cover(request, effect, by_kernel);
         return 0;
     }
+    u64 granule = gpubpf_granule(fine, request);
     if (granule & 63 && gpu_lane())
         return 0;                                /* another lane marks it */
     u64 mask = gpubpf_granules(fine, request, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
-    if (mask & missing) {
-        __sync_fetch_and_or(own, mask);
-        if (both)
-            __sync_fetch_and_or(written, mask);
-    }
+    u32 place = gpubpf_home_of(granule >> 12, gpubpf_owner(fine, by_kernel)), word = granule >> 6 & 63;
+    struct gpu_page *there = touched.lookup(&place);
+    if (!there || !(mask & spot.missing))
+        return 0;
+    if (effect & GPU_READS)
+        __sync_fetch_and_or(&there->bits[word], mask);
+    if (effect & GPU_WRITES)
+        __sync_fetch_and_or(&there->bits[64 + word], mask);
     return 0;
 }
 
 /*
  * Like gpu_add_request, for a request in global memory, and also marks what the request touches. For copies of more
- * than 32 bytes by a lane, call gpu_cover_bulk.
+ * than 32 bytes by a lane, call gpu_cover_bulk. Nearly always, the page is at its first choice of a place, and all bits of the word are
+ * set already: for usual requests and broadcasts, all lanes find this out first, and a branch less is worth two copies of the question.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
-    if (!request->varies && gpu_is_usual(request))
-        return gpubpf_add_usual_covered(cell, request, effect, by_kernel);
+    int key = 0, asks = GPUBPF_BRANCHES && !request->varies && !request->updates, broadcast = 0;
+    struct gpu_grain *fine = grain.lookup(&key);
+    if (!fine)
+        return 0;
+    if (!request->varies && gpu_is_usual(request)) {
+        struct gpubpf_spot spot = gpubpf_spot_of(fine, request, effect, by_kernel);
+        if (GPUBPF_BRANCHES && !gpu_any(spot.away | spot.missing))
+            return gpu_add_usual(cell, request);
+        gpu_seldom();
+        return gpubpf_add_usual_covered(cell, request, fine, spot, effect, by_kernel);
+    }
+    if (asks && (broadcast = gpu_uniform(request->address))) {
+        struct gpubpf_spot spot = gpubpf_spot_of(fine, request, effect, by_kernel);
+        if (!gpu_any(spot.away | spot.missing))
+            return gpubpf_add_broadcast(cell, request);
+    }
     gpu_seldom();
     request->follow = request->row = 1;
-    gpubpf_add(cell, 0, request);
+    if (broadcast)
+        gpubpf_add_broadcast(cell, request);
+    else
+        gpubpf_add(cell, 0, request, asks);
     if (!request->varies || request->width <= 32)
         gpu_cover(request, effect, by_kernel);
     return 0;

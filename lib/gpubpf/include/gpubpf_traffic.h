@@ -245,14 +245,66 @@ static inline int gpubpf_add_strided(struct gpu_traffic *cell, struct gpu_shared
     return 0;
 }
 
-static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request) {
+/*
+ * Adds a request of all lanes in two rows of a block of 16 threads (x), which are usual in tiles of 16 x 16: each row at one address, or
+ * each lane where the one before ends. `away`: bytes from lane 0; `step`: from lane 0 to lane 1. Returns 0, and adds nothing, if the
+ * request is another one, or rows overlap. For GPUs where GPUBPF_BRANCHES.
+ */
+static inline int gpubpf_add_two_rows(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request,
+                                      s64 away, s64 step) {
+    u64 x, y, z;
+    bpf_get_thread_idx(&x, &y, &z);
+    if (gpu_ballot(x) != 0xfffefffe)
+        return 0;
+    u32 width = request->width, column = gpu_lane() & 15, shift = GPUBPF_WORD_BITS(width);
+    s64 gap = (s32)gpu_shuffle(away, 16);        /* from a row to the next */
+    if (gpu_any(away != step * (s32)column + (gpu_lane() & 16 ? gap : 0)))
+        return 0;
+    u32 apart = gpubpf_length(gap), size = step ? 16 * width : 1;
+    if ((step && step != width) || (gap && apart < size + GPUBPF_SECTOR - 1) || (banked && (width < 4 || apart & (width - 1))))
+        return 0;
+    int begins = !column || (step && (request->address & (GPUBPF_SECTOR - 1)) < width);    /* a sector */
+    u32 sectors = gpu_popcount(gpu_ballot(begins) & (gap ? GPUBPF_FULL : 0xffff));
+    if (request->follow) {
+        request->row = step ? 16 : !column;
+        request->ahead = column;
+    }
+    if (!gpu_first(GPUBPF_FULL))
+        return 1;
+    if (step) {
+        GPUBPF_COUNT(cell->requests[GPU_PART + GPU_UNIT], 1);
+        asm volatile("");                        /* keeps the compiler from making one addition of the two */
+    } else {
+        GPUBPF_COUNT(cell->requests[GPU_PART + GPU_BROADCAST], 1);
+        asm volatile("");
+    }
+    GPUBPF_COUNT(cell->sectors, sectors);
+    GPUBPF_COUNT(cell->accesses, GPUBPF_LANES);
+    GPUBPF_COUNT(cell->least, width);
+    gpubpf_raise(&cell->contention_max, !step ? 16 : gap ? 1 : 2);
+    if (request->updates)
+        GPUBPF_COUNT(cell->addresses, !step ? 2 : gap ? GPUBPF_LANES : 16);
+    if (banked) {                                /* up to 4 bytes, a phase has both rows, and they meet unless they are half of the banks apart */
+        u32 phases = 1 << ((shift & 7) - 2), banks = apart >> 2 & 31;
+        u32 ways = shift == 2 && gap && (step ? banks != 16 : !banks) ? 2 : 1;
+        gpubpf_raise(&banked->ways_max, ways);
+        GPUBPF_COUNT(banked->phases, phases);
+        GPUBPF_COUNT(banked->ways, ways * phases);
+    }
+    return 1;
+}
+
+/* Adds a request of any kind. `no_broadcast`: a constant, whether it is known to be no broadcast. */
+static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request, int no_broadcast) {
     u64 address = request->address, width = request->width;
     u32 lane = GPUBPF_LANE;
+    int varies = request->varies, local = request->local, bulk = (varies || banked) && width > 32, asks = !no_broadcast && !varies;
+
+    if (GPUBPF_BRANCHES && asks && !bulk && gpu_uniform(address))    /* first, which saves ptxas two registers */
+        return gpubpf_add_broadcast(cell, request);
     gpu_mask active = request->active ?: gpu_active(), before = active & GPUBPF_BELOW(lane);
     u32 lanes = gpu_popcount(active);
-    int varies = request->varies, local = request->local;
-
-    if ((varies || banked) && width > 32)
+    if (bulk)
         return gpubpf_add_bulk(cell, banked, address, width);
     if (varies && request->follow && gpu_is_usual(request) && gpu_uniform(width)) {
         request->row = GPUBPF_LANES;
@@ -260,7 +312,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     }
     gpu_mask crossing = local ? 0 : GPUBPF_CROSSING(address, width) & active;
     int all = active == GPUBPF_FULL;
-    if (!varies && !crossing && gpu_uniform(address))
+    if (!GPUBPF_BRANCHES && asks && !crossing && gpu_uniform(address))    /* earlier, the verifier has more cases */
         return gpubpf_add_broadcast(cell, request);
     if (lanes == 1 && !varies && !crossing) {
         if (!GPUBPF_BRANCHES || gpu_first(active))           /* ptxas would add up over the lanes */
@@ -273,6 +325,8 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         s64 away = address - gpu_shuffle(address, 0);
         step = (s32)gpu_shuffle(away, 1);
         linear = !gpu_any(away != step * (s32)lane);
+        if (!linear && !varies && !local && gpubpf_add_two_rows(cell, banked, request, away, step))
+            return 0;
     } else {
         gpu_mask others = active & (active - 1);
         u32 lowest = gpu_log2(active & -active);
@@ -344,7 +398,7 @@ static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *
     if (!request->varies && !request->local && gpu_is_usual(request))
         return gpu_add_usual(cell, request);
     gpu_seldom();
-    return gpubpf_add(cell, 0, request);
+    return gpubpf_add(cell, 0, request, 0);
 }
 
 /* The same, for shared memory. */
@@ -352,7 +406,7 @@ static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct
     if (request->width <= 32 && gpu_is_usual(request))
         return gpu_add_usual(&cell->cell, request);
     gpu_seldom();
-    return gpubpf_add(&cell->cell, cell, request);
+    return gpubpf_add(&cell->cell, cell, request, 0);
 }
 
 #endif
