@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ LAUNCHES = {"work": 5, "tiny": 17}
 Records = list[dict[str, Any]]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_specs = pytest.mark.skipif(
+    not compile.usable() and clang.find() is None, reason="compiling a SPEC requires bcc, or clang"
+)
 
 
 def start(tool: str, *words: object) -> subprocess.Popen[str]:
@@ -131,15 +135,19 @@ def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     assert answers(running) == answers(command)
 
 
-@pytest.mark.skipif(
-    not compile.usable() and clang.find() is None, reason="compiling a SPEC requires bcc, or clang"
-)
+@needs_specs
 @pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["gpucount", "gpudist", "gputrace"])
 def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
     """WORK: 5 launches of work with 16 blocks of 256 threads, and 17 of tiny with 64 threads."""
     specs = {
-        "gpucount": ["kernel:*", "entry:work (block < 2)", "store:*:global (lane >= 60)"],
+        "gpucount": [
+            "kernel:*",
+            "entry:work (block < 2)",
+            "store:*:global (lane >= 60)",
+            "instruction:tiny:v_add_f32",
+            "bb:tiny",
+        ],
         "gpudist": ["-C", "entry:work:u32:args"],
         "gputrace": ['entry:* (gthread == 0 && args == 1) "%s", kernel'],
     }[tool]
@@ -158,6 +166,8 @@ def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
             ("entry:work (block < 2)", "work"): (5 * 8, 5 * 512),
             ("store:*:global (lane >= 60)", "work"): (5 * 64, 5 * 64 * 4),
             ("store:*:global (lane >= 60)", "tiny"): (17, 17 * 4),
+            ("instruction:tiny:v_add_f32", "tiny"): (17, 17 * 64),
+            ("bb:tiny", "tiny"): (17, 17 * 64),
         }
     elif tool == "gpudist":
         assert [one["values"] for one in records if one["type"] == "dist"] == [{"2": 5 * 4096}]
@@ -260,50 +270,83 @@ def test_a_process_that_does_not_use_rocr_yet_is_refused() -> None:
     process.communicate()
 
 
-@pytest.mark.own_processes
-@pytest.mark.may_come_too_late
-def test_every_process_of_the_machine(tmp_path: Path) -> None:
-    """One that runs, one that has loaded ROCr and begins to use it later, and one that is over at once: each launch counts."""
-    out, app = tmp_path / "out", program("serves")
+def of_the_machine(tool: str, out: Path, *words: object) -> Records:
+    """What a tool shows of every process: one that runs ("rounds 1"), one that has loaded ROCr and begins to use it later (WORK), and
+    one that is over at once (vectoradd). The first two also launch before the tool comes, or after it has gone."""
     late = subprocess.Popen(
-        [app, "late"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [program("serves"), "late"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
     assert late.stdin is not None and late.stdout is not None and late.stdout.readline() == "loaded\n"
     with serving() as runs:
         runs.does("rounds 2")
-        tool = start("threadhist", "--json", "-o", out)
-        assert tool.stderr is not None
+        watches = start(tool, "--json", "-o", out, *words)
+        assert watches.stderr is not None
         notes = [""]
         while not any(
             f"attached to {runs.process.pid} " in note and "not instrumented yet" not in note
             for note in notes
         ) or not any("watching every process" in note for note in notes):
-            notes.append(tool.stderr.readline())
+            notes.append(watches.stderr.readline())
             assert notes[-1], notes
         runs.does("rounds 1")
         late.stdin.write("\n")
         begins = Serving(late)
         begins.does(*WORK)
         subprocess.run([program("vectoradd")], env=environment(), check=True, timeout=100)
-        tool.send_signal(signal.SIGINT)
-        assert tool.wait(60) == 0, tool.stderr.read()
+        watches.send_signal(signal.SIGINT)
+        assert watches.wait(60) == 0, watches.stderr.read()
         runs.does("rounds 1")
     begins.does("rounds 1")
     late.communicate(timeout=60)
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert summary(records)["processes"]["missed"] == {}
-    assert summary(records)["not_instrumented"] == {}
-    found = {
-        (record["comm"], record["kernel"], record["launches"])
-        for record in records
-        if record["type"] == "kernel"
-    }
-    serves, adds = app.name[:15], program("vectoradd").name[:15]
-    assert found == {
-        *((serves, name, 1) for name in LAUNCHES),
-        *((serves, name, n) for name, n in LAUNCHES.items()),
-        (adds, "vectorAdd", 1),
-    }
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+    return records
+
+
+# The threads that the tool sees there.
+THREADS = Counter(
+    {("hip-serves", "work"): 6 * 4096, ("hip-serves", "tiny"): 18 * 64, ("hip-vectoradd", "vectorAdd"): 1024}
+)
+
+
+def of_program(record: dict[str, Any], kernel: str) -> tuple[str, str]:
+    """Return the name of the program, without its digest, and of the kernel."""
+    return record["comm"].rpartition("-")[0], kernel
+
+
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_every_process_of_the_machine(tmp_path: Path) -> None:
+    kernels = [one for one in of_the_machine("threadhist", tmp_path / "out") if one["type"] == "kernel"]
+    found: Counter[tuple[str, str]] = Counter()
+    for one in kernels:
+        found[of_program(one, one["kernel"])] += one["runs"]
+    assert found == THREADS
+    assert sorted(one["launches"] for one in kernels) == [1, 1, 1, *sorted(LAUNCHES.values())]
+
+
+@needs_specs
+@pytest.mark.long
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+@pytest.mark.parametrize("tool", ["gpucount", "gpudist", "gputrace"])
+def test_specs_in_every_process_of_the_machine(tmp_path: Path, tool: str) -> None:
+    specs = {
+        "gpucount": ["entry:*"],
+        "gpudist": ["-C", "entry:*:u32:lane, kernel"],
+        "gputrace": ['entry:* (gthread == 0) "%u", block_dim * grid'],
+    }[tool]
+    found: Counter[tuple[str, str]] = Counter()
+    for one in of_the_machine(tool, tmp_path / "out", *specs):
+        if one["type"] == "count":
+            found[of_program(one, one["kernel"])] += one["threads"]
+        elif one["type"] == "dist":
+            assert len(set(one["values"].values())) == 1 and len(one["values"]) == 64
+            found[of_program(one, one["key"])] += one["count"]
+        elif one["type"] == "event":
+            found[of_program(one, one["kernel"])] += int(one["text"])
+    assert found == THREADS
 
 
 @pytest.mark.every(2)
