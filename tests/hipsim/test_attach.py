@@ -20,6 +20,7 @@ import pytest
 from gpubpf.ebpf import clang, compile
 from gpubpf.images import offload_bundle
 from gpubpf.process import traceable
+from gpubpf_objects import build, needs_clang
 from hipsim_device import ROOT, Serving, environment, program, serving
 
 GPUS = ("gfx906", "gfx90a", "gfx1030")
@@ -175,6 +176,49 @@ def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
         assert [one["text"] for one in records if one["type"] == "event"] == ["tiny"] * 17
 
 
+# A program for gpurun: threads by the kernel, whose blocks have 64 or 256 threads.
+OBJECT = """
+MAP(threads, GPU_ARRAY, u32, u64, 257);
+static u64 (*bpf_get_block_dim)(u64 *x, u64 *y, u64 *z) = (void *)504;
+SEC("kretprobe/*") int on_exit(void *ctx) {
+    u64 x, y, z;
+    bpf_get_block_dim(&x, &y, &z);
+    u32 key = x;
+    u64 *count = bpf_map_lookup_elem(&threads, &key);
+    if (count)
+        __sync_fetch_and_add(count, 1);
+    return 0;
+}
+"""
+
+
+@needs_clang
+def test_an_object_in_a_running_process(tmp_path: Path) -> None:
+    path = build(OBJECT, tmp_path / "probe.bpf.o")
+    with serving() as program_:
+        program_.does("rounds 2")
+        with attached("gpurun", program_.process.pid, tmp_path / "out", path) as records:
+            program_.does(*WORK)
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+    assert of_object(records) == {"hip-serves": {64: 17 * 64, 256: 5 * 4096}}
+
+
+def of_object(records: Records) -> dict[str, dict[int, int]]:
+    """Return what gpurun counted with OBJECT, by program."""
+    found: dict[str, Counter[int]] = {}
+    for one in records:
+        if one["type"] == "map":
+            found.setdefault(of_program(one), Counter()).update(
+                {e["key"]: e["value"] for e in one["entries"]}
+            )
+    return {name: {key: value for key, value in counts.items() if value} for name, counts in found.items()}
+
+
+def of_program(record: dict[str, Any]) -> str:
+    """Return the name of a record's program, without its digest."""
+    return record["comm"].rpartition("-")[0]
+
+
 def test_launch_latency_is_measured_in_a_running_process(tmp_path: Path) -> None:
     with serving(HIPSIM_CLOCK="virtual") as program_:
         program_.does("rounds 2")
@@ -310,18 +354,13 @@ THREADS = Counter(
 )
 
 
-def of_program(record: dict[str, Any], kernel: str) -> tuple[str, str]:
-    """Return the name of the program, without its digest, and of the kernel."""
-    return record["comm"].rpartition("-")[0], kernel
-
-
 @pytest.mark.own_processes
 @pytest.mark.may_come_too_late
 def test_every_process_of_the_machine(tmp_path: Path) -> None:
     kernels = [one for one in of_the_machine("threadhist", tmp_path / "out") if one["type"] == "kernel"]
     found: Counter[tuple[str, str]] = Counter()
     for one in kernels:
-        found[of_program(one, one["kernel"])] += one["runs"]
+        found[of_program(one), one["kernel"]] += one["runs"]
     assert found == THREADS
     assert sorted(one["launches"] for one in kernels) == [1, 1, 1, *sorted(LAUNCHES.values())]
 
@@ -340,13 +379,22 @@ def test_specs_in_every_process_of_the_machine(tmp_path: Path, tool: str) -> Non
     found: Counter[tuple[str, str]] = Counter()
     for one in of_the_machine(tool, tmp_path / "out", *specs):
         if one["type"] == "count":
-            found[of_program(one, one["kernel"])] += one["threads"]
+            found[of_program(one), one["kernel"]] += one["threads"]
         elif one["type"] == "dist":
             assert len(set(one["values"].values())) == 1 and len(one["values"]) == 64
-            found[of_program(one, one["key"])] += one["count"]
+            found[of_program(one), one["key"]] += one["count"]
         elif one["type"] == "event":
-            found[of_program(one, one["kernel"])] += int(one["text"])
+            found[of_program(one), one["kernel"]] += int(one["text"])
     assert found == THREADS
+
+
+@needs_clang
+@pytest.mark.long
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_an_object_in_every_process_of_the_machine(tmp_path: Path) -> None:
+    records = of_the_machine("gpurun", tmp_path / "out", build(OBJECT, tmp_path / "probe.bpf.o"))
+    assert of_object(records) == {"hip-serves": {64: 18 * 64, 256: 6 * 4096}, "hip-vectoradd": {256: 1024}}
 
 
 @pytest.mark.every(2)
