@@ -22,11 +22,12 @@ import numpy as np  # noqa: E402
 
 import gpubpf_gcn  # noqa: E402
 from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
+from gpubpf.expressions import programs, specs  # noqa: E402
 from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
 from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
 from gpubpf.lower.programs import load  # noqa: E402
 from gpubpf.memory.granularity import Grain  # noqa: E402
-from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
+from gpubpf.tools import gpucount, kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from hipsim_engine import GPUS, Engine  # noqa: E402
 
 SHAPE = ((1280, 1, 1), (256, 1, 1))
@@ -49,6 +50,14 @@ def accesses(which: str) -> tuple[tuple[Any, ...], ...]:
     )
 
 
+def counted(spec: str) -> tuple[tuple[Any, ...], ...]:
+    """Return gpucount's program for a SPEC."""
+    found = specs.count(spec).attachment
+    opcodes = found.arguments.get("opcodes", ())
+    return ((programs.function_name(0), found.method, None, (), (), (opcodes,) if opcodes else ()),)
+
+
+SPECS = ("bb:*", "branch:*", "instruction:*:v_add*", "instruction:*")
 # A label, the tool, and its programs with their points, as in GcnPlacement.
 PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
     ("threadhist runs only", "threadhist", (("on_exit", "exit"),)),
@@ -59,6 +68,7 @@ PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
     ("memtrace", "memtrace", accesses("covered_")),
     ("a count per block", "points", (("on_begin", "block_begin"), ("on_end", "block_end"))),
     ("the longest wait at barriers", "points", (("on_leave", "barrier_leave"),)),
+    *((f"gpucount '{spec}'", spec, counted(spec)) for spec in SPECS),
 )
 GRAIN = Grain().parameter + bytes(40)
 HEAD = """# Probes in kernels of AMD GPUs
@@ -91,12 +101,13 @@ TEXTS = {
     "launchlate": WIDE + launchlate.PROGRAM,
     "memtrace": WIDE + memtrace.PROGRAM,
     "points": POINTS,
+    **{spec: WIDE + programs.counting(gpucount.PROGRAM, [specs.count(spec)], chosen=False) for spec in SPECS},
 }
 
 
 def main(arguments: list[str]) -> int:
     """Measure, and print a table; also write it to a file, if one is named."""
-    programs = {tool: load(text).program for tool, text in TEXTS.items()}
+    loaded = {tool: load(text).program for tool, text in TEXTS.items()}
     lines = [
         "| GPU | kernel | tool | per wave, without | more | VGPRs before | after |",
         "|---|---|---|---|---|---|---|",
@@ -104,7 +115,7 @@ def main(arguments: list[str]) -> int:
     for gpu in GPUS:
         with tempfile.TemporaryDirectory() as place:
             code = gpubpf_gcn.build(Path(place), gpu)
-            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), programs)
+            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), loaded)
     text = "\n".join(lines) + "\n"
     print(text, end="")
     if arguments:
