@@ -77,6 +77,11 @@ extern "C" __global__ void uniform(int *x, int n) {
     for (int k = 0; k < n; k++) v = v * 3 + k;
     if (n * 0.3f > 1.25f) x[AT] = v;
 }
+extern "C" __attribute__((optnone)) __global__ void unoptimized(int *x, int n) {  // blocks as with -O0
+    int i = __builtin_amdgcn_workitem_id_x();
+    if (i < n) x[i] += 1;
+    for (int k = 0; k < (i & 7); k++) x[i] += k;
+}
 """
 # Name, arguments and their bytes, shape.
 RUNS = (
@@ -88,6 +93,7 @@ RUNS = (
     *((name, ("x",), 8, ((640, 1, 1), (128, 1, 1))) for name in ("calls", "nested", "looped", "recursive")),
     ("indexed", ("x", "u32 5"), 12, ((640, 1, 1), (64, 1, 1))),
     ("uniform", ("x", "u32 5"), 12, ((640, 1, 1), (128, 1, 1))),
+    ("unoptimized", ("x", "u32 70"), 12, ((128, 1, 1), (128, 1, 1))),
 )
 
 

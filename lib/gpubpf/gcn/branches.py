@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gpubpf.gcn.calls import sgprs, use
 from gpubpf.gcn.comgr import GcnInstruction
 from gpubpf.gcn.kernel_code import writes_exec
 from gpubpf.lower.amdgcn import OTHERS, WHOLE
@@ -27,6 +28,7 @@ _OF_WAVES = {
 }
 _ON_EXEC = ("s_cbranch_execz", "s_cbranch_execnz")
 _AND = re.compile(r"s_and(n2)?_b(32|64)")
+_MOVE = re.compile(r"s_mov_b(32|64)")
 _SAVING = re.compile(r"s_and(n1)?_(?:saveexec|wrexec)_b(32|64)")
 _COMPARE = re.compile(r"v_cmpx_(\w+)_(e32|e64|sdwa)")
 # They switch on the lanes of another path, or all.
@@ -54,7 +56,7 @@ def branches(block: Sequence[GcnInstruction], wave: int) -> Iterator[tuple[GcnIn
             f"{instruction.name} {instruction.operands}"
         ):
             jump = _branch_on_exec(block[number + 1 :])
-            if (kept := _kept(instruction, wave)) is not None:
+            if (kept := _kept(instruction, wave, block[:number])) is not None:
                 text, others = kept
                 yield instruction, GcnBranch(text, OTHERS if others == (jump == "s_cbranch_execnz") else 0)
             elif jump:
@@ -67,9 +69,11 @@ def _branch_on_exec(instructions: Iterable[GcnInstruction]) -> str:
     return found.name if found is not None and found.name in _ON_EXEC else ""
 
 
-def _kept(instruction: GcnInstruction, wave: int) -> tuple[str, bool] | None:
+def _kept(
+    instruction: GcnInstruction, wave: int, before: Sequence[GcnInstruction]
+) -> tuple[str, bool] | None:
     """Return the text that puts a mask into SGPRs before EXEC changes, and whether the lanes in the mask are switched off. Otherwise
-    they alone stay on. None if the instruction does something else."""
+    they alone stay on. None if the instruction does something else. before: the instructions before it in its block."""
     name, operands = instruction.name, instruction.operands.split(", ")
     if match := _COMPARE.fullmatch(name):
         compare, encoding = match.groups()
@@ -77,7 +81,30 @@ def _kept(instruction: GcnInstruction, wave: int) -> tuple[str, bool] | None:
         if len(operands) == 2:  # GFX9 has its result as the first operand
             return f"v_cmp_{compare}_{encoding} {{one}}, {instruction.operands}", False
     elif match := _SAVING.fullmatch(name) or (_AND.fullmatch(name) if operands[1] in _EXEC else None):
-        mask, bits = operands[-1], int(match[2])
-        if bits == wave:
-            return f"s_mov_b{bits} {'{pair}' if bits == 64 else '{one}'}, {mask}", bool(match[1])
+        return _copied(operands[-1], match[2], wave, bool(match[1]))
+    elif (match := _MOVE.fullmatch(name)) and operands[1] in _parts(before):
+        return _copied(operands[1], match[1], wave, False)
     return None
+
+
+def _copied(mask: str, bits: str, wave: int, others: bool) -> tuple[str, bool] | None:
+    to = "{pair}" if bits == "64" else "{one}"
+    return (f"s_mov_b{bits} {to}, {mask}", others) if int(bits) == wave else None
+
+
+def _parts(before: Sequence[GcnInstruction]) -> set[str]:
+    """Return the SGPRs that hold a part of EXEC, computed by `s_and_b64`, after these instructions. A compiler that does not optimize
+    (-O0) moves them to EXEC."""
+    copies, parts = set(_EXEC), set[str]()
+    for instruction in before:
+        if writes_exec(instruction):
+            copies, parts = set(_EXEC), set()
+            continue
+        result, *values = instruction.operands.split(", ")
+        of_exec, written = not copies.isdisjoint(values), use(instruction)[0]
+        copies, parts = ({one for one in known if not sgprs(one) & written} for known in (copies, parts))
+        if of_exec and _MOVE.fullmatch(instruction.name):
+            copies.add(result)
+        elif of_exec and instruction.name in ("s_and_b64", "s_and_b32"):
+            parts.add(result)
+    return parts
