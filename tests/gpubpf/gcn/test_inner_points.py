@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpubpf_gcn
 import hipsim_engine
 from gpubpf.gcn.branches import branches
 from gpubpf.gcn.code_object import CodeObject
@@ -131,24 +132,30 @@ def test_probes_before_each_vector_instruction_change_no_result(
     assert (seen > 0).all() and (seen < executed).all()
 
 
-def test_threads_branch_as_the_kernel_says(gpu: str, built: Path, room: None, tmp_path: Path) -> None:
+def _of_scale(threads: int) -> np.ndarray:
     """At most three conditions, and one at the end of each turn of the loop. The compiler jumps to the code for large numbers."""
-    found = tallies(gpu, built, tmp_path, "scale", BRANCHES)
-    small, turns = content("scale")[: len(found)] <= 10, np.arange(len(found)) & 7
-    inside = np.arange(len(found)) < 1000
+    small, turns = content("scale")[:threads] <= 10, np.arange(threads) & 7
+    inside = np.arange(threads) < 1000
     branches = np.where(inside, np.where(small, 3 + turns, 2), 1)
-    taken = np.where(inside & small, np.where(turns, turns - 1, 1), 1)
-    np.testing.assert_array_equal(found, np.stack((branches, taken), axis=1))
+    return np.stack((branches, np.where(inside & small, np.where(turns, turns - 1, 1), 1)), axis=1)
 
 
-def test_threads_branch_in_code_that_is_not_optimized(
-    gpu: str, built: Path, room: None, tmp_path: Path
-) -> None:
+def _of_unoptimized(threads: int) -> np.ndarray:
     """Around the first addition; and in each turn of the loop twice: into its body or around it, and back or out."""
-    found = tallies(gpu, built, tmp_path, "unoptimized", BRANCHES)
-    thread = np.arange(len(found))
-    branches, taken = 1 + 2 * ((thread & 7) + 1), (thread >= 70) + 1 + (thread & 7)
-    np.testing.assert_array_equal(found, np.stack((branches, taken), axis=1))
+    thread = np.arange(threads)
+    return np.stack((1 + 2 * ((thread & 7) + 1), (thread >= 70) + 1 + (thread & 7)), axis=1)
+
+
+# How often each thread comes to a branch, and takes it.
+BRANCHED = {"scale": _of_scale, "unoptimized": _of_unoptimized}
+
+
+@pytest.mark.parametrize("name", BRANCHED)
+def test_threads_branch_as_the_kernel_says(
+    gpu: str, built: Path, room: None, tmp_path: Path, name: str
+) -> None:
+    found = tallies(gpu, built, tmp_path, name, BRANCHES)
+    np.testing.assert_array_equal(found, BRANCHED[name](len(found)))
 
 
 @pytest.mark.parametrize(("turns", "branches", "taken"), [(0, 2, 2), (1, 3, 1), (5, 7, 4)])
@@ -158,6 +165,28 @@ def test_waves_take_branches_as_a_whole(
     """Three branches, on SCC and VCC: around the loop, back to its begin, and around the store."""
     run = ("uniform", ("x", f"u32 {turns}"), 12, ((640, 1, 1), (128, 1, 1)))
     assert (tallies(gpu, built, tmp_path, "uniform", BRANCHES, run) == (branches, taken)).all()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the kernels in waves of 64 lanes for gfx1030. HIP 5.2 refuses to compile that, by a macro of the compiler."""
+    return gpubpf_gcn.build(tmp_path_factory.mktemp("wide"), "gfx1030", "-mwavefrontsize64", "-U__gfx1030__")
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", ["scale", "unoptimized", "indexed", "looped"])
+def test_waves_of_64_lanes_on_gfx10(wide: Path, tmp_path: Path, name: str) -> None:
+    kernel = next(one for one in CodeObject(wide.read_bytes()).kernels if one.name == name)
+    assert kernel.descriptor.wave == 64
+    entered, counted = tallies("gfx1030", wide, tmp_path, name, BLOCKS).T
+    np.testing.assert_array_equal(entered, counted)
+    seen, executed = tallies("gfx1030", wide, tmp_path, name, INSTRUCTIONS).T
+    assert (seen > 0).all() and (seen < executed).all()
+    if name == "indexed":
+        assert (tallies("gfx1030", wide, tmp_path, name, BARRIERS) == 3).all()
+    elif name in BRANCHED:
+        found = tallies("gfx1030", wide, tmp_path, name, BRANCHES)
+        np.testing.assert_array_equal(found, BRANCHED[name](len(found)))
 
 
 def _block(*lines: str) -> list[GcnInstruction]:
