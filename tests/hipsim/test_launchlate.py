@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,22 @@ def test_one_table_for_both_vendors(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0, done.stderr
     assert " AMD 0 " in done.stdout and " NVIDIA 0 " in done.stdout, done.stdout
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ((), {"early": 20, "tile": 1, "some": 1, "waits": 1}),
+        (("--kernel", "__amd_rocclr_fill*"), {"__amd_rocclr_fillBufferAligned": 2}),
+    ],
+)
+def test_kernels_of_hip_itself_are_measured_only_by_name(
+    tmp_path: Path, choice: tuple[str, ...], expected: dict[str, int]
+) -> None:
+    """points.hip launches 23 kernels, and fills memory twice."""
+    records, done = measured(tmp_path / "out", "-v", *choice, "--", program("points"))
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    assert Counter(one["kernel"] for one in launches(records)) == expected
+    (summary,) = of_type(records, "summary")
+    assert summary["launches_seen"] == 25 and summary["launches_matched"] == sum(expected.values())

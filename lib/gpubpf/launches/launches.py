@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpubpf import names as kernel_names
 from gpubpf.agent.definitions import (
     NUMBER_BITS,
     NUMBER_MASK,
@@ -30,7 +31,6 @@ from gpubpf.launches import dependencies
 from gpubpf.launches.arrays import among, as_bytes, distinct, elements, equal_runs, joined, row_numbers
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
-from gpubpf.names import matches
 from gpubpf.session import operation_log
 from gpubpf.session.clock import UNKNOWN, Bracket, GpuClock
 
@@ -385,7 +385,7 @@ class _ColumnsBuilder:
         times = self._times(ops, outcome)
         names, name = self._names(kernel, field("kernel", "slot"))
         # Match by name, not by the agent's outcome, so that kernels that cannot be instrumented match, too.
-        asked = kernel & np.array([not kernels or matches(kernels, text) for text in names] or [False])[name]
+        asked = kernel & np.array([kernel_names.chosen(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORDED) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, dependencies.WORK) & ~kernel
         parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
