@@ -210,6 +210,7 @@ def build_parser() -> cli.Parser:
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
+    cli.add_budget(parser)
     cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
@@ -238,6 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     recorded = bool(args.each or args.heatmap or virtual)
     b = BPF(text=PROGRAM)
     sampling = b.sample(args)
+    b.limit(args)
     added = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
     on_exit = "on_record" if recorded else added
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)

@@ -164,6 +164,7 @@ def build_parser() -> cli.Parser:
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
+    cli.add_budget(parser)
     cli.add_coverage(parser)
     cli.add_accesses(parser)
     cli.add_device(parser, times=True)
@@ -192,6 +193,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=PROGRAM)
     sampling = b.sample(args)
+    b.limit(args)
     attach(b, args)
     if args.list or args.ptx:
         from gpubpf.images import listing

@@ -100,6 +100,7 @@ def build_parser() -> cli.Parser:
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
+    cli.add_budget(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
     cli.add_output(parser)
@@ -119,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=PROGRAM)
     sampling = b.sample(args)
+    b.limit(args)
     on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
     if args.list or args.ptx:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,7 @@ class BPF:
         self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.sampling: Sampling | None = None  # the blocks or warps that device programs run in; None: all
+        self.budget: float | None = None  # most per cent of overhead; None: no limit
         self.titles: dict[str, str] = {}  # what notices call a program, if not by its name
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
@@ -176,6 +178,10 @@ class BPF:
         """
         self.sampling = sampling.of_arguments(args)
         return self.sampling
+
+    def limit(self, args: argparse.Namespace) -> None:
+        """Measure only so many launches of each kernel that the overhead stays below --budget, if the command line has it."""
+        self.budget = args.budget
 
     def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts."""
@@ -455,7 +461,7 @@ class BPF:
         from gpubpf.images.instrument import Attachment
 
         empty = null_probes()
-        return [
+        made = [
             Attachment(
                 EMPTY if empty else self._fragment(probe),
                 probe.point,
@@ -469,6 +475,13 @@ class BPF:
             )
             for probe in self.probes
         ]
+        if self.budget is not None and self.probes:
+            from gpubpf.ptx.cost import ADDED, COST
+
+            patterns = [probe.kernels for probe in self.probes]
+            every = () if () in patterns else tuple(dict.fromkeys(itertools.chain(*patterns)))
+            made.append(Attachment(COST, "exit", every, ADDED))
+        return made
 
     @property
     def _amd_programs(self) -> LoweredPrograms:
@@ -498,7 +511,11 @@ class BPF:
     def runs_on_amd(self) -> bool:
         """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs run in every block, and
         no program is at operations. Programs at points that such kernels do not have are left out there."""
-        return not self.sampling and all(program.event != "operation" for program in self.host_programs)
+        return (
+            not self.sampling
+            and self.budget is None
+            and all(program.event != "operation" for program in self.host_programs)
+        )
 
     def for_amd(self) -> ForAmd:
         """Return what a measurement needs for kernels of AMD GPUs."""
@@ -525,6 +542,7 @@ class BPF:
         used |= {name for probe in self.probes for name in self._programs.maps_of(probe.function)}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         used |= {maps.SAMPLED} if self.sampling else set()
+        used |= {maps.SPENT} if self.budget is not None else set()
         result = [definition for name, definition in self.maps.items() if name in used]
         return result + [d for name in sorted(used) if (d := maps.internal(name)) is not None]
 
@@ -590,6 +608,10 @@ class BPF:
             raise UsageError(
                 f"{args.command[0]} has code for AMD GPUs, where --sample-blocks and --sample-warps do not work yet; leave them out"
             )
+        if self.budget is not None and args.command and amd_device.is_for_hip(args.command[0]):
+            raise UsageError(
+                f"{args.command[0]} has code for AMD GPUs, where --budget does not work yet; leave it out"
+            )
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
         self.session = tracing.trace(
@@ -623,6 +645,7 @@ class BPF:
         if self.runs_on_amd():
             return code_objects.instrument(data, attachments)
         with_sampling = " with --sample-blocks or --sample-warps" if self.sampling else ""
+        with_sampling += " with --budget" if self.budget is not None else ""
         return code_objects.refused(data, f"this tool does not measure AMD GPUs{with_sampling} yet")
 
     def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:

@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 16  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 17  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -144,6 +144,7 @@ class WelcomeFlag(IntFlag):
     GRAPHS = 8
     MATCH_ALL = 16
     ALLOCATION_STACKS = 32
+    BUDGET = 64  # launches are measured as `one_in` of their kernel's slot says
 
 
 class DrainFlag(IntFlag):
@@ -325,6 +326,9 @@ SLOT = Layout(
             about="of the instrumented launches; they limit the number of records when the process is killed",
         ),
         Field("u64", "limited", about="of the instrumented launches: with the limited copy"),
+        Field(
+            "u64", "one_in", about="with --budget: the tool writes it; 0 until it knows what a launch costs"
+        ),
     ),
 )
 CONTROL = Layout(

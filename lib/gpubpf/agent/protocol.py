@@ -92,7 +92,7 @@ class AgentConfig:
 
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
     image_wait: seconds that a module load waits for the sidecar. log_records: size of the operation log, a power of two; 0: no log.
-    pump: send a snapshot after so many launches, without being asked; 0: never.
+    budget: measure launches as `set_one_in` says. pump: send a snapshot after so many launches, without being asked; 0: never.
     host: host programs that the agent runs; or the HOST_POINTS at which programs run in the Linux kernel.
     clock_kernels: compute capability (90 for 9.0) → cubin of clock.ptx; where none suits, the driver compiles the PTX."""
 
@@ -108,6 +108,7 @@ class AgentConfig:
     allocation_stacks: bool = False
     graphs: bool = False
     match_all: bool = False
+    budget: bool = False
     pump: int = 0
     host: Sequence[HostCode] | frozenset[str] = ()
     clock_kernels: Mapping[int, bytes] = field(default_factory=dict)
@@ -565,6 +566,7 @@ def welcome(config: AgentConfig, process: int) -> bytes:
             (WelcomeFlag.GRAPHS, config.graphs),
             (WelcomeFlag.MATCH_ALL, config.match_all),
             (WelcomeFlag.ALLOCATION_STACKS, config.allocation_stacks),
+            (WelcomeFlag.BUDGET, config.budget),
         )
         if on
     )
@@ -786,6 +788,11 @@ def read_control(file: int) -> tuple[list[Counters], int]:
     if others.seen and used < SLOTS:
         slots += [Counters()] * (SLOTS - 1 - len(slots)) + [others]
     return slots, unnamed
+
+
+def set_one_in(file: int, slot: int, one_in: int) -> None:
+    """With --budget, let the agent measure one launch in `one_in` of the kernel in this slot."""
+    os.pwrite(file, struct.pack("<Q", one_in), CONTROL.size + SLOT.size * slot + SLOT.offset("one_in"))
 
 
 def graph_launches(file: int) -> int:

@@ -166,6 +166,7 @@ def attach(args: argparse.Namespace, timed: bool) -> BPF:
 
     b = BPF(text=PROGRAM)
     b.sample(args)
+    b.limit(args)
     b["wanted"].set(filter_fields(args.site, args.address, args.warps))
     chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
     # Only probed sites get numbers. Unless all spaces are probed, the numbers differ from those in memtrace's tables.

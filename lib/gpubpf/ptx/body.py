@@ -16,6 +16,7 @@ from .arguments import argument, returned
 from .barriers import Barrier, barrier
 from .carry import KEPT, kept, live_carry
 from .computation import Element, computation, is_chosen
+from .cost import ADDED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
@@ -94,6 +95,7 @@ class Body:
         self.at_entry = (
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
+        self.tally: tuple[Statement, ...] = (TALLY,) if ADDED in plan.work else ()
         self.at_return = () if self.entry else plan.called(at("function_exit"), function)
         # The fields of the function's result that programs read.
         self.results = [f for f in _RESULT if function.returns and self.filler.reads_any(self.at_return, f)]
@@ -110,6 +112,7 @@ class Body:
         self.addresses = 0
         # Statements are identified by their index in the body.
         self.before: dict[int, list[Statement]] = {}  # what `_before` adds to every copy alike
+        self.first = {block.instructions[0] for block in self.flow.blocks}
         # Basic blocks with programs: their first instructions, and their numbers.
         entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
         self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
@@ -156,6 +159,8 @@ class Body:
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
             out += self._end()
+        if self.tally:
+            out = tallied(out, lengths(self.plan.programs))
         # Every function declares the accumulators, even one that returns no work: ptxas drops what nothing reads.
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
         if self.exits.loop_exits:
@@ -191,7 +196,7 @@ class Body:
         instruction that counts as more than an instruction.
         """
         for block in self.flow.blocks if self.plan.work else ():
-            total = dict.fromkeys(WORK, 0)
+            total = dict.fromkeys((*WORK, ADDED), 0)
             total["instructions"] = len(block.instructions)
             total["blocks"] = int(block.entered)
             for index in block.instructions:
@@ -210,7 +215,7 @@ class Body:
 
         Each copy of a block has a site of its own, so that ptxas does not merge them.
         """
-        blocks: list[Statement] = []
+        blocks: list[Statement] = [*self.tally] if index in self.first else []
         if index in self.blocks:
             line, number = self.flow.body[index].line, self.blocks[index]
             site = self._site("basic_block", line, self.sources[index], block=number)
@@ -241,6 +246,7 @@ class Body:
                 out.append(text(f"ld.param.b64 {accumulator(kind)}, [{PASSED_WORK}+{8 * position}];"))
             else:
                 out.append(text(f"mov.b64 {accumulator(kind)}, 0;"))
+        out += self.tally
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
         if self.has_launch_block:
             out += self._shards()
@@ -290,6 +296,7 @@ class Body:
         around = PtxInstruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # a predicated `exit`, without a branch
         out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
+        out += self.tally
         for step in path:
             if step != index:
                 out += self._before(step)
@@ -300,7 +307,7 @@ class Body:
         if not alone:
             out += counts(1)
         out += self._probes(self.at_exit, branch.line, self.sources[index])
-        out += [self._set_gone("ne"), Label(stay), text(f"@{_GONE} exit;")]
+        out += [self._set_gone("ne"), Label(stay), *self.tally, text(f"@{_GONE} exit;")]
         if not taken:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
@@ -326,7 +333,8 @@ class Body:
             if instruction.predicate is None:
                 return leave
             over = self._label("stay")
-            return [text(around(instruction, over)), *leave, Label(over), *counts(1)]
+            skipped = [text(around(instruction, over)), *self.tally, *leave, Label(over), *self.tally]
+            return [*skipped, *counts(1)]
         if returns:
             return [*self._return_work(guard(instruction)), instruction]
         return [instruction]
@@ -362,6 +370,8 @@ class Body:
             counted_work = placement.accumulate if placement.point == "exit" else None
             work = accumulator(counted_work) if counted_work else "0"
             context = {"site": str(sites[placement.point]), "work": work}
+            if self.tally:
+                context |= {"own": accumulator("instructions"), ADDED: accumulator(ADDED)}
             context |= {field: _RESULT[field] if field in self.results else "0" for field in _RESULT}
             arguments = self._arguments(placement, context)
             found.append(

@@ -17,6 +17,7 @@ from gpubpf.errors import Error
 from gpubpf.lower.launch_block import LaunchBlock, map_of
 
 from .access import Access, Rows
+from .cost import remarked
 from .sampling import GROUP, SKIPS
 from .values import LAUNCH, Placement
 
@@ -46,16 +47,18 @@ class Filler:
         texts: Mapping[int, str] | None = None,
         parameters: bool = False,
         clusters: bool = False,
+        remarks: bool = False,
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
         `texts`: the text to inline for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic addresses
-        may point to kernel parameters, or to shared memory of other blocks.
+        may point to kernel parameters, or to shared memory of other blocks. `remarks`: mark seldom parts for `cost.tallied`.
         """
         self.block = block
         self.texts = texts or {}
         self.parameters = parameters
         self.clusters = clusters
+        self.remarks = remarks
         self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
 
     def probe(self, placement: Placement, lines: Sequence[str]) -> str:
@@ -77,7 +80,8 @@ class Filler:
                 lines.append(f"mov.b{bits} {register}, {value};")
             else:
                 lines.append(f"cvt.u{bits}.u64 {register}, {value};")
-        lines.append(self.texts.get(id(placement.fragment)) or placement.fragment.ptx.strip())
+        ptx = self.texts.get(id(placement.fragment)) or placement.fragment.ptx.strip()
+        lines.append(remarked(placement.fragment, ptx) if self.remarks else ptx)
         return "\n".join([*lines, "}"])
 
     def basic_block(self, placement: Placement, site: int) -> str:

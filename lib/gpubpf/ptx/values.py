@@ -24,7 +24,8 @@ WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 @dataclass(frozen=True)
 class Placement:
-    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it (one of `bytecode.WORK`).
+    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it: one of `bytecode.WORK`, or
+    `cost.ADDED` for `cost.COST`.
 
     At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
     () means all.

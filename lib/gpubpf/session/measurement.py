@@ -88,7 +88,7 @@ class Plan:
     definitions: the maps, in any order. params: the bytes of maps of kind "param".
     matches: return whether to trace a mangled kernel name; None: trace all kernels.
     wanted: the kernel patterns as the user typed them, for messages.
-    launches, sample: see `--launch` and `--sample`.
+    launches, sample, budget: see `--launch`, `--sample` and `--budget`.
     map_memory: bytes per context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
@@ -104,6 +104,7 @@ class Plan:
     wanted: Sequence[str] = ()
     launches: tuple[int, int | None] = (1, None)
     sample: int = 1
+    budget: float | None = None
     map_memory: int = MAP_MEMORY
     image_wait: float = IMAGE_WAIT
     follow: Follow = field(default_factory=Follow)
@@ -168,6 +169,7 @@ class Measurement:
             plan.map_memory,
             launches=plan.launches,
             sample=plan.sample,
+            budget=plan.budget is not None,
             image_wait=plan.image_wait,
             log_records=follow.log_records,
             stamps=follow.stamps,

@@ -133,6 +133,21 @@ def _registers(process: TracedProcess) -> dict[str, RegisterUse]:
     return found
 
 
+def spent(measurement: Measurement) -> dict[tuple[int, str], tuple[int, int]]:
+    """Return the instructions of the application and the added ones in the measured launches, by process number and kernel."""
+    number = measurement.numbers[maps.SPENT]
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    with measurement.lock:
+        for process in measurement.processes:
+            for stored in process.snapshots.values():
+                for instance in _instances_of(measurement, process, {}, stored, number):
+                    parts = instance.array[:, 0]
+                    own, added = found.get((process.number, instance.mangled), (0, 0))
+                    sums = own + int(parts[0::2].sum()), added + int(parts[1::2].sum())
+                    found[process.number, instance.mangled] = sums
+    return found
+
+
 def readings(measurement: Measurement, *names: str) -> list[Reading]:
     """See `Session.readings`."""
     numbers = [measurement.numbers[name] for name in names]

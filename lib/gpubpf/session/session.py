@@ -29,6 +29,7 @@ from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, privileges, traceable
 from gpubpf.session import joining, readout, reasons, summary
+from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
@@ -98,6 +99,7 @@ class Session:
         self._owns_process = plan.owns_process
         self._listener = listener or Listener()
         self._measurement = Measurement(targets, plan, self._listener.note)
+        self._budget = Budget(plan.budget) if plan.budget is not None else None
         self._warm_up = builder.warm_up
         self._duration = duration
         self._signals = Signals()
@@ -352,7 +354,8 @@ class Session:
         `rings` and `readings` there.
         """
         start = time.monotonic()
-        self._tick, self._tick_interval, self._next_tick = tick, every, start + every
+        self._tick = self._with_budget(tick)
+        self._tick_interval, self._next_tick = every, start + every
         end = start + self._duration if self._duration is not None else None
         done = 0
         while True:
@@ -422,6 +425,19 @@ class Session:
             self._next_tick = time.monotonic() + (
                 min(FAST_TICK, self._tick_interval) if self._measurement.drain_soon else self._tick_interval
             )
+
+    def _with_budget(self, tick: Callable[[], object] | None) -> Callable[[], object] | None:
+        """Return the tick, followed by that of --budget."""
+        budget = self._budget
+        if budget is None:
+            return tick
+
+        def both() -> None:
+            if tick is not None:
+                tick()
+            budget.tick(self._measurement, lambda: self._drain(0.0, 0))
+
+        return both
 
     def _report_attached(self) -> None:
         """Report the processes in which all copies are ready, and, once each, those in which they are not ready after READY_WAIT."""
@@ -598,4 +614,5 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of the summary record, except `type` and `tool`."""
-        return summary.summary(self._measurement)
+        record = summary.summary(self._measurement)
+        return record if self._budget is None else record | {"budget": self._budget.record(self._measurement)}

@@ -238,6 +238,12 @@ class TracedProcess:
         with self._resource_lock:
             return protocol.read_control(self.control) if self.control is not None else self._final_counters
 
+    def set_one_in(self, slot: int, one_in: int) -> None:
+        """See `protocol.set_one_in`."""
+        with self._resource_lock:
+            if self.control is not None:
+                protocol.set_one_in(self.control, slot, one_in)
+
     def graph_launches(self) -> int:
         """See `protocol.graph_launches`."""
         with self._resource_lock:

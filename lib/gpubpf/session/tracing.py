@@ -130,6 +130,7 @@ def trace(
         wanted,
         args.launch or Plan.launches,
         args.sample or Plan.sample,
+        getattr(args, "budget", None),
         args.map_memory or Plan.map_memory,
         follow=_follow(args, follow or Follow(), chosen),
         host=host(note, chosen.virtual),

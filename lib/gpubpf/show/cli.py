@@ -26,6 +26,7 @@ from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
 from gpubpf.show.options import (
     add_accesses,
+    add_budget,
     add_call_views,
     add_calls,
     add_coverage,
@@ -55,6 +56,7 @@ __all__ = [
     "Parser",
     "ResultWriter",
     "add_accesses",
+    "add_budget",
     "add_call_views",
     "add_calls",
     "add_coverage",

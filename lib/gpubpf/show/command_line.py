@@ -18,6 +18,7 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     thread       Ranges
     sample_blocks, sample_warps   int | None   --sample-blocks, --sample-warps: N of 1/N
     seed         int | None         --seed
+    budget       float | None       --budget: per cent
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
     alone        bool               the tool has the Python process to itself: it was not called as a function
@@ -110,6 +111,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         sample_blocks=None,
         sample_warps=None,
         seed=None,
+        budget=None,
         device="auto",
         map_memory=2**28,
         duration=None,
@@ -154,6 +156,14 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("-p and COMMAND exclude each other")
     if args.seed is not None and not (args.sample_blocks or args.sample_warps):
         made.error("--seed needs --sample-blocks or --sample-warps")
+    if args.budget is not None:
+        others = {
+            "--sample": args.sample > 1,
+            "--sample-blocks": args.sample_blocks,
+            "--sample-warps": args.sample_warps,
+        }
+        for option in (option for option, given in others.items() if given):
+            made.error(f"--budget and {option} exclude each other: --budget chooses what to sample")
     if args.list or args.ptx:
         args.files = words
         option = "--list" if args.list else "--ptx"

@@ -123,6 +123,17 @@ def parse_share(text: str) -> int:
     return size
 
 
+def parse_percent(text: str) -> float:
+    """Parse a percentage above 0, at most 100; ``5%`` is 5."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise argparse.ArgumentTypeError(f"must be a percentage above 0 and at most 100, not {text!r}")
+    return percent
+
+
 def parse_seed(text: str) -> int:
     """Parse a seed: an integer from 0 that fits into 32 bits."""
     if not _is_number(text) or int(text) >= 1 << 32:

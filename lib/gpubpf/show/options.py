@@ -14,6 +14,7 @@ from gpubpf.show.option_values import (
     parse_file,
     parse_granule,
     parse_launches,
+    parse_percent,
     parse_picture,
     parse_pids,
     parse_ranges,
@@ -134,14 +135,25 @@ def add_sampling(made: Parser) -> None:
     )
 
 
+def add_budget(made: Parser) -> None:
+    """Add --budget. `BPF.limit` reads it."""
+    group = made.add_argument_group("overhead")
+    group.add_argument(
+        "--budget",
+        type=parse_percent,
+        metavar="PERCENT",
+        help="measure only so many launches of each kernel that the overhead stays below PERCENT",
+    )
+
+
 def samples(args: argparse.Namespace, exact: str = "") -> bool:
-    """Return whether the programs run in some blocks or warps only. exact: an option that needs all; raises UsageError for both."""
+    """Return whether only some blocks, warps or launches are measured. exact: an option that needs all; raises UsageError for both."""
     sampled = bool(args.sample_blocks or args.sample_warps)
-    if sampled and exact:
-        raise UsageError(
-            f"{exact} cannot be combined with --sample-blocks or --sample-warps; it needs every access"
-        )
-    return sampled
+    limited = args.budget is not None
+    if exact and (sampled or limited):
+        other = "--budget" if limited else "--sample-blocks or --sample-warps"
+        raise UsageError(f"{exact} cannot be combined with {other}; it needs every access")
+    return sampled or limited
 
 
 def add_host_filters(made: Parser, what: str = "launches") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from gpubpf.show import table
 
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
+MOST_BUDGET_LINES = 10
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -35,6 +37,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
             lines.append("  how many launches of theirs the tool did not see is unknown")
     if "overhead" in summary:
         lines.append(_overhead_line(summary["overhead"]))
+    if "budget" in summary:
+        lines += _budget_lines(summary["budget"])
     return [part for line in lines for part in table.wrap(line.lstrip(), len(line) - len(line.lstrip()))]
 
 
@@ -74,6 +78,41 @@ def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
     """Return ``4 (map too small)`` by reason, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {reason: f"{number:,} ({reason})" for reason, number in ordered}
+
+
+def _budget_lines(budget: Mapping[str, Any]) -> list[str]:
+    """Return what --budget chose for each kernel, and whether it was held; those over the budget first, then the most launched."""
+    percent, kernels = budget["percent"], budget["kernels"]
+    over = sum(kernel["held"] is False for kernel in kernels)
+    held = f"not held for {table.count(over, 'kernel')}" if over else "held"
+    if any(kernel["held"] is None for kernel in kernels):
+        held = f"{held}; unknown for some" if over else "unknown"
+    lines = [f"budget of {percent:g} %: {held}"] if kernels else []
+    ordered = sorted(kernels, key=lambda kernel: (kernel["held"] is not False, -kernel["launches"]))
+    for kernel in ordered[:MOST_BUDGET_LINES]:
+        launches = f"measured {kernel['measured']:,} of {table.count(kernel['launches'], 'launch')}"
+        lines.append(f"  {kernel['kernel']} (pid {kernel['pid']}): {launches}{_spent(kernel, percent)}")
+    if len(ordered) > MOST_BUDGET_LINES:
+        lines.append(f"  {table.count(len(ordered) - MOST_BUDGET_LINES, 'more kernel')}: see --json")
+    return lines
+
+
+def _spent(kernel: Mapping[str, Any], percent: float) -> str:
+    """Return how the launches of a kernel were chosen, what they cost, and why that is more than the budget."""
+    cost, host = kernel["launch_percent"], kernel["host_percent"] or 0.0
+    if cost is None:
+        return "; its overhead is unknown, because the launch was not read in time"
+    rate = f"1 in {kernel['one_in']:,}" if kernel["one_in"] else "only the first"
+    parts = [f" ({rate}; each adds about {cost:,.3g} %): {kernel['overhead_percent']:,.3g} % instructions"]
+    if host:
+        parts.append(f" and {host:,.2g} % of the time in hooks and readings")
+    if kernel["held"] is False and host >= percent:
+        parts.append(", which no choice of launches reduces")
+    elif kernel["held"] is False:
+        parts.append(
+            f"; about {math.ceil(cost * kernel['measured'] / (percent - host)):,} launches would hold the budget"
+        )
+    return "".join(parts)
 
 
 def _overhead_line(overhead: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ bool parse_welcome(Reader &r, Config &config) {
     config.allocation_stacks = flags & kAllocationStacks;
     config.graphs = flags & kGraphs;
     config.match_all = flags & kMatchAll;
+    config.budget = flags & kBudget;
     config.log_records = r.u64();
     config.pump = r.u64();
     config.process = r.u64();

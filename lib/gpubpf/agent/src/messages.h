@@ -38,6 +38,7 @@ struct Config {
     bool allocation_stacks = false;
     bool graphs = false;     // kernels in graphs are instrumented
     bool match_all = false;  // every kernel matches, even if its name was never seen
+    bool budget = false;     // launches are measured as Slot::one_in says
     uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
     std::vector<MapSpec> maps;
     // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.

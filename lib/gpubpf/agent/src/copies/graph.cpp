@@ -507,7 +507,7 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     exec->context = registry().current();
     const Config &c = agent.config;
     const bool every =
-        c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1;  // a graph is launched as a whole
+        c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1 && !c.budget;  // a graph is launched as a whole
     exec->swaps = c.graphs && every && exec->context && can_swap() &&
                   !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
     {

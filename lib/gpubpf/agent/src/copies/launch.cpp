@@ -288,6 +288,19 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
     return choice.block ? uint32_t(kInstrumented) : outcome_of(kMapTooSmall);
 }
 
+// With --budget: whether launch number `n` (from 0) of a kernel is measured. Each `one_in` launches, one is, at a place that looks
+// random, so that it does not follow a program's own rhythm. The tool learns from the first launch what a launch costs. It stands for
+// the first 2 * one_in, so that at no time more than one launch in `one_in` was measured.
+static bool in_budget(const Slot &slot, uint64_t n) {
+    const uint64_t one_in = slot.one_in.load(std::memory_order_relaxed);
+    if (!one_in) return slot.instrumented.load(std::memory_order_relaxed) == 0;
+    if (n < 2 * one_in && one_in > 1) return false;
+    auto hash = static_cast<uint32_t>(n / one_in);
+    hash = (hash ^ hash >> 16) * 0x7FEB352D;
+    hash = (hash ^ hash >> 15) * 0x846CA68B;
+    return n % one_in == (hash ^ hash >> 16) % one_in;
+}
+
 uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters,
                  void **extra, Swap &swap) {
     const Kernel &kernel = *function.kernel;
@@ -300,6 +313,7 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
     if (number < config.first || number > config.last) return kept(kFiltered);
     if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
+    if (config.budget && !in_budget(slot, number - config.first)) return kept(kSampledOut);
     Choice choice;
     uint32_t outcome =
         choose(function, function.context ? function.context : context_of(shape.where), shape, choice);

@@ -1,0 +1,106 @@
+"""Count the instructions that injection adds, for --budget: each thread counts them in a register, as it counts work (`ADDED`).
+
+`COST` is a program that adds both counts up when a thread leaves the kernel. `body.py` puts `TALLY` where the count of the statements
+that follow begins, and `tallied` replaces it by an addition of their number. The number is that of the longest path through the added
+statements, without the parts that programs mark as seldom executed; loops count as one turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from gpubpf.ebpf.maps import SPENT, SPENT_PARTS
+from gpubpf.lower.fragment import Argument, Fragment
+
+from .emit import add, text
+from .module import Directive, Function, Statement
+
+ADDED = "added"  # a kind of work that no program can ask for: instructions that injection added
+TALLY = Directive("", "")  # stands for the addition of a number that is not known yet
+COST = Fragment(
+    "cost",
+    f"""{{
+.reg .b32 %part;
+.reg .b64 %place;
+mov.u32 %part, %smid;
+and.b32 %part, %part, {SPENT_PARTS - 1};
+mad.wide.u32 %place, %part, 16, %gpubpf_base;
+red.global.add.u64 [%place], %gpubpf_own;
+red.global.add.u64 [%place+8], %gpubpf_added;
+}}""",
+    (
+        Argument("own", "b64", "context", field="own"),
+        Argument("added", "b64", "context", field=ADDED),
+        Argument("base", "b64", "map_base", SPENT),
+    ),
+)
+
+_SELDOM = "//gpubpf seldom"
+# A comment; a label; a statement, which may contain braces. A brace between statements is skipped.
+_TOKEN = re.compile(r"//(?P<comment>[^\n]*)|(?P<label>[$\w]+):(?!:)|(?P<statement>[@.$%\w][^;]*);")
+_BRANCH = re.compile(r"(?P<guard>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<target>[$\w]+)$")
+_CALL = re.compile(r"(?:@!?%\w+\s+)?call(?:\.uni)?\s+(?P<name>[$\w]+)")
+
+
+def remarked(fragment: Fragment, ptx: str) -> str:
+    """Return the text of a fragment with comments that tell `tallied` what it seldom executes."""
+    return f"{_SELDOM}\n{ptx}\n{_SELDOM} {' '.join(fragment.seldom)}" if fragment.seldom else ptx
+
+
+def longest_path(added: str, functions: Mapping[str, int]) -> int:
+    """Return the most instructions that a thread executes in added text, without seldom parts and further turns of loops.
+
+    functions: the same of the functions that the text may call, by name.
+    """
+    length = 0  # from here to the end
+    after: dict[str, int] = {}  # the same from each label; a branch leads to the next label of its name
+    seldom: frozenset[str] = frozenset()
+    for token in reversed(list(_TOKEN.finditer(added))):
+        if (comment := token["comment"]) is not None:
+            if f"//{comment}".startswith(_SELDOM):
+                seldom = frozenset(f"//{comment}".removeprefix(_SELDOM).split())
+        elif label := token["label"]:
+            length = after[label] = 0 if label in seldom else length
+        elif branch := _BRANCH.match(token["statement"]):
+            there = after.get(branch["target"], 0)
+            length = 1 + (max(length, there) if branch["guard"] else there)
+        elif not token["statement"].startswith("."):
+            called = _CALL.match(token["statement"])
+            length += 1 + (functions.get(called["name"], 0) if called else 0)
+    return length
+
+
+def lengths(programs: Iterable[Function]) -> dict[str, int]:
+    """Return the longest path of each function that probes call."""
+    return {
+        program.name: longest_path(
+            "\n".join(s.text for s in program.statements or () if isinstance(s, Directive)), {}
+        )
+        for program in programs
+    }
+
+
+def tallied(statements: Iterable[Statement], functions: Mapping[str, int]) -> list[Statement]:
+    """Replace each TALLY by an addition of the number of added instructions up to the next one, its own included."""
+    out: list[Statement] = []
+    place: int | None = None  # of the last TALLY
+    count = 0
+    for statement in [*statements, TALLY]:
+        if statement is not TALLY:
+            if isinstance(statement, Directive) and not statement.name:
+                count += longest_path(statement.text, functions)
+                if _SELDOM in statement.text:
+                    lines = statement.text.split("\n")
+                    statement = text("\n".join(line for line in lines if not line.startswith(_SELDOM)))
+            out.append(statement)
+            continue
+        if place is not None:
+            if count:
+                out[place] = text(add(ADDED, count + 1))
+            else:
+                del out[place]
+            count = 0
+        place = len(out)  # what precedes the first TALLY counts with what follows it
+        out.append(statement)
+    return out[:-1]

@@ -1,0 +1,172 @@
+"""Hold the overhead of device programs below --budget by measuring only some launches of each kernel.
+
+The agent measures the first launch of a kernel, then none until this side has read what it cost: the instructions that injection
+added against the application's own (ptx/cost.py). From then on it measures one launch in N, at a random place among each N, with the
+smallest N that keeps the added instructions within the budget. Host time (hooks, and readings of maps) is taken off the budget first.
+The first launch stands for the first 2 N, so that never more than one in N was measured. N follows each later reading.
+docs/sampling.md explains this to users.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpubpf import names
+from gpubpf.agent.definitions import SLOTS, Reason
+from gpubpf.agent.protocol import REASON_NAMES
+from gpubpf.session import readout
+
+if TYPE_CHECKING:
+    from gpubpf.session.measurement import Measurement
+    from gpubpf.session.traced_process import TracedProcess
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two readings
+NEVER = 1 << 62  # one launch in so many: none
+SAMPLED_OUT = REASON_NAMES[Reason.SAMPLED_OUT]
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What the launches of a kernel in one process cost.
+
+    slot       its number in the process
+    launches   those that could have been measured
+    measured   those that were
+    own, added instructions of the application, and added ones, in the measured launches that were read; 0: not known yet
+    one_in     the agent measures one launch in so many; 0: only the first so far
+    """
+
+    process: TracedProcess
+    slot: int
+    mangled: str
+    launches: int
+    measured: int
+    own: int
+    added: int
+    one_in: int
+
+    @property
+    def kernel(self) -> str:
+        """The demangled name without template arguments and parameter list."""
+        return names.demangle(self.mangled).short
+
+    @property
+    def of_a_launch(self) -> float | None:
+        """Added instructions of a measured launch in per cent of its own; None: unknown."""
+        return 100 * self.added / self.own if self.own else None
+
+    @property
+    def overhead(self) -> float | None:
+        """Added instructions in per cent of the own ones of all launches, if launches that are not measured are like the others."""
+        of_a_launch = self.of_a_launch
+        return None if of_a_launch is None else of_a_launch * self.measured / self.launches
+
+
+def one_in(cost: float, left: float) -> int:
+    """Return N of "one launch in N" for launches that cost so many per cent, if so many per cent may be spent."""
+    return max(1, math.ceil(cost / left)) if left > 0 else NEVER
+
+
+class Budget:
+    """The budget of a measurement, in per cent. All methods belong to the thread that runs `Session.intervals`."""
+
+    def __init__(self, percent: float) -> None:
+        self.percent = percent
+        self._rates: dict[tuple[int, int], int] = {}  # (process, slot) → N
+        self._since: dict[int, int] = {}  # process → when it was first seen here (time.monotonic_ns)
+        self._reading_ns = 0  # time of the readings made here
+        self._next, self._pause = 0.0, SHORTEST_PAUSE
+        self._measured_before = 0
+        self._reading = False
+
+    def tick(self, measurement: Measurement, read: Callable[[], object]) -> None:
+        """Choose the rates anew if launches were measured since the last time. `read` requests the maps and waits for them."""
+        for process in measurement.active():
+            self._since.setdefault(process.number, time.monotonic_ns())
+        if self._reading or measurement.stopped or time.monotonic() < self._next:
+            return
+        costs = list(self.costs(measurement))
+        measured = sum(cost.measured for cost in costs)
+        waiting = any(cost.measured and not cost.one_in for cost in costs)
+        if measured == self._measured_before and not waiting:
+            return
+        self._measured_before = measured
+        start = time.monotonic_ns()
+        self._reading = True
+        try:
+            read()
+        finally:
+            self._reading = False
+        took = time.monotonic_ns() - start
+        self._reading_ns += took
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._next = time.monotonic() + max(self._pause, took / 1e9 * 100 / self.percent)
+        for cost in self.costs(measurement):
+            of_a_launch = cost.of_a_launch
+            if of_a_launch is None:
+                continue
+            rate = one_in(of_a_launch, self.percent - (self.host(cost.process) or 0.0))
+            self._rates[cost.process.number, cost.slot] = rate
+            cost.process.set_one_in(cost.slot, rate)
+            if not cost.one_in:
+                measurement.note(
+                    f"budget of {self.percent:g} %: {_choice(rate)} of {cost.kernel} in {cost.process.label}"
+                )
+
+    def host(self, process: TracedProcess) -> float | None:
+        """Return the time in hooks and readings in per cent of a process's time; None on the virtual clock.
+
+        It leaves out rare work, such as loading the copies of a new module."""
+        if process.virtual or process.virtual_times()[0]:
+            return None
+        calls = process.hook_calls()
+        hooks_ns = max(0, (calls.ns or 0) - calls.rare_ns)
+        now = time.monotonic_ns()
+        return 100 * (hooks_ns + self._reading_ns) / max(1, now - self._since.get(process.number, now))
+
+    def costs(self, measurement: Measurement) -> Iterator[KernelCost]:
+        """Yield the matched kernels that were launched."""
+        spent = readout.spent(measurement)
+        for process in measurement.all_processes():
+            for slot, counters in enumerate(process.counters()[0][: SLOTS - 1]):
+                launches = counters.instrumented + counters.reasons.get(SAMPLED_OUT, 0)
+                if launches:
+                    name = process.names.get(slot, "")
+                    own, added = spent.get((process.number, name), (0, 0))
+                    rate = self._rates.get((process.number, slot), 0)
+                    yield KernelCost(process, slot, name, launches, counters.instrumented, own, added, rate)
+
+    def record(self, measurement: Measurement) -> dict[str, Any]:
+        """Return the field `budget` of the summary."""
+        kernels = []
+        for cost in self.costs(measurement):
+            host = self.host(cost.process)
+            of_a_launch, overhead = cost.of_a_launch, cost.overhead
+            held = None if overhead is None else overhead + (host or 0.0) <= self.percent
+            kernels.append(
+                {
+                    "pid": cost.process.pid,
+                    "comm": cost.process.comm,
+                    "kernel": cost.kernel,
+                    "launches": cost.launches,
+                    "measured": cost.measured,
+                    "one_in": cost.one_in if 0 < cost.one_in < NEVER else None,
+                    "launch_percent": _rounded(of_a_launch),
+                    "overhead_percent": _rounded(overhead),
+                    "host_percent": _rounded(host),
+                    "held": held,
+                }
+            )
+        return {"percent": self.percent, "kernels": kernels}
+
+
+def _choice(rate: int) -> str:
+    return "measuring no further launches" if rate == NEVER else f"measuring one launch in {rate:,}"
+
+
+def _rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 3)
