@@ -61,6 +61,7 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser, "POINT:KERNEL[:DETAIL] [(FILTER)], such as 'load:scale:global (lane == 0)'")
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_budget(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
     cli.add_output(parser)
@@ -86,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
+    b.limit(args)
     programs.attach(b, wanted, kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing

@@ -57,6 +57,7 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser, "'POINT:KERNEL[:DETAIL] [(FILTER)] [\"FORMAT\"[, EXPR...]]'")
     cli.add_kernels(parser)
     cli.add_threads(parser)
+    cli.add_budget(parser)
     cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
@@ -87,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
+    b.limit(args)
     programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing

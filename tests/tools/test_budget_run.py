@@ -52,7 +52,7 @@ def run(tool: str, app: str, out: Path, *options: str) -> tuple[list[dict[str, A
     """Run the program on the virtual clock, where hooks take no time. Return the records, and what the tool said."""
     own = ["--device", "sim", "--json", "-o", str(out), *options]
     with subprocess.Popen(
-        ["env", "CUDASIM_CLOCK=virtual", *command(tool, *own, "--", app)],
+        ["timeout", "100", "env", "CUDASIM_CLOCK=virtual", *command(tool, *own, "--", app)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,9 +114,20 @@ def test_memtrace_holds_its_budget(app: str, tmp_path: Path) -> None:
     assert not [record for record in records if record["type"] == "allocation"]
 
 
+@pytest.mark.long
+def test_gpucount_holds_its_budget(app: str, tmp_path: Path) -> None:
+    records, _ = run("gpucount", app, tmp_path / "out", "--budget", "20", "exit:work", "store:work:global")
+    (budget,) = records[-1]["budget"]["kernels"]
+    counts = {record["spec"]: record["threads"] for record in records if record["type"] == "count"}
+    measured = budget["measured"] * THREADS
+    assert budget["held"] and budget["measured"] == len(list(chosen(budget["one_in"]))) > 10
+    assert counts == {"exit:work": measured, "store:work:global": measured * STORES}
+
+
 def test_too_few_launches_are_reported(app: str, tmp_path: Path) -> None:
+    options = ["--device", "sim", "--launch", "1:1", "--budget", "5"]
     done = subprocess.run(
-        command("threadhist", "--device", "sim", "--launch", "1:1", "--budget", "5", "--", app),
+        ["env", "CUDASIM_CLOCK=virtual", *command("threadhist", *options, "--", app)],
         input="\n",
         capture_output=True,
         text=True,

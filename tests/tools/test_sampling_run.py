@@ -253,13 +253,14 @@ def test_wrong_values_are_one_line_and_status_two(tool, options, capsys):
     assert left.value.code == 2 and text.startswith(f"{tool}: ") and text.count("\n") == 1
 
 
-def test_programs_for_amd_gpus_are_refused(monkeypatch, capsys):
+@pytest.mark.parametrize("option", [("--sample-blocks", "1/2"), ("--budget", "5")])
+def test_programs_for_amd_gpus_are_refused(option, monkeypatch, capsys):
     from gpubpf.session import amd_device
     from test_contract import tool_module
 
     monkeypatch.setattr(amd_device, "is_for_hip", lambda program: True)
     with pytest.raises(SystemExit) as left:
-        tool_module("threadhist").main(["--device", "sim", "--sample-blocks", "1/2", "--", "true"])
+        tool_module("threadhist").main(["--device", "sim", *option, "--", "true"])
     text = capsys.readouterr().err
     assert (
         left.value.code == 2

@@ -21,6 +21,7 @@ from gpubpf.agent.protocol import REASON_NAMES
 from gpubpf.session import readout
 
 if TYPE_CHECKING:
+    from gpubpf.agent.protocol import Counters
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
 
@@ -77,9 +78,11 @@ class Budget:
     def __init__(self, percent: float) -> None:
         self.percent = percent
         self._rates: dict[tuple[int, int], int] = {}  # (process, slot) → N
+        self._started = time.monotonic_ns()
         self._since: dict[int, int] = {}  # process → when it was first seen here (time.monotonic_ns)
         self._reading_ns = 0  # time of the readings made here
-        self._next, self._pause = 0.0, SHORTEST_PAUSE
+        self._soonest, self._next, self._pause = 0.0, 0.0, SHORTEST_PAUSE
+        self._awaited: set[tuple[int, int]] = set()  # kernels that were to get their first rate in a reading
         self._measured_before = 0
         self._reading = False
 
@@ -87,14 +90,15 @@ class Budget:
         """Choose the rates anew if launches were measured since the last time. `read` requests the maps and waits for them."""
         for process in measurement.active():
             self._since.setdefault(process.number, time.monotonic_ns())
-        if self._reading or measurement.stopped or time.monotonic() < self._next:
+        if self._reading or measurement.stopped or time.monotonic() < self._soonest:
             return
-        costs = list(self.costs(measurement))
-        measured = sum(cost.measured for cost in costs)
-        waiting = any(cost.measured and not cost.one_in for cost in costs)
-        if measured == self._measured_before and not waiting:
+        launched = {(process.number, slot): counters for process, slot, counters in _launched(measurement)}
+        measured = sum(counters.instrumented for counters in launched.values())
+        waiting = {kernel for kernel in launched.keys() - self._rates.keys() if launched[kernel].instrumented}
+        new = waiting - self._awaited
+        if not new and (time.monotonic() < self._next or (measured == self._measured_before and not waiting)):
             return
-        self._measured_before = measured
+        self._measured_before, self._awaited = measured, self._awaited | waiting
         start = time.monotonic_ns()
         self._reading = True
         try:
@@ -103,8 +107,9 @@ class Budget:
             self._reading = False
         took = time.monotonic_ns() - start
         self._reading_ns += took
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._next = time.monotonic() + max(self._pause, took / 1e9 * 100 / self.percent)
+        self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
+        self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 * 100 / self.percent)
+        self._next = max(self._soonest, time.monotonic() + self._pause)
         for cost in self.costs(measurement):
             of_a_launch = cost.of_a_launch
             if of_a_launch is None:
@@ -125,20 +130,19 @@ class Budget:
             return None
         calls = process.hook_calls()
         hooks_ns = max(0, (calls.ns or 0) - calls.rare_ns)
-        now = time.monotonic_ns()
-        return 100 * (hooks_ns + self._reading_ns) / max(1, now - self._since.get(process.number, now))
+        end = int(process.disconnected_at * 1e9) or time.monotonic_ns()
+        since = self._since.get(process.number, self._started)
+        return 100 * (hooks_ns + self._reading_ns) / max(1, end - since)
 
     def costs(self, measurement: Measurement) -> Iterator[KernelCost]:
         """Yield the matched kernels that were launched."""
         spent = readout.spent(measurement)
-        for process in measurement.all_processes():
-            for slot, counters in enumerate(process.counters()[0][: SLOTS - 1]):
-                launches = counters.instrumented + counters.reasons.get(SAMPLED_OUT, 0)
-                if launches:
-                    name = process.names.get(slot, "")
-                    own, added = spent.get((process.number, name), (0, 0))
-                    rate = self._rates.get((process.number, slot), 0)
-                    yield KernelCost(process, slot, name, launches, counters.instrumented, own, added, rate)
+        for process, slot, counters in _launched(measurement):
+            name = process.names.get(slot, "")
+            launches = counters.instrumented + counters.reasons.get(SAMPLED_OUT, 0)
+            own, added = spent.get((process.number, name), (0, 0))
+            rate = self._rates.get((process.number, slot), 0)
+            yield KernelCost(process, slot, name, launches, counters.instrumented, own, added, rate)
 
     def record(self, measurement: Measurement) -> dict[str, Any]:
         """Return the field `budget` of the summary."""
@@ -162,6 +166,14 @@ class Budget:
                 }
             )
         return {"percent": self.percent, "kernels": kernels}
+
+
+def _launched(measurement: Measurement) -> Iterator[tuple[TracedProcess, int, Counters]]:
+    """Yield the kernels of which a launch was, or could have been, measured: process, slot and counters."""
+    for process in measurement.all_processes():
+        for slot, counters in enumerate(process.counters()[0][: SLOTS - 1]):
+            if counters.instrumented or counters.reasons.get(SAMPLED_OUT):
+                yield process, slot, counters
 
 
 def _choice(rate: int) -> str:

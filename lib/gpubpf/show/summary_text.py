@@ -101,7 +101,7 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
     """Return how the launches of a kernel were chosen, what they cost, and why that is more than the budget."""
     cost, host = kernel["launch_percent"], kernel["host_percent"] or 0.0
     if cost is None:
-        return "; its overhead is unknown, because the launch was not read in time"
+        return "; what they cost is unknown, because their counts were not read"
     rate = f"1 in {kernel['one_in']:,}" if kernel["one_in"] else "only the first"
     parts = [f" ({rate}; each adds about {cost:,.3g} %): {kernel['overhead_percent']:,.3g} % instructions"]
     if host:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from engine_device import Array
 from gpubpf.ebpf.maps import SPENT, SPENT_PARTS
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx.cost import ADDED, COST
+from gpubpf.ptx import plan
+from gpubpf.ptx.cost import ADDED, COST, longest_path
 from gpubpf.ptx.values import Placement
 from gpubpf_points import HEAD, Run
 
@@ -32,7 +34,30 @@ $gone:
     ret;
 }}"""
 OWN = 8 * (4 + 1) + 32 * (4 + 3 + 4 * 4 + 1)
-TWELVE = Fragment("twelve", "{\n.reg .b32 %x;\n" + "add.u32 %x, %x, 1;\n" * 12 + "}", ())
+# Each thread calls a function, which threads below 8 do not return from.
+CALLING = f"""{HEAD}
+.func inner(.param .b32 t) {{
+    .reg .b32 %r<2>; .reg .pred %p;
+    ld.param.b32 %r1, [t];
+    setp.lt.u32 %p, %r1, 8;
+    @%p exit;
+    ret;
+}}
+.visible .entry k(.param .u64 p) {{
+    .reg .b32 %r<2>;
+    mov.u32 %r1, %tid.x;
+    {{ .param .b32 t; st.param.b32 [t], %r1; call inner, (t); }}
+    ret;
+}}"""
+CLOCK = "mov.u64 %x, %globaltimer;\n"
+
+
+def program(count: int = 12, before: str = "", after: str = "", seldom: tuple[str, ...] = ()) -> Fragment:
+    """Return a program of so many instructions between others."""
+    lines = "add.u64 %x, %x, 1;\n" * count
+    return Fragment(
+        "program", f"{{\n.reg .b64 %x; .reg .pred %q;\n{before}{lines}{after}}}", (), seldom=seldom
+    )
 
 
 def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
@@ -43,9 +68,83 @@ def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
     return int(parts[0::2].sum()), int(parts[1::2].sum())
 
 
-def test_each_program_counts_as_often_as_it_runs() -> None:
-    own, alone = spent()
-    assert own == OWN
-    assert spent(Placement(TWELVE, "entry")) == (OWN, alone + 12 * THREADS)
-    assert spent(Placement(TWELVE, "access", kinds=("store",))) == (OWN, alone + 12 * 4 * 32)
-    assert spent(Placement(TWELVE, "exit")) == (OWN, alone + 12 * THREADS)
+@pytest.mark.parametrize(
+    ("point", "runs", "before"),
+    [
+        ("entry", THREADS, ""),
+        ("exit", THREADS, ""),
+        ("exit", THREADS, CLOCK),  # the exit stays in the loop, and threads that go on skip the program
+        ("access", 4 * 32, ""),
+        ("value", 4 * 32, ""),
+        ("basic_block", 8 * 2 + 32 * (2 + 4 + 1), ""),
+        ("branch", 8 + 32 * 5, ""),
+        ("instruction", 8 * 2 + 32 * (2 + 3 + 4 * 2), ""),
+    ],
+)
+def test_a_program_counts_as_often_as_it_runs(point: str, runs: int, before: str) -> None:
+    own, added = spent(Placement(program(0, before), point))
+    assert own == OWN and added > 0
+    assert spent(Placement(program(12, before), point)) == (own, added + 12 * runs)
+
+
+@pytest.mark.parametrize(
+    ("point", "runs"), [("function_entry", THREADS), ("function_exit", 32), ("exit", THREADS)]
+)
+def test_called_functions_count(point: str, runs: int) -> None:
+    own, added = spent(Placement(program(0), point), kernel=CALLING)
+    assert own == 8 * (3 + 3) + 32 * (3 + 4 + 1)
+    assert spent(Placement(program(12), point), kernel=CALLING) == (own, added + 12 * runs)
+
+
+def test_a_kernel_without_other_programs_counts_the_counting() -> None:
+    """Two reductions and what leads to them for each thread, and two additions for each basic block."""
+    text = Run(KERNEL, [Placement(COST, "exit", ADDED)]).injected.text
+    added = [part.partition("//gpubpf}")[0] for part in text.split("//gpubpf{")[1:]]
+    tallies = [
+        int(line.split()[-1].rstrip(";"))
+        for line in text.splitlines()
+        if f"_0{ADDED}, %gpubpf_0{ADDED}," in line
+    ]
+    assert sum(tallies) == sum(longest_path(part, {}) for part in added)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_a_program_seldom_does_is_not_counted(inline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not inline:
+        monkeypatch.setattr(plan, "MAX_INLINE", 0)
+        monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
+    to_it = "setp.eq.u64 %q, %x, 1000;\n@%q bra $L__BB0_1;\n"
+    found = []
+    for count in (3, 300):
+        rest = "bra $L__BB0_2;\n$L__BB0_1:\n" + "add.u64 %x, %x, 2;\n" * count + "$L__BB0_2:\n"
+        found.append(spent(Placement(program(12, to_it, rest, seldom=("$L__BB0_1",)), "access")))
+        assert "gpubpf seldom" not in Run(KERNEL, [Placement(COST, "exit", ADDED)]).injected.text
+    assert found[0] == found[1]
+
+
+def test_a_program_that_became_a_function_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_INLINE", 0)
+    monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
+    (_, few), (_, many) = (spent(Placement(program(count), "access")) for count in (3, 15))
+    assert many - few == 12 * 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("", 0),
+        ("{ .reg .b32 %a; mov.u32 %a, 1; } // mov.u32 %a, 2;", 1),
+        ("mov.b64 %a, {%b, %c}; st.shared::cta.u32 [%a], %b;", 2),
+        ("@%p bra $x; add.u32 %a, %a, 1; add.u32 %a, %a, 1; $x: add.u32 %a, %a, 1;", 4),
+        ("@%p bra $x; add.u32 %a, %a, 1; bra.uni $y; $x: add.u32 %a, %a, 1; add.u32 %a, %a, 2; $y:", 3),
+        ("$x: add.u32 %a, %a, 1; @%p bra $x; add.u32 %a, %a, 1;", 3),  # one turn of a loop
+        (
+            "{ @%p bra $x; add.u32 %a, %a, 1; $x: } { bra $x; add.u32 %a, %a, 1; $x: }",
+            3,
+        ),  # labels of two scopes
+        ("{ call.uni gpubpf_program0, (a); call gpubpf_program0, (a); }", 22),
+        ("call gpubpf_program1;", 1),
+    ],
+)
+def test_the_longest_path(text: str, length: int) -> None:
+    assert longest_path(text, {"gpubpf_program0": 10}) == length
