@@ -476,11 +476,12 @@ class BPF:
             for probe in self.probes
         ]
         if self.budget is not None and self.probes:
-            from gpubpf.ptx.cost import ADDED, COST
+            from gpubpf.ptx import cost
 
             patterns = [probe.kernels for probe in self.probes]
             every = () if () in patterns else tuple(dict.fromkeys(itertools.chain(*patterns)))
-            made.append(Attachment(COST, "exit", every, ADDED))
+            sampled = (cost.SAMPLED_COST, cost.SKIPPED) if self.sampling else (cost.COST, cost.ADDED)
+            made.append(Attachment(sampled[0], "exit", every, sampled[1]))
         return made
 
     @property

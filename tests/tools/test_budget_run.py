@@ -105,6 +105,18 @@ def test_the_launches_are_at_random_places(app: str, tmp_path: Path) -> None:
     assert len({place % budget["one_in"] for place in expected}) > 5
 
 
+def test_sampled_blocks_cost_less_so_more_launches_are_measured(app: str, tmp_path: Path) -> None:
+    """All blocks do the same, so the estimate for the measured launches has no error."""
+    options = ["--budget", "20", "--sample-blocks", "1/16", "--work", "stores"]
+    records, _ = run("threadhist", app, tmp_path / "out", *options)
+    (budget,) = records[-1]["budget"]["kernels"]
+    (kernel,) = (record for record in records if record["type"] == "kernel")
+    assert budget["held"] and budget["measured"] == len(list(chosen(budget["one_in"])))
+    assert kernel["launches"] == budget["measured"] and kernel["sampled"]["of"] == 2 * budget["measured"]
+    assert 0 < kernel["sampled"]["chosen"] < budget["measured"]
+    assert kernel["work"] == budget["measured"] * THREADS * STORES and kernel["standard_error"]["work"] == 0
+
+
 def test_memtrace_holds_its_budget(app: str, tmp_path: Path) -> None:
     records, _ = run("memtrace", app, tmp_path / "out", "--budget", "30")
     (budget,) = records[-1]["budget"]["kernels"]
@@ -146,8 +158,6 @@ def test_too_few_launches_are_reported(app: str, tmp_path: Path) -> None:
         ("threadhist", ["--budget", "101%"], "a percentage above 0"),
         ("threadhist", ["--budget", "nan"], "a percentage above 0"),
         ("threadhist", ["--budget", "5", "--sample", "2"], "--budget and --sample exclude"),
-        ("memtrace", ["--budget", "5", "--sample-blocks", "1/2"], "--budget and --sample-blocks exclude"),
-        ("memtrace", ["--budget", "5", "--sample-warps", "1/2"], "--budget and --sample-warps exclude"),
         ("memtrace", ["--budget", "5", "--footprint"], "--footprint cannot be combined with --budget"),
     ],
 )

@@ -91,8 +91,10 @@ PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
 SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
-SPENT = "gpubpf_spent"  # with --budget: instructions of the application and added ones (ptx/cost.py), in SPENT_PARTS pairs
-SPENT_PARTS = 32
+SPENT = (
+    "gpubpf_spent"  # with --budget: SPENT_PARTS times SPENT_NUMBERS counts (ptx/cost.py): own, added, skipped
+)
+SPENT_PARTS, SPENT_NUMBERS = 32, 3
 GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
 BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
 BLOCK_PROBES = 64  # slots that a block can be in
@@ -299,7 +301,7 @@ def internal(name: str) -> MapDefinition | None:
     if name == SAMPLED:
         return MapDefinition(SAMPLED, "kernel_array", 4, 8, GROUPS, "<i4", "<u8", 1 << 31)
     if name == SPENT:
-        return MapDefinition(SPENT, "kernel_array", 4, 8, 2 * SPENT_PARTS, "<i4", "<u8", 1 << 31)
+        return MapDefinition(SPENT, "kernel_array", 4, 8, SPENT_NUMBERS * SPENT_PARTS, "<i4", "<u8", 1 << 31)
     return blocks_definition(name) if name.startswith(BLOCKS) else None
 
 

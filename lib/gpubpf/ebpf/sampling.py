@@ -8,6 +8,7 @@ the same in Python.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -40,6 +41,12 @@ class Sampling:
     def parameter(self) -> bytes:
         """The bytes of PARAMETER."""
         return self.limit.to_bytes(4, "little") + self.seed.to_bytes(4, "little")
+
+
+def share(params: Mapping[str, bytes]) -> float:
+    """Return the share of blocks or warps that are chosen, from the bytes of all parameters; 1 without sampling."""
+    given = params.get(PARAMETER)
+    return 1.0 if given is None else (int.from_bytes(given[:4], "little") + 1) / 2**32
 
 
 def of_arguments(args: argparse.Namespace) -> Sampling | None:

@@ -16,7 +16,7 @@ from .arguments import argument, returned
 from .barriers import Barrier, barrier
 from .carry import KEPT, kept, live_carry
 from .computation import Element, computation, is_chosen
-from .cost import ADDED, TALLY, lengths, tallied
+from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
@@ -95,7 +95,8 @@ class Body:
         self.at_entry = (
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
         )
-        self.tally: tuple[Statement, ...] = (TALLY,) if ADDED in plan.work else ()
+        self.counts = [kind for kind in (ADDED, SKIPPED) if kind in plan.work]
+        self.tally: tuple[Statement, ...] = (TALLY,) if self.counts else ()
         self.at_return = () if self.entry else plan.called(at("function_exit"), function)
         # The fields of the function's result that programs read.
         self.results = [f for f in _RESULT if function.returns and self.filler.reads_any(self.at_return, f)]
@@ -160,7 +161,7 @@ class Body:
         if self.flow.falls_off:
             out += self._end()
         if self.tally:
-            out = tallied(out, lengths(self.plan.programs))
+            out = tallied(out, lengths(self.plan.programs), self.counts)
         # Every function declares the accumulators, even one that returns no work: ptxas drops what nothing reads.
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
         if self.exits.loop_exits:
@@ -196,7 +197,7 @@ class Body:
         instruction that counts as more than an instruction.
         """
         for block in self.flow.blocks if self.plan.work else ():
-            total = dict.fromkeys((*WORK, ADDED), 0)
+            total = dict.fromkeys((*WORK, ADDED, SKIPPED), 0)
             total["instructions"] = len(block.instructions)
             total["blocks"] = int(block.entered)
             for index in block.instructions:
@@ -371,7 +372,8 @@ class Body:
             work = accumulator(counted_work) if counted_work else "0"
             context = {"site": str(sites[placement.point]), "work": work}
             if self.tally:
-                context |= {"own": accumulator("instructions"), ADDED: accumulator(ADDED)}
+                context |= {"own": accumulator("instructions")}
+                context |= {kind: accumulator(kind) for kind in self.counts}
             context |= {field: _RESULT[field] if field in self.results else "0" for field in _RESULT}
             arguments = self._arguments(placement, context)
             found.append(

@@ -1,8 +1,11 @@
-"""Count the instructions that injection adds, for --budget: each thread counts them in a register, as it counts work (`ADDED`).
+"""Count the instructions that injection adds, for --budget: each thread counts them in registers, as it counts work.
 
-`COST` is a program that adds both counts up when a thread leaves the kernel. `body.py` puts `TALLY` where the count of the statements
+`COST` is a program that adds the counts up when a thread leaves the kernel. `body.py` puts `TALLY` where the count of the statements
 that follow begins, and `tallied` replaces it by an addition of their number. The number is that of the longest path through the added
 statements, without the parts that programs mark as seldom executed; loops count as one turn.
+
+With sampling, each thread counts what it would execute in a chosen block or warp (`ADDED`), and what in others (`SKIPPED`). So a
+launch tells what launches cost on average, whichever blocks it chose.
 """
 
 from __future__ import annotations
@@ -10,31 +13,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from gpubpf.ebpf.maps import SPENT, SPENT_PARTS
+from gpubpf.ebpf.maps import SPENT, SPENT_NUMBERS, SPENT_PARTS
 from gpubpf.lower.fragment import Argument, Fragment
 
 from .emit import add, text
 from .module import Directive, Function, Statement
+from .sampling import SKIPS
 
-ADDED = "added"  # a kind of work that no program can ask for: instructions that injection added
+# Kinds of work that no tool can ask for: added instructions; those of threads that sampling leaves out. Who asks for the second gets
+# the first, too, and the application's instructions.
+ADDED, SKIPPED = "added", "skipped"
 TALLY = Directive("", "")  # stands for the addition of a number that is not known yet
-COST = Fragment(
-    "cost",
-    f"""{{
-.reg .b32 %part;
-.reg .b64 %place;
-mov.u32 %part, %smid;
-and.b32 %part, %part, {SPENT_PARTS - 1};
-mad.wide.u32 %place, %part, 16, %gpubpf_base;
-red.global.add.u64 [%place], %gpubpf_own;
-red.global.add.u64 [%place+8], %gpubpf_added;
-}}""",
-    (
-        Argument("own", "b64", "context", field="own"),
-        Argument("added", "b64", "context", field=ADDED),
-        Argument("base", "b64", "map_base", SPENT),
-    ),
-)
+
+
+def _cost(*counts: str) -> Fragment:
+    """Return a program that adds these counts, which are fields of its context, to SPENT."""
+    lines = [
+        ".reg .b32 %part;",
+        ".reg .b64 %place;",
+        "mov.u32 %part, %smid;",
+        f"and.b32 %part, %part, {SPENT_PARTS - 1};",
+        f"mad.wide.u32 %place, %part, {8 * SPENT_NUMBERS}, %gpubpf_base;",
+        *(f"red.global.add.u64 [%place+{8 * n}], %gpubpf_{name};" for n, name in enumerate(counts)),
+    ]
+    arguments = (Argument(name, "b64", "context", field=name) for name in counts)
+    return Fragment(
+        "cost", "\n".join(["{", *lines, "}"]), (*arguments, Argument("base", "b64", "map_base", SPENT))
+    )
+
+
+COST = _cost("own", ADDED)
+SAMPLED_COST = _cost("own", ADDED, SKIPPED)
 
 _SELDOM = "//gpubpf seldom"
 # A comment; a label; a statement, which may contain braces. A brace between statements is skipped.
@@ -48,10 +57,10 @@ def remarked(fragment: Fragment, ptx: str) -> str:
     return f"{_SELDOM}\n{ptx}\n{_SELDOM} {' '.join(fragment.seldom)}" if fragment.seldom else ptx
 
 
-def longest_path(added: str, functions: Mapping[str, int]) -> int:
+def longest_path(added: str, functions: Mapping[str, int], skips: bool = False) -> int:
     """Return the most instructions that a thread executes in added text, without seldom parts and further turns of loops.
 
-    functions: the same of the functions that the text may call, by name.
+    functions: the same of the functions that the text may call, by name. skips: of a thread that sampling leaves out.
     """
     length = 0  # from here to the end
     after: dict[str, int] = {}  # the same from each label; a branch leads to the next label of its name
@@ -64,7 +73,10 @@ def longest_path(added: str, functions: Mapping[str, int]) -> int:
             length = after[label] = 0 if label in seldom else length
         elif branch := _BRANCH.match(token["statement"]):
             there = after.get(branch["target"], 0)
-            length = 1 + (max(length, there) if branch["guard"] else there)
+            if branch["guard"] == f"@{SKIPS} ":
+                length = 1 + (there if skips else length)
+            else:
+                length = 1 + (max(length, there) if branch["guard"] else there)
         elif not token["statement"].startswith("."):
             called = _CALL.match(token["statement"])
             length += 1 + (functions.get(called["name"], 0) if called else 0)
@@ -81,26 +93,32 @@ def lengths(programs: Iterable[Function]) -> dict[str, int]:
     }
 
 
-def tallied(statements: Iterable[Statement], functions: Mapping[str, int]) -> list[Statement]:
-    """Replace each TALLY by an addition of the number of added instructions up to the next one, its own included."""
+def tallied(
+    statements: Iterable[Statement], functions: Mapping[str, int], kinds: Iterable[str]
+) -> list[Statement]:
+    """Replace each TALLY by additions of the number of added instructions up to the next one, its own included.
+
+    kinds: ADDED, and with sampling SKIPPED.
+    """
     out: list[Statement] = []
     place: int | None = None  # of the last TALLY
-    count = 0
+    counts = dict.fromkeys(kinds, 0)
     for statement in [*statements, TALLY]:
         if statement is not TALLY:
             if isinstance(statement, Directive) and not statement.name:
-                count += longest_path(statement.text, functions)
+                for kind in counts:
+                    counts[kind] += longest_path(statement.text, functions, kind == SKIPPED)
                 if _SELDOM in statement.text:
                     lines = statement.text.split("\n")
                     statement = text("\n".join(line for line in lines if not line.startswith(_SELDOM)))
             out.append(statement)
             continue
         if place is not None:
-            if count:
-                out[place] = text(add(ADDED, count + 1))
+            if any(counts.values()):
+                out[place] = text("\n".join(add(kind, n + len(counts)) for kind, n in counts.items()))
             else:
                 del out[place]
-            count = 0
+            counts = dict.fromkeys(counts, 0)
         place = len(out)  # what precedes the first TALLY counts with what follows it
         out.append(statement)
     return out[:-1]

@@ -16,7 +16,7 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 from .access import Access, accesses, unprobed
 from .barriers import barrier
 from .computation import Computation, asynchronous, computation, is_chosen
-from .cost import ADDED
+from .cost import ADDED, SKIPPED
 from .emit import array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
@@ -71,7 +71,7 @@ class InjectionPlan:
     A function contains the probes of the kernel that calls it. Kernels may have different programs, so a function is copied once for
     each distinct set of programs. Each copy is a *variant*, numbered by the set's index in `variants`. Variant 0 has no programs.
 
-    work      the counted kinds of work, of `bytecode.WORK` and ADDED
+    work      the counted kinds of work, of `bytecode.WORK`, ADDED and SKIPPED
     leaving   functions whose threads may leave the kernel
     programs  the functions that probes call
     fillers   build the text of probes, by whether it is inlined
@@ -91,14 +91,14 @@ class InjectionPlan:
         self.placements = {name: tuple(placements) for name, placements in kernels.items()}
         every = [p for placements in kernels.values() for p in placements]
         asked = {p.accumulate for p in every if p.point == "exit"}
-        if ADDED in asked:
-            asked.add("instructions")
-        for kind in asked - {None, *WORK, ADDED}:
+        if {ADDED, SKIPPED} & asked:
+            asked |= {"instructions", ADDED}
+        for kind in asked - {None, *WORK, ADDED, SKIPPED}:
             raise Error(f"cannot count {kind!r}; use one of {', '.join(WORK)}")
         for point in {p.point for p in every} - set(DEVICE_POINTS):
             raise Error(f"no device program can be at {point!r}; use one of {', '.join(DEVICE_POINTS)}")
         # Kernels share functions, so all kernels count all kinds; ptxas drops counts that nothing reads.
-        self.work = tuple(kind for kind in (*WORK, ADDED) if kind in asked)
+        self.work = tuple(kind for kind in (*WORK, ADDED, SKIPPED) if kind in asked)
         reached = {f for name in kernels for f in graph.reach(name)}
         self.functions = {f for f in reached if module.functions[f].kind == "func"}
         self.leaving = graph.leaving(self.functions)

@@ -25,14 +25,14 @@ WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 @dataclass(frozen=True)
 class Placement:
     """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it: one of `bytecode.WORK`, or
-    `cost.ADDED` for `cost.COST`.
+    of `cost.ADDED` and `cost.SKIPPED`.
 
     At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
     () means all.
     At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
     At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
     sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
-    have the same value.
+    have the same value, except `cost.SAMPLED_COST`, which runs in all.
     """
 
     fragment: Fragment

@@ -47,7 +47,7 @@ class KernelCost:
     launches: int
     measured: int
     own: int
-    added: int
+    added: float
     one_in: int
 
     @property
@@ -140,7 +140,7 @@ class Budget:
         for process, slot, counters in _launched(measurement):
             name = process.names.get(slot, "")
             launches = counters.instrumented + counters.reasons.get(SAMPLED_OUT, 0)
-            own, added = spent.get((process.number, name), (0, 0))
+            own, added = spent.get((process.number, name), (0, 0.0))
             rate = self._rates.get((process.number, slot), 0)
             yield KernelCost(process, slot, name, launches, counters.instrumented, own, added, rate)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
-from gpubpf.ebpf import maps
+from gpubpf.ebpf import maps, sampling
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
 if TYPE_CHECKING:
@@ -133,18 +133,22 @@ def _registers(process: TracedProcess) -> dict[str, RegisterUse]:
     return found
 
 
-def spent(measurement: Measurement) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the instructions of the application and the added ones in the measured launches, by process number and kernel."""
+def spent(measurement: Measurement) -> dict[tuple[int, str], tuple[int, float]]:
+    """Return the instructions of the application and the added ones in the measured launches, by process number and kernel.
+
+    With sampling, the added ones are those that launches have on average, whichever blocks they chose."""
     number = measurement.numbers[maps.SPENT]
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+    share = sampling.share(measurement.params)
+    found: dict[tuple[int, str], tuple[int, float]] = {}
     with measurement.lock:
         for process in measurement.processes:
             for stored in process.snapshots.values():
                 for instance in _instances_of(measurement, process, {}, stored, number):
-                    parts = instance.array[:, 0]
-                    own, added = found.get((process.number, instance.mangled), (0, 0))
-                    sums = own + int(parts[0::2].sum()), added + int(parts[1::2].sum())
-                    found[process.number, instance.mangled] = sums
+                    parts = instance.array[:, 0].reshape(-1, maps.SPENT_NUMBERS).sum(axis=0)
+                    own, added, skipped = map(int, parts)
+                    before = found.get((process.number, instance.mangled), (0, 0.0))
+                    of_all = skipped + share * (added - skipped)
+                    found[process.number, instance.mangled] = before[0] + own, before[1] + of_all
     return found
 
 

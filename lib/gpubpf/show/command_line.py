@@ -156,14 +156,8 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("-p and COMMAND exclude each other")
     if args.seed is not None and not (args.sample_blocks or args.sample_warps):
         made.error("--seed needs --sample-blocks or --sample-warps")
-    if args.budget is not None:
-        others = {
-            "--sample": args.sample > 1,
-            "--sample-blocks": args.sample_blocks,
-            "--sample-warps": args.sample_warps,
-        }
-        for option in (option for option, given in others.items() if given):
-            made.error(f"--budget and {option} exclude each other: --budget chooses what to sample")
+    if args.budget is not None and args.sample > 1:
+        made.error("--budget and --sample exclude each other: --budget chooses the launches")
     if args.list or args.ptx:
         args.files = words
         option = "--list" if args.list else "--ptx"

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from engine_device import Array
-from gpubpf.ebpf.maps import SPENT, SPENT_PARTS
+from gpubpf.ebpf.maps import SPENT, SPENT_NUMBERS, SPENT_PARTS
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import plan
-from gpubpf.ptx.cost import ADDED, COST, longest_path
+from gpubpf.ptx.cost import ADDED, COST, SAMPLED_COST, SKIPPED, longest_path
+from gpubpf.ptx.sampling import SKIPS
 from gpubpf.ptx.values import Placement
 from gpubpf_points import HEAD, Run
 
@@ -60,12 +61,19 @@ def program(count: int = 12, before: str = "", after: str = "", seldom: tuple[st
     )
 
 
-def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
-    """Run the kernel with these programs. Return its own instructions, and the added ones."""
-    run = Run(kernel, (*placements, Placement(COST, "exit", ADDED)))
+def counted(kernel: str, *placements: Placement) -> list[int]:
+    """Run the kernel with these programs. Return the sums: own, added and skipped instructions."""
+    run = Run(kernel, placements)
     run("k", THREADS, Array(np.zeros(THREADS, np.uint32)))
-    parts = run.maps[SPENT].host[: 2 * SPENT_PARTS]
-    return int(parts[0::2].sum()), int(parts[1::2].sum())
+    parts = run.maps[SPENT].host[: SPENT_NUMBERS * SPENT_PARTS].reshape(-1, SPENT_NUMBERS)
+    return [int(total) for total in parts.sum(axis=0)]
+
+
+def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
+    """Return the kernel's own instructions, and the added ones, without sampling."""
+    own, added, skipped = counted(kernel, *placements, Placement(COST, "exit", ADDED))
+    assert skipped == 0
+    return own, added
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,23 @@ def test_called_functions_count(point: str, runs: int) -> None:
     own, added = spent(Placement(program(0), point), kernel=CALLING)
     assert own == 8 * (3 + 3) + 32 * (3 + 4 + 1)
     assert spent(Placement(program(12), point), kernel=CALLING) == (own, added + 12 * runs)
+
+
+@pytest.mark.parametrize(
+    "point", ["entry", "exit", "access", "value", "basic_block", "branch", "instruction"]
+)
+def test_with_sampling_threads_count_what_they_execute_in_chosen_blocks_and_in_others(point: str) -> None:
+    """Whether their block is chosen or not."""
+
+    def sampled(count: int) -> list[int]:
+        programs = Placement(program(count), point, sampled="block"), Placement(SAMPLED_COST, "exit", SKIPPED)
+        return counted(KERNEL, *programs)
+
+    runs = (spent(Placement(program(12), point))[1] - spent(Placement(program(0), point))[1]) // 12
+    (own, few, left), (again, many, other) = sampled(0), sampled(12)
+    assert own == again == OWN
+    assert many == few + 12 * runs
+    assert other == left < few
 
 
 def test_a_kernel_without_other_programs_counts_the_counting() -> None:
@@ -144,7 +169,9 @@ def test_a_program_that_became_a_function_counts(monkeypatch: pytest.MonkeyPatch
         ),  # labels of two scopes
         ("{ call.uni gpubpf_program0, (a); call gpubpf_program0, (a); }", 22),
         ("call gpubpf_program1;", 1),
+        (f"@{SKIPS} bra $x; add.u32 %a, %a, 1; add.u32 %a, %a, 1; $x:", 3),
     ],
 )
 def test_the_longest_path(text: str, length: int) -> None:
     assert longest_path(text, {"gpubpf_program0": 10}) == length
+    assert longest_path(text, {"gpubpf_program0": 10}, skips=True) == (1 if SKIPS in text else length)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpubpf.agent.protocol import Counters, HookCalls
 from gpubpf.ebpf.maps import SPENT
+from gpubpf.ebpf.sampling import PARAMETER, Sampling
 from gpubpf.program import BPF
 from gpubpf.ptx.cost import COST
 from gpubpf.session import budget, readout
@@ -50,7 +53,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, percent: float) -> None:
         self.process, self.clock, self.readings = Process(), 0, 0
-        self.spent: dict[tuple[int, str], tuple[int, int]] = {}
+        self.spent: dict[tuple[int, str], tuple[int, float]] = {}
         self.said: list[str] = []
         self.took = 0
         self.measurement: Any = SimpleNamespace(
@@ -167,6 +170,22 @@ def test_host_time_comes_off_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
     record = scene.record
     assert record["host_percent"] == pytest.approx(6, abs=0.01)
     assert record["one_in"] is None and record["held"] is False
+
+
+@pytest.mark.parametrize(("one_in", "added"), [(None, 560.0), (1, 560.0), (4, 160 + 400 / 4)])
+def test_added_instructions_are_those_of_an_average_choice(
+    one_in: int | None, added: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two contexts, in each of which two multiprocessors have counts."""
+    numbers = [600, 200, 80, 400, 80, 0] if one_in else [600, 200, 0, 400, 80, 0]
+    instance = SimpleNamespace(mangled=KERNEL, array=np.array(numbers).reshape(-1, 1))
+    monkeypatch.setattr(readout, "_instances_of", lambda *given: [instance])
+    params = {PARAMETER: Sampling("block", one_in, 7).parameter} if one_in else {}
+    process = SimpleNamespace(number=1, snapshots={1: None, 2: None})
+    measurement: Any = SimpleNamespace(
+        numbers={SPENT: 0}, params=params, processes=[process], lock=contextlib.nullcontext()
+    )
+    assert readout.spent(measurement) == {(1, KERNEL): (2000, added)}
 
 
 def test_the_counting_is_attached_once_for_all_kernels() -> None:
