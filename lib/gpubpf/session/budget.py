@@ -51,11 +51,6 @@ class KernelCost:
     one_in: int
 
     @property
-    def kernel(self) -> str:
-        """The demangled name without template arguments and parameter list."""
-        return names.demangle(self.mangled).short
-
-    @property
     def of_a_launch(self) -> float | None:
         """Added instructions of a measured launch in per cent of its own; None: unknown."""
         return 100 * self.added / self.own if self.own else None
@@ -110,7 +105,9 @@ class Budget:
         self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
         self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 * 100 / self.percent)
         self._next = max(self._soonest, time.monotonic() + self._pause)
-        for cost in self.costs(measurement):
+        costs = list(self.costs(measurement))
+        labels = names.labels(cost.mangled for cost in costs)
+        for cost in costs:
             of_a_launch = cost.of_a_launch
             if of_a_launch is None:
                 continue
@@ -118,9 +115,8 @@ class Budget:
             self._rates[cost.process.number, cost.slot] = rate
             cost.process.set_one_in(cost.slot, rate)
             if not cost.one_in:
-                measurement.note(
-                    f"budget of {self.percent:g} %: {_choice(rate)} of {cost.kernel} in {cost.process.label}"
-                )
+                where = f"{labels[cost.mangled]} in {cost.process.label}"
+                measurement.note(f"budget of {self.percent:g} %: {_choice(rate)} of {where}")
 
     def host(self, process: TracedProcess) -> float | None:
         """Return the time in hooks and readings in per cent of a process's time; None on the virtual clock.
@@ -148,14 +144,16 @@ class Budget:
         """Return the field `budget` of the summary."""
         kernels = []
         for cost in self.costs(measurement):
-            host = self.host(cost.process)
+            name, host = names.demangle(cost.mangled), self.host(cost.process)
             of_a_launch, overhead = cost.of_a_launch, cost.overhead
             held = None if overhead is None else overhead + (host or 0.0) <= self.percent
             kernels.append(
                 {
                     "pid": cost.process.pid,
                     "comm": cost.process.comm,
-                    "kernel": cost.kernel,
+                    "kernel": name.short,
+                    "demangled": name.full,
+                    "mangled": cost.mangled,
                     "launches": cost.launches,
                     "measured": cost.measured,
                     "one_in": cost.one_in if 0 < cost.one_in < NEVER else None,

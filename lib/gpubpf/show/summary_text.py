@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,9 +90,11 @@ def _budget_lines(budget: Mapping[str, Any]) -> list[str]:
         held = f"{held}; unknown for some" if over else "unknown"
     lines = [f"budget of {percent:g} %: {held}"] if kernels else []
     ordered = sorted(kernels, key=lambda kernel: (kernel["held"] is not False, -kernel["launches"]))
+    alike = Counter(kernel["kernel"] for kernel in {kernel["mangled"]: kernel for kernel in kernels}.values())
     for kernel in ordered[:MOST_BUDGET_LINES]:
         launches = f"measured {kernel['measured']:,} of {table.count(kernel['launches'], 'launch')}"
-        lines.append(f"  {kernel['kernel']} (pid {kernel['pid']}): {launches}{_spent(kernel, percent)}")
+        label = table.printable(kernel["kernel" if alike[kernel["kernel"]] == 1 else "demangled"])
+        lines.append(f"  {label} (pid {kernel['pid']}): {launches}{_spent(kernel, percent)}")
     if len(ordered) > MOST_BUDGET_LINES:
         lines.append(f"  {table.count(len(ordered) - MOST_BUDGET_LINES, 'more kernel')}: see --json")
     return lines

@@ -206,7 +206,15 @@ def test_the_counting_is_attached_once_for_all_kernels() -> None:
 
 
 def line(**fields: Any) -> str:
-    kernel = {"pid": 7, "comm": "app", "kernel": "work", "launches": 100, "measured": 10, "one_in": 10}
+    kernel = {
+        "pid": 7,
+        "comm": "app",
+        "kernel": "work",
+        "mangled": KERNEL,
+        "launches": 100,
+        "measured": 10,
+        "one_in": 10,
+    }
     kernel |= {"launch_percent": 70.0, "overhead_percent": 7.0, "host_percent": None, "held": False}
     return "\n".join(_budget_lines({"percent": 5.0, "kernels": [kernel | fields]}))
 
@@ -222,10 +230,23 @@ def test_the_report_says_why_a_budget_is_not_held() -> None:
     assert unread.startswith("budget of 5 %: unknown\n") and "their counts were not read" in unread
 
 
+def test_kernels_of_the_same_name_are_told_apart() -> None:
+    def lines(*kernels: str) -> str:
+        common = {"pid": 7, "comm": "app", "kernel": "work", "launches": 9, "measured": 1, "one_in": None}
+        common |= {"launch_percent": None, "overhead_percent": None, "host_percent": None, "held": None}
+        every = [common | {"mangled": name, "demangled": f"void {name}()"} for name in kernels]
+        return "\n".join(_budget_lines({"percent": 5.0, "kernels": every}))
+
+    assert "  void a() (pid 7)" in lines("a", "b") and "  void b() (pid 7)" in lines("a", "b")
+    assert lines("a", "a").count("  work (pid 7)") == 2  # of two processes
+
+
 def test_the_report_is_short() -> None:
     kernel = {"pid": 7, "comm": "app", "launches": 9, "measured": 9, "one_in": 1}
     kernel |= {"launch_percent": 1.0, "overhead_percent": 1.0, "host_percent": None, "held": True}
-    kernels = [kernel | {"kernel": f"k{n}"} for n in range(20)] + [kernel | {"kernel": "over", "held": False}]
+    kernels = [kernel | {"kernel": f"k{n}", "mangled": f"k{n}"} for n in range(20)] + [
+        kernel | {"kernel": "over", "mangled": "over", "held": False}
+    ]
     lines = _budget_lines({"percent": 5.0, "kernels": kernels})
     assert lines[0] == "budget of 5 %: not held for 1 kernel" and lines[1].startswith("  over ")
     assert lines[-1] == "  11 more kernels: see --json" and len(lines) == 12
