@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpubpf.session.traced_process import TracedProcess
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two readings
+READING_SHARE = 0.25  # of the budget, that readings may take
 NEVER = 1 << 62  # one launch in so many: none
 SAMPLED_OUT = REASON_NAMES[Reason.SAMPLED_OUT]
 
@@ -91,9 +92,19 @@ class Budget:
         measured = sum(counters.instrumented for counters in launched.values())
         waiting = {kernel for kernel in launched.keys() - self._rates.keys() if launched[kernel].instrumented}
         new = waiting - self._awaited
-        if not new and (time.monotonic() < self._next or (measured == self._measured_before and not waiting)):
+        if not new and time.monotonic() < self._next:
             return
-        self._measured_before, self._awaited = measured, self._awaited | waiting
+        if new or waiting or measured != self._measured_before:
+            self._measured_before, self._awaited = measured, self._awaited | waiting
+            self._read(read)
+        elif NEVER not in self._rates.values():
+            return  # a rate changes with the counts, and NEVER also with the time
+        self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
+        self._next = max(self._soonest, time.monotonic() + self._pause)
+        self._choose(measurement)
+
+    def _read(self, read: Callable[[], object]) -> None:
+        """Read the maps, and put off the next reading so that readings take at most READING_SHARE of the budget."""
         start = time.monotonic_ns()
         self._reading = True
         try:
@@ -102,31 +113,35 @@ class Budget:
             self._reading = False
         took = time.monotonic_ns() - start
         self._reading_ns += took
-        self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
-        self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 * 100 / self.percent)
-        self._next = max(self._soonest, time.monotonic() + self._pause)
+        share = READING_SHARE * self.percent / 100
+        self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 / share)
+
+    def _choose(self, measurement: Measurement) -> None:
+        """Choose the rate of each kernel whose counts were read, and tell the user the first one."""
         costs = list(self.costs(measurement))
         labels = names.labels(cost.mangled for cost in costs)
         for cost in costs:
             of_a_launch = cost.of_a_launch
             if of_a_launch is None:
                 continue
-            rate = one_in(of_a_launch, self.percent - (self.host(cost.process) or 0.0))
+            # There is no other reading until `_soonest`.
+            host = self.host(cost.process, int(self._soonest * 1e9)) or 0.0
+            rate = one_in(of_a_launch, self.percent - host)
             self._rates[cost.process.number, cost.slot] = rate
             cost.process.set_one_in(cost.slot, rate)
             if not cost.one_in:
                 where = f"{labels[cost.mangled]} in {cost.process.label}"
                 measurement.note(f"budget of {self.percent:g} %: {_choice(rate)} of {where}")
 
-    def host(self, process: TracedProcess) -> float | None:
-        """Return the time in hooks and readings in per cent of a process's time; None on the virtual clock.
+    def host(self, process: TracedProcess, until: int = 0) -> float | None:
+        """Return the time in hooks and readings in per cent of a process's time, which ends now or at `until`, whichever is later.
 
-        It leaves out rare work, such as loading the copies of a new module."""
+        It leaves out rare work, such as loading the copies of a new module. None on the virtual clock."""
         if process.virtual or process.virtual_times()[0]:
             return None
         calls = process.hook_calls()
         hooks_ns = max(0, (calls.ns or 0) - calls.rare_ns)
-        end = int(process.disconnected_at * 1e9) or time.monotonic_ns()
+        end = int(process.disconnected_at * 1e9) or max(until, time.monotonic_ns())
         since = self._since.get(process.number, self._started)
         return 100 * (hooks_ns + self._reading_ns) / max(1, end - since)
 

@@ -123,13 +123,24 @@ def test_maps_are_read_again_only_after_further_launches_and_more_and_more_rarel
     assert len(scene.said) == 1
 
 
-def test_readings_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_take_a_quarter_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first one: the rate expects the time until the next."""
     scene = Scene(monkeypatch, 5)
     scene.took = SECOND
-    assert scene.tick(0) == 1
+    assert scene.tick(0) == 1 and scene.process.rates == {0: one_in(70, 5 - 100 / 81)}
     scene.counted(2, 100)
-    assert scene.tick(19.9) == 1
+    assert scene.tick(79.9) == 1
     assert scene.tick(0.2) == 2
+
+
+def test_launches_are_measured_again_once_the_host_time_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, 5)
+    scene.process.calls = HookCalls(64, 1, SECOND // 64)  # one second
+    assert scene.tick(0) == 1 and scene.process.rates == {0: NEVER}
+    assert scene.said == ["budget of 5 %: measuring no further launches of work in pid 7 (app)"]
+    scene.tick(15)
+    assert scene.process.rates == {0: NEVER}
+    assert scene.tick(10) == 1 and scene.process.rates == {0: 70}  # 1 s in 25 s is 4 %
 
 
 def test_a_new_kernel_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
