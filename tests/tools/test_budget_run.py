@@ -20,16 +20,29 @@ LAUNCHES, THREADS, STORES = 600, 128, 10
 
 pytestmark = gpubpf_cuda.needs_cuda
 
-# Each thread stores 10 times. The program launches once, waits for a line, and launches 599 times.
+# Each thread stores 10 times. The program launches once, waits for a line, and launches 599 times. With an argument, it launches a
+# graph of the kernel three times instead.
 PROGRAM = r"""
 #include <cstdio>
 __global__ void work(volatile int *out, int turns) {
 #pragma unroll 1
     for (int i = 0; i < turns; i++) out[threadIdx.x] = i;
 }
-int main() {
+int main(int argc, char **) {
     int *out;
     cudaMalloc(&out, 4 * 64);
+    if (argc > 1) {
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t replayed;
+        cudaStreamCreate(&stream);
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+        work<<<2, 64, 0, stream>>>(out, 10);
+        cudaStreamEndCapture(stream, &graph);
+        if (cudaGraphInstantiate(&replayed, graph, 0)) return 8;
+        for (int i = 0; i < 3; i++) cudaGraphLaunch(replayed, stream);
+        return cudaDeviceSynchronize() ? 9 : 0;
+    }
     work<<<2, 64>>>(out, 10);
     if (cudaDeviceSynchronize()) return 8;
     getchar();
@@ -149,6 +162,20 @@ def test_too_few_launches_are_reported(app: str, tmp_path: Path) -> None:
     text = " ".join(done.stdout.split())
     assert "budget of 5 %: not held for 1 kernel" in text
     assert "measured 1 of 1 launch (" in text and "launches would hold the budget" in text
+
+
+def test_kernels_in_graphs_are_not_measured(app: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--device", "sim", "--json", "-o", str(out), "--budget", "5"]
+    done = subprocess.run(
+        command("threadhist", *options, "--", app, "graph"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(out.read_text().splitlines()[-1])
+    assert summary["not_instrumented"] == {"capture": 3} and summary["budget"] == {
+        "percent": 5.0,
+        "kernels": [],
+    }
 
 
 @pytest.mark.parametrize(
