@@ -229,6 +229,20 @@ def test_sizes_that_the_sources_do_not_have_are_named(
     assert build.built(other, tmp_path, "1", tmp_path / "built")[1] == "no *.cpp in src/good"
 
 
+def test_words_of_a_list_are_replaced_before_those_of_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_suite(tmp_path)
+    written = tmp_path / "list.toml"
+    written.write_text(
+        written.read_text().replace("[programs]", '[smaller]\n"define N" = "few N"\n[programs]')
+    )
+    good = build.suite(written).programs[0]
+    fake_compiler(tmp_path, monkeypatch)
+    assert build.built(good, tmp_path, "1", tmp_path / "built")[1] == ""
+    assert (tmp_path / "built" / "good" / "source" / "main.cu").read_text() == "#few N 10\n"
+
+
 def test_a_list_is_built_only_where_this_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = small_suite(tmp_path)
     fake_compiler(tmp_path, monkeypatch)
@@ -322,6 +336,17 @@ def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Pat
     assert found == Outcome("program", "plain", DIFFERENT, "says that its result is wrong: Test FAILED")
     (found,) = programs.outcomes("program", [str(program)], "wrong", right="PASS")
     assert found == Outcome("program", "plain", DIFFERENT, "does not say that its result is right")
+
+
+def test_builds_for_each_amd_gpu_have_their_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+    monkeypatch.setattr(programs, "run_list", lambda *given: places.append(given[2]) or [])
+    monkeypatch.setattr(run.shutil, "which", lambda _: "/bin/true")
+    for suite in ("samples", "rocprim"):
+        run.main([suite, "--from", str(tmp_path)])
+    assert places == [build.BUILT / "samples", build.BUILT / "rocprim" / "gfx906"]
 
 
 def test_programs_run_only_in_the_ways_that_are_asked_for(

@@ -11,6 +11,7 @@ modules: files that the program loads at run time, such as `a.fatbin`, each with
 files: patterns of other files that the program opens. It runs in a directory with links to these.
 inputs: files that the program reads and the checkout does not have, each with the shell command that writes it.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
+    The list's own come first; a program's are added.
 args: the program's arguments, in which `$SUITE` is the checkout, too.
 environment: variables for the program, such as the number of the device's GPUs.
 measured: a pattern of lines whose numbers differ between runs, besides those that the runner recognizes.
@@ -88,7 +89,8 @@ def suite(path: Path) -> Suite:
     programs = []
     for name, line in lines.items():
         flags = f"{common.flags} {line.pop('flags', '')}".replace("*", name)
-        program = replace(common, name=name, flags=flags, **line)
+        smaller = {**common.smaller, **line.pop("smaller", {})}
+        program = replace(common, name=name, flags=flags, smaller=smaller, **line)
         programs.append(replace(program, directory=program.directory.replace("*", name)))
     return Suite(programs=programs, api=api, **about)
 

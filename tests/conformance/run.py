@@ -171,8 +171,8 @@ def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) 
         return programs.run(directory, args.jobs, [tool for tool in TOOLS if tool in args.ways])
     if args.suite not in LISTS:
         return RUN[args.suite](directory, args.jobs)
-    place = build.BUILT / args.suite
     suite = LISTS[args.suite]
+    place = build.BUILT / args.suite / suite.api.gpu
     tools = [tool for tool in suite.api.tools if tool in args.ways]
     return programs.run_list(
         suite, directory, place, args.jobs, args.only or ["*"], args.build_only, done, tools

@@ -26,6 +26,7 @@ class Api:
     """The API of a suite's programs: its compiler and the compiler's options, its embedded device, and its tools.
 
     device: the embedded device's package. flags: what takes the place of nvcc's options in a list that both APIs share.
+    gpu: the GPU whose builds have a place of their own; "" if there is only one.
     """
 
     compiler: str
@@ -34,12 +35,14 @@ class Api:
     tools: Sequence[str]
     flags: Mapping[str, str]
     environment: Mapping[str, str]
+    gpu: str = ""
 
     def alone(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs another one on the embedded device."""
         return [sys.executable, "-m", f"{self.device}.launcher", "--", *command]
 
 
+_GPU = os.environ.get("HIPSIM_GPU") or "gfx906"
 APIS = {
     "cuda": Api(
         compiler="nvcc",
@@ -52,7 +55,7 @@ APIS = {
     ),
     "hip": Api(
         compiler="hipcc",
-        options=(f"--offload-arch={os.environ.get('HIPSIM_GPU') or 'gfx906'}", "-w"),
+        options=(f"--offload-arch={_GPU}", "-w"),
         device="hipsim",
         tools=("hipsnoop", "threadhist", "kernelretsnoop", "memtrace", "launchlate"),
         flags={
@@ -68,6 +71,7 @@ APIS = {
             "-maxrregcount=32": "",
         },
         environment={"HIP_PLATFORM": "amd"},  # hipcc would take an installed nvcc
+        gpu=_GPU,
     ),
 }
 TOOLS = APIS["cuda"].tools
