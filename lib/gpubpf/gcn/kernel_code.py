@@ -21,8 +21,9 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 _INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # VGPRs are indexed at run time
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
 _OTHER_BRANCH = re.compile(r"s_cbranch_(?:\w+_fork|join)|s_subvector_loop")
-# Signs of a loop that waits for another workgroup: cache-bypassing loads, atomics with a result, s_sleep.
-_WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl)")
+# Signs of a loop that waits for another workgroup: cache-bypassing loads, atomics with a result, s_sleep. Not buffer_gl0_inv: each
+# barrier has one on GFX10, and an acquire from other workgroups also has buffer_gl1_inv.
+_WAITING = re.compile(r"\b(?:glc|sc[01]|slc|dlc)\b|^s_(?:sleep|dcache_inv|atomic)|^buffer_(?:wbinv|inv|gl1)")
 _COMPARES = re.compile(r"\w+_atomic_f?cmpswap(?:_x2)? v\[?(\d+)(?::\d+\])?, v\S+, v\[(\d+):(\d+)\].* glc")
 _WRITES_EXEC = re.compile(r"s_\w+(?:saveexec|wrexec)|v_cmpx")
 _HOST_CALL = "__ockl_hostcall"  # prefix of AMD's functions that call the host
