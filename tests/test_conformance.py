@@ -338,6 +338,15 @@ def test_a_program_that_says_that_its_result_is_wrong_is_different(tmp_path: Pat
     assert found == Outcome("program", "plain", DIFFERENT, "does not say that its result is right")
 
 
+def test_a_program_whose_second_run_takes_too_long_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = iter([("done\n", "", 0), ("", "", None)])
+    monkeypatch.setattr(programs, "finished", lambda *_: next(runs))
+    (found,) = programs.outcomes("program", ["/program"])
+    assert found == Outcome(
+        "program", "plain", REFUSED, f"too slow: takes longer than {programs.LIMIT:.0f} s alone"
+    )
+
+
 def test_builds_for_each_amd_gpu_have_their_own_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
