@@ -81,9 +81,8 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool 
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
     made = _in_child(data, placements, refusals, entries, virtual)
-    if made is None:
-        crashed = dict.fromkeys(placements, "AMD's code object manager cannot read its code object")
-        return Sidecar(refusals={**refusals, **crashed}, entries=entries)
+    if isinstance(made, str):
+        return Sidecar(refusals={**refusals, **dict.fromkeys(placements, made)}, entries=entries)
     store.put(STAGE, key, pack(made))
     return made
 
@@ -121,8 +120,8 @@ def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list
     return found
 
 
-def _in_child(data: bytes, *others: object) -> Sidecar | None:
-    """Return the result of `_instrument`; None if it crashes or takes too long."""
+def _in_child(data: bytes, *others: object) -> Sidecar | str:
+    """Return the result of `_instrument`, or the reason if it crashes or takes too long."""
     try:
         done = subprocess.run(
             # -P: do not import from the working directory, which anyone may be able to write to.
@@ -135,8 +134,9 @@ def _in_child(data: bytes, *others: object) -> Sidecar | None:
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
-        return None
-    return unpack(done.stdout) if done.returncode == 0 else None
+        return f"making the copies of its code object takes longer than {_PATIENCE} s"
+    made = unpack(done.stdout) if done.returncode == 0 else None
+    return made or "AMD's code object manager cannot read its code object"
 
 
 def serve() -> None:

@@ -78,6 +78,15 @@ def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAtt
     assert made.refusals == {"one": "AMD's code object manager cannot read its code object"}
 
 
+def test_what_takes_too_long_is_refused(
+    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_objects, "_PATIENCE", 0)
+    made = instrument(built(tmp_path, "s_nop 5"), [attachment])
+    assert not made.kernels and not made.image
+    assert made.refusals == {"one": "making the copies of its code object takes longer than 0 s"}
+
+
 def test_a_segment_that_is_longer_than_the_file(tmp_path: Path, attachment: AmdAttachment) -> None:
     data = bytearray(built(tmp_path, "s_nop 3"))
     (table,), (count,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
