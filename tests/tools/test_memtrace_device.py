@@ -119,7 +119,7 @@ GAPS = [0, 1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 31, 32, 33, 47, 48, 64, 65, 80, 12
 
 
 def tiles(width, gaps=GAPS, steps=(0, 1)):
-    """Requests of a tile with rows of 16 lanes, twice: rows at any distance, also overlapping; each at one address, or side by side."""
+    """Requests of a tile with rows of 16 lanes, twice: rows at any distance, overlapping too; each at one address, or side by side."""
     units = ROOM // width
     found = []
     for gap in [sign * gap for gap in gaps for sign in (1, -1) if gap + 20 < units]:
