@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -40,8 +40,6 @@ class EmbeddedDevice:
     description: str
     epilog: str
     gpus: tuple[str, ...] = ()  # what --gpu takes; no such option without
-    # Returns the GPU to be, and a note or None, for a command's first word and the GPU that was asked for.
-    choose_gpu: Callable[[str, str | None], tuple[str, str | None]] | None = None
 
     @property
     def prefix(self) -> str:
@@ -78,7 +76,7 @@ def build_parser(device: EmbeddedDevice) -> argparse.ArgumentParser:
         help="clock that programs and events read: real (default), or virtual, which counts instructions",
     )
     if device.gpus:
-        help_text = f"GPU to emulate (default: one that COMMAND has code for, or {device.gpus[0]})"
+        help_text = f"GPU to emulate (default: one that the program has code for, or {device.gpus[0]})"
         parser.add_argument("--gpu", choices=device.gpus, help=help_text)
     parser.add_argument("--version", action="version", version=f"{device.name} (gpubpf) {__version__}")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -167,12 +165,7 @@ def main(device: EmbeddedDevice, argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_intermixed_args(options)
         if arguments.words or not command:
             parser.error(f"give the command after '--': {device.name} -- COMMAND")
-        gpu = None
-        if device.choose_gpu:
-            asked = arguments.gpu or os.environ.get(f"{device.prefix}_GPU")
-            gpu, note = device.choose_gpu(command[0], asked)
-            if note:
-                _complain(device.name, f"note: {note}")
+        gpu = arguments.gpu if device.gpus else None
         execute(command, environment(device, os.environ, arguments.clock, gpu))
     except Error as error:
         _complain(device.name, str(error))

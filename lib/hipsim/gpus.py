@@ -1,4 +1,4 @@
-"""The GPUs that hipsim emulates, and the choice of one for a program."""
+"""The GPUs that hipsim emulates, and those for which a program has code. src/config.cpp chooses one for each process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import stat
 from collections.abc import Set
 from typing import BinaryIO
 
-GPUS = ("gfx906", "gfx90a", "gfx1030")  # the first one is the default, as in src/thunk/gpus.h
+GPUS = ("gfx906", "gfx90a", "gfx1030")  # in the order of src/thunk/gpus.h
 _CODE = re.compile(rb"-amdgcn-amd-amdhsa-+(gfx\w{1,16})")  # in the list of a fat binary's code objects
 _LONGEST = 64  # bytes of such a name
 
@@ -46,8 +46,3 @@ def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> 
         return None
     its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or f"{', '.join(GPUS[:-1])} or {GPUS[-1]}"
     return f"{program} has code for {its}, not for {ours}"
-
-
-def suitable(architectures: Set[str]) -> str:
-    """Return the first GPU of hipsim that is among these, or the default."""
-    return next((gpu for gpu in GPUS if gpu in architectures), GPUS[0])

@@ -24,17 +24,6 @@ for 10 bytes.
 """
 
 
-def choose_gpu(program: str, asked: str | None) -> tuple[str, str | None]:
-    """Return the GPU to emulate for a command's first word, and a note if the program has no code for it.
-
-    `asked`: the GPU that the user chose.
-    """
-    has_code_for = gpus.of_command(program)
-    gpu = asked or gpus.suitable(has_code_for)
-    other = gpus.other_code(program, has_code_for, asked)
-    return gpu, other and f"{other}: HIP will not run it; build it with --offload-arch={gpu}"
-
-
 DEVICE = embedded.EmbeddedDevice(
     name="hipsim",
     libraries=LIBRARIES,
@@ -42,7 +31,6 @@ DEVICE = embedded.EmbeddedDevice(
     description="Run a HIP program on the embedded AMD device: a GPU in software.",
     epilog=EPILOG,
     gpus=gpus.GPUS,
-    choose_gpu=choose_gpu,
 )
 
 

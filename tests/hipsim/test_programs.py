@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hipsim_device import assert_no_code, program, run
+from hipsim_device import assert_no_code, program, run, thunk_program
 
 KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block whole_words".split()
 SETTINGS = {
@@ -209,8 +209,31 @@ def test_damaged_code() -> None:
 
 def test_code_for_another_gpu() -> None:
     foreign = program("store", "--genco", gpu="gfx1030")
-    for command in ([program("modules"), foreign], [program("vectoradd", gpu="gfx1030")]):
-        assert_no_code(run(command))
+    assert_no_code(run([program("modules"), foreign]))
+    done = run([program("vectoradd", gpu="gfx1030")], HIPSIM_GPU="gfx90a")
+    assert_no_code(done)
+    assert re.match(
+        r"hipsim: \S+ has code for gfx1030, not for gfx90a; set HIPSIM_GPU=gfx1030\n", done.stderr
+    ), done
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
+def test_each_program_gets_a_gpu_that_it_has_code_for(gpu: str) -> None:
+    done = run(["sh", "-c", f"{program('vectoradd')} && {program('vectoradd', gpu=gpu)}"])
+    assert (done.returncode, done.stdout.count("sums are right"), done.stderr) == (0, 2, ""), done
+
+
+def test_a_program_with_code_for_other_gpus_only(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    content = Path(thunk_program("thunk")).read_bytes()
+    app.write_bytes(
+        content + b"".join(b"-amdgcn-amd-amdhsa--%s\0" % name for name in (b"gfx908:sramecc+", b"gfx1100"))
+    )
+    app.chmod(0o755)
+    done = run([app, "events"])
+    said = "has code for gfx1100, gfx908, not for gfx906; build it with --offload-arch=gfx906"
+    assert done.stderr == f"hipsim: app {said}\n", done
 
 
 def test_no_device() -> None:

@@ -37,8 +37,8 @@ def choose(
     """Return the environment variables to add for a command, and a notice for the user or None.
 
     `wanted`: "gpu", "sim", or None for "auto". With None, the embedded device is used if there is no GPU, the device is built, and
-    `program`, the command's first word, can run on it. A program with code for other GPUs only cannot. The device emulates a GPU for
-    which the program has code, unless HIPSIM_GPU names one. virtual: the embedded device uses its virtual clock.
+    `program`, the command's first word, can run on it. A program with code for other GPUs only cannot. virtual: the embedded device
+    uses its virtual clock.
 
     Raises SessionError if the requested device cannot be used.
     """
@@ -57,16 +57,13 @@ def choose(
     asked = environment.get("HIPSIM_GPU")
     if asked and asked not in gpus.GPUS:
         raise SessionError(f"HIPSIM_GPU is {asked!r}; set it to {' or '.join(gpus.GPUS)}")
-    gpu = asked or gpus.suitable(has_code_for)
     notice = None if wanted == "sim" else NOTICE + (_VIRTUAL if virtual else _NOTHING)
-    if other := gpus.other_code(program, has_code_for, asked):
-        build = f"build it with --offload-arch={gpu}"
-        if wanted != "sim":  # if there is a device, HIP aborts such a program
-            return {}, f"{other}, so it runs without a device; {build}"
-        notice = f"{other}: HIP will not run it; {build}"
+    if wanted != "sim" and (other := gpus.other_code(program, has_code_for, asked)):
+        # If there is a device, HIP aborts such a program.
+        build = f"build it with --offload-arch={asked or gpus.GPUS[0]}"
+        return {}, f"{other}, so it runs without a device; {build}"
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
-    variables = {"LD_LIBRARY_PATH": ":".join(path), "HIPSIM_GPU": gpu}
-    return variables, notice
+    return {"LD_LIBRARY_PATH": ":".join(path)}, notice
 
 
 @functools.cache

@@ -1,9 +1,15 @@
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
+#include <string>
 #include <unistd.h>
+#include <vector>
 
 #include "config.h"
+#include "own_code.h"
 #include "thunk/gpus.h"
 
 namespace hipsim {
@@ -28,6 +34,7 @@ int number(const char *name, int least, int most, int otherwise, const char *adv
     return static_cast<int>(value);
 }
 
+constexpr size_t kMostNamed = 8;        // GPUs in a message
 constexpr double kMostMemory = 0x1p43;  // 8T
 
 uint64_t memory() {
@@ -46,15 +53,33 @@ uint64_t memory() {
     return static_cast<uint64_t>(size) & ~uint64_t{0xfff};
 }
 
+std::string joined(const std::vector<std::string> &words, const char *between) {
+    std::string text;
+    for (const std::string &word : words) text += (text.empty() ? "" : between) + word;
+    return text;
+}
+
+// Return the GPU to emulate: the one that HIPSIM_GPU names, or the first one for which the program has code. Say so if it has
+// code for GPUs, but not for this one, because HIP's own message names no GPU.
 std::string gpu() {
-    const char *text = value_of("HIPSIM_GPU");
-    if (text == nullptr) return kGpus[0].name;
-    std::string names;
-    for (const Gpu &known : kGpus) {
-        if (strcmp(known.name, text) == 0) return text;
-        names += names.empty() ? known.name : std::string(" or ") + known.name;
+    const char *asked = value_of("HIPSIM_GPU");
+    std::set<std::string> has_code_for = gpus_of_program();
+    std::vector<std::string> known, suitable, other(has_code_for.begin(), has_code_for.end());
+    for (const Gpu &one : kGpus) {
+        known.emplace_back(one.name);
+        if (has_code_for.count(one.name) != 0) suitable.emplace_back(one.name);
     }
-    wrong("HIPSIM_GPU", "set it to " + names);
+    if (asked != nullptr && std::find(known.begin(), known.end(), asked) == known.end())
+        wrong("HIPSIM_GPU", "set it to " + joined(known, " or "));
+    std::string gpu = asked != nullptr ? asked : suitable.empty() ? known[0] : suitable[0];
+    if (!other.empty() && has_code_for.count(gpu) == 0) {
+        if (other.size() > kMostNamed) other.resize(kMostNamed);
+        std::string advice =
+            suitable.empty() ? "build it with --offload-arch=" + gpu : "set HIPSIM_GPU=" + suitable[0];
+        fprintf(stderr, "hipsim: %s has code for %s, not for %s; %s\n", program_invocation_short_name,
+                joined(other, ", ").c_str(), gpu.c_str(), advice.c_str());
+    }
+    return gpu;
 }
 
 bool virtual_clock() {
