@@ -185,7 +185,7 @@ def wait_lines(sums: LaunchSums, owners: OwnerColumns | None = None) -> Iterator
         where = [stream_name(group.stream)] if group.stream else []
         if owners is not None and "kernel" in group.fields:
             where += [f"pid {group.pid}"] if owners.processes else []
-            where += [f"GPU {group.gpu}"] if owners.gpus else []
+            where += [owners.gpu_name(group)] if owners.gpus else []
         who = name + (f" ({', '.join(where)})" if where else "")
         sentence = f"{who}: {count:,} of {len(group):,} waited behind {behind}{how}, {with_unit(total // count)} on average"
         yield from table.wrap(sentence, indent=2)

@@ -15,6 +15,7 @@ from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
+    from gpubpf.agent.definitions import Vendor
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.memory.traffic import KernelTraffic
 
@@ -117,6 +118,7 @@ class _CallSite:
     read: int | None
     written: int | None
     untouched: int | None
+    vendor: Vendor
 
 
 def allocation_lines(
@@ -291,6 +293,7 @@ def _by_call_site(rows: Sequence[AllocationCoverage]) -> list[_CallSite]:
             total([row.read for row in some]),
             total([row.written for row in some]),
             total([row.untouched for row in some]),
+            some[0].allocation.vendor,
         )
         for some in groups.values()
     ]

@@ -116,8 +116,11 @@ class OwnerColumns:
         """Return the owner as words of a sentence: ``app (pid 1234)`` or ``app (pid 1234), GPU 1``."""
         if not self.gpus:
             return table.process(row.comm, row.pid)
-        vendor = f"{_vendor(row)} " if len(self._vendors) > 1 else ""
-        return f"{table.process(row.comm, row.pid)}, {vendor}GPU {row.gpu}"
+        return f"{table.process(row.comm, row.pid)}, {self.gpu_name(row)}"
+
+    def gpu_name(self, row: Owned) -> str:
+        """Return the GPU as words of a sentence: ``GPU 1``, or ``AMD GPU 1`` among GPUs of both vendors."""
+        return f"{_vendor(row)} GPU {row.gpu}" if len(self._vendors) > 1 else f"GPU {row.gpu}"
 
 
 def _vendor(row: Owned) -> str:

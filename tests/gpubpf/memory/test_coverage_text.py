@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
@@ -132,6 +133,10 @@ def test_of_several_processes_each_row_says_whose_it_is():
         *(["9", "0"], ["4194304", "0"], ["4194304", "1"]),
     ]
     assert text[3].split()[-2] == "2"  # of one place and GPU
+    amd = owned(8, 0)
+    amd = replace(amd, allocation=replace(amd.allocation, vendor=Vendor.AMD))
+    both = [line.split()[2:4] for line in lines(report(owned(9, 0), amd))[3:5]]
+    assert sorted(both) == [["AMD", "0"], ["NVIDIA", "0"]]
 
 
 def test_footprints():

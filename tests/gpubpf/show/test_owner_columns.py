@@ -38,6 +38,14 @@ def test_what_is_the_same_everywhere_has_no_column(owners: list[Owner], columns:
     assert list(OwnerColumns(True).cells(ONE)) == ["PID", "COMM"]
 
 
+def test_with_both_vendors_a_gpu_has_its_vendor() -> None:
+    whose, amd = OwnerColumns().see([ONE, SECOND]), ONE._replace(pid=8, vendor="amd")
+    assert whose.gpu_name(SECOND) == "GPU 1"
+    whose.see([amd])
+    assert [whose.gpu_name(one) for one in (ONE, amd)] == ["NVIDIA GPU 0", "AMD GPU 0"]
+    assert whose.name(amd) == "app (pid 8), AMD GPU 0" and whose.cells(amd)["GPU"] == "AMD 0"
+
+
 @pytest.mark.parametrize("form", ["exits", "accesses"])
 def test_lines_fit_a_terminal_and_the_header_comes_again_with_its_columns(form: str, tmp_path: Path) -> None:
     out, whose = cli.Output(str(tmp_path / "out")), OwnerColumns()
