@@ -33,6 +33,7 @@ LARGEST = 2**36 - 1  # larger values count as this
 NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
 GAP = 0.25  # share of the largest lateness: late lanes differ from the others by at least this
 NOTABLE = 0.05  # share of the largest; smaller differences are not reported
+UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
@@ -549,6 +550,9 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     least, most = float(means.min()), float(means.max())
     if not most:
         return [f"the lanes of a {word} exit together"]
+    if most <= UNSEEN:
+        latest = max(lane.late.max for lane in report.lanes)
+        return [f"the lanes of a {word} exit less than 1 ns apart (mean; at most {duration(latest)})"]
     together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
     if len(together) == len(report.lanes):
         return [f"the lanes of a {word} exit equally late: {duration(most)} after its first exit (mean)"]
@@ -577,7 +581,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
 
 
 def _warps(report: ExitReport) -> list[str]:
-    if not report.block.mean:
+    if report.block.mean <= UNSEEN:
         return []
     said = f"the {report.shape.warp_word}s of a block exit within {duration(report.block.mean)} of each other (mean)"
     (warp, times), *_ = report.last_warp.most_common(1)
@@ -587,7 +591,7 @@ def _warps(report: ExitReport) -> list[str]:
 
 
 def _blocks(report: ExitReport) -> list[str]:
-    if not report.grid.mean:
+    if report.grid.mean <= UNSEEN:
         return []
     (block, times), *_ = report.last_block.most_common(1)
     alone = report.alone[block] / times

@@ -245,7 +245,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
         if len(rows) > 1:
-            yield f"{shared[0].where} costs the most in shared memory: {shared[0].bank_conflicts}"
+            yield f"{shared[0].where} loses the most in shared memory: {shared[0].bank_conflicts}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
     if kernel.unknown:

@@ -154,6 +154,19 @@ def test_all_lanes_together() -> None:
     assert found.exits == 192 and found.complete == 1
 
 
+def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
+    shape = Shape((64, 1, 1), (64, 1, 1))
+    thread = np.arange(shape.threads)
+    found = both(shape, 64 * (thread == 3))  # in one of 128 warps
+    assert said(found).splitlines() == [
+        "the lanes of a warp exit less than 1 ns apart (mean; at most 64 ns)",
+        "block 0 finishes last and alone, 64 ns after all other blocks",
+    ]
+    assert "the warps" not in said(both(shape, 32 * (thread < 32)))  # warp 0 of 64 blocks: 0.5 ns
+    assert "the warps of a block exit within 1 ns" in said(both(shape, 64 * (thread < 32)))
+    assert said(both(shape, 128 * (thread == 3))).startswith("lane 3 exits 1 ns after the rest of its warp")
+
+
 def test_every_fourth_lane() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 4 == 3))
     assert said(found).startswith("every 4th lane (3 to 31) exits 100 ns after the rest of its warp")

@@ -288,7 +288,7 @@ def test_bank_conflicts_cost_time_and_are_no_wasted_bytes():
     slow = found({STRIDED: 4}, space="shared", ways=128, ways_max=32)
     unit = dataclasses.replace(found({UNIT: 4}), site=site(1, line=7))
     text = "\n".join(traffic_text.lines(kernel(unit, slow), "k", False))
-    assert "app.cu:12 costs the most in shared memory: 32-way bank conflicts" in text
+    assert "app.cu:12 loses the most in shared memory: 32-way bank conflicts" in text
     assert "wastes the most" not in text
     assert " ".join(text.split()).startswith(
         "k: memory traffic app (pid 7), 2 launches, 8 requests at 2 places global and local memory: asked for 512 B, moved 512 B;"
@@ -297,7 +297,7 @@ def test_bank_conflicts_cost_time_and_are_no_wasted_bytes():
     wide = dataclasses.replace(found({STRIDED: 4}, sectors=128), site=site(1, line=7))
     text = "\n".join(traffic_text.lines(kernel(wide, dataclasses.replace(slow, ways=100)), "k", False))
     assert "app.cu:7 wastes the most: 100 % of 3.50 KB" in text
-    assert "app.cu:12 costs the most in shared memory: up to 32-way bank conflicts" in text
+    assert "app.cu:12 loses the most in shared memory: up to 32-way bank conflicts" in text
 
 
 def test_what_contiguous_lanes_would_move_is_told():
