@@ -9,9 +9,11 @@
 //   doorbell.cpp   queues that existed when the agent attached
 //   memory.cpp     memory for maps and rings, and snapshots of both
 //   operations.cpp the log of operations on queues and copy engines
+//   room.h         free space in an intercepted queue
 //   allocations.cpp the log of memory that the program allocates
 //   hip_calls.cpp  start and return times of the program's HIP calls
 //   clock.cpp      host and GPU clocks
+//   ends.cpp       libc functions that end the process without exit handlers
 //
 // The agent uses the protocol and the messages of the CUDA agent (../src).
 #pragma once
