@@ -62,7 +62,9 @@ def build(text: str) -> dict[str, Any]:
     for function in program.device_functions:
         checked, release = verify(program, function)
         if checked.loops:  # their limit needs a map for a text, which prebuilt programs do not have
-            raise VerifyError(f"device program {function.name}: its paths are too many to follow; simplify it")
+            raise VerifyError(
+                f"device program {function.name}: its paths are too many to follow; simplify it"
+            )
         if release is None:
             raise VerifyError(
                 f"device program {function.name}: the kernel's verifier needs CAP_BPF; run as root"
