@@ -179,7 +179,7 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
 /*
  * Like gpu_add_request, for a request in global memory, and also marks what the request touches. For copies of more
  * than 32 bytes by a lane, call gpu_cover_bulk. Nearly always, the page is at its first choice of a place, and all bits of the word are
- * set already: for usual requests and broadcasts, all lanes find this out first, and a branch less is worth two copies of the question.
+ * set already. Usual requests and broadcasts find this out first. Each of them asks for itself, which saves a branch.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
     int key = 0, asks = GPUBPF_BRANCHES && !request->varies && !request->updates, broadcast = 0;

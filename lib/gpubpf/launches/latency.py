@@ -19,7 +19,7 @@ from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.session.clock import UNKNOWN
-from gpubpf.show.owner_columns import Owner
+from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -340,6 +340,7 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
 def write_trace(view: LaunchView, trace: Trace, new: Integers) -> None:
     """Write the operations in `new`: host calls by thread, GPU work by stream, and an arrow from each call to its GPU work."""
     columns, ops = view.columns, view.ops
+    owners = OwnerColumns().see(view.owners(np.flatnonzero(~np.isin(ops.kind, (Kind.SYNC, Kind.API)))))
     for at in new.tolist():
         process = columns.processes[int(columns.process[at])]
         op, name, tid = view.op(at), view.name(at), int(columns.tid[at])
@@ -358,7 +359,7 @@ def write_trace(view: LaunchView, trace: Trace, new: Integers) -> None:
         queue, label = columns.queue_keys[int(ops.queue[at])]
         trace.name(
             device,
-            f"{process.comm} (pid {process.pid}) on GPU {int(columns.gpu[at])}",
+            f"{process.comm} (pid {process.pid}) on {owners.gpu_name(view.owner(at))}",
             order=order + 1 + int(columns.gpu[at]),
         )
         end = known(ops.end[at])

@@ -241,14 +241,15 @@ def timeline_lines(view: LaunchView, new: Integers) -> Iterator[str]:
     origin = columns.origin
     told = np.zeros(len(ops), bool)
     told[new] = True
+    host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
+    owners = OwnerColumns().see(view.owners(np.flatnonzero(~host)))
     for process_number, process in enumerate(columns.processes):
         mine = told & (columns.process == process_number)
-        host = np.isin(ops.kind, (Kind.SYNC, Kind.API))
         for at in _parted(mine & ~host, ops.queue):
             first = int(at[0])
             stream = stream_name(view.streams[int(ops.queue[first])])
             stream += f" (0x{int(columns.stream[first]):x})" if stream.startswith("stream") else ""
-            yield f"{stream} of {table.process(process.comm, process.pid)}, GPU {int(columns.gpu[first])}"
+            yield f"{stream} of {table.process(process.comm, process.pid)}, {owners.gpu_name(view.owner(first))}"
             yield f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  WHAT"
             for place in at.tolist():
                 if int(columns.parent[place]) not in view.opaque_graphs:

@@ -182,7 +182,7 @@ class Budget:
 
 
 def _launched(measurement: Measurement) -> Iterator[tuple[TracedProcess, int, Counters]]:
-    """Yield the kernels of which a launch was, or could have been, measured: process, slot and counters."""
+    """Yield the process, slot and counters of each kernel with launches that the budget decides about."""
     for process in measurement.all_processes():
         for slot, counters in enumerate(process.counters()[0][: SLOTS - 1]):
             if counters.instrumented or counters.reasons.get(SAMPLED_OUT):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpubpf_traces
+from gpubpf.agent.definitions import Vendor
 from gpubpf.launches import dependencies, latency, latency_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.device_times import MASK
@@ -569,3 +570,21 @@ def test_a_trace_that_viewers_understand(tmp_path: Path) -> None:
     assert [(event["ts"], event["dur"]) for event in kernels] == [(1001.0, 49.0), (1050.0, 10.0)]
     assert sum(event["ph"] == "f" for event in events) == 2
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} >= {"stream 1", "app 70"}
+
+
+def test_timelines_and_traces_name_the_vendors_of_gpus(tmp_path: Path) -> None:
+    launches = Launches(SLOTS)
+    for number, vendor in enumerate(Vendor, 1):
+        of = LoggedProcess(number, "app", True, {0: "_Z5firstPi"}, number=number, vendor=vendor)
+        log, device = two_kernels()
+        launches.log(of, log.array())
+        launches.reading(of, device.starts, device.ends, 10**12, True)
+    view = latency.LaunchView(launches.columns())
+    everything = np.arange(len(view.ops))
+    titles = [line for line in latency_text.timeline_lines(view, everything) if "GPU 0" in line]
+    assert sorted(title.split(", ")[1] for title in titles) == ["AMD GPU 0", "NVIDIA GPU 0"]
+    trace = perfetto.Trace(str(tmp_path / "trace.json"))
+    latency.write_trace(view, trace, everything)
+    trace.close()
+    text = (tmp_path / "trace.json").read_text()
+    assert "app (pid 1) on NVIDIA GPU 0" in text and "app (pid 2) on AMD GPU 0" in text
