@@ -52,10 +52,10 @@ ONES_A: dict[str, Place] = {
     "16x128": lambda g, t, i: (g if i < 32 else g + 8, t * 32 + (i & 31)),
     "16x256": lambda g, t, i: (g if i < 32 or 64 <= i < 96 else g + 8, t * 32 + (i & 31) + 128 * (i >= 64)),
 }
-HALVES_B: Place = lambda g, t, i: (t * 2 + (i & 1) + 8 * (i >= 2), g)  # noqa: E731
+HALVES_B: Place = lambda g, t, i: (t * 2 + (i & 1) + 8 * (i // 2), g)  # noqa: E731
 WORDS_B: Place = lambda g, t, i: (t + 4 * i, g)  # noqa: E731
-BYTES_B: Place = lambda g, t, i: (t * 4 + (i & 3) + 16 * (i >= 4), g)  # noqa: E731
-FOURS_B: Place = lambda g, t, i: (t * 8 + (i & 7) + 32 * (i >= 8), g)  # noqa: E731
+BYTES_B: Place = lambda g, t, i: (t * 4 + (i & 3) + 16 * (i // 4), g)  # noqa: E731
+FOURS_B: Place = lambda g, t, i: (t * 8 + (i & 7) + 32 * (i // 8), g)  # noqa: E731
 ONES_B: Place = lambda g, t, i: (t * 32 + (i & 31) + 128 * (i >= 32), g)  # noqa: E731
 PLACES: dict[int, tuple[dict[str, Place], Place]] = {
     16: (HALVES_A, HALVES_B),

@@ -61,6 +61,26 @@ __global__ void byHand(const half *a, const half *b, float *d, half *back) {
     for (int i = lane; i < 256; i += 32) back[i] = z[i];
 }
 
+/* A sparse 16×32 matrix whose elements 0 and 1 of each four are those of A, 16×16. Only these rows of the other matrix are B's. */
+__global__ void pruned(const half *a, const half *b, float *d) {
+    int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    __align__(4) half x[8], y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int row = t * 2 + i % 2 + i / 2 * 8;
+        x[i] = a[(g + i / 2 % 2 * 8) * 16 + t * 2 + i % 2 + i / 4 * 8];
+        y[i] = row % 4 < 2 ? b[(row / 4 * 2 + row % 4) * 8 + g] : half(100);
+    }
+    const uint32_t *r = (const uint32_t *)x, *s = (const uint32_t *)y;
+    float c[4] = {1, 1, 1, 1};
+    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 1;"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]),
+                   "r"(t < 2 ? 0 : 0x44444444));
+    for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = 2 * c[i];
+}
+
 template <class T> T *managed(int count) {
     T *found;
     cudaMallocManaged(&found, count * sizeof(T));
@@ -100,6 +120,8 @@ int main() {
         cudaDeviceSynchronize();
         for (int i = 0; i < 256; i++) d[0] += float(back[i]) != float(a[i]);
     });
+    wrong += check<half, float>("pruned", 16, 8, 16, true, true,
+                                [](half *a, half *b, float *d) { pruned<<<1, 32>>>(a, b, d); });
     return wrong != 0;
 }
 """
@@ -126,7 +148,7 @@ def alone(program: Path) -> str:
 
 
 def test_results_are_right(alone: str) -> None:
-    assert alone.count(" 0 wrong") == alone.count("wrong") == 3
+    assert alone.count(" 0 wrong") == alone.count("wrong") == 4
 
 
 @pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "memtrace"])
@@ -136,7 +158,7 @@ def test_results_do_not_change(program: Path, alone: str, tool: str, tmp_path: P
     assert told == alone
     records = [json.loads(line) for line in out.read_text().splitlines()]
     summary = next(r for r in records if r["type"] == "summary")
-    assert summary["launches_instrumented"] == 3 and not summary.get("not_probed")
+    assert summary["launches_instrumented"] == 4 and not summary.get("not_probed")
     if tool == "memtrace":
         sites = [r for r in records if r["type"] == "site" and r["opcode"].startswith("wmma")]
         found = {

@@ -71,16 +71,36 @@ INL u32 cs_along(u32 k, u32 e, u32 halves, u32 l, u32 r) {
     return (l & 3) * e + r % (k / (4 * e) * halves) / halves * 4 * e;
 }
 
+/* Finds the row of B that multiplies each element of a sparse A of 16 rows (9.7.14.6). Of 2 elements along K (tf32), 8 (of 4 bits) or 4,
+ * a chunk, A has half. Four bits of metadata say which. Four lanes, from `first` of them on, have the metadata of two rows, 8 apart. A
+ * register has four chunks of the lower row, then those of the higher; or eight chunks of one row, in turn, if elements are bytes or less. */
+FN void cs_sparse_rows(u8 *to, const u32 *metadata, u32 first, u32 k, u32 type) {
+    const u32 e = cs_per_register(type), kept = e == 1 ? 1 : e == 8 ? 4 : 2, in_register = e > 2 ? 8 : 4;
+    for (u32 i = 0; i < 16 * k / 2; i++) {
+        const u32 row = i / (k / 2), element = i % (k / 2) % kept, chunk = i % (k / 2) / kept;
+        const u32 high = row / 8, at = chunk % in_register, nth = chunk / in_register;
+        const u32 lane = row % 8 * 4 + first + (e > 2 ? nth * 2 + high : nth);
+        const u32 bits = metadata[lane] >> 4 * (e > 2 ? at : high * 4 + at);
+        const u32 place = e == 1   ? bits >> 1 & 1
+                          : e == 8 ? (bits >> element / 2 * 2 & 3) * 2 + element % 2
+                                   : bits >> element * 2 & 3;
+        to[i] = (u8)(chunk * kept * 2 + place);
+    }
+}
+
+/* `rows`: if A is sparse, what cs_sparse_rows found. A then has k / 2 columns. */
 FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, const void *const *rb,
-                                         const void *const *rc, u32 m, u32 n, u32 k, u32 td, u32 ta, u32 tb,
-                                         u32 tc, u32 flags) {
-    f64 a[16 * 64], b[32 * 256] __attribute__((aligned(64))), sums[16 * 256] __attribute__((aligned(64)));
+                                         const void *const *rc, const u8 *rows, u32 m, u32 n, u32 k, u32 td,
+                                         u32 ta, u32 tb, u32 tc, u32 flags) {
+    f64 a[16 * 64], b[64 * 256] __attribute__((aligned(64))), sums[16 * 256] __attribute__((aligned(64)));
     const u32 ea = cs_per_register(ta), eb = cs_per_register(tb), halves = m > 8 ? 2 : 1;
-    for (u32 r = 0; r < m * k / 32 / ea; r++)
+    const u32 columns = rows ? k / 2 : k;
+    for (u32 r = 0; r < m * columns / 32 / ea; r++)
         for (u32 l = 0; l < 32; l++)
-            cs_unpack(a + cs_across(k, ea, halves, l, r) * k + cs_along(k, ea, halves, l, r), 1,
-                      ((const u32 *)ra[r])[l], ta);
-    for (u32 i = 0; i < m * k && flags & CS_NEGATED; i++) a[i] = -a[i];
+            cs_unpack(
+                a + cs_across(columns, ea, halves, l, r) * columns + cs_along(columns, ea, halves, l, r), 1,
+                ((const u32 *)ra[r])[l], ta);
+    for (u32 i = 0; i < m * columns && flags & CS_NEGATED; i++) a[i] = -a[i];
     for (u32 r = 0; r < n * k / 32 / eb; r++)
         for (u32 l = 0; l < 32; l++)
             cs_unpack(b + cs_along(k, eb, 1, l, r) * n + cs_across(k, eb, 1, l, r), n,
@@ -95,7 +115,10 @@ FN __attribute__((noinline)) void cs_mma(u32 (*d)[32], const void *const *ra, co
     for (u32 row = 0; row < m; row++)
         for (u32 column = 0; column < n; column += 8) {
             cs_columns sum = *(const cs_columns *)(sums + row * n + column);
-            for (u32 j = 0; j < k; j++) sum += a[row * k + j] * *(const cs_columns *)(b + j * n + column);
+            for (u32 j = 0; j < columns; j++) {
+                const u32 i = row * columns + j;
+                sum += a[i] * *(const cs_columns *)(b + (rows ? rows[i] : j) * n + column);
+            }
             *(cs_columns *)(sums + row * n + column) = sum;
         }
     for (u32 i = 0; i < m * n / 32; i++)
@@ -148,21 +171,22 @@ FN __attribute__((noinline)) void cs_mma_b1(u32 (*d)[32], const void *const *ra,
 }
 
 /* Gathers the fragment of a matrix in shared memory that a descriptor of wgmma describes (9.7.15.5.1.2): rows of A or columns of B from
- * `first` on. K has 32 bytes. `turned`: neighbours along M or N are neighbours in memory. */
+ * `first` on. `turned`: neighbours along M or N are neighbours in memory. Otherwise, how 64 bytes along K (of B, if A is sparse) lie in a
+ * swizzle of 32 bytes is not documented. */
 FN __attribute__((noinline)) void cs_gather(W *w, u32 (*to)[32], u64 descriptor, u32 first, u32 registers,
                                             u32 k, u32 e, u32 halves, int turned) {
     static const u32 widths[] = {16, 128, 64, 32}, patterns[] = {0, 7, 3, 1};
     const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
     const u32 stride = (descriptor >> 32 & 0x3fff) << 4, swizzle = (u32)(descriptor >> 62);
     const u32 width = widths[swizzle], part = 4 / e;
-    if (descriptor >> 49 & 7) w->api->fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0); /* base offset */
+    const int across_rows = swizzle == 3 && !turned && k * 4 / e > width, base_offset = descriptor >> 49 & 7;
+    if (base_offset || across_rows) w->api->fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0);
     for (u32 r = 0; r < registers; r++)
         for (u32 l = 0; l < 32; l++) {
             const u32 across = first + cs_across(k, e, halves, l, r), along = cs_along(k, e, halves, l, r);
             u32 x = 0;
             for (u32 i = 0; i < (turned ? e : 1); i++) {
-                const u32 byte = turned ? across * 2 : along * 32 / k, j = along + i,
-                          size = turned ? part : 4;
+                const u32 byte = turned ? across * 2 : along * 4 / e, j = along + i, size = turned ? part : 4;
                 u32 at = start;
                 if (!turned)
                     at += across / 8 * stride + across % 8 * width +

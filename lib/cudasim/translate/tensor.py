@@ -7,8 +7,8 @@ A, M×K      row g of 8 rows; registers 0, 2, … and 1, 3, … of rows g and g 
 B, K×N      column g; register r has rows t·e + 4·e·r and up.
 C, D, M×N   row g (or g, g, g + 8, g + 8, …), columns 2·t and 2·t + 1.
 
-mma.m8n8k4 of f16 differs (device_matrix.h). PTX leaves wmma's fragments open. Here they are those of mma, one tile of 16×K, K×8 or
-16×8 after the other, whatever the layout in memory.
+mma.m8n8k4 of f16 differs (device_matrix.h). A sparse A has the fragments of a matrix of K/2 columns. PTX leaves wmma's fragments open.
+Here they are those of mma, one tile of 16×K, K×8 or 16×8 after the other, whatever the layout in memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _BITS = {
     "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
     "f32": 32, "s32": 32,
 }  # fmt: skip
+_DENSE = "const u8 *const rows_ = 0;"
+_SPARSE = {"sp", "sp::ordered_metadata"}
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _SAME = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4", "e4m3": "fp8", "e5m2": "fp8"}
 _FLOAT_SUMS = {("f32", "f32")}
@@ -46,6 +48,14 @@ _SHAPES = {
         "int8": {(8, 8, 16), (16, 8, 16), (16, 8, 32)},
         "int4": {(8, 8, 32), (16, 8, 32), (16, 8, 64)},
         "b1": {(8, 8, 128), (16, 8, 128), (16, 8, 256)},
+    },
+    "mma.sp": {
+        "f16": {(16, 8, 16), (16, 8, 32)},
+        "bf16": {(16, 8, 16), (16, 8, 32)},
+        "tf32": {(16, 8, 8), (16, 8, 16)},
+        "fp8": {(16, 8, 64)},
+        "int8": {(16, 8, 32), (16, 8, 64)},
+        "int4": {(16, 8, 64), (16, 8, 128)},
     },
     "wmma": {
         **{t: {(16, 16, 16), (32, 8, 16), (8, 32, 16)} for t in ("f16", "bf16", "int8")},
@@ -168,20 +178,22 @@ def transfer(v: Values, i: PtxInstruction) -> str:
 def multiply(v: Values, i: PtxInstruction) -> str:
     """Return C in which a lane takes its part of D. The multiplication precedes it, once for the warp (`v.code.before`)."""
     m = i.modifiers
-    family = _SHAPES[i.opcode]
+    sparse = not _SPARSE.isdisjoint(m)
+    family = _SHAPES.get(f"{i.opcode}.sp" if sparse else i.opcode, {})
     shape = _shape(v, i)
     types = [x for x in m if x in _BITS]
     if len(types) == 2 and i.opcode == "wmma":
         types[1:1] = ["f16", "f16"]
     d_type, a_type, b_type, c_type_ = types
-    a, b = Matrix("a", *shape, a_type), Matrix("b", *shape, b_type)
+    columns = shape[2] // 2 if sparse else shape[2]
+    a, b = Matrix("a", *shape[:2], columns, a_type), Matrix("b", *shape, b_type)
     c, d = Matrix("c", *shape, c_type_), Matrix("c", *shape, d_type)
     if (
         not {"sync", "aligned"} <= set(m)
         or shape not in family.get(a.group, ())
         or a.group != b.group
         or (d_type, c_type_) not in _SUMS[a.group]
-        or any(x.startswith(("sp", "kind", "block_scale")) for x in m)
+        or any(x.startswith(("kind", "block_scale")) for x in m)
     ):
         raise v.unsupported()
     v.code.alone = True
@@ -208,7 +220,9 @@ def multiply(v: Values, i: PtxInstruction) -> str:
         call = f"cs_mma_b1(d_, {', '.join(given)}, {sizes}, {int(operation == 'and')}, 0)"
     else:
         kinds = ", ".join(f"CS_{x.upper()}" for x in types)
-        call = f"cs_mma(d_, {', '.join(given)}, {sizes}, {kinds}, {'CS_FINITE' if 'satfinite' in m else 0})"
+        rows = _sparse_rows(v, a, *i.operands[4:]) if sparse else _DENSE
+        flags = "CS_FINITE" if "satfinite" in m else "0"
+        call = f"{rows} cs_mma(d_, {', '.join(given)}, rows_, {sizes}, {kinds}, {flags})"
     t = "b64" if a_type == "f64" else "b32"
     v.code.before = f"{c_type(size_of(t))} d_[{distinct['d']}][32]; {call};"
     return " ".join(v.dst(o, t, f"d_[{k}][l]") for k, o in enumerate(results))
@@ -221,23 +235,27 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
     """Return C in which a lane takes its part of D of wgmma.mma_async. Each warp of the four multiplies its 16 of the 64 rows of A."""
     m = i.modifiers
     group, n, k = _shape(v, i)
+    sparse = "sp" in m
+    columns = k // 2 if sparse else k
     d_type, a_type, b_type = (x for x in m if x in _BITS)
-    a, b = Matrix("a", 16, n, k, a_type), Matrix("b", 16, n, k, b_type)
+    a, b = Matrix("a", 16, n, columns, a_type), Matrix("b", 16, n, k, b_type)
     d = Matrix("c", 16, n, k, d_type)
     if (
         group != 64
         or n % 8
         or not 8 <= n <= 256
-        or k * _BITS[a_type] != 256
+        or columns * _BITS[a_type] != 256
         or a.group != b.group
         or a_type in ("f64", "s4", "u4")
         or (d_type, d_type) not in _SUMS[a.group]
-        or "sp" in m
+        or (sparse and a_type == "b1")
     ):
         raise v.unsupported()
     v.code.alone = True
     v.code.reads_shared = True
-    destination, first, second, scale, *rest = i.operands
+    destination, first, second, *rest = i.operands
+    rows = _sparse_rows(v, a, rest.pop(0), rest.pop(0)) if sparse else _DENSE
+    scale = rest.pop(0)
     numbers = [o.integer for o in rest if isinstance(o, Immediate)]
     in_registers = isinstance(first, Vector)
     signs = numbers[:2] if a.group not in ("int8", "b1") else []
@@ -264,12 +282,11 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
     flags = [f"({keeps} ? 0 : CS_FROM_ZERO)"]
     flags += ["CS_NEGATED"] if signs and signs[0] * signs[1] < 0 else []
     flags += ["CS_FINITE"] if "satfinite" in m else []
-    arguments = f"d_, ra_, rb_, c_, 16, {n}, {k}"
     if a_type == "b1":
-        lines.append(f"cs_mma_b1({arguments}, 1, {flags[0]});")
+        lines.append(f"cs_mma_b1(d_, ra_, rb_, c_, 16, {n}, {k}, 1, {flags[0]});")
     else:
         kinds = ", ".join(f"CS_{x.upper()}" for x in (d_type, a_type, b_type, d_type))
-        lines.append(f"cs_mma({arguments}, {kinds}, {' | '.join(flags)});")
+        lines.append(f"{rows} cs_mma(d_, ra_, rb_, c_, rows_, 16, {n}, {k}, {kinds}, {' | '.join(flags)});")
     v.code.before = " ".join(lines)
     return " ".join(v.dst(o, "b32", f"d_[{r}][l]") for r, o in enumerate(registers))
 
@@ -283,6 +300,18 @@ def _gathered(v: Values, into: str, descriptor: Operand, matrix: Matrix, first: 
 
 def _pointers(name: str, count: int) -> str:
     return f"const void *const r{name}[] = {{{', '.join(f'{name}[{r}]' for r in range(count))}}};"
+
+
+def _sparse_rows(v: Values, a: Matrix, metadata: Operand, selector: Operand) -> str:
+    """Return C that finds the rows of B that multiply the elements of a sparse A (`a`: its K/2 columns)."""
+    # A lane has the metadata of 8 chunks. The selector names the lanes that have it, of each four.
+    chunk = {"tf32": 2, "int4": 8}.get(a.group, 4)
+    lanes = 2 * a.k // chunk // 4
+    first = selector.integer * lanes if isinstance(selector, Immediate) else -1
+    if not 0 <= first < 4:
+        raise v.unsupported(f"sparsity selector {selector}")
+    arguments = f"{_lanes(v, metadata, 'b32')}, {first}, {2 * a.k}, CS_{a.type.upper()}"
+    return f"u8 rows_[{16 * a.k}]; cs_sparse_rows(rows_, {arguments});"
 
 
 def _layout(m: tuple[str, ...]) -> str:
