@@ -193,6 +193,8 @@ tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.a
 fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128; =
 mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0; =
 wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0; = - wgmma.mma_async
+wgmma.mma_async.sp.sync.aligned.m64n8k64.s32.s8.u8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %r5, 0, %p1; = - wgmma.mma_async
+mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r3, %r4}, {%r5, %r6}, {%r1, %r2}, %r7, 0; =
 wgmma.commit_group.sync.aligned; =
 """,
     "sm_100a": """
