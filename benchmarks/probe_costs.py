@@ -20,9 +20,11 @@ sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
 
 import access_paths  # noqa: E402
 from gpubpf.ebpf.sampling import Sampling, Unit  # noqa: E402
+from gpubpf.images.occupancy import limit_of_copy  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.inject import inject  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
+from gpubpf.ptx.probe import FREQUENT  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from gpubpf_sass import assembled, registers, sass  # noqa: E402
@@ -171,8 +173,12 @@ def costs(
     place: Path, arch: str, found: Probes, stores: int, paths: Sequence[Sequence[str]]
 ) -> list[tuple[int, int, list[int]]]:
     """Return registers, instructions, and those executed on each path, of the kernel without and with the probes."""
-    plain = kernel(arch, stores)
-    made = inject(parse(plain), {"k": found.bpf._placements()})
+    plain, placements = kernel(arch, stores), found.bpf._placements()
+    made = inject(parse(plain), {"k": placements})
+    if any(
+        placement.point in FREQUENT for placement in placements
+    ):  # images/instrument.py limits such a copy
+        made = made.within({"k": limit_of_copy(registers(assembled(plain, arch, place)[1])["k"])})
     result = []
     for text, wanted in ((plain, [OWN * stores] * len(paths)), (made.text, paths)):
         cubin, said = assembled(text, arch, place)

@@ -58,7 +58,7 @@ def main() -> int:
     lines = []
     with tempfile.TemporaryDirectory() as place:
         program = Path(place) / "requests"
-        options = ["-std=c++17", "-gencode", "arch=compute_75,code=compute_75", "-cudart", "shared"]
+        options = ["-std=c++17", "-arch=sm_75", "-cudart", "shared"]
         subprocess.run(["nvcc", *options, "-o", str(program), str(SOURCE)], check=True)
         for number, name in enumerate(kernels()):
             command = [str(program), str(number)]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +142,18 @@ def expected(at: list[int]) -> Counter[Any]:
     return found
 
 
-def seen(records: Any) -> Counter[Any]:
+def seen(records: Any, allocations: Sequence[int] = ()) -> Counter[Any]:
+    """What records tell. Addresses of global memory are those in the allocations which begin at these addresses: (which, offset)."""
+
+    def place(record: Any) -> Any:
+        address = int(record["address"], 16)
+        if record["space"] != "global" or not allocations:
+            return address
+        begin = max(at for at in allocations if at <= address)
+        return allocations.index(begin), address - begin
+
     return Counter(
-        (r["op"], r["space"], int(r["address"], 16), r["width"], tuple(r["block"]), tuple(r["thread"]))
-        for r in records
+        (r["op"], r["space"], place(r), r["width"], tuple(r["block"]), tuple(r["thread"])) for r in records
     )
 
 
@@ -218,14 +226,18 @@ def test_filters_act_on_the_device(app: str, whole: Any, tmp_path: Path, argumen
 
     wanted = [record for record in every if is_chosen(record)]
     assert 0 < len(wanted) < len(every)
-    assert at == there, "the embedded device gives the same addresses"
-    assert seen(records) == seen(wanted) and summary["records"] == len(wanted)
+    assert seen(records, there) == seen(wanted, at) and summary["records"] == len(wanted)
 
 
 def test_addresses_are_chosen_by_what_is_touched(app: str, whole: Any, tmp_path: Path) -> None:
     _, _, at = whole
-    records, _, again = traced(app, tmp_path, "--address", f"{at[1] + 15:#x}:{at[1] + 32:#x}")
-    assert at == again
+    for _ in range(
+        20
+    ):  # addresses depend on whether the copy of the kernel was loaded before the program allocated memory
+        records, _, found = traced(app, tmp_path, "--address", f"{at[1] + 15:#x}:{at[1] + 32:#x}")
+        if at == found:
+            break
+        at = found
     assert sorted(int(record["address"], 16) - at[1] for record in records) == [0, 16, 32]
 
 

@@ -1,8 +1,8 @@
 """Make a sidecar: the instrumented copy of a module, which is loaded in addition to the application's own.
 
-The steps are: choose the PTX among the images, find the matching kernels, inject the device programs, assemble. If a copy needs so
-many registers that it may not fit where the original does, the sidecar also has a copy with a register limit. Results are cached by
-the content of all inputs.
+The steps are: choose the PTX among the images, find the matching kernels, inject the device programs, assemble. Copies with many
+probes get a register limit, so that most of the original's warps fit. If a copy needs so many registers that it may not fit where the
+original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,11 +24,12 @@ from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import KernelResources, Target, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.occupancy import MOST, most_registers
+from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx import flow, module, parser
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.probe import FREQUENT
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
 from gpubpf.show import progress
 
@@ -95,19 +96,21 @@ class AmdKernel:
 class RegisterUse:
     """The registers per thread of a kernel, of its copy, and of its limited copy (0 if there is none).
 
-    spilled: the additional local memory of the limited copy compared to the original, in bytes per thread.
+    spilled, spilled_limited: the additional local memory of these copies compared to the original, in bytes per thread.
     """
 
     before: int
     after: int
     limited: int = 0
     spilled: int = 0
+    spilled_limited: int = 0
 
     def in_launches(self, instrumented: int, limited: int) -> tuple[int, int, int]:
         """Return the registers before and after, and the bytes spilled. `limited`: the launches of the limited copy."""
         if not limited or not self.limited:
-            return self.before, self.after, 0
-        return self.before, self.limited if limited >= instrumented else self.after, self.spilled
+            return self.before, self.after, self.spilled
+        after = self.limited if limited >= instrumented else self.after
+        return self.before, after, max(self.spilled, self.spilled_limited)
 
 
 @dataclass(frozen=True)
@@ -243,22 +246,29 @@ def _instrument(
     refusals = dict(injected.refusals)
     image = b""
     options = chosen.options
+    before = before or {}
+    limits: dict[str, int] = {}
+    if any(attachment.point in FREQUENT for attachment in attachments):
+        before = _registers(parsed, injected.kernels, target, chosen.options, before)
+        limits = _limits_of_copies(parsed, injected, chosen.options, before)
+        injected = injected.within(limits)
     made, limited = injected.text, frozenset[str]()
     while injected.kernels:
         try:
             with progress.work("assembling kernels", len(injected.kernels)):
                 image, options, needs = _assembled(parsed, injected, target, chosen.options)
             made = injected.text
-            if limits := _limits(parsed, injected, target, options, needs, before or {}):
-                made, image, limited = _with_limits(injected, target, options, limits, image)
+            if stricter := _limits(parsed, injected, target, options, needs, before):
+                made, image, limited = _with_limits(injected, target, options, stricter, image)
             break
         except AssembleError as error:
-            guilty = _rejected(parsed, kernels, injected, target, chosen.options) or dict.fromkeys(
-                injected.kernels, str(error)
-            )
+            guilty = _rejected(parsed, kernels, injected, target, chosen.options)
+            if not guilty and not limits:
+                guilty = dict.fromkeys(injected.kernels, str(error))
+            limits = limits if guilty else {}  # perhaps ptxas cannot use so few registers
             refusals |= guilty
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject(parsed, kept)
+            injected = inject(parsed, kept).within(limits)
     return Sidecar(
         image,
         tuple(
@@ -283,6 +293,37 @@ def _instrument(
         options,
         target.release,
     )
+
+
+def _registers(
+    parsed: module.Module,
+    kernels: Collection[str],
+    target: Target,
+    options: str,
+    before: Mapping[str, int],
+) -> Mapping[str, int]:
+    """Return `before`, the registers of kernels, with those of `kernels` that it lacks: what ptxas makes of the original for a GPU."""
+    if target.device == "sim" or not (unknown := kernels - before.keys()):
+        return before
+    original = module.render(trim(parsed, dict.fromkeys(unknown)))
+    counted = registers(original, target, options) or {}
+    return {**before, **{name: kernel.registers for name, kernel in counted.items()}}
+
+
+def _limits_of_copies(
+    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the register limits of copies with probes at FREQUENT points.
+
+    Excluded are modules with a limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves.
+    """
+    if "maxrregcount" in options:
+        return {}
+    return {
+        name: limit_of_copy(before[name])
+        for name in injected.kernels
+        if name in before and not parsed.functions[name].mentions("setmaxnreg")
+    }
 
 
 def _limits(
@@ -312,10 +353,7 @@ def _limits(
         for name, count in after.items()
         if count > allowed(name, 1) and not parsed.functions[name].mentions("setmaxnreg")
     }
-    if target.device == "gpu" and (unknown := after.keys() - before.keys()):
-        original = module.render(trim(parsed, dict.fromkeys(unknown)))
-        counted = registers(original, target, options) or {}
-        before = {**before, **{name: kernel.registers for name, kernel in counted.items()}}
+    before = _registers(parsed, after.keys(), target, options, before)
     found = {
         name: allowed(name, before.get(name, 1)) for name in after if name in before or target.device == "sim"
     }
@@ -466,12 +504,15 @@ def register_use(sidecar: Sidecar, target: Target) -> dict[str, RegisterUse]:
     after = registers(sidecar.text, target, sidecar.options) or {}
     found = {}
     for name in after.keys() & before.keys():
-        old, new, limited = before[name], after[name], after.get(name + LIMITED)
-        found[name] = RegisterUse(old.registers, new.registers)
-        if limited is not None:
-            found[name] = RegisterUse(
-                old.registers, new.registers, limited.registers, max(0, limited.stack - old.stack)
-            )
+        old, new = before[name], after[name]
+        limited = after.get(name + LIMITED, KernelResources(0))
+        found[name] = RegisterUse(
+            old.registers,
+            new.registers,
+            limited.registers,
+            max(0, new.stack - old.stack),
+            max(0, limited.stack - old.stack),
+        )
     return found
 
 

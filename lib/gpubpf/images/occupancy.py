@@ -15,6 +15,7 @@ _REGISTERS = 16384 // 32  # per part and lane
 _WARPS = 16  # per part
 _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
+_CHEAP = 40  # registers per thread with which at least three quarters of the warps that a GPU can hold fit
 
 
 def most_registers(kernel: Function, before: int, waits: bool) -> int:
@@ -29,6 +30,14 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
         threads = min(x * y * z, _LARGEST_BLOCK)
         warps = max(1, min(warps, -(-threads // (32 * _PARTS))))
     return max(before, min(MOST, _REGISTERS // warps // _UNIT * _UNIT))
+
+
+def limit_of_copy(before: int) -> int:
+    """Return the registers to which a copy with many probes is limited: half more than the original's `before`, or _CHEAP.
+
+    Then about two thirds of the original's warps fit, or more. A lower limit would cost more instructions: ptxas spills registers.
+    """
+    return min(MOST, max(_CHEAP, _rounded(before + before // 2)))
 
 
 def _rounded(registers: int) -> int:

@@ -189,7 +189,7 @@ class KernelTraffic:
     sites      the executed sites, by number
     registers  registers per thread, before and after instrumentation; None if unknown
     unknown    requests at sites that the session does not know
-    spilled    bytes of local memory per thread that a copy limited to fewer registers needs
+    spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       the lanes of a wave, if it ran on an AMD GPU
     sample     with sampling: the part of the kernel that the sums of the sites cover
     """

@@ -130,13 +130,35 @@ class Injected:
 
     def limited(self, limits: Mapping[str, int]) -> str:
         """Return `text` with a second copy of each kernel in `limits`, NAME$gpubpf_limited, limited to that many registers."""
-        made = []
-        for name, registers in limits.items():
-            kernel = self.module.functions[name]
-            others = tuple(d for d in kernel.directives if d.name not in ("maxnreg", "minnctapersm"))
-            limit = Directive("maxnreg", f".maxnreg {registers}")
-            made.append(dataclasses.replace(kernel, name=name + LIMITED, directives=(*others, limit)))
+        made = [
+            dataclasses.replace(_limit(self.module.functions[name], registers), name=name + LIMITED)
+            for name, registers in limits.items()
+        ]
         return render(dataclasses.replace(self.module, items=(*self.module.items, *made)))
+
+    def within(self, limits: Mapping[str, int]) -> Injected:
+        """Return the same with each kernel in `limits` limited to that many registers, unless it has a limit of its own."""
+        items = [
+            _limit(item, limits[item.name])
+            if isinstance(item, Function) and item.name in limits and not _limits(item)
+            else item
+            for item in self.module.items
+        ]
+        module = dataclasses.replace(self.module, items=tuple(items))
+        return dataclasses.replace(self, text=render(module), module=module) if limits else self
+
+
+_LIMITS = ("maxnreg", "minnctapersm")  # directives that limit a kernel's registers
+
+
+def _limits(kernel: Function) -> bool:
+    return any(directive.name in _LIMITS for directive in kernel.directives)
+
+
+def _limit(kernel: Function, registers: int) -> Function:
+    """Return the kernel with a limit of its registers, which takes the place of those that it has."""
+    others = tuple(d for d in kernel.directives if d.name not in _LIMITS)
+    return dataclasses.replace(kernel, directives=(*others, Directive("maxnreg", f".maxnreg {registers}")))
 
 
 def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:

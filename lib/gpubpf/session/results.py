@@ -33,7 +33,7 @@ class Instance:
     taken_ns   when it was read, on the host's clock
     context    number of the context in the process
     process    number of the process in the session
-    spilled    bytes of local memory per thread that a copy limited to fewer registers spills
+    spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       lanes per wave, if it ran on an AMD GPU
     idle       no kernel was running when it was read: all `launches` had ended
     """

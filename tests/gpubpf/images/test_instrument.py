@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,12 @@ import pytest
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble as assembling
 from gpubpf.images import fatbin, instrument
-from gpubpf.images.assemble import Assembled, Target, assemble
+from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment
+from gpubpf.program import BPF
+from gpubpf.show import cli
+from gpubpf.tools import memtrace
 from gpubpf_fragments import TIME
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -218,3 +222,90 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     made = instrument._instrument(text, image, [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
     (used,) = instrument.register_use(made, Target("gpu", (8, 0))).values()
     assert 0 < used.before <= used.after
+
+
+# Kernels with an access each; LIMIT is a directive of the second.
+ACCESSES = """.version 8.3
+.target sm_80
+.address_size 64
+.visible .entry free(.param .u64 p) {
+    .reg .b64 %rd; ld.param.u64 %rd, [p]; st.global.u32 [%rd], 1; ret;
+}
+.visible .entry bound(.param .u64 p) LIMIT {
+    .reg .b64 %rd; ld.param.u64 %rd, [p]; st.global.u32 [%rd], 1; ret;
+}
+"""
+
+
+def limits(text: str) -> dict[str, list[str]]:
+    """The directives of each kernel that limit its registers."""
+    entries = re.findall(r"\.entry (\w+)\([^)]*\)([^{]*)\{", text)
+    return {name: re.findall(r"\.(?:maxnreg|minnctapersm) \d+", between) for name, between in entries}
+
+
+@pytest.mark.parametrize(
+    ("before", "limit"), [(8, 40), (26, 40), (27, 40), (28, 48), (32, 48), (64, 96), (160, 240), (190, 255)]
+)
+def test_a_copy_with_probes_at_accesses_is_limited(
+    monkeypatch: pytest.MonkeyPatch, before: int, limit: int
+) -> None:
+    """Unless the kernel has a limit of its own. For a GPU, ptxas is asked about kernels that no cubin tells of."""
+    monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
+    monkeypatch.setattr(
+        instrument, "registers", lambda *_: dict.fromkeys(("free", "bound"), KernelResources(before))
+    )
+    text = ACCESSES.replace("LIMIT", ".maxntid 128, 1, 1 .minnctapersm 2")
+    cubin = {"free": before, "bound": before}
+    for device, known, is_limited in (
+        ("gpu", {}, True),
+        ("gpu", cubin, True),
+        ("sim", cubin, True),
+        ("sim", {}, False),
+    ):
+        for point in ("access", "exit"):
+            target = Target(device, (8, 0))
+            made = instrument._instrument(text, _image(), [Attachment(TIME, point)], target, known)
+            expected = [f".maxnreg {limit}"] if is_limited and point == "access" else []
+            found = limits(made.image.decode())
+            assert found["free"] == expected and found["bound"] == [".minnctapersm 2"]
+
+
+def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
+    image = dataclasses.replace(_image(), options="-maxrregcount=32")
+    before = {"free": 24, "bound": 24}
+    made = instrument._instrument(
+        ACCESSES.replace("LIMIT", ""), image, [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
+    )
+    assert limits(made.image.decode()) == {"free": [], "bound": []}
+
+
+def test_a_copy_that_cannot_be_limited_is_assembled_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assemble(text: str, *_: object) -> Assembled:
+        if "maxnreg" in text:
+            raise AssembleError(
+                "ptxas fatal   : (C7600) Register allocation failed with register count of '32'."
+            )
+        return Assembled(text.encode(), {})
+
+    monkeypatch.setattr(instrument, "assemble", assemble)
+    before = {"free": 24, "bound": 24}
+    made = instrument._instrument(
+        ACCESSES.replace("LIMIT", ""), _image(), [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
+    )
+    assert [kernel.name for kernel in made.kernels] == ["free", "bound"] and not made.refusals
+    assert limits(made.image.decode()) == {"free": [], "bound": []}
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
+    """Without a limit, this copy needs more than 40 registers."""
+    b = BPF(text=memtrace.PROGRAM)
+    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
+    placed = [Attachment(p.fragment, p.point, (), p.accumulate, p.kinds, p.spaces) for p in b._placements()]
+    load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
+    text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
+    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), _image(), placed, HOPPER)
+    used = instrument.register_use(made, HOPPER)
+    assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
+    assert used["free"].spilled <= 32 and not used["bound"].spilled

@@ -202,7 +202,7 @@ def test_launches_whose_copy_the_driver_refuses_are_the_originals(
     monkeypatch.setenv("FAKE_REFUSE_COPY", str(code))
     found = measure([str(target), "plain", "23"])
     assert capfd.readouterr().out == "launched 23\n"  # no launch failed
-    assert found["summary"]["not_instrumented"] == {"launch failed": 23}
+    assert found["summary"]["not_instrumented"] == {"launch failed": 23}, found
 
 
 def test_a_map_too_small_is_enlarged_for_the_next_launch(target: Path) -> None:
