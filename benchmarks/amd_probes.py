@@ -36,6 +36,25 @@ KERNELS = (
     ("reversed", ("x",), 8, "all lanes end together; 4 accesses, a barrier"),
     ("scale", ("x", "u32 1000"), 12, "a bound, and a loop"),
 )
+# Kernels with one store for each lane.
+PATTERNS = """
+#include <hip/hip_runtime.h>
+#define STORE(NAME, WHERE) extern "C" __global__ void NAME(int *x) { int t = threadIdx.x; WHERE = 1; }
+STORE(unit, x[t])
+STORE(strided, x[t * 8])
+STORE(odd, if (t & 1) x[t])
+STORE(padded, __shared__ volatile int s[300]; s[t + t / 32])
+STORE(gather, x[t * 37 & 1023])
+STORE(shared_gather, __shared__ volatile int s[256]; s[t * t & 255])
+"""
+REQUESTS = (
+    ("unit", ("x",), 8, "a lane beside the other"),
+    ("strided", ("x",), 8, "32 bytes from lane to lane"),
+    ("odd", ("x",), 8, "every second lane"),
+    ("padded", ("x",), 8, "shared memory, with padding"),
+    ("gather", ("x",), 8, "no order"),
+    ("shared_gather", ("x",), 8, "no order, in shared memory"),
+)
 MOVES, ATOMIC = ("load", "store"), ("atomic",)
 
 
@@ -59,13 +78,17 @@ def counted(spec: str) -> tuple[tuple[Any, ...], ...]:
 
 SPECS = ("bb:*", "branch:*", "instruction:*:v_add*", "instruction:*")
 # A label, the tool, and its programs with their points, as in GcnPlacement.
-PROBES: tuple[tuple[str, str, tuple[tuple[Any, ...], ...]], ...] = (
+Placed = tuple[tuple[Any, ...], ...]
+MEMTRACE: tuple[tuple[str, str, Placed], ...] = (
+    ("memtrace --no-allocations", "memtrace", accesses("")),
+    ("memtrace", "memtrace", accesses("covered_")),
+)
+PROBES: tuple[tuple[str, str, Placed], ...] = (
     ("threadhist runs only", "threadhist", (("on_exit", "exit"),)),
     ("threadhist instructions", "threadhist", (("on_exit", "exit", "instructions"),)),
     ("kernelretsnoop", "kernelretsnoop", (("on_exit", "exit"),)),
     ("launchlate", "launchlate", (("on_entry", "entry"), ("on_exit", "exit"))),
-    ("memtrace --no-allocations", "memtrace", accesses("")),
-    ("memtrace", "memtrace", accesses("covered_")),
+    *MEMTRACE,
     ("a count per block", "points", (("on_begin", "block_begin"), ("on_end", "block_end"))),
     ("the longest wait at barriers", "points", (("on_leave", "barrier_leave"),)),
     *((f"gpucount '{spec}'", spec, counted(spec)) for spec in SPECS),
@@ -115,7 +138,9 @@ def main(arguments: list[str]) -> int:
     for gpu in GPUS:
         with tempfile.TemporaryDirectory() as place:
             code = gpubpf_gcn.build(Path(place), gpu)
-            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), loaded)
+            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), loaded, KERNELS, PROBES)
+            code = gpubpf_gcn.build(Path(place), gpu, text=PATTERNS)
+            lines += rows(Path(place), gpu, CodeObject(code.read_bytes()), loaded, REQUESTS, MEMTRACE)
     text = "\n".join(lines) + "\n"
     print(text, end="")
     if arguments:
@@ -123,15 +148,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def rows(place: Path, gpu: str, code: CodeObject, programs: Mapping[str, Program]) -> list[str]:
+def rows(
+    place: Path, gpu: str, code: CodeObject, programs: Mapping[str, Program],
+    kernels: Sequence[tuple[str, tuple[str, ...], int, str]], probes: Sequence[tuple[str, str, Placed]],
+) -> list[str]:  # fmt: skip
     """Return the rows of a GPU."""
     made = []
     engine = Engine(place, gpu=gpu)
-    for name, given, size, what in KERNELS:
+    for name, given, size, what in kernels:
         kernel = next(each for each in code.kernels if each.name == name)
         waves = SHAPE[0][0] // kernel.descriptor.wave
         before = run(engine, place, code.data, name, list(given))
-        for label, tool, placed in PROBES:
+        for label, tool, placed in probes:
             more, registers = probed(engine, place, code, kernel, programs[tool], placed, list(given), size)
             cells = (
                 gpu,

@@ -101,10 +101,10 @@ def content(name: str) -> np.ndarray:
     return (np.arange(2048) % 37).astype(np.float32 if name == "scale" else np.int32)
 
 
-def build(place: Path, gpu: str, *options: str) -> Path:
-    """Give the code object with KERNELS. options: of hipcc."""
+def build(place: Path, gpu: str, *options: str, text: str = KERNELS) -> Path:
+    """Give the code object with the kernels of a text. options: of hipcc."""
     source, code = place / "kernels.hip", place / "kernels.co"
-    source.write_text(KERNELS)
+    source.write_text(text)
     flags = ["-O2", *options, "--cuda-device-only", "--no-gpu-bundle-output", "-w", "-c", "-o", str(code)]
     environment = {**os.environ, "HIP_PLATFORM": "amd"}
     subprocess.run(["hipcc", f"--offload-arch={gpu}", *flags, str(source)], check=True, env=environment)

@@ -73,6 +73,7 @@ declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
 declare void @llvm.amdgcn.wave.barrier()
 declare void @llvm.amdgcn.s.sleep(i32)
 declare i64 @llvm.amdgcn.s.memtime()
+declare i64 @llvm.ctlz.i64(i64, i1)
 declare i$wave @llvm.amdgcn.ballot.i$wave(i1)
 define internal i32 @gpubpf.lane() alwaysinline convergent {
   %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
@@ -109,13 +110,76 @@ define internal i64 @gpubpf.shuffle(i64 %value, i32 %from) alwaysinline converge
   %result = or i64 %low_wide, %high_up
   ret i64 %result
 }
+; Three ways, as each is slow where the others are fast: bit by bit, if all values have 8 bits (banks of shared memory). If values
+; only rise or only fall from lane to lane, equal ones are neighbours (sectors of most requests). Otherwise value by value.
 define internal i64 @gpubpf.match(i64 %value) alwaysinline convergent {
 entry:
+  %active = call i64 @gpubpf.active()
+  %is_large = icmp ugt i64 %value, 255
+  %is_large_bit = zext i1 %is_large to i64
+  %large = call i64 @gpubpf.ballot(i64 %is_large_bit)
+  %are_small = icmp eq i64 %large, 0
   %low = trunc i64 %value to i32
+  br i1 %are_small, label %bits, label %order
+bits:
+  %bit = phi i32 [ 0, %entry ], [ %next_bit, %bits ]
+  %left = phi i64 [ %active, %entry ], [ %still, %bits ]
+  %down = lshr i32 %low, %bit
+  %own_bit = and i32 %down, 1
+  %own_wide = zext i32 %own_bit to i64
+  %such = call i64 @gpubpf.ballot(i64 %own_wide)
+  %inverts = sub i64 %own_wide, 1
+  %alike = xor i64 %such, %inverts
+  %still = and i64 %left, %alike
+  %next_bit = add i32 %bit, 1
+  %ends = icmp eq i32 %next_bit, 8
+  br i1 %ends, label %found_bits, label %bits
+found_bits:
+  br label %found
+order:
+  %below = call i64 @gpubpf.lanes_below()
+  %before = and i64 %active, %below
+  %is_first = icmp eq i64 %before, 0
+  %above = call i64 @llvm.ctlz.i64(i64 %before, i1 false)
+  %above_low = trunc i64 %above to i32
+  %nearest = sub i32 63, %above_low
+  %lane = call i32 @gpubpf.lane()
+  %lane_wide = zext i32 %lane to i64
+  %from = select i1 %is_first, i32 %lane, i32 %nearest
+  %previous = call i64 @gpubpf.shuffle(i64 %value, i32 %from)
+  %falls = icmp ult i64 %value, %previous
+  %falls_bit = zext i1 %falls to i64
+  %falling = call i64 @gpubpf.ballot(i64 %falls_bit)
+  %rises = icmp ugt i64 %value, %previous
+  %rises_bit = zext i1 %rises to i64
+  %rising = call i64 @gpubpf.ballot(i64 %rises_bit)
+  %none_falls = icmp eq i64 %falling, 0
+  %none_rises = icmp eq i64 %rising, 0
+  %one_way = or i1 %none_falls, %none_rises
+  br i1 %one_way, label %runs, label %look
+runs:
+  %minus = sub i64 0, %active
+  %lowest = and i64 %active, %minus
+  %changes = or i64 %falling, %rising
+  %starts = or i64 %changes, %lowest
+  %beyond = shl i64 -2, %lane_wide
+  %through = xor i64 %beyond, -1
+  %earlier = and i64 %starts, %through
+  %skipped = call i64 @llvm.ctlz.i64(i64 %earlier, i1 false)
+  %begin = sub i64 63, %skipped
+  %from_begin = shl i64 -1, %begin
+  %later = and i64 %starts, %beyond
+  %minus_later = sub i64 0, %later
+  %next = and i64 %later, %minus_later
+  %until = sub i64 %next, 1
+  %run = and i64 %from_begin, %until
+  %run_active = and i64 %run, %active
+  br label %found
+look:
   %shifted = lshr i64 %value, 32
   %high = trunc i64 %shifted to i32
-  br label %look
-look:
+  br label %turn
+turn:
   %first_low = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %low)
   %first_high = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %high)
   %same_low = icmp eq i32 %low, %first_low
@@ -123,9 +187,10 @@ look:
   %same = and i1 %same_low, %same_high
   %holds = zext i1 %same to i64
   %mask = call i64 @gpubpf.ballot(i64 %holds)
-  br i1 %same, label %found, label %look
+  br i1 %same, label %found, label %turn
 found:
-  ret i64 %mask
+  %result = phi i64 [ %still, %found_bits ], [ %run_active, %runs ], [ %mask, %turn ]
+  ret i64 %result
 }
 define internal i64 @gpubpf.alike(i64 %value) alwaysinline convergent {
   %low = trunc i64 %value to i32

@@ -74,7 +74,7 @@ class _Lowering(HelperCalls):
         text = "\n".join(
             [
                 *head,
-                *sorted(self.declared),
+                *sorted(self.declared - set(self.backend.functions.splitlines())),
                 *([self.backend.functions] if self.backend.functions else []),
                 *self.functions.values(),
                 *start,

@@ -340,6 +340,53 @@ def test_what_amd_gpus_do_not_have(program: Program) -> None:
             lowered(program, "on_end", wave)
 
 
+# Numbers of each kind for gpu_match, in C and Python: small ones, rising and falling ones, runs, and others.
+VALUES = (
+    "(L * L) % 211", "255 - L % 3", "L << 40", "1000 - L", "300 + L / 6", "(7 << 33) - (L / 9 << 20)",
+    "(L * 12345) % 17 << 45", "300 + (L + 40) % 64", "L % 2 * 1000 + 5",
+)  # fmt: skip
+MATCHES = r"""
+#include <gpubpf.h>
+struct matches { u64 all[9], some[9]; };
+GPU_THREAD_ARRAY(matched, struct matches, 1);
+int on_match(struct gpu_exit *ctx) {
+    int key = 0;
+    u64 L = gpu_lane(), values[] = {VALUES};
+    struct matches *mine = matched.lookup(&key);
+    if (!mine) return 0;
+#pragma unroll
+    for (int n = 0; n < 9; n++)
+        mine->all[n] = gpu_match(values[n]);
+    if (L % 5 == 1 || L % 7 == 2) {
+#pragma unroll
+        for (int n = 0; n < 9; n++)
+            mine->some[n] = gpu_match(values[n]);
+    }
+    return 0;
+}
+""".replace("VALUES", ", ".join(VALUES).replace("7 <<", "7ull <<"))
+
+
+def test_lanes_with_the_same_number(device: Device, built: Path) -> None:
+    """Whatever the numbers, of all lanes and of some."""
+    code = CodeObject(built.read_bytes())
+    wave = code.kernels[0].descriptor.wave
+    made = injected(code, compiled((WIDE if wave == 64 else "") + MATCHES), "on_match")
+    shape = ((wave + 9, 1, 1), (wave + 9, 1, 1))  # the second wave has 9 lanes
+    rest = block_arguments(made, "none", 0, shape, {"matched": "m"})
+    found = device.run(made.image, "none", rest, shape, {"m": np.zeros(18 * (wave + 10), np.uint64)})["m"]
+    expected = []
+    for thread in range(wave + 9):
+        lanes = range(wave if thread < wave else 9)
+        some = [lane for lane in lanes if lane % 5 == 1 or lane % 7 == 2]
+        for which in (lanes, some):
+            for value in VALUES:
+                numbers = {L: eval(value.replace("/", "//")) for L in which}
+                own = numbers.get(thread % wave)
+                expected.append(sum(1 << L for L in which if own is not None and numbers[L] == own))
+    assert found[: len(expected)].tolist() == expected
+
+
 def test_what_lanes_compute_together(device: Device, gpu: str, built: Path, program: Program) -> None:
     code = CodeObject(built.read_bytes())
     wave = code.kernels[0].descriptor.wave
