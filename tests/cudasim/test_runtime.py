@@ -16,14 +16,14 @@ HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostil
 
 
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc"])
+@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc", "pools"])
 def test_program(name: str, hostile: bool) -> None:
     done = run([program(name)], hostile)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
 
 
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "graphs", "threads", "ipc"])
+@pytest.mark.parametrize("name", ["basics", "graphs", "threads", "ipc", "pools"])
 def test_program_on_the_virtual_clock(name: str, hostile: bool) -> None:
     done = run([program(name)], hostile, CUDASIM_CLOCK="virtual")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
@@ -137,7 +137,7 @@ def test_launcher() -> None:
     "CUDASIM_TEST_SANITIZE" not in os.environ, reason="builds for minutes; set CUDASIM_TEST_SANITIZE"
 )
 @HOSTILE
-@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc"])
+@pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc", "pools"])
 def test_program_under_sanitizers(name: str, hostile: bool) -> None:
     subprocess.run(
         ["make", "--silent", "-j2", "-C", str(CUDASIM), "SANITIZE=1"], check=True, stdout=subprocess.DEVNULL

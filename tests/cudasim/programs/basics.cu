@@ -1,6 +1,7 @@
 // Memory of every kind, symbols, attributes, errors that do not break the context.
 #include "check.h"
 
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -54,6 +55,48 @@ __global__ void sum_rows(const char *base, size_t pitch, int width, int height, 
 template <class T>
 __global__ void add_one(T *data) {
     data[threadIdx.x] += T(1);
+}
+
+// Advice for managed memory has no effect on results, but the program can ask for it. It holds for whole pages.
+static void advice() {
+    constexpr size_t page = 4096;
+    char *memory;
+    CHECK(cudaMallocManaged(&memory, 3 * page));
+    char *first = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page);
+    const cudaMemLocation device = {cudaMemLocationTypeDevice, {0}}, host = {cudaMemLocationTypeHost, {0}};
+    auto get = [](const void *from, size_t bytes, cudaMemRangeAttribute which) {
+        int value;
+        CHECK(cudaMemRangeGetAttribute(&value, sizeof value, which, from, bytes));
+        return value;
+    };
+    auto all = [&](cudaMemRangeAttribute which) { return get(memory, 3 * page, which); };
+    REQUIRE(all(cudaMemRangeAttributeReadMostly) == 0);
+    REQUIRE(all(cudaMemRangeAttributePreferredLocation) == cudaInvalidDeviceId);
+    REQUIRE(all(cudaMemRangeAttributeLastPrefetchLocation) == cudaInvalidDeviceId);
+    CHECK(cudaMemAdvise(first, 1, cudaMemAdviseSetPreferredLocation, device));
+    REQUIRE(get(first, page, cudaMemRangeAttributePreferredLocation) == 0);
+    REQUIRE(get(first + page - 1, 1, cudaMemRangeAttributePreferredLocation) == 0);
+    REQUIRE(get(first, page + 1, cudaMemRangeAttributePreferredLocation) == cudaInvalidDeviceId);
+    CHECK(cudaMemAdvise(memory, 3 * page, cudaMemAdviseSetReadMostly, {}));
+    CHECK(cudaMemAdvise(memory, 3 * page, cudaMemAdviseSetAccessedBy, device));
+    CHECK(cudaMemAdvise(memory, 3 * page, cudaMemAdviseSetPreferredLocation, host));
+    CHECK(cudaMemAdvise(memory, 3 * page, cudaMemAdviseSetAccessedBy, host));
+    CHECK(cudaMemAdvise(first, page, cudaMemAdviseUnsetAccessedBy, host));
+    CHECK(cudaMemPrefetchAsync(memory, 3 * page, device, 0, nullptr));
+    int read_mostly, preferred, prefetched, accessed[2];
+    void *values[] = {&read_mostly, &preferred, &prefetched, accessed};
+    size_t sizes[] = {4, 4, 4, sizeof accessed};
+    cudaMemRangeAttribute which[] = {cudaMemRangeAttributeReadMostly, cudaMemRangeAttributePreferredLocation,
+                                     cudaMemRangeAttributeLastPrefetchLocation, cudaMemRangeAttributeAccessedBy};
+    CHECK(cudaMemRangeGetAttributes(values, sizes, which, 4, memory, 3 * page));
+    REQUIRE(read_mostly == 1 && preferred == cudaCpuDeviceId && prefetched == 0);
+    REQUIRE(accessed[0] == 0 && accessed[1] == cudaInvalidDeviceId);  // the host has no advice for one page
+    CHECK(cudaMemAdvise(first, page, cudaMemAdviseUnsetReadMostly, {}));
+    REQUIRE(all(cudaMemRangeAttributeReadMostly) == 0);
+    FAILS(cudaMemRangeGetAttribute(accessed, 8, cudaMemRangeAttributeReadMostly, memory, 1), cudaErrorInvalidValue);
+    FAILS(cudaMemAdvise(memory, 3 * page + 1, cudaMemAdviseSetReadMostly, {}), cudaErrorInvalidValue);
+    FAILS(cudaMemAdvise(memory, 1, static_cast<cudaMemoryAdvise>(99), {}), cudaErrorInvalidValue);
+    CHECK(cudaFree(memory));
 }
 
 int main() {
@@ -166,6 +209,7 @@ int main() {
     cudaPointerAttributes attributes;
     CHECK(cudaPointerGetAttributes(&attributes, managed));
     REQUIRE(attributes.type == cudaMemoryTypeManaged);
+    advice();
     CHECK(cudaPointerGetAttributes(&attributes, pinned));
     REQUIRE(attributes.type == cudaMemoryTypeHost);
     CHECK(cudaPointerGetAttributes(&attributes, device + 3));

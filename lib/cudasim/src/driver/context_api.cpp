@@ -32,7 +32,7 @@ void destroy_context(const std::shared_ptr<Context> &context) {
     context->per_thread.clear();
     for (const Allocation &left : Memory::instance().owned_by(context->handle)) {
         if (left.kind == MemoryKind::registered) Memory::instance().remove_registered(left.base);
-        else Memory::instance().release(left.base);
+        else free_memory(left.base, left.id);
     }
     std::lock_guard heap(context->heap_mutex);
     context->heap = 0;
@@ -149,6 +149,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
         case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
         case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+        case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+            *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            break;
         case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = kMultiprocessors; break;
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = kThreadsPerMultiprocessor; break;
         case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: *value = kBlocksPerMultiprocessor; break;

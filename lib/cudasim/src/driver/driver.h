@@ -268,13 +268,18 @@ struct Library {
     ~Library();
 };
 
+// A memory pool. It lives as long as its allocations.
 struct MemoryPool {
     void *handle = nullptr;
     int device = 0;
     bool is_default = false;
+    std::shared_ptr<PoolFile> file;  // of a pool that processes share
+    size_t most = 0;                 // bytes; 0: no limit
+    std::mutex mutex;                // guards the rest
     uint64_t release_threshold = 0;
     std::map<int, int> switches;
-    std::atomic<uint64_t> used{0}, used_high{0};
+    std::map<int, CUmemAccess_flags> access;  // of other devices; it is not enforced
+    uint64_t used = 0, used_high = 0;         // bytes
 };
 
 struct Context : std::enable_shared_from_this<Context> {
@@ -524,6 +529,13 @@ CUresult free_operation(uint64_t address, Operation &operation);
 std::shared_ptr<GraphNode> add_node(const std::shared_ptr<Graph> &graph, Operation operation,
                                     const std::vector<std::shared_ptr<GraphNode>> &dependencies);
 void drop_context_modules(const Context *context);  // the modules that libraries loaded into it
-std::shared_ptr<MemoryPool> default_pool(int device);
+// The memory of a pool. The allocation counts as used from now on.
+CUresult allocate_from_pool(const std::shared_ptr<MemoryPool> &pool, size_t bytes, const Context &context,
+                            uint64_t &address);
+// Remembers where managed memory was last prefetched to, because the application can ask.
+CUresult note_prefetch(uint64_t address, size_t bytes, const CUmemLocation &location);
+void forget_advice(uint64_t id);  // of managed memory that is freed
+// Frees the allocation that begins at `base`, if it still has this id.
+void free_memory(uint64_t base, uint64_t id);
 
 }  // namespace cudasim::driver

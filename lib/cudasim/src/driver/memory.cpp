@@ -1,13 +1,12 @@
 #include "driver/memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "config.h"
 
@@ -34,18 +33,6 @@ void fill_garbage(void *to, size_t bytes, uint64_t salt) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         words[i] = state ^ (state >> 29);
     }
-}
-
-// Makes a file in memory that no process can make smaller. Returns -1 if that is not possible.
-int make_file(size_t size) {
-    rlimit limit{};  // a larger file would end the process by SIGXFSZ
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || size > limit.rlim_cur) return -1;
-    const int file = memfd_create("cudasim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (file < 0) return -1;
-    if (ftruncate(file, static_cast<off_t>(size)) == 0 && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
-        return file;
-    close(file);
-    return -1;
 }
 
 }  // namespace
@@ -78,43 +65,77 @@ Memory::Memory() : total_(config().memory) {
 }
 
 uint64_t Memory::allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags,
-                          const void *pool, bool constant) {
-    if (size == 0 || size > reserved_) return 0;
-    std::unique_lock lock(mutex_);
-    if (kind != MemoryKind::pinned && used_[device] + size > total_) return 0;
-    size_t mapped = page_up(size);
-    // A guard page needs a mapping, and a process can have about 65,000. So only the first allocations have one.
-    size_t guard = allocations_.size() < kMaxGuarded ? kPage : 0;
-    size_t taken = mapped + guard;
-    uint64_t mapping = (constant ? free_constant_ : free_).take(taken);
-    if (mapping == 0) return 0;
-    auto *at = reinterpret_cast<void *>(mapping);
-    int share =
-        kind == MemoryKind::pinned ? MAP_SHARED : MAP_PRIVATE;  // a child of fork shares pinned memory
-    if (mmap(at, mapped, PROT_READ | PROT_WRITE, share | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
-        MAP_FAILED) {
-        free_list(mapping).add(mapping, taken);
-        return 0;
-    }
-    uint64_t base = mapping;
-    if (config().hostile) {
-        fill_garbage(at, std::min(mapped, kMaxGarbage), next_id_);
-        base += (mapped - size) & ~(kAlignment - 1);  // near the guard page, with only the promised alignment
-    }
+                          bool constant) {
     Allocation allocation;
-    allocation.base = base;
     allocation.size = size;
     allocation.kind = kind;
     allocation.device = device;
     allocation.owner = owner;
-    allocation.pool = pool;
     allocation.flags = flags;
+    std::unique_lock lock(mutex_);
+    return add(std::move(allocation), constant);
+}
+
+uint64_t Memory::allocate_from_pool(size_t size, int device, const void *owner,
+                                    const std::shared_ptr<driver::MemoryPool> &pool,
+                                    const std::shared_ptr<PoolFile> &file) {
+    if (size == 0 || size > reserved_) return 0;
+    Allocation allocation;
+    allocation.size = size;
+    allocation.device = device;
+    allocation.owner = owner;
+    allocation.pool = pool;
+    if (file) {
+        allocation.range = file->take(page_up(size));
+        if (!allocation.range) return 0;
+    }
+    std::unique_lock lock(mutex_);
+    return add(std::move(allocation));
+}
+
+uint64_t Memory::import(const std::shared_ptr<const FileRange> &range, size_t start, size_t size, int device,
+                        const void *owner, const std::shared_ptr<driver::MemoryPool> &pool) {
+    Allocation allocation;
+    allocation.size = size;
+    allocation.device = device;
+    allocation.owner = owner;
+    allocation.pool = pool;
+    allocation.range = range;
+    std::unique_lock lock(mutex_);
+    return add(std::move(allocation), false, start);
+}
+
+uint64_t Memory::add(Allocation allocation, bool constant, size_t start) {
+    const size_t size = allocation.size;
+    if (size == 0 || size > reserved_) return 0;
+    if (counts(allocation) && used_[allocation.device] + size > total_) return 0;
+    const bool imported = allocation.range && allocation.range->file->imported();
+    allocation.mapped = allocation.range ? allocation.range->bytes : page_up(size);
+    // A guard page needs a mapping, and a process can have about 65,000. So only the first allocations have one.
+    allocation.guard = allocations_.size() < kMaxGuarded ? kPage : 0;
+    const size_t taken = allocation.mapped + allocation.guard;
+    allocation.mapping = (constant ? free_constant_ : free_).take(taken);
+    if (allocation.mapping == 0) return 0;
+    auto *at = reinterpret_cast<void *>(allocation.mapping);
+    // A child of fork shares pinned memory and that of shareable pools.
+    const bool shared = allocation.kind == MemoryKind::pinned || allocation.range;
+    const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | (allocation.range ? 0 : MAP_ANONYMOUS) |
+                      MAP_FIXED | MAP_NORESERVE;
+    const int file = allocation.range ? allocation.range->file->file() : -1;
+    const off_t offset = allocation.range ? static_cast<off_t>(allocation.range->offset) : 0;
+    if (mmap(at, allocation.mapped, PROT_READ | PROT_WRITE, flags, file, offset) == MAP_FAILED) {
+        free_list(allocation.mapping).add(allocation.mapping, taken);
+        return 0;
+    }
+    if (config().hostile && !imported) {
+        fill_garbage(at, std::min(allocation.mapped, kMaxGarbage), next_id_);
+        start = (allocation.mapped - size) &
+                ~(kAlignment - 1);  // near the guard page, with only the promised alignment
+    }
+    const uint64_t base = allocation.base = allocation.mapping + start;
     allocation.id = next_id_++;
-    allocation.mapping = mapping;
-    allocation.mapped = mapped;
-    allocation.guard = guard;
-    allocations_[base] = allocation;
-    if (kind != MemoryKind::pinned) used_[device] += size;
+    if (counts(allocation)) used_[allocation.device] += size;
+    allocations_[base] = std::move(allocation);
     return base;
 }
 
@@ -128,7 +149,7 @@ bool Memory::release(uint64_t base, uint64_t id) {
     mmap(reinterpret_cast<void *>(allocation.mapping), allocation.mapped, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     if (allocation.file >= 0) close(allocation.file);
-    if (allocation.kind != MemoryKind::pinned) used_[allocation.device] -= allocation.size;
+    if (counts(allocation)) used_[allocation.device] -= allocation.size;
     free_list(allocation.mapping).add(allocation.mapping, allocation.mapped + allocation.guard);
     allocations_.erase(found);
     return true;

@@ -6,13 +6,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <vector>
 
 #include "driver/free_list.h"
+#include "driver/memory_file.h"
 
 namespace cudasim {
+
+namespace driver {
+struct MemoryPool;
+}
 
 enum class MemoryKind { device, pinned, managed, registered, mapped };  // mapped: by cuMemMap
 
@@ -21,15 +27,16 @@ struct Allocation {
     size_t size = 0;    // bytes requested
     MemoryKind kind = MemoryKind::device;
     int device = 0;
-    const void *owner = nullptr;   // handle of the context
-    const void *pool = nullptr;    // handle of the memory pool, if it is from one
-    unsigned flags = 0;            // of the call that allocated or registered it
-    uint64_t id = 0;               // never reused within a process
-    uint64_t mapping = 0;          // first mapped page
-    size_t mapped = 0;             // bytes mapped, whole pages
-    size_t guard = 0;              // bytes of the guard page after it, which is never mapped
-    int file = -1;                 // of device memory that other processes can map, see share()
-    bool mapped_to_device = true;  // whether kernels and copies may access it
+    const void *owner = nullptr;               // handle of the context
+    std::shared_ptr<driver::MemoryPool> pool;  // if it is from a memory pool
+    std::shared_ptr<const FileRange> range;    // the memory, if it is from a shareable memory pool
+    unsigned flags = 0;                        // of the call that allocated or registered it
+    uint64_t id = 0;                           // never reused within a process
+    uint64_t mapping = 0;                      // first mapped page
+    size_t mapped = 0;                         // bytes mapped, whole pages
+    size_t guard = 0;                          // bytes of the guard page after it, which is never mapped
+    int file = -1;                             // of device memory that other processes can map, see share()
+    bool mapped_to_device = true;              // whether kernels and copies may access it
 };
 
 class Memory {
@@ -46,7 +53,15 @@ class Memory {
     // Allocates `size` bytes (> 0), at least 256-byte aligned, with an unmapped guard page after them. Returns 0 if the
     // device's memory or the region is exhausted.
     uint64_t allocate(size_t size, MemoryKind kind, int device, const void *owner, unsigned flags = 0,
-                      const void *pool = nullptr, bool constant = false);
+                      bool constant = false);
+    // Allocates device memory from a memory pool; from `file`, if it is not null.
+    uint64_t allocate_from_pool(size_t size, int device, const void *owner,
+                                const std::shared_ptr<driver::MemoryPool> &pool,
+                                const std::shared_ptr<PoolFile> &file);
+    // Maps memory that another process allocated: `size` bytes, which begin `start` bytes into the range. Returns 0 if the
+    // region is exhausted.
+    uint64_t import(const std::shared_ptr<const FileRange> &range, size_t start, size_t size, int device,
+                    const void *owner, const std::shared_ptr<driver::MemoryPool> &pool);
     // Frees the allocation that begins at `base`. Returns false if no allocation begins there, if it is
     // registered memory, or if its id is not `id` (0: any id).
     bool release(uint64_t base, uint64_t id = 0);
@@ -88,6 +103,13 @@ class Memory {
 
   private:
     Memory();
+    // Maps new memory for an allocation, whose other members are set, and adds it. The mutex must be held. `start`:
+    // see import().
+    uint64_t add(Allocation allocation, bool constant = false, size_t start = 0);
+    bool counts(const Allocation &allocation) const {  // as memory of the device that this process uses
+        return allocation.kind != MemoryKind::pinned &&
+               !(allocation.range && allocation.range->file->imported());
+    }
     FreeList &free_list(uint64_t address) { return address >= constant_base() ? free_constant_ : free_; }
 
     mutable std::shared_mutex mutex_;

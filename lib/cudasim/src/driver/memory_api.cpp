@@ -1,4 +1,4 @@
-// The API of memory: allocations, host memory, memory pools, pointer attributes, and the checks of copies.
+// The API of memory: allocations, host memory, pointer attributes, and the checks of copies.
 #include "driver/array.h"
 
 #include <string.h>
@@ -87,10 +87,10 @@ CUresult release(uint64_t address, bool pinned) {
         if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
         ExclusiveContext exclusive(context);
         drain(*context);  // running kernels may still use it
-        if (!belongs_to_graph(address)) Memory::instance().release(address);
+        if (!belongs_to_graph(address)) free_memory(address, found->id);
         return static_cast<CUresult>(context->sticky_error.load());
     }
-    Memory::instance().release(address);
+    free_memory(address, found->id);
     return CUDA_SUCCESS;
 }
 
@@ -131,11 +131,15 @@ CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdevicept
         case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
         case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: set(found->size); break;
         case CU_POINTER_ATTRIBUTE_MAPPED: set(static_cast<int>(1)); break;
-        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: set(uint64_t{0}); break;
+        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: {
+            const bool shareable = found->pool && found->pool->file;
+            set(uint64_t{shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE});
+            break;
+        }
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
             set(static_cast<unsigned>(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
             break;
-        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: set(found->pool); break;
+        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: set(found->pool ? found->pool->handle : nullptr); break;
         default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
@@ -229,20 +233,6 @@ CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy) {
     copy.depth = described.Depth;
     copy.described = described;
     return CUDA_SUCCESS;
-}
-
-std::shared_ptr<MemoryPool> default_pool(int device) {
-    static std::mutex mutex;
-    static auto *const pools = new std::map<int, std::shared_ptr<MemoryPool>>();
-    std::lock_guard lock(mutex);
-    std::shared_ptr<MemoryPool> &pool = (*pools)[device];
-    if (!pool) {
-        pool = std::make_shared<MemoryPool>();
-        pool->device = device;
-        pool->is_default = true;
-        pool->handle = tables().pools.add(pool);
-    }
-    return pool;
 }
 
 }  // namespace cudasim::driver
@@ -406,152 +396,7 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
     return Memory::instance().find(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUmemLocation) {
-    std::shared_ptr<Context> context;
-    if (CUresult status = current_context(context)) return status;
-    std::optional<Allocation> found = Memory::instance().find(address);
-    if (!found || found->kind != MemoryKind::managed) return CUDA_ERROR_INVALID_VALUE;
-    return check_range(address, bytes);
-}
-
-CUresult cuMemRangeGetAttribute(void *data, size_t size, CUmem_range_attribute, CUdeviceptr address,
-                                size_t bytes) {
-    std::shared_ptr<Context> context;
-    if (CUresult status = current_context(context)) return status;
-    if (data == nullptr || check_range(address, bytes) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
-    memset(data, 0, size);
-    return CUDA_SUCCESS;
-}
-
-// ---------------------------------------------------------------------------------------------------- pools
-
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
-    if (CUresult status = check_initialized()) return status;
-    if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    *pool = static_cast<CUmemoryPool>(default_pool(device)->handle);
-    return CUDA_SUCCESS;
-}
-
-namespace {
-
-// The pools that cuDeviceSetMemPool chose, by device.
-std::map<int, std::shared_ptr<MemoryPool>> &current_pools() {
-    static auto *const pools = new std::map<int, std::shared_ptr<MemoryPool>>();
-    return *pools;
-}
-
-std::mutex pools_mutex;
-
-}  // namespace
-
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
-    if (CUresult status = check_initialized()) return status;
-    if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(pools_mutex);
-    auto found = current_pools().find(device);
-    if (found == current_pools().end()) return cuDeviceGetDefaultMemPool(pool, device);
-    *pool = static_cast<CUmemoryPool>(found->second->handle);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
-    if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(pools_mutex);
-    current_pools()[device] = pool;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties) {
-    if (CUresult status = check_initialized()) return status;
-    if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!is_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-    auto pool = std::make_shared<MemoryPool>();
-    pool->device = properties->location.id;
-    pool->handle = tables().pools.add(pool);
-    *handle = static_cast<CUmemoryPool>(pool->handle);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolDestroy(CUmemoryPool handle) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
-    if (!pool || pool->is_default) return CUDA_ERROR_INVALID_VALUE;
-    tables().pools.remove(handle);
-    std::lock_guard lock(pools_mutex);
-    auto found = current_pools().find(pool->device);
-    if (found != current_pools().end() && found->second == pool) current_pools().erase(found);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t) {
-    if (CUresult status = check_initialized()) return status;
-    return tables().pools.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
-    if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    switch (static_cast<int>(attribute)) {
-        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-            memcpy(&pool->release_threshold, value, 8);
-            return CUDA_SUCCESS;
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
-            int set;
-            memcpy(&set, value, sizeof set);
-            std::lock_guard lock(pools_mutex);
-            pool->switches[attribute] = set;
-            return CUDA_SUCCESS;
-        }
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: pool->used_high = pool->used.load(); return CUDA_SUCCESS;
-        default: return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<MemoryPool> pool = tables().pools.get(handle);
-    if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t wide = 0;
-    switch (static_cast<int>(attribute)) {
-        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: wide = pool->release_threshold; break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: wide = pool->used; break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: wide = pool->used_high; break;
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
-            std::lock_guard lock(pools_mutex);
-            auto set = pool->switches.find(attribute);
-            int answer = set == pool->switches.end() ? 1 : set->second;
-            memcpy(value, &answer, sizeof answer);
-            return CUDA_SUCCESS;
-        }
-        default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    memcpy(value, &wide, sizeof wide);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *, size_t) {
-    if (CUresult status = check_initialized()) return status;
-    return tables().pools.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *) {
-    if (CUresult status = check_initialized()) return status;
-    if (flags == nullptr || !tables().pools.get(handle)) return CUDA_ERROR_INVALID_VALUE;
-    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return CUDA_SUCCESS;
-}
+// ---------------------------------------------------------------------------------------------------- graphs
 
 CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     if (CUresult status = check_initialized()) return status;

@@ -74,7 +74,7 @@ CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_p
         if (bytes[constant] == 0) continue;
         uint64_t &block = blocks[constant];
         block = memory.allocate(bytes[constant], MemoryKind::device, context->device, context->handle, 0,
-                                nullptr, constant != 0);
+                                constant != 0);
         if (block == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         module->owned.push_back({block, memory.find(block)->id});
     }

@@ -240,11 +240,8 @@ CUresult allocate_in_stream(CUdeviceptr *address, size_t bytes, const std::share
         *address = allocated;
         return CUDA_SUCCESS;
     }
-    uint64_t allocated = Memory::instance().allocate(bytes, MemoryKind::device, pool->device, context->handle,
-                                                     0, pool->handle);
-    if (allocated == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    pool->used += bytes;
-    pool->used_high = std::max(pool->used_high.load(), pool->used.load());
+    uint64_t allocated = 0;
+    if (CUresult status = allocate_from_pool(pool, bytes, *context, allocated)) return status;
     *address = allocated;
     return CUDA_SUCCESS;
 }
@@ -737,21 +734,17 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
         return submit(context, stream, std::move(operation));
     }
     if (stream->capture) return invalidate_capture(context, stream);
-    std::shared_ptr<MemoryPool> pool = found->pool != nullptr ? tables().pools.get(found->pool) : nullptr;
     Operation operation;
-    operation.stream_only = [address, pool, bytes = found->size] {
-        if (Memory::instance().release(address) && pool) pool->used -= bytes;
-    };
+    operation.stream_only = [address, id = found->id] { free_memory(address, id); };
     return submit(context, stream, std::move(operation));
 }
 
-CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLocation, unsigned int, CUstream handle) {
+CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,
+                            CUstream handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find_stream(handle, stream, context)) return status;
-    std::optional<Allocation> found = Memory::instance().find(address);
-    if (!found || found->kind != MemoryKind::managed) return CUDA_ERROR_INVALID_VALUE;
-    return check_range(address, bytes);
+    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : note_prefetch(address, bytes, location);
 }
 
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {

@@ -147,6 +147,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->hostRegisterSupported = get(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED);
     properties->hostRegisterReadOnlySupported = get(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
     properties->memoryPoolsSupported = get(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+    properties->memoryPoolSupportedHandleTypes =
+        static_cast<unsigned>(get(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES));
     properties->deviceNumaId = get(CU_DEVICE_ATTRIBUTE_NUMA_ID);
     properties->hostNumaId = get(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
     return cudaSuccess;
@@ -206,6 +208,19 @@ cudaError_t cudaDeviceGetCacheConfig(enum cudaFuncCache *preference) {
 cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache preference) {
     ENSURE_CONTEXT();
     return record_error(cu().CtxSetCacheConfig(static_cast<CUfunc_cache>(preference)));
+}
+
+// The size of shared memory's banks is fixed, as on every device since sm_50: what the application asks for has no effect.
+cudaError_t cudaDeviceGetSharedMemConfig(enum cudaSharedMemConfig *config) {
+    ENSURE_CONTEXT();
+    if (config == nullptr) return record_error(cudaErrorInvalidValue);
+    *config = cudaSharedMemBankSizeFourByte;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSetSharedMemConfig(enum cudaSharedMemConfig) {
+    ENSURE_CONTEXT();
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -377,6 +392,14 @@ cudaError_t cudaMemRangeGetAttribute(void *data, size_t size, enum cudaMemRangeA
                                                   device_pointer(pointer), bytes));
 }
 
+cudaError_t cudaMemRangeGetAttributes(void **data, size_t *sizes, enum cudaMemRangeAttribute *which,
+                                      size_t count, const void *pointer, size_t bytes) {
+    ENSURE_CONTEXT();
+    return record_error(cu().MemRangeGetAttributes(data, sizes,
+                                                   reinterpret_cast<CUmem_range_attribute *>(which), count,
+                                                   device_pointer(pointer), bytes));
+}
+
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     ENSURE_CONTEXT();
     if (attributes == nullptr) return record_error(cudaErrorInvalidValue);
@@ -477,6 +500,58 @@ cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags *flags, cudaMemPool_t p
     ENSURE_DRIVER();
     return record_error(cu().MemPoolGetAccess(reinterpret_cast<CUmemAccess_flags *>(flags), pool,
                                               reinterpret_cast<CUmemLocation *>(location)));
+}
+
+cudaError_t cudaMemPoolExportToShareableHandle(void *handle, cudaMemPool_t pool,
+                                               enum cudaMemAllocationHandleType type, unsigned int flags) {
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolExportToShareableHandle(
+        handle, pool, static_cast<CUmemAllocationHandleType>(type), flags));
+}
+
+cudaError_t cudaMemPoolImportFromShareableHandle(cudaMemPool_t *pool, void *handle,
+                                                 enum cudaMemAllocationHandleType type, unsigned int flags) {
+    ENSURE_DRIVER();
+    return record_error(cu().MemPoolImportFromShareableHandle(
+        pool, handle, static_cast<CUmemAllocationHandleType>(type), flags));
+}
+
+cudaError_t cudaMemPoolExportPointer(struct cudaMemPoolPtrExportData *data, void *pointer) {
+    ENSURE_CONTEXT();
+    return record_error(
+        cu().MemPoolExportPointer(reinterpret_cast<CUmemPoolPtrExportData *>(data), device_pointer(pointer)));
+}
+
+cudaError_t cudaMemPoolImportPointer(void **pointer, cudaMemPool_t pool,
+                                     struct cudaMemPoolPtrExportData *data) {
+    ENSURE_CONTEXT();
+    if (pointer == nullptr) return record_error(cudaErrorInvalidValue);
+    CUdeviceptr address = 0;
+    CUresult status =
+        cu().MemPoolImportPointer(&address, pool, reinterpret_cast<CUmemPoolPtrExportData *>(data));
+    if (status == CUDA_SUCCESS) *pointer = reinterpret_cast<void *>(address);
+    return record_error(status);
+}
+
+cudaError_t cudaMemGetDefaultMemPool(cudaMemPool_t *pool, struct cudaMemLocation *location,
+                                     enum cudaMemAllocationType type) {
+    ENSURE_DRIVER();
+    return record_error(cu().MemGetDefaultMemPool(pool, reinterpret_cast<CUmemLocation *>(location),
+                                                  static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemGetMemPool(cudaMemPool_t *pool, struct cudaMemLocation *location,
+                              enum cudaMemAllocationType type) {
+    ENSURE_DRIVER();
+    return record_error(cu().MemGetMemPool(pool, reinterpret_cast<CUmemLocation *>(location),
+                                           static_cast<CUmemAllocationType>(type)));
+}
+
+cudaError_t cudaMemSetMemPool(struct cudaMemLocation *location, enum cudaMemAllocationType type,
+                              cudaMemPool_t pool) {
+    ENSURE_DRIVER();
+    return record_error(cu().MemSetMemPool(reinterpret_cast<CUmemLocation *>(location),
+                                           static_cast<CUmemAllocationType>(type), pool));
 }
 
 // ---------------------------------------------------------------------------------------------------- streams, events
@@ -616,6 +691,12 @@ cudaError_t cudaFuncSetCacheConfig(const void *function, enum cudaFuncCache pref
     if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
     return record_error(
         cu().KernelSetCacheConfig(kernel, static_cast<CUfunc_cache>(preference), current_device()));
+}
+
+cudaError_t cudaFuncSetSharedMemConfig(const void *function, enum cudaSharedMemConfig) {
+    ENSURE_CONTEXT();
+    CUkernel kernel = nullptr;
+    return record_error(find_kernel(function, kernel));
 }
 
 cudaError_t cudaFuncGetName(const char **name, const void *function) {

@@ -80,7 +80,10 @@ namespace cudasim::runtime {
     X(TexObjectGetResourceDesc, 12030) X(TexObjectGetTextureDesc, 12030) X(TexObjectGetResourceViewDesc, 12030)      \
     X(SurfObjectCreate, 12030) X(SurfObjectDestroy, 12030) X(SurfObjectGetResourceDesc, 12030)                       \
     X(DeviceGetTexture1DLinearMaxWidth, 12030) X(DeviceGetGraphMemAttribute, 12030)                                  \
-    X(DeviceSetGraphMemAttribute, 12030)
+    X(DeviceSetGraphMemAttribute, 12030) X(MemPoolExportToShareableHandle, 12030)                                    \
+    X(MemPoolImportFromShareableHandle, 12030) X(MemPoolExportPointer, 12030) X(MemPoolImportPointer, 12030)         \
+    X(MemGetDefaultMemPool, 13000) X(MemGetMemPool, 13000) X(MemSetMemPool, 13000)                                   \
+    X(MemRangeGetAttributes, 12030)
 // clang-format on
 
 struct Driver {
