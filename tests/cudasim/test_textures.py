@@ -98,6 +98,28 @@ def test_surface_fault(how: str, line: str) -> None:
     assert line in done.stderr
 
 
+@HOSTILE
+def test_surface_reductions(hostile: bool) -> None:
+    done = run([program("reductions", "-arch=sm_80")], hostile)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "reductions ok\n", "")
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        (
+            "outside",
+            "surface access outside of the surface in _Z7outsidey, block (0,0,0) thread (0,0,0), PTX line ",
+        ),
+        ("format", "surface reduction of a surface whose texels have no such integers in _Z9formattedy"),
+    ],
+)
+def test_fault_of_a_surface_reduction(how: str, line: str) -> None:
+    done = run([program("reductions", "-arch=sm_80"), how])
+    assert (done.returncode, done.stdout) == (0, "sync: cudaErrorLaunchFailure\n")
+    assert line in done.stderr
+
+
 # --- the reference ----------------------------------------------------------------------------------
 
 

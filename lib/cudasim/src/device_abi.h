@@ -123,10 +123,10 @@ struct cs_tensor_copy {   /* cp.async.bulk.tensor of one lane */
     int32_t at[5];
 };
 
-struct cs_surface_access { /* suld and sust of one lane */
+struct cs_surface_access { /* suld, sust and sured of one lane */
     uint64_t handle;
     uint32_t geometry, layered, outside; /* outside: CS_SURFACE_* */
-    int32_t at[3];                       /* the first in bytes; in texels for surface_put */
+    int32_t at[3];                       /* the first in bytes; in texels for surface_put and surface_texel */
     uint32_t layer;
     uint32_t size; /* bytes */
 };
@@ -166,6 +166,9 @@ struct cs_services { /* called by generated code; those marked * do not return a
                      const struct cs_surface_access *access); /* * host address of the bytes */
     void (*surface_put)(struct cs_warp *w, const struct cs_surface_access *access, const uint32_t *values,
                         uint32_t count); /* * sust.p */
+    void *(*surface_texel)(
+        struct cs_warp *w, const struct cs_surface_access *access,
+        uint32_t *is_signed); /* * sured.p: host address, and whether it has signed integers */
     uint32_t (*texture_query)(struct cs_warp *w, uint64_t handle, uint32_t what, uint32_t level); /* * */
     uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
                         const uint64_t *arguments); /* * the device runtime, for the current lane */

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpubpf.ptx.module import Address, Operand, Pair, PtxInstruction, Vector
 
 from .arithmetic import emits
+from .memory import atomically
 from .values import Values, c_type, size_of
 
 # geometry → its number in the ABI, whether it has layers, the coordinates besides the layer
@@ -175,6 +176,39 @@ def sust(v: Values, i: PtxInstruction) -> str:
     text += "u8 *p_ = (u8 *)api->surface(w, &s_); "
     stores = (f"ST({c_type(width)}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
     return text + " ".join(stores) + " }"
+
+
+# The types of sured, by whether it is formatted and by operation (PTX ISA 9.7.11.3)
+_REDUCTIONS = {
+    ("b", "add"): ("u32", "s32", "u64"),
+    ("b", "min"): ("u32", "s32", "u64", "s64"),
+    ("b", "max"): ("u32", "s32", "u64", "s64"),
+    ("b", "and"): ("b32",),
+    ("b", "or"): ("b32",),
+    ("p", "add"): ("b32",),
+    ("p", "min"): ("b32", "b64"),
+    ("p", "max"): ("b32", "b64"),
+    ("p", "and"): ("b32",),
+    ("p", "or"): ("b32",),
+}
+
+
+@emits("sured")
+def sured(v: Values, i: PtxInstruction) -> str:
+    form, operation, geometry, t, outside = i.modifiers
+    if geometry not in ("1d", "2d", "3d") or outside not in _OUTSIDE:
+        raise v.unsupported()
+    if t not in _REDUCTIONS.get((form, operation), ()):
+        raise v.unsupported()
+    width = size_of(t)
+    place, source = i.operands
+    kind = c_type(width)
+    text = f"{{ {_surface(v, i, place, width)} const {kind} v_ = {v.src(source, t)}; "
+    if form == "b":
+        return f"{text}void *p_ = api->surface(w, &s_); (void){atomically(v, operation, t, 'p_')}; }}"
+    text += "u32 signed_; void *p_ = api->surface_texel(w, &s_, &signed_); "
+    signed, unsigned = (atomically(v, operation, f"{sign}{8 * width}", "p_") for sign in "su")
+    return f"{text}if (signed_) (void){signed}; else (void){unsigned}; }}"
 
 
 @emits("txq", "suq")

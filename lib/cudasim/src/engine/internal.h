@@ -190,6 +190,7 @@ uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
 void texture_fetch(cs_warp *w, cs_texture_fetch *fetch);
 void *surface(cs_warp *w, const cs_surface_access *access);
+void *surface_texel(cs_warp *w, const cs_surface_access *access, uint32_t *is_signed);
 void surface_put(cs_warp *w, const cs_surface_access *access, const uint32_t *values, uint32_t count);
 uint32_t texture_query(cs_warp *w, uint64_t handle, uint32_t what, uint32_t level);
 uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy);

@@ -340,6 +340,14 @@ uint8_t *surface_bytes(cs_warp *w, const Texture &surface, const cs_surface_acce
     return reinterpret_cast<uint8_t *>(address);
 }
 
+// Returns the bytes of an access; if they are outside and the access has no effect, zeros that are nobody's.
+void *bytes_or_zeros(uint8_t *bytes) {
+    alignas(16) static thread_local uint8_t nowhere[32];
+    if (bytes != nullptr) return bytes;
+    memset(nowhere, 0, sizeof nowhere);
+    return nowhere;
+}
+
 uint32_t saturated(double value, double least, double most) {
     if (value != value) return 0;
     return static_cast<uint32_t>(static_cast<int64_t>(std::nearbyint(std::clamp(value, least, most))));
@@ -365,11 +373,17 @@ void *surface(cs_warp *w, const cs_surface_access *access) {
     // The alignment that PTX demands (9.7.11.1).
     if ((static_cast<uint32_t>(access->at[0]) & (access->size - 1)) != 0)
         raise_fault(w, CS_FAULT_MISALIGNED, 0, 0, 0, "surface access at a misaligned coordinate");
-    uint8_t *bytes = surface_bytes(w, found, *access, access->at[0], access->size);
-    if (bytes != nullptr) return bytes;
-    alignas(16) static thread_local uint8_t nowhere[32];
-    memset(nowhere, 0, sizeof nowhere);
-    return nowhere;
+    return bytes_or_zeros(surface_bytes(w, found, *access, access->at[0], access->size));
+}
+
+void *surface_texel(cs_warp *w, const cs_surface_access *access, uint32_t *is_signed) {
+    const Texture &found = find(w, access->handle, true);
+    const uint32_t size = found.texel_bytes();
+    *is_signed = found.type == TexelType::s32;
+    if ((!*is_signed && found.type != TexelType::u32) || size < access->size)
+        raise_fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0,
+                    "surface reduction of a surface whose texels have no such integers");
+    return bytes_or_zeros(surface_bytes(w, found, *access, int64_t{access->at[0]} * size, size));
 }
 
 void surface_put(cs_warp *w, const cs_surface_access *access, const uint32_t *values, uint32_t count) {
