@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from engine_forms import COMPARISONS, Form
+from engine_forms import COMPARISONS, RELATIONS, Form
 from engine_instructions import bits
 from engine_values import (
     FORMATS,
@@ -506,6 +506,57 @@ def _dot(form: Form, flags: set[str]) -> Reference:
         return sum(parts) + c & M32 if "add" in flags else sum(x << w * k for k, x in enumerate(parts))
 
     return differences
+
+
+@computes("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr", "vset")
+def _video(form: Form, flags: set[str]) -> Reference:
+    return video(form.name, ("", "", ""))
+
+
+def video(name: str, parts: Sequence[str]) -> Reference:
+    """Return what a scalar video instruction gives (PTX ISA 9.7.17). `parts`: of the destination and two sources, as "b1" or "h0"."""
+    opcode, *modifiers = name.split(".")
+    result = "u32" if opcode == "vset" else modifiers.pop(0)
+    kinds = modifiers[:2]
+    second = next((m for m in modifiers[2:] if m in ("add", "min", "max")), None)
+
+    def extended(x: int, part: str, t: str) -> int:
+        width = {"": 32, "b": 8, "h": 16}[part[:1]]
+        chosen = x >> int(part[1:] or 0) * width & (1 << width) - 1
+        return signed(chosen, width) if t == "s32" else chosen
+
+    def operation(a: int, b: int, c: int = 0) -> int | None:
+        x, y = extended(a, parts[1], kinds[0]), extended(b, parts[2], kinds[1])
+        if opcode in ("vshl", "vshr"):
+            y = min(y, 32) if "clamp" in modifiers else y % 32
+        made = {
+            "vadd": lambda: x + y,
+            "vsub": lambda: x - y,
+            "vabsdiff": lambda: abs(x - y),
+            "vmin": lambda: min(x, y),
+            "vmax": lambda: max(x, y),
+            "vshl": lambda: signed(x << y, 34),
+            "vshr": lambda: x >> y,
+            "vset": lambda: related(next(m for m in modifiers if m in RELATIONS), Fraction(x), Fraction(y)),
+        }[opcode]()
+        width = {"": 32, "b": 8, "h": 16}[parts[0][:1]]
+        low, high = (-(1 << width - 1), (1 << width - 1) - 1) if result == "s32" else (0, (1 << width) - 1)
+        if "sat" in modifiers:
+            made = min(max(made, low), high)
+        third = extended(c, "", result)
+        if second == "add":
+            made += third
+        elif second is not None:
+            if not low <= made <= high:  # PTX leaves open how a result is compared that is not of its type
+                return None
+            made = min(made, third) if second == "min" else max(made, third)
+        elif parts[0]:
+            first = int(parts[0][1:]) * width
+            mask = (1 << width) - 1 << first
+            made = made << first & mask | c & ~mask
+        return made & M32
+
+    return operation
 
 
 @computes("copysign", "testp")

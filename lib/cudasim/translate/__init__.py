@@ -2,7 +2,7 @@
 
 scope.py       names in a function
 values.py      operands as C expressions
-arithmetic.py  one lane's arithmetic; memory.py its memory accesses
+arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks, calls, barriers, collectives
 outline.py     probes that occur at many places

@@ -18,7 +18,7 @@ from gpubpf.ptx.carry import reads_carry
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
 
-from . import copies, dynamic_parallelism, matrix, memory, tensor, texture  # noqa: F401 (copies, texture: their instructions)
+from . import copies, dynamic_parallelism, matrix, memory, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of

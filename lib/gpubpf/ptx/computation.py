@@ -106,4 +106,5 @@ def _element(type_name: str) -> str:
 
 def _elements(operand: Operand) -> tuple[Element, ...]:
     items = operand.items if isinstance(operand, Vector) else (operand,)
-    return tuple(item for item in items if isinstance(item, Name | Immediate | Not))
+    whole = (Name(item.whole, item.offset) if isinstance(item, Name) else item for item in items)
+    return tuple(item for item in whole if isinstance(item, Name | Immediate | Not))

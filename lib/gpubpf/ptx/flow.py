@@ -360,7 +360,7 @@ def find_names(operands: Iterable[Operand]) -> Iterator[str]:
     for operand in operands:
         match operand:
             case Name():
-                yield operand.name
+                yield operand.whole
             case Not():
                 yield operand.operand.name
             case Address():

@@ -25,10 +25,18 @@ from .tokens import parse_integer
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register (`%tid.x` includes the component), variable, function or label. `offset`: as in `table+8`, in bytes."""
+    """A register (`%tid.x` includes the component, `%r1.b2` the byte), variable, function or label.
+
+    offset   as in `table+8`, in bytes
+    """
 
     name: str
     offset: int = 0
+
+    @property
+    def whole(self) -> str:
+        """The name without the byte or half-word that a scalar video instruction chooses: `%r1` of `%r1.b2`."""
+        return self.name[:-3] if self.name[-3:-1] in (".b", ".h") else self.name
 
     def __str__(self) -> str:
         # A negative offset gives `a+-4`: ptxas does not accept `a-4`.

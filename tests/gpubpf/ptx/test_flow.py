@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.flow import CallGraph, Flow, counted, may_wait, references
+from gpubpf.ptx.flow import CallGraph, Flow, counted, find_names, may_wait, references
 from gpubpf.ptx.module import Module, PtxInstruction
 from gpubpf.ptx.parser import parse
 
@@ -26,6 +26,11 @@ def instruction(text: str) -> PtxInstruction:
     return found[0]
 
 
+def test_names_are_those_of_whole_registers() -> None:
+    vadd = instruction("vadd.u32.u32.u32.sat %r1.b0, %r2.h1, %r3.b, %r4;")
+    assert list(find_names(vadd.operands)) == ["%r1", "%r2", "%r3.b", "%r4"]
+
+
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
@@ -40,6 +45,8 @@ def instruction(text: str) -> PtxInstruction:
         ("st.volatile.shared.u32 [%rd1], %r1;", ("stores",)),
         ("atom.global.add.u32 %r1, [%rd1], 1;", ("atomics",)),
         ("red.global.add.u32 [%rd1], 1;", ("atomics",)),
+        ("sust.b.1d.b32.trap [%rd1, {%r1}], {%r2};", ()),
+        ("sured.b.add.1d.u32.trap [%rd1, {%r1}], %r2;", ()),
         ("bar.sync 0;", ("barriers",)),
         ("bar.red.popc.u32 %r1, 0, %p1;", ("barriers",)),
         ("barrier.cluster.arrive.aligned;", ("barriers",)),

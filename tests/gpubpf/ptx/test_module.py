@@ -42,6 +42,15 @@ def one(text):
         ("ld.global.f32 %f1, [%rd1+4];", PtxInstruction("ld", ("global", "f32"), (Name("%f1"), Address("%rd1", 4)), line=6)),
         ("@!%p1 bra.uni $L__BB0_2;", PtxInstruction("bra", ("uni",), (Name("$L__BB0_2"),), "%p1", True, line=6)),
         ("mov.u32 %r1, %tid.x;", PtxInstruction("mov", ("u32",), (Name("%r1"), Name("%tid.x")), line=6)),
+        (
+            "vmin.u32.u32.u32 low.b3, %r2.h1, %r3, 0;",
+            PtxInstruction(
+                "vmin",
+                ("u32", "u32", "u32"),
+                (Name("low.b3"), Name("%r2.h1"), Name("%r3"), Immediate("0")),
+                line=6,
+            ),
+        ),
         ("ret;", PtxInstruction("ret", line=6)),
         ("mov.b64 {%r1, _}, %rd1;", PtxInstruction("mov", ("b64",), (Vector((Name("%r1"), Name("_"))), Name("%rd1")), line=6)),
         (
