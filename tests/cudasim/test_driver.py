@@ -45,6 +45,23 @@ def test_everything_that_the_headers_declare_is_exported() -> None:
     assert all(name.startswith(("cu", "libcuda")) for name in driver)
 
 
+def test_unsupported_functions_say_their_names() -> None:
+    """Each says it once. The runtime also records the error."""
+    code = """if True:
+        import ctypes, sys
+        cuda, runtime = (ctypes.CDLL(path) for path in sys.argv[1:])
+        print(cuda.cuMulticastCreate(None, None), cuda.cuMulticastCreate(None, None), cuda.cuMemDiscardBatchAsync_ptsz())
+        print(runtime.cudaLogsCurrent(None, 0), runtime.cudaGetLastError(), runtime.cudaGetLastError())
+    """
+    paths = [str(libraries() / name) for name in ("libcuda.so.1", "libcudart.so.13")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
+    assert done.stdout == "801 801 801\n801 801 0\n"
+    assert done.stderr.splitlines() == [
+        f"cudasim: {name} is not supported"
+        for name in ("cuMulticastCreate", "cuMemDiscardBatchAsync", "cudaLogsCurrent")
+    ]
+
+
 def test_nothing_but_the_system_is_needed() -> None:
     for name in ("libcuda.so.1", "libcudart.so.13"):
         output = subprocess.run(

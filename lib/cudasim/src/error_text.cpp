@@ -1,5 +1,10 @@
 #include "error_text.h"
 
+#include <cstdio>
+#include <mutex>
+#include <set>
+#include <string>
+
 namespace cudasim {
 
 // Programs print these texts, so they are CUDA's own.
@@ -78,6 +83,14 @@ const char *error_text(int number, const char *name) {
         case 999: return "unknown error";
         default: return name;
     }
+}
+
+int unsupported(const char *function) {
+    static std::mutex mutex;
+    static auto *const said = new std::set<std::string>();
+    std::lock_guard lock(mutex);
+    if (said->insert(function).second) fprintf(stderr, "cudasim: %s is not supported\n", function);
+    return 801;
 }
 
 }  // namespace cudasim

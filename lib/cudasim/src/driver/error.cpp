@@ -21,6 +21,10 @@ const std::map<int, const char *> &names() {
 
 }  // namespace
 
+extern "C" __attribute__((visibility("hidden"))) int cudasim_stub(const char *function) {  // stubs call it
+    return unsupported(function);
+}
+
 CUresult cuGetErrorName(CUresult error, const char **text) {
     if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
     auto found = names().find(error);

@@ -795,11 +795,3 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handl
     *bytes = static_cast<size_t>(std::max(each, 0));
     return CUDA_SUCCESS;
 }
-
-CUresult cuOccupancyMaxPotentialClusterSize(int *, CUfunction, const CUlaunchConfig *) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult cuOccupancyMaxActiveClusters(int *, CUfunction, const CUlaunchConfig *) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}

@@ -243,11 +243,6 @@ cudaError_t cudaCtxResetPersistingL2Cache(void) {
     return record_error(cu().CtxResetPersistingL2Cache());
 }
 
-cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget,
-                                               enum cudaFlushGPUDirectRDMAWritesScope) {
-    return record_error(cudaErrorNotSupported);
-}
-
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     ENSURE_DRIVER();
     return record_error(cu().DeviceCanAccessPeer(can, device, peer));

@@ -11,6 +11,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "error_text.h"
 #include "per_thread.h"
 
 namespace cudasim::runtime {
@@ -154,6 +155,10 @@ int &current_device() { return thread_state.device; }
 cudaError_t record_error(cudaError_t error) {
     if (error != cudaSuccess) thread_state.last = error;
     return error;
+}
+
+extern "C" __attribute__((visibility("hidden"))) int cudasim_stub(const char *function) {  // stubs call it
+    return record_error(static_cast<cudaError_t>(unsupported(function)));
 }
 
 cudaError_t record_error(CUresult status) { return record_error(static_cast<cudaError_t>(status)); }
