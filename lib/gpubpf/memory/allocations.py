@@ -33,6 +33,7 @@ ALLOCATING = {
     "cuMemAllocFromPoolAsync": "device",
     "cuMemMap": "device",
     "cuIpcOpenMemHandle": "device",
+    "cuMemPoolImportPointer": "device",
     "cuMemAllocManaged": "managed",
     "cuMemAllocHost": "host",
     "cuMemHostAlloc": "host",

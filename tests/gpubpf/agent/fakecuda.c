@@ -94,6 +94,11 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned
   memcpy(p, h.reserved, sizeof *p);
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *p, CUmemoryPool pool, CUmemPoolPtrExportData *data) {
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(p, data->reserved, sizeof *p);
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *b, size_t *n, CUdeviceptr p) { *b = p; *n = 12345; return CUDA_SUCCESS; }
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr p) { return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
 EXPORT CUresult cuMemGetInfo_v2(size_t *f, size_t *t) {

@@ -180,6 +180,10 @@ int main(int argc, char **argv) {
     cuIpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     cuIpcCloseMemHandle(p);
     cuIpcOpenMemHandle(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    CUmemPoolPtrExportData of_pool = {};
+    memcpy(of_pool.reserved, &(CUdeviceptr){at + 0x200000}, sizeof at);
+    cuMemPoolImportPointer(&p, NULL, &of_pool); /* refused */
+    cuMemPoolImportPointer(&p, (CUmemoryPool)1, &of_pool);
     launch(function, 1, 5);
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);

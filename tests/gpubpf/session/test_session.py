@@ -854,6 +854,7 @@ def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
         ("cuMemMap", 8192, 4096, 1, None),
         ("cuIpcOpenMemHandle", 1 << 20, 12345, 1, 1),
         ("cuIpcOpenMemHandle", 1 << 20, 12345, 2, None),
+        ("cuMemPoolImportPointer", 2 << 20, 12345, 2, None),
     ]
 
 

@@ -369,6 +369,11 @@ ONE(
     (CUdeviceptr * p, CUipcMemHandle handle, unsigned flags), (p, handle, flags),
     { will_allocate(o, kHook_cuIpcOpenMemHandle_v2, 0); },
     { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
+ONE(
+    cuMemPoolImportPointer, Kind::Api, kNoStream, 0, Timed::No,
+    (CUdeviceptr * p, CUmemoryPool pool, CUmemPoolPtrExportData *data), (p, pool, data),
+    { will_allocate(o, kHook_cuMemPoolImportPointer, 0); },
+    { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
 
 // Frees the allocation at `address` or, with `bytes`, all allocations that begin in that range.
 template <class Call>
