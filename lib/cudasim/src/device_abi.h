@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 16
+#define CS_ABI 17
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
@@ -192,14 +192,14 @@ struct cs_warp {
     uint8_t *frame; /* registers of the functions in the call chain */
     uint8_t *args;  /* 32 × args_stride: arguments and results of calls in flight */
     uint8_t *shared;
-    uint8_t *local; /* 32 × local_size */
+    uint8_t *local; /* 32 × local_stride */
     const uint8_t *params;
     const uint64_t *vars; /* addresses of module variables */
     const uint32_t *shared_offsets;
     uint64_t base, limit;              /* device region */
     uint64_t constants, constant_size; /* the part of it with constant variables */
     uint64_t shared_window, local_window, param_window;
-    uint32_t shared_size, local_size, param_size;
+    uint32_t shared_size, local_size, local_stride, param_size;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
     uint32_t hostile;           /* hostile mode: 1, else 0 */

@@ -155,6 +155,7 @@ INL u64 u64_(f64 x) {
     u8 *const shared_ = w->shared, *const local_ = w->local;              \
     const u64 base_ = w->base, limit_ = w->limit;                         \
     const u32 shared_size_ = w->shared_size, local_size_ = w->local_size; \
+    const u32 local_stride_ = w->local_stride;                            \
     const u64 shared_window_ = w->shared_window;                          \
     (void)shared_;                                                        \
     (void)local_;                                                         \
@@ -162,6 +163,7 @@ INL u64 u64_(f64 x) {
     (void)limit_;                                                         \
     (void)shared_size_;                                                   \
     (void)local_size_;                                                    \
+    (void)local_stride_;                                                  \
     (void)shared_window_
 FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 size, u64 a, u32 n, u32 access,
                                                         u64 at) {
@@ -193,7 +195,7 @@ FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 si
         const u64 a_ = (a);                                                      \
         if (UNLIKELY(a_ >= (local_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))      \
             cs_access_fault(w, w->local_window, local_size_, a_, n, access, at); \
-        (void *)(local_ + (u64)(l) * local_size_ + a_);                          \
+        (void *)(local_ + (u64)(l) * local_stride_ + a_);                        \
     })
 /* alloca: sizes are rounded up to 16 bytes, the largest alignment. */
 FN u64 cs_alloca(W *w, u32 l, u64 size) {

@@ -1085,7 +1085,7 @@ class FunctionCode:
                     self._fields[where.name] = where.width
                     inner.append(f"R->{where.name}[l] = LD({c_type(where.width)}, {source});")
                 elif where.name in self.values.local_parameters:
-                    to = f"w->local + (u64)l * w->local_size + w->lsp[l] + @LOCAL@{self.values.local_parameters[where.name]}@"
+                    to = f"w->local + (u64)l * w->local_stride + w->lsp[l] + @LOCAL@{self.values.local_parameters[where.name]}@"
                     inner.append(f"__builtin_memcpy({to}, {source}, {size});")
                 else:
                     inner.append(f"__builtin_memcpy(R->{where.name}[l], {source}, {size});")

@@ -19,6 +19,9 @@ constexpr size_t kAlignment = 256;
 // A fixed base makes addresses the same in every run. On x86-64, Linux places a process's first mappings at most 1 TiB and
 // 16 GiB below the end of its address space, so 1 TiB from here on is free.
 constexpr uint64_t kPreferredBase = 0x7d0000000000;
+// Sizes of allocations that may get huge pages: first touches of 4 KiB pages take longer than the kernel that touches them.
+// Larger allocations may be used in few places.
+constexpr size_t kMinHuge = size_t{4} << 20, kMaxHuge = size_t{1} << 30;
 constexpr size_t kMaxGuarded = 16384;  // allocations that get a guard page
 constexpr size_t kMaxGarbage = size_t{32}
                                << 20;  // bytes to fill: more would touch pages that the program never uses
@@ -127,6 +130,8 @@ uint64_t Memory::add(Allocation allocation, bool constant, size_t start) {
         free_list(allocation.mapping).add(allocation.mapping, taken);
         return 0;
     }
+    if (!shared && allocation.mapped >= kMinHuge && allocation.mapped <= kMaxHuge)
+        madvise(at, allocation.mapped, MADV_HUGEPAGE);
     if (config().hostile && !imported) {
         fill_garbage(at, std::min(allocation.mapped, kMaxGarbage), next_id_);
         start = (allocation.mapped - size) &

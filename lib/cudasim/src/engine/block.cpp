@@ -23,7 +23,7 @@ void prepare(Warp &warp, Block &block) {
     w.api = &services;
     w.frame = warp.frame.reserve(job.kernel->frame_bytes + 64);
     w.args = warp.args.reserve(32ull * job.image->args_stride);
-    w.local = warp.local.reserve(32ull * job.local_size);
+    w.local = warp.local.reserve(32ull * job.local_stride);
     w.params = job.parameters.data();
     w.vars = launch.variables;
     w.shared_offsets = job.kernel->shared_offsets;
@@ -36,6 +36,7 @@ void prepare(Warp &warp, Block &block) {
     w.param_window = windows().parameters;
     w.shared_size = job.shared_size;
     w.local_size = job.local_size;
+    w.local_stride = job.local_stride;
     w.param_size = job.kernel->param_bytes;
     w.stack_floor = (job.kernel->local + 15) / 16 * 16;
     memcpy(w.ntid, launch.block, sizeof w.ntid);

@@ -142,6 +142,7 @@ struct Job {  // what the blocks of a grid have in common
     const Code *code = nullptr;  // by function
     std::vector<uint8_t> parameters;
     uint32_t shared_size = 0, local_size = 0;
+    uint32_t local_stride = 0;                         // from one lane's local memory to the next
     bool shuffle = false;                              // blocks and warps in random order
     alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // of cooperative groups: its size, the grid barrier
     std::mutex nested_mutex;                           // guards the members below

@@ -28,6 +28,7 @@ constexpr uint64_t kMaxResident = 65536;  // threads of a grid that have started
 // Up to these sizes, the memory of a block is kept for other grids: local memory in bytes per thread, shared memory in
 // bytes per block.
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;
+constexpr uint32_t kCacheLine = 64;  // bytes
 
 struct Grid : Job {
     uint64_t total = 0, next = 0;  // blocks; [next, total) have not started
@@ -318,6 +319,10 @@ std::unique_ptr<Grid> make_grid(const LaunchDescription &launch, const LoadedIma
         // the stack limit allows activations of at least 16 bytes
         grid->local_size += (launch.stack_limit + 15) / 16 * 16 + kernel.local;
     }
+    // An odd number of cache lines: lanes that use the same offset do not compete for one set of the cache.
+    grid->local_stride = grid->local_size < kCacheLine
+                             ? grid->local_size
+                             : ((grid->local_size + kCacheLine - 1) / kCacheLine | 1) * kCacheLine;
     grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
     grid->shuffle = launch.hostile && !image.virtual_clock;

@@ -599,7 +599,7 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
     } else if (a - w->local_window < kWindow) {
         const uint64_t offset = a - w->local_window;
         if (offset + n <= w->local_size)
-            found = w->local + static_cast<uint64_t>(w->lane) * w->local_size + offset;
+            found = w->local + static_cast<uint64_t>(w->lane) * w->local_stride + offset;
     } else if (a - w->param_window < kParameterWindow) {
         const uint64_t offset = a - w->param_window;
         if (offset + n <= w->param_size && kind == 'r') found = const_cast<uint8_t *>(w->params) + offset;
