@@ -46,10 +46,67 @@ def test_registers_of_one_stretch_are_not_kept_in_memory() -> None:
 
 def test_registers_that_live_across_blocks_are_kept() -> None:
     text = translate(
-        kernel("mov.u32 %r1, %tid.x; bar.sync 0; ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r1;")
+        kernel(
+            "mov.u32 %r1, %tid.x; add.u32 %r2, %r1, 1; bar.sync 0; ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r2;"
+        )
     )
-    assert "r_r1[32]" in frame(text)
+    assert "r_r2[32]" in frame(text)
     assert "r_rd1" not in frame(text)
+
+
+def test_values_that_all_lanes_share_are_computed_once_for_the_warp() -> None:
+    text = translate(
+        kernel(
+            "ld.param.u64 %rd1, [p]; mov.u32 %r1, %ctaid.x; mul.lo.u32 %r2, %r1, 7; mov.u32 %r3, %tid.x; bar.sync 0;\n"
+            "add.u32 %r4, %r2, %r3; st.global.u32 [%rd1], %r4;"
+        )
+    )
+    assert "u32 none" in frame(text)
+    assert loops(text) == 1  # nothing is left to do before the barrier
+    assert text.index("r_r2 = ") < text.index("LANES") < text.index("r_r3 = ")
+
+
+def test_long_computations_are_not_repeated_at_each_use() -> None:
+    step = "mul.lo.u32 %r{}, %r{}, 7; "
+    steps = "mov.u32 %r1, %ctaid.x; " + "".join(step.format(k + 1, k) for k in range(1, 9))
+    more = "".join(step.format(k + 1, k) for k in range(9, 40))
+    body = "ld.param.u64 %rd1, [p]; .reg .b32 %r<64>; {} bar.sync 0; st.global.u32 [%rd1], %r{};"
+    declared = "{{ {} }}"
+    assert "u32 none" in frame(translate(kernel(declared.format(body.format(steps, 9)))))
+    assert "[32]" in frame(translate(kernel(declared.format(body.format(steps + more, 40)))))
+
+
+@pytest.mark.parametrize("redefined", ["@%p1 mov.u32 %r1, 3;", "add.u32 %r1, %r1, 1;"])
+def test_registers_with_several_definitions_are_kept(redefined: str) -> None:
+    body = "setp.eq.u32 %p1, %tid.x, 0; mov.u32 %r1, 2; {} bar.sync 0; ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r1;"
+    assert "r_r1[32]" in frame(translate(kernel(body.format(redefined))))
+
+
+def test_a_branch_that_all_lanes_take_alike_needs_no_lanes() -> None:
+    text = translate(kernel("setp.gt.u32 %p1, %ctaid.x, 3; @%p1 bra over; bar.sync 0; over: ret;"))
+    assert loops(text) == 0
+    assert "SPLIT" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "asked", "direct"),
+    [
+        ("shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;", 1, "cs_shuffle(w, mask, CS_OP_SHFL_BFLY, 3,"),
+        (
+            "mov.u32 %r3, -1; shfl.sync.up.b32 %r2, %r1, %r1, 31, %r3;",
+            1,
+            "cs_shuffle(w, mask, CS_OP_SHFL_UP, 2,",
+        ),
+        ("activemask.b32 %r3; match.all.sync.b32 %r2, %r1, %r3;", 0, "cs_match_all("),
+        ("activemask.b32 %r3; setp.eq.u32 %p1, %r1, 0; vote.sync.any.pred %p2, %p1, %r3;", 0, "cs_vote("),
+        ("activemask.b32 %r3; add.u32 %r3, %r3, 0; vote.sync.any.pred %p2, %p1, %r3;", 1, "collective("),
+        ("activemask.b32 %r3; bar.sync 0; vote.sync.any.pred %p2, %p1, %r3;", 1, "collective("),
+    ],
+)
+def test_collectives_ask_the_engine_only_if_lanes_may_be_missing(body: str, asked: int, direct: str) -> None:
+    text = translate(kernel("mov.u32 %r1, %tid.x; " + body))
+    assert text.count("api->collective(") == asked
+    assert direct in text
 
 
 @pytest.mark.parametrize(
@@ -69,8 +126,9 @@ def test_lanes_of_a_warp_see_each_others_stores_in_order(body: str, wanted: int)
 def test_names_in_nested_scopes() -> None:
     text = translate(
         kernel(
-            "{ .reg .b32 t; mov.u32 t, 1; bra L; L: mov.u32 %r1, t; }\n"
-            "{ .reg .b64 t; mov.u64 t, 2; bra L; L: mov.u64 %rd1, t; }"
+            "setp.eq.u32 %p1, %tid.x, 0;\n"
+            "{ .reg .b32 t; mov.u32 t, 1; @%p1 mov.u32 t, 3; bra L; L: mov.u32 %r1, t; }\n"
+            "{ .reg .b64 t; mov.u64 t, 2; @%p1 mov.u64 t, 3; bra L; L: mov.u64 %rd1, t; }"
         )
     )
     assert "u32 r_t[32]" in frame(text) and "u64 r_t_1[32]" in frame(text)

@@ -4,6 +4,7 @@
 #define CUDASIM_DEVICE_RUNTIME_H
 
 #include "device_abi.h"
+#include "device_collectives.h"
 
 typedef uint8_t u8;
 typedef uint16_t u16;
@@ -120,6 +121,13 @@ INL u32 cs_same_caller(const u32 *ret, u32 mask, u32 l) {
     u32 found = 0;
     for (u32 k = 0; k < 32; k++) found |= (u32)(ret[k] == ret[l]) << k;
     return found & mask;
+}
+/* Whether all lanes of the mask called this function from one place. */
+INL u32 cs_one_caller(const u32 *ret, u32 mask) {
+    const u32 first = ret[__builtin_ctz(mask)];
+    u32 different = 0;
+    CS_EACH(mask, { different |= ret[l] ^ first; });
+    return !different;
 }
 INL void cs_exit(W *w, u32 lanes) {
     w->exited |= lanes;

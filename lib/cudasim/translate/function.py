@@ -16,7 +16,19 @@ from typing import Any
 from gpubpf.errors import PtxError
 from gpubpf.ptx.carry import reads_carry
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
-from gpubpf.ptx.module import Function, Group, Label, Name, Operand, Pair, PtxInstruction, Variable, Vector
+from gpubpf.ptx.module import (
+    Function,
+    Group,
+    Immediate,
+    Label,
+    Name,
+    Not,
+    Operand,
+    Pair,
+    PtxInstruction,
+    Variable,
+    Vector,
+)
 
 from . import copies, dynamic_parallelism, matrix, memory, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
@@ -29,8 +41,13 @@ SYSTEM_CALLS = {"vprintf", "malloc", "free", "__assertfail"}
 SPIN_COST = 16
 
 MIN_CHECKED_TOGETHER = 6  # shared accesses in a segment, to check them all at once
+MOST_STEPS = 24  # instructions to compute a value again where it is used
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|\d+")
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
+# What the C of a value mentions that differs between lanes, or that is no value of its own; a lane's number and thread index vary only
+# with the lane.
+_VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b")
+_LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(\d+, \d+\)\)")
 
 
@@ -43,7 +60,10 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    members: str = ""  # the mask of a collective, if it is constant
+    # A collective: whether all members have arrived ("": the engine finds out), what it then does, operands for the engine otherwise.
+    arrived: str = ""
+    direct: str = ""
+    waits: str = ""
     line: int = 0
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, including the terminator
@@ -110,8 +130,11 @@ class FunctionCode:
             isinstance(statement, PtxInstruction) and reads_carry(statement)
             for statement, _ in self.names.statements
         )
+        self._together: dict[Register, Code] = {}  # results of activemask
+        self.values.constants = self._constants()
         self._build()
         self._liveness()
+        self._repeat = self._computed_again()
 
     # -- declarations
 
@@ -244,6 +267,22 @@ class FunctionCode:
                 raise PtxError(f"{self.function.name}: a branch to a label that is not there")
         for number, block in enumerate(self.blocks):
             block.number = number
+
+    def _constants(self) -> dict[Register, Immediate]:
+        """Return the registers whose only definition is a mov of a number. nvcc passes the members of shuffles and votes in these."""
+        found: dict[Register, Immediate] = {}
+        written = Counter(w for w, _, _ in self.arguments if isinstance(w, Register))
+        for statement, scope in self.names.statements:
+            if not isinstance(statement, PtxInstruction):
+                continue
+            for name in find_names(statement.operands[:1]):  # addresses too, which is safe
+                if (register := self.names.register(scope, name)) is not None:
+                    written[register] += 1
+                    if statement.opcode == "mov" and statement.predicate is None:
+                        source = statement.operands[1]
+                        if isinstance(source, Immediate) and not source.is_float and register.width in (4, 8):
+                            found[register] = source
+        return {register: number for register, number in found.items() if written[register] == 1}
 
     def _repeated(self) -> set[int]:
         """Return the positions of statements that a backward branch may repeat."""
@@ -589,31 +628,67 @@ class FunctionCode:
         a: tuple[Operand, str] | None,
         b: str,
         c: str,
-        members: str,
+        members: Operand | None,
         results: list[tuple[Operand, str, str]],
     ) -> None:
+        """End a block with a collective. members: the operand with the mask; None: the lanes that are here."""
         v = self.values
-        head = v.code
-        parts = []
-        if a is not None:
-            parts.append(f"w->ca[l] = {v.src(*a)};")
-        if b:
-            parts.append(f"w->cb[l] = {b};")
-        if c:
-            parts.append(f"w->cc[l] = {c};")
-        constant = bool(_NUMBER.fullmatch(members.rstrip("u")))
-        parts.append(f"w->cm[l] = {members};")
-        head.text = " ".join(parts)
+        head, block = v.code, self._current
+        arrived, mask = self._arrived(block, members)
+        parts = {"cb": b, "cc": c, "cm": mask}
+        constant = {k for k, text in parts.items() if _NUMBER.fullmatch(text.rstrip("u"))}
+        fixed = constant & {"cb", "cc"} if arrived and "SHFL" in operation else set()
+        later = fixed | ({"cm"} if arrived and operation != "CS_OP_SYNC_TIMES" else set())
+        waits = [f"w->{k}[l] = {parts[k]};" for k in parts if k in later]
+        if arrived and a is not None and a[1] == "pred" and (voter := self._voter(a[0])) is not None:
+            block.predicate, block.negated = voter
+            waits.append("w->ca[l] = ones_ >> l & 1;")
+        elif a is not None:
+            parts = {"ca": v.src(*a), **parts}
+        head.text = " ".join(f"w->{k}[l] = {text};" for k, text in parts.items() if text and k not in later)
+        if "SHFL" in operation:
+            given = [parts[k] if k in fixed else "0" for k in ("cb", "cc")]
+            how = ("cb" in fixed) + 2 * ("cc" in fixed)
+            block.direct = f"cs_shuffle(w, mask, {operation}, {how}, {', '.join(given)});"
+        elif block.predicate is not None:
+            block.direct = f"cs_vote(w, mask, {operation}, ones_);"
+        elif operation == "CS_OP_MATCH_ALL":
+            block.direct = "cs_match_all(w, mask);"
+        elif operation != "CS_OP_SYNC":
+            block.direct = f"api->execute(w, mask, {operation});"
         resume = Block()
-        block = self._end("collective", resume)
+        self._end("collective", resume)
         block.detail, block.head, block.line = operation, head, statement.line
-        block.members = members if constant else ""
+        block.arrived, block.waits = arrived, " ".join(waits)
         self._start(resume)
         v.begin(statement, scope)
         text = " ".join(v.dst(o, t, expression) for o, t, expression in results)
         if text:
             v.code.text = text
             self._current.codes.append(v.code)
+
+    def _arrived(self, block: Block, members: Operand | None) -> tuple[str, str]:
+        """Return C that tells whether all members of a collective at the end of a block are here, and the members.
+
+        Constant members are here unless some are missing. So are the lanes that activemask found in the same block, but for those
+        of other callers."""
+        if members is None:
+            return "1", "mask"
+        found = self.names.register(self.values.scope, members.name) if isinstance(members, Name) else None
+        last = next((code for code in reversed(block.codes) if found in code.defs), None)
+        if found is not None and last is not None and self._together.get(found) is last:
+            if self.kernel:
+                return "1", "mask"
+            return "cs_one_caller(R->ret, mask)", "cs_same_caller(R->ret, mask, l)"
+        text = self.values.src(members, "b32")
+        return (f"!({text} & ~w->exited & ~mask)" if _NUMBER.fullmatch(text.rstrip("u")) else ""), text
+
+    def _voter(self, operand: Operand) -> tuple[Register, bool] | None:
+        """Return the predicate register that a vote reads, and whether it is negated; None if the operand is none."""
+        negated = isinstance(operand, Not)
+        name = operand.operand if isinstance(operand, Not) else operand
+        found = self.names.register(self.values.scope, name.name) if isinstance(name, Name) else None
+        return (found, negated) if found is not None and not found.width else None
 
     def _warp(self, i: PtxInstruction, scope: Scope) -> None:
         """Translate shfl, vote, match, redux and elect (PTX ISA 9.7.9.6, 9.7.13)."""
@@ -623,14 +698,20 @@ class FunctionCode:
         operands = i.operands
         sync = "sync" in m
         if i.opcode == "activemask":  # in a function, lanes are together if they were called from one place
-            together = "mask" if self.kernel else "cs_same_caller(R->ret, mask, l)"
+            together = "mask"
+            if not self.kernel:
+                v.code.alone = True
+                v.code.before = "const u32 one_ = cs_one_caller(R->ret, mask);"
+                together = "one_ ? mask : cs_same_caller(R->ret, mask, l)"
             v.code.text = v.dst(operands[0], "b32", together)
+            if i.predicate is None:
+                self._together |= dict.fromkeys(v.code.defs, v.code)
             self._current.codes.append(v.code)
             self._resume(after)
             return
 
-        def members(k: int) -> str:
-            return v.src(operands[k], "b32") if sync else "mask"
+        def members(k: int) -> Operand | None:
+            return operands[k] if sync else None
 
         value, predicate = "(u32)w->cr[l]", "w->cp[l]"
         if i.opcode == "shfl":
@@ -704,11 +785,10 @@ class FunctionCode:
             return
         after = self._guard(i, scope)
         v = self.values
-        head = v.code
-        head.text = "w->cm[l] = ~0u;"
         resume = Block()
         block = self._end("collective", resume)
-        block.detail, block.head, block.line, block.members = "CS_OP_SYNC", head, i.line, "~0u"
+        block.detail, block.line = "CS_OP_SYNC", i.line
+        block.arrived, block.waits = "!(~w->exited & ~mask)", "w->cm[l] = ~0u;"
         self._start(resume)
         v.begin(i, scope)
         moves = i.opcode == "wmma" and i.modifiers[0] in ("load", "store")
@@ -726,7 +806,7 @@ class FunctionCode:
         m = [x for x in i.modifiers if x not in ("cta", "aligned")]
         if m[0] == "warp":
             operation = "CS_OP_SYNC_TIMES" if v.virtual and not v.injected else "CS_OP_SYNC"
-            self._collective(i, scope, operation, None, "", "", v.src(i.operands[0], "b32"), [])
+            self._collective(i, scope, operation, None, "", "", i.operands[0], [])
             self._resume(after)
             return
         if m[0] == "cluster":  # a cluster has one block here
@@ -816,6 +896,65 @@ class FunctionCode:
         most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
         return min(255, (most + 10 + 7) // 8 * 8)
 
+    def _computed_again(self) -> dict[Register, Code]:
+        """Return the registers that are computed where they are used, so that no lane keeps them, with their instructions.
+
+        They have one definition, which every use follows. It depends only on constants, the launch and the block: all lanes of a
+        warp have the same value. A copy of a lane's number or thread index counts as well, because it costs as much as a load.
+        """
+        codes = [code for b in self.blocks for code in (*b.codes, b.head) if code is not None]
+        defined = Counter(r for code in codes for r in code.defs)
+        kept = {w for w, _, _ in (*self.arguments, *self.results) if isinstance(w, Register)}
+        kept |= self.blocks[0].live_in.union(*(code.whole for code in codes))
+        candidates = [code for code in codes if len(code.defs) == 1 and not (code.before or code.alone)]
+        candidates = [
+            code for code in candidates if all(defined[r] == 1 and r not in kept for r in code.defs)
+        ]
+        found: dict[Register, Code] = {}
+        cost: dict[Register, int] = {}  # instructions that compute it
+        varying: set[Register] = set()
+        size = -1
+        while size != len(found):
+            size = len(found)
+            for code in candidates:
+                (register,) = code.defs
+                steps = 1 + sum(cost.get(r, MOST_STEPS) for r in code.uses)
+                if register in found or steps > MOST_STEPS:
+                    continue
+                varies = bool(_LANE.search(code.text) or code.uses & varying)
+                text = _LANE.sub("", code.text) if code.rematerializable else code.text
+                if _VARIES.search(text) or (not code.rematerializable and (varies or code.memory)):
+                    continue
+                found[register], cost[register] = code, steps
+                if varies:
+                    varying.add(register)
+        return found
+
+    def _values(self, needed: set[Register]) -> tuple[list[str], list[str]]:
+        """Return C that computes registers again: once for the warp, and in each lane."""
+        order: dict[Register, Code] = {}
+
+        def add(register: Register) -> None:
+            if register not in order:
+                code = self._repeat[register]
+                for used in sorted(code.uses, key=lambda r: r.name):
+                    add(used)
+                order[register] = code
+
+        for register in sorted(needed, key=lambda r: r.name):
+            add(register)
+        whole: list[str] = []
+        lanes: list[str] = []
+        varying: set[Register] = set()
+        for register, code in order.items():
+            text = f"{c_type(register.width)} {register.name}; {code.text}"
+            if _LANE.search(code.text) or code.uses & varying:
+                varying.add(register)
+                lanes.append(text)
+            else:
+                whole.append(text)
+        return whole, lanes
+
     def _rematerializable(self) -> set[Register]:
         """Return registers that a compiler need not keep, because it can compute them again at their use: kernel parameters,
         special registers, constants, and copies of these."""
@@ -837,7 +976,7 @@ class FunctionCode:
         It can if every lane reads them, and at the same time.
         """
         head = block.head
-        if head is None or not head.text or (block.members and block.detail == "CS_OP_SYNC"):
+        if head is None or not head.text:
             return False
         return not self.virtual or not (head.memory or head.before or "w->time" in head.text)
 
@@ -847,7 +986,7 @@ class FunctionCode:
         wrote = read = closed = False
         joins = [block.head] if block.head is not None and self._head_joins(block) else []
         for code in [*block.codes, *joins]:
-            if not code.text and not code.before:
+            if (not code.text and not code.before) or not code.defs.isdisjoint(self._repeat):
                 continue
             hazard = (wrote and (code.reads_shared or code.writes_shared)) or (read and code.writes_shared)
             if not found or closed or code.alone or hazard:
@@ -927,11 +1066,13 @@ class FunctionCode:
             need |= code.uses - defined
             defined |= code.defs
         stored = sorted(defined & live_after, key=lambda r: r.name)
-        lines = [c.before for c in codes if c.before]
+        again = need & self._repeat.keys()
+        need -= again
+        lines, inner = self._values(again)
+        lines += [c.before for c in codes if c.before]
         lines += [f"u32 n_{r.name} = 0;" for r in stored if not r.width]
-        inner: list[str] = []
         if any(c.memory for c in codes):
-            inner.append("w->lane = l;")
+            inner.insert(0, "w->lane = l;")
         whole = set().union(*(c.whole for c in codes))
         for r in sorted(need | defined, key=lambda r: r.name):
             if r in need:
@@ -948,7 +1089,7 @@ class FunctionCode:
         }
         self._passing |= passing
         inner += [f"u8 {n}[{self._room(n)}] __attribute__((aligned(16)));" for n in sorted(passing)]
-        statements = self._statements(codes, need - defined)
+        statements = self._statements(codes, (need | again) - defined)
         inner += [_ARGUMENT.sub(lambda m: m[1] if m[1] in passing else m[0], text) for text in statements]
         for r in stored:
             self._fields[r.name] = r.width
@@ -1004,7 +1145,7 @@ class FunctionCode:
         live = set(block.live_out)
         if block.head is not None and not self._head_joins(block):
             live = (live - block.head.defs) | block.head.uses
-        if block.predicate is not None:
+        if block.predicate is not None and block.predicate not in self._repeat:
             live.add(block.predicate)
             self._fields[block.predicate.name] = 0
         if block.kind == "return":
@@ -1046,7 +1187,10 @@ class FunctionCode:
         assert block.predicate is not None
         alike = ["w->time[l] == w->time[first_]"]
         load = []
-        for r in sorted(need, key=lambda r: r.name):
+        values, of_lane = self._values(need & self._repeat.keys())
+        if of_lane:
+            return []
+        for r in sorted(need - self._repeat.keys(), key=lambda r: r.name):
             self._fields[r.name] = r.width
             at = f"R->{r.name}[l]" if r.width else f"(R->{r.name} >> l & 1)"
             alike.append(f"{at} == {at.replace('[l]', '[first_]').replace('>> l', '>> first_')}")
@@ -1055,6 +1199,7 @@ class FunctionCode:
         again = f"{'!' if block.negated else ''}{block.predicate.name}"
         return [
             "{ const u32 first_ = (u32)__builtin_ctz(mask); u32 alike_ = 1;",
+            *values,
             f"LANES alike_ &= {' && '.join(alike)}; END",
             f"if (alike_ && w->budget >= {block.reached}) {{ const u32 l = first_; const u64 begin_ = w->time[l];",
             f"const u64 most_ = begin_ + (u32)w->budget - {block.reached}; u64 passed_;",
@@ -1159,24 +1304,40 @@ class FunctionCode:
             return f"{head} api->nanosleep(w, mask, {resume}); goto pick;"
         if block.kind == "collective":
             jump = self._jump(block, block.targets[0], base)
+            ones = self._ones(block)
+            if block.arrived == "1":
+                return f"{head} {{ {ones} {block.direct} }} {jump}"
             call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
-            if block.members:  # no thread can be earlier, so do not check
-                here = f"{block.members} & ~w->exited & ~mask"
-                if block.detail == "CS_OP_SYNC":
-                    return f"if ({here}) {{ {head} {call} }} {jump}"
-                call = f"if (LIKELY(!({here}))) api->execute(w, mask, {block.detail}); else {{ {call} }}"
+            if block.arrived:
+                wait = f"LANES {block.waits} END {call}"
+                call = f"{{ {ones} if (LIKELY({block.arrived})) {{ {block.direct} }} else {{ {wait} }} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
             return f"w->line = {block.line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
         return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
+    def _ones(self, block: Block) -> str:
+        """Return C for `ones_`, the lanes whose predicate a vote reads as true; "" for another collective."""
+        if block.predicate is None:
+            return ""
+        ones = f"R->{block.predicate.name}"
+        if block.predicate in self._repeat:
+            ones = f"({block.predicate.name} ? ~0u : 0u)"
+        values = " ".join(self._values({block.predicate} & self._repeat.keys())[0])
+        return f"{values} const u32 ones_ = {'~' if block.negated else ''}{ones};"
+
     def _conditional(self, block: Block, base: int) -> str:
         """Translate a conditional branch. Lanes that go to the lower target run first; the others wait at theirs."""
         assert block.predicate is not None
         taken, fall = block.targets
-        test = f"{'~' if block.negated else ''}R->{block.predicate.name} & mask"
         if taken is fall:
             return self._jump(block, taken, base)
+        if block.predicate in self._repeat:  # the same for all lanes
+            name = block.predicate.name
+            values = " ".join(self._values({block.predicate})[0])
+            go = f"if ({'!' if block.negated else ''}{name}) {self._jump(block, taken, base)} else {self._jump(block, fall, base)}"
+            return f"{{ {values} {go} }}"
+        test = f"{'~' if block.negated else ''}R->{block.predicate.name} & mask"
         low, high = (taken, fall) if taken.number < fall.number else (fall, taken)
         high_lanes = "t_" if high is taken else "mask & ~t_"
         return (

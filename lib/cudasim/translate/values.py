@@ -156,6 +156,7 @@ class Values:
         self.elapsed = 0  # virtual clock: instructions of the block before this one
         self.injected = False  # virtual clock: whether the injector added this instruction
         self.cost = 1  # virtual clock: its ns; 0 if the block's time has been added already
+        self.constants: dict[Register, Immediate] = {}  # registers that always have one value
         self.code = Code()
         self.scope: Scope = names.root
         self.instruction = PtxInstruction("")
@@ -208,6 +209,8 @@ class Values:
             return f"({c_type(width)}){special}"
         found = self.names.register(self.scope, operand.name)
         if found is not None:
+            if found in self.constants and found.width == width and not operand.offset:
+                return constant(self.constants[found].integer, width)
             text = self.read(found)
             if operand.offset:  # `%r1+4`, which ptxas computes with the register's width
                 text = f"({c_type(found.width)})({text} + {operand.offset & (1 << 8 * found.width) - 1}ull)"

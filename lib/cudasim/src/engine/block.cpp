@@ -101,14 +101,13 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.parked = w.mask = w.lane = w.line = 0;
     w.waiting_turn = w.turn_lanes = w.asleep = 0;
     w.ordered = job.kernel->ordered;
-    w.resume_mask = w.runnable;  // all lanes are at the first basic block
+    w.resume_mask = w.runnable;  // all lanes are at the first basic block, so pick() reads no pcs
     w.resume_pc = job.kernel->entry_pc;
     w.shared = block.shared.reserve(job.shared_size);
     memcpy(w.ctaid, block.id, sizeof w.ctaid);
     w.warpid = index;
-    w.smid = static_cast<uint32_t>(block.linear % w.nsmid);
+    w.smid = block.smid;
     w.block = &block;
-    for (uint32_t l = 0; l < 32; l++) w.pcs[l] = job.kernel->entry_pc;
     if (job.image->virtual_clock) std::fill(w.time, w.time + 32, job.launch->start_ns);
     if (warp->tid_of != index) number_threads(*warp, index, job.launch->block);
     return warp;
@@ -263,9 +262,21 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     const LaunchDescription &launch = *job.launch;
     block.job = &job;
     block.linear = linear;
-    block.id[0] = static_cast<uint32_t>(linear % launch.grid[0]);
-    block.id[1] = static_cast<uint32_t>(linear / launch.grid[0] % launch.grid[1]);
-    block.id[2] = static_cast<uint32_t>(linear / launch.grid[0] / launch.grid[1]);
+    const uint32_t multiprocessors = launch.environment->multiprocessors;
+    if (linear <= UINT32_MAX) {  // most grids; shorter divisions take less time
+        const auto number = static_cast<uint32_t>(linear);
+        const bool line = launch.grid[1] == 1 && launch.grid[2] == 1;
+        const uint32_t row = line ? 0 : number / launch.grid[0];
+        block.id[0] = number - row * launch.grid[0];
+        block.id[1] = launch.grid[2] == 1 ? row : row % launch.grid[1];
+        block.id[2] = launch.grid[2] == 1 ? 0 : row / launch.grid[1];
+        block.smid = multiprocessors ? number % multiprocessors : 0;
+    } else {
+        block.id[0] = static_cast<uint32_t>(linear % launch.grid[0]);
+        block.id[1] = static_cast<uint32_t>(linear / launch.grid[0] % launch.grid[1]);
+        block.id[2] = static_cast<uint32_t>(linear / launch.grid[0] / launch.grid[1]);
+        block.smid = multiprocessors ? static_cast<uint32_t>(linear % multiprocessors) : 0;
+    }
     block.threads = launch.block[0] * launch.block[1] * launch.block[2];
     block.warps = (block.threads + 31) / 32;
     block.started = block.finished = block.exited = 0;

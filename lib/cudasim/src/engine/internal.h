@@ -106,7 +106,7 @@ struct Job;
 struct Block {
     Job *job = nullptr;
     uint64_t linear = 0;
-    uint32_t id[3] = {};
+    uint32_t id[3] = {}, smid = 0;
     uint32_t warps = 0, started = 0, finished = 0;
     uint32_t threads = 0, exited = 0;
     uint32_t order[32] = {};  // the order in which warps start

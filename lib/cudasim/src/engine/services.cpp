@@ -7,6 +7,7 @@
 #include <ctime>
 #include <sched.h>
 
+#include "device_collectives.h"
 #include "engine/internal.h"
 
 namespace cudasim {
@@ -81,39 +82,11 @@ void synchronize_times(cs_warp *w, uint32_t lanes) {
     for (uint32_t m = lanes; m; m &= m - 1) w->time[lowest(m)] = latest;
 }
 
-// PTX ISA 9.7.9.6.
-template <uint32_t op>
-void shuffle(cs_warp *w, uint32_t lanes) {
-    for (uint32_t m = lanes; m; m &= m - 1) {
-        const uint32_t l = lowest(m);
-        const uint32_t b = static_cast<uint32_t>(w->cb[l]) & 31, c = static_cast<uint32_t>(w->cc[l]);
-        const uint32_t segment = c >> 8 & 31, clamp = c & 31;
-        const int most = static_cast<int>((l & segment) | (clamp & ~segment & 31));
-        const int least = static_cast<int>(l & segment);
-        int j = 0;
-        if (op == CS_OP_SHFL_UP) j = static_cast<int>(l) - static_cast<int>(b);
-        else if (op == CS_OP_SHFL_DOWN) j = static_cast<int>(l + b);
-        else if (op == CS_OP_SHFL_BFLY) j = static_cast<int>(l ^ b);
-        else j = least | static_cast<int>(b & ~segment & 31);
-        const bool inside = op == CS_OP_SHFL_UP ? j >= most : j <= most;
-        if (!inside) j = static_cast<int>(l);
-        w->cp[l] = inside;
-        w->cr[l] = lanes >> j & 1 ? w->ca[j] : w->ca[l];
-    }
-}
-
-uint32_t vote(const cs_warp *w, uint32_t lanes, uint32_t op) {
-    uint32_t ballot = 0;
-    for (uint32_t m = lanes; m; m &= m - 1) {
-        const uint32_t l = lowest(m);
-        ballot |= static_cast<uint32_t>(w->ca[l] & 1) << l;
-    }
-    switch (op) {
-        case CS_OP_VOTE_ALL: return ballot == lanes;
-        case CS_OP_VOTE_ANY: return ballot != 0;
-        case CS_OP_VOTE_UNI: return ballot == lanes || ballot == 0;
-        default: return ballot;
-    }
+// Returns the lanes whose operand a is an odd number: a predicate that holds.
+uint32_t holding(const cs_warp *w, uint32_t lanes) {
+    uint32_t found = 0;
+    for (uint32_t m = lanes; m; m &= m - 1) found |= static_cast<uint32_t>(w->ca[lowest(m)] & 1) << lowest(m);
+    return found;
 }
 
 void match_any(cs_warp *w, uint32_t lanes) {
@@ -124,15 +97,6 @@ void match_any(cs_warp *w, uint32_t lanes) {
             if (w->ca[lowest(n)] == w->ca[l]) same |= 1u << lowest(n);
         w->cr[l] = same;
         w->cp[l] = 1;
-    }
-}
-
-void match_all(cs_warp *w, uint32_t lanes) {
-    bool same = true;
-    for (uint32_t m = lanes; m; m &= m - 1) same &= w->ca[lowest(m)] == w->ca[lowest(lanes)];
-    for (uint32_t m = lanes; m; m &= m - 1) {
-        w->cr[lowest(m)] = same ? lanes : 0;
-        w->cp[lowest(m)] = same;
     }
 }
 
@@ -182,11 +146,6 @@ uint32_t reduce_integers(const cs_warp *w, uint32_t lanes, uint32_t op) {
     return result;
 }
 
-// Gives all lanes the same result.
-void give(cs_warp *w, uint32_t lanes, uint32_t result) {
-    for (uint32_t m = lanes; m; m &= m - 1) w->cr[lowest(m)] = result;
-}
-
 // Executes a collective whose lanes have all arrived.
 void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
     switch (op) {
@@ -195,20 +154,20 @@ void execute(cs_warp *w, uint32_t lanes, uint32_t op) {
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
             synchronize_times(w, lanes);
             break;
-        case CS_OP_SHFL_UP: shuffle<CS_OP_SHFL_UP>(w, lanes); break;
-        case CS_OP_SHFL_DOWN: shuffle<CS_OP_SHFL_DOWN>(w, lanes); break;
-        case CS_OP_SHFL_BFLY: shuffle<CS_OP_SHFL_BFLY>(w, lanes); break;
-        case CS_OP_SHFL_IDX: shuffle<CS_OP_SHFL_IDX>(w, lanes); break;
+        case CS_OP_SHFL_UP:
+        case CS_OP_SHFL_DOWN:
+        case CS_OP_SHFL_BFLY:
+        case CS_OP_SHFL_IDX: cs_shuffle(w, lanes, op, 0, 0, 0); break;
         case CS_OP_VOTE_ALL:
         case CS_OP_VOTE_ANY:
         case CS_OP_VOTE_UNI:
-        case CS_OP_VOTE_BALLOT: give(w, lanes, vote(w, lanes, op)); break;
+        case CS_OP_VOTE_BALLOT: cs_vote(w, lanes, op, holding(w, lanes)); break;
         case CS_OP_MATCH_ANY: match_any(w, lanes); break;
-        case CS_OP_MATCH_ALL: match_all(w, lanes); break;
+        case CS_OP_MATCH_ALL: cs_match_all(w, lanes); break;
         case CS_OP_ELECT: elect(w, lanes); break;
         case CS_OP_REDUX_MINF:
-        case CS_OP_REDUX_MAXF: give(w, lanes, reduce_floats(w, lanes, op)); break;
-        default: give(w, lanes, reduce_integers(w, lanes, op));
+        case CS_OP_REDUX_MAXF: cs_give(w, lanes, reduce_floats(w, lanes, op)); break;
+        default: cs_give(w, lanes, reduce_integers(w, lanes, op));
     }
 }
 

@@ -77,8 +77,9 @@ std::vector<std::string> python_files(const std::string &folder) {
 std::string translator_version(const std::string &path) {
     std::vector<std::string> files = python_files(path + "/cudasim/translate");
     for (const std::string &file : python_files(path + "/gpubpf/ptx")) files.push_back(file);
-    for (const char *file : {"/cudasim/src/device_runtime.h", "/cudasim/src/device_matrix.h",
-                             "/cudasim/src/device_abi.h", "/gpubpf/errors.py"})
+    for (const char *file :
+         {"/cudasim/src/device_runtime.h", "/cudasim/src/device_matrix.h",
+          "/cudasim/src/device_collectives.h", "/cudasim/src/device_abi.h", "/gpubpf/errors.py"})
         files.push_back(path + file);
     std::string stamps;
     for (const std::string &file : files) {

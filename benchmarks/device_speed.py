@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""How fast the embedded CUDA device runs programs, alone and under tools, compared with an older commit.
+
+    python3 benchmarks/device_speed.py --before DIR --report benchmarks/results/device_speed.md 'hecbench=DIRECTORY:[ft]s*'
+
+DIR is a checkout of the older commit with its libraries built (make -C lib/cudasim, and lib/gpubpf/agent for tools). The programs are
+those of the suites that are named, with a checkout of each (docs/conformance.md). Both commits run each program in turn: once
+to fill the caches, and then --runs times, of which the least time counts. The time is CPU time, user and system, of the program with
+what the tool does in its process. The tool's own process, and translating and assembling kernels, are not in it. So the machine need
+not be idle, but CPU time also grows on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from conformance.tools import finished  # noqa: E402
+from executed import programs  # noqa: E402
+
+ALONE = "alone"
+LIMIT = 600.0  # seconds for one run
+# Runs a command, and writes the CPU time of the shell and of the command to a file.
+TIMED = ["bash", "-c", 'file=$1; shift; "$@" >/dev/null; status=$?; times >"$file"; exit $status', "timed"]
+HEAD = f"""\
+# Speed of the embedded CUDA device
+
+Made by `{Path(__file__).name}`. CPU time (user and system) of each program in seconds, with what a tool does in its process; without
+the tool's own process, and without translating and assembling kernels. The least of some runs, in turn with the older commit.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The CPU time of one program in one way, in seconds, with the older commit and with this one."""
+
+    program: str
+    way: str
+    before: float
+    after: float
+
+
+def seconds(checkout: Path, way: str, command: Sequence[str], place: Path | None) -> float | None:
+    """Return the CPU time of a command on the embedded device of a checkout, alone or under a tool; None if it fails."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "times"
+        tool = [str(checkout / "tools" / f"{way}.py"), "--device", "sim", "--json", "-o", os.devnull]
+        how = ["-m", "cudasim.launcher"] if way == ALONE else tool
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CUDASIM_")}
+        environment["PYTHONPATH"] = str(checkout / "lib")
+        whole = [sys.executable, *how, "--", *TIMED, str(file), *command]
+        status = finished(whole, LIMIT, place, environment)[2]
+        return total(file.read_text()) if status == 0 else None
+
+
+def total(times: str) -> float:
+    """Return the seconds that bash's `times` printed for the commands that it ran: user and system."""
+    return sum(
+        int(m) * 60 + float(s) for m, s in (t.rstrip("s").split("m") for t in times.split("\n")[1].split())
+    )
+
+
+def measure(
+    name: str, way: str, both: Sequence[Path], command: Sequence[str], place: Path | None, runs: int
+) -> Row | None:
+    """Run a program in one way, in turn with both checkouts. Return None if a run fails."""
+    found: list[list[float]] = []
+    for _ in range(runs + 1):
+        pair = [seconds(checkout, way, command, place) for checkout in both]
+        if None in pair:
+            return None
+        found.append([s for s in pair if s is not None])
+    before, after = (min(column) for column in zip(*found[1:], strict=True))
+    return Row(name, way, before, after)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Return the tables: one line for each program and way, and the medians."""
+    alone = {r.program: r for r in rows if r.way == ALONE}
+    lines = ["| program | | before | after | before / after | after / alone |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r.program} | {r.way} | {r.before:.2f} | {r.after:.2f} | {ratio(r.before, r.after)} | {_slower(r, alone)} |"
+        for r in rows
+    ]
+    lines += [
+        "",
+        "| | programs | median of before / after | median of after / alone | most |",
+        "|---|---|---|---|---|",
+    ]
+    for way in dict.fromkeys(r.way for r in rows):
+        of_way = [r for r in rows if r.way == way and r.after]
+        slower = [
+            r.after / alone[r.program].after for r in of_way if r.program in alone and alone[r.program].after
+        ]
+        faster = statistics.median(r.before / r.after for r in of_way)
+        lines.append(
+            f"| {way} | {len(of_way)} | {faster:.1f} | {statistics.median(slower):.1f} | {max(slower):.1f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def ratio(one: float, other: float) -> str:
+    return f"{one / other:.1f}" if other else ""
+
+
+def _slower(row: Row, alone: Mapping[str, Row]) -> str:
+    return ratio(row.after, alone[row.program].after) if row.program in alone else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the programs of the command line; print a report, or write it to a file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("suites", nargs="+", metavar="SUITE=DIRECTORY[:GLOB]")
+    parser.add_argument("--before", type=Path, required=True, help="a checkout of an older commit")
+    parser.add_argument("--ways", default=ALONE, help=f"{ALONE}, or tools, with commas (default {ALONE})")
+    parser.add_argument("--runs", type=int, default=2, help="runs of each program (default 2)")
+    parser.add_argument("--report", type=Path, help="write the tables to this file")
+    args = parser.parse_args(arguments)
+    both = (args.before.resolve(), ROOT)
+    rows = []
+    for name, command, place, _ in programs(args.suites):
+        for way in args.ways.split(",") if place else ():
+            row = measure(name, way, both, command, place, args.runs)
+            print(
+                f"{name} {way}: {'failed' if row is None else f'{row.before:.2f} {row.after:.2f}'}",
+                file=sys.stderr,
+            )
+            rows += [row] if row else []
+    if not rows:
+        print("no program could be measured", file=sys.stderr)
+        return 1
+    text = report(rows)
+    if args.report:
+        args.report.write_text(f"{HEAD}\n{text}")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
