@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--before", type=Path, required=True, help="a checkout of an older commit")
     parser.add_argument("--ways", default=ALONE, help=f"{ALONE}, or tools, with commas (default {ALONE})")
     parser.add_argument("--runs", type=int, default=2, help="runs of each program (default 2)")
-    parser.add_argument("--report", type=Path, help="write the tables to this file")
+    parser.add_argument("--report", type=Path, help="write the tables to this file after each program")
     args = parser.parse_args(arguments)
     both = (args.before.resolve(), ROOT)
     rows = []
@@ -135,14 +135,13 @@ def main(arguments: Sequence[str]) -> int:
                 file=sys.stderr,
             )
             rows += [row] if row else []
+            if rows and args.report:  # also of a run that is stopped
+                args.report.write_text(f"{HEAD}\n{report(rows)}")
     if not rows:
         print("no program could be measured", file=sys.stderr)
         return 1
-    text = report(rows)
-    if args.report:
-        args.report.write_text(f"{HEAD}\n{text}")
-    else:
-        print(text)
+    if not args.report:
+        print(report(rows))
     return 0
 
 
