@@ -31,11 +31,13 @@ ALONE = "alone"
 LIMIT = 600.0  # seconds for one run
 # Runs a command, and writes the CPU time of the shell and of the command to a file.
 TIMED = ["bash", "-c", 'file=$1; shift; "$@" >/dev/null; status=$?; times >"$file"; exit $status', "timed"]
-HEAD = f"""\
+HEAD = """\
 # Speed of the embedded CUDA device
 
-Made by `{Path(__file__).name}`. CPU time (user and system) of each program in seconds, with what a tool does in its process; without
-the tool's own process, and without translating and assembling kernels. The least of some runs, in turn with the older commit.
+Made by `benchmarks/device_speed.py`. CPU time (user and system) of each program in seconds, with what a tool does in its process;
+without the tool's own process, and without translating and assembling kernels. Each program ran in turn with the older commit, and
+with its tools, which are older, too. Runs after the first, of which the least time counts: {runs}. On a busy machine, CPU time varies
+by a tenth or two.
 """
 
 
@@ -136,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             )
             rows += [row] if row else []
             if rows and args.report:  # also of a run that is stopped
-                args.report.write_text(f"{HEAD}\n{report(rows)}")
+                args.report.write_text(f"{HEAD.format(runs=args.runs)}\n{report(rows)}")
     if not rows:
         print("no program could be measured", file=sys.stderr)
         return 1
