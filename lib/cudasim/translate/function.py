@@ -48,6 +48,7 @@ _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
 # with the lane.
 _VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b")
 _LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
+_FRAME = re.compile(r"R->(\w+)")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(\d+, \d+\)\)")
 
 
@@ -905,7 +906,10 @@ class FunctionCode:
         codes = [code for b in self.blocks for code in (*b.codes, b.head) if code is not None]
         defined = Counter(r for code in codes for r in code.defs)
         kept = {w for w, _, _ in (*self.arguments, *self.results) if isinstance(w, Register)}
-        kept |= self.blocks[0].live_in.union(*(code.whole for code in codes))
+        in_frame = {name for code in codes for name in _FRAME.findall(code.before + code.text)}
+        kept |= self.blocks[0].live_in | {
+            r for code in codes for r in code.uses | code.whole if r.name in in_frame
+        }
         candidates = [code for code in codes if len(code.defs) == 1 and not (code.before or code.alone)]
         candidates = [
             code for code in candidates if all(defined[r] == 1 and r not in kept for r in code.defs)
