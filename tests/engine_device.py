@@ -43,7 +43,8 @@ def _library() -> ctypes.CDLL:
         embedded / "cache.cpp",
         HARNESS,
     ]
-    headers = [*(SOURCES / "engine").glob("*.h"), SOURCES / "device_abi.h", *embedded.glob("*.h")]
+    device = [SOURCES / "device_abi.h", SOURCES / "device_collectives.h"]
+    headers = [*(SOURCES / "engine").glob("*.h"), *device, *embedded.glob("*.h")]
     extra = os.environ.get("CUDASIM_TEST_CXXFLAGS", "").split()
     objects, compiling = [], []
     for source in sources:

@@ -95,3 +95,16 @@ def test_each_lane_has_local_memory_of_its_own(size: int) -> None:
     out = Array(np.zeros((64, 2), np.uint32))
     device.launch("k", 1, 64, out)
     assert out.host.tolist() == [[lane, lane + 1000] for lane in range(64)]
+
+
+def test_constants_in_registers() -> None:
+    """A mov of a number may give its parts to several registers."""
+    device = Device(
+        f"{HEAD}.visible .entry k(.param .u64 out) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>;\n"
+        "ld.param.u64 %rd1, [out]; mov.b64 {%r1, %r2}, 0x200000001; mov.u32 %r3, 7; mov.u64 %rd2, -1;\n"
+        "mov.b64 {%r4, %r5}, %rd2; shfl.sync.idx.b32 %r6, %r3, %r2, 31, -1;\n"
+        "st.global.v4.u32 [%rd1], {%r1, %r2, %r5, %r6};\nret; }"
+    )
+    out = Array(np.zeros(4, np.uint32))
+    device.launch("k", 1, 32, out)
+    assert out.host.tolist() == [1, 2, 0xFFFFFFFF, 7]
