@@ -4,10 +4,10 @@
     python3 benchmarks/device_speed.py --before DIR --report benchmarks/results/device_speed.md 'hecbench=DIRECTORY:[ft]s*'
 
 DIR is a checkout of the older commit with its libraries built (make -C lib/cudasim, and lib/gpubpf/agent for tools). The programs are
-those of the suites that are named, with a checkout of each (docs/conformance.md). Both commits run each program in turn: once
-to fill the caches, and then --runs times, of which the least time counts. The time is CPU time, user and system, of the program with
-what the tool does in its process. The tool's own process, and translating and assembling kernels, are not in it. So the machine need
-not be idle, but CPU time also grows on a busy machine.
+those of the suites that are named, with a checkout of each (docs/conformance.md). Both commits run each program in turn: once to fill
+the caches, and then --runs times. The table has the least of these times. It is CPU time, user and system, of the program with what
+the tool does in its process. The tool's own process, and translating and assembling kernels, are not in it. So the machine need not
+be idle, but CPU time also grows on a busy machine.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ HEAD = """\
 
 Made by `benchmarks/device_speed.py`. CPU time (user and system) of each program in seconds, with what a tool does in its process;
 without the tool's own process, and without translating and assembling kernels. Each program ran in turn with the older commit, and
-with its tools, which are older, too. Runs after the first, of which the least time counts: {runs}. On a busy machine, CPU time varies
-by a tenth or two.
+with its tools, which are older, too. After a first run, which fills the caches, the table has the least time of all further runs
+(here {runs}). On a busy machine, CPU time varies by a tenth or two.
 """
 
 

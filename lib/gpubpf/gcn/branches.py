@@ -64,7 +64,7 @@ def branches(block: Sequence[GcnInstruction], wave: int) -> Iterator[tuple[GcnIn
 
 
 def _branch_on_exec(instructions: Iterable[GcnInstruction]) -> str:
-    """Return the name of the first branch on EXEC; "" if EXEC changes before it, or if there is none."""
+    """Return the name of the next branch on EXEC; "" if there is none before EXEC changes."""
     found = next((one for one in instructions if one.name in _ON_EXEC or writes_exec(one)), None)
     return found.name if found is not None and found.name in _ON_EXEC else ""
 

@@ -1,8 +1,8 @@
 """Make a sidecar: the instrumented copy of a module, which is loaded in addition to the application's own.
 
 The steps are: choose the PTX among the images, find the matching kernels, inject the device programs, assemble. Copies with many
-probes get a register limit, so that most of the original's warps fit. If a copy needs so many registers that it may not fit where the
-original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
+probes get a register limit, so that at least half of the original's warps fit. If a copy needs so many registers that it may not fit
+where the original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device

@@ -35,7 +35,7 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
 def limit_of_copy(before: int) -> int:
     """Return the registers to which a copy with many probes is limited: half more than the original's `before`, or _CHEAP.
 
-    Then about two thirds of the original's warps fit, or more. A lower limit would cost more instructions: ptxas spills registers.
+    Then at least half of the original's warps fit. With a lower limit, ptxas would spill more registers.
     """
     return min(MOST, max(_CHEAP, _rounded(before + before // 2)))
 

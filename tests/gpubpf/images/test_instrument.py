@@ -17,6 +17,7 @@ from gpubpf.images import fatbin, instrument
 from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment
+from gpubpf.images.occupancy import limit_of_copy
 from gpubpf.program import BPF
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
@@ -268,6 +269,14 @@ def test_a_copy_with_probes_at_accesses_is_limited(
             expected = [f".maxnreg {limit}"] if is_limited and point == "access" else []
             found = limits(made.image.decode())
             assert found["free"] == expected and found["bound"] == [".minnctapersm 2"]
+
+
+def test_with_that_limit_half_of_the_warps_fit() -> None:
+    def warps(registers: int) -> int:  # on a part of a multiprocessor
+        return min(16, 512 // (-(-registers // 8) * 8))
+
+    for before in range(1, 256):
+        assert 2 * warps(limit_of_copy(before)) >= warps(before)
 
 
 def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
