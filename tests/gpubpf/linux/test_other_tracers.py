@@ -368,3 +368,26 @@ def test_our_own_at_the_functions_that_the_agent_hooks(loads: Path, first: str) 
         # A call that was under way when the probes were put in may have a return that is seen alone, or the other way round.
         assert abs(entered.astype(int) - returned.astype(int)).max() <= 2
     assert notes == []
+
+
+def test_a_process_whose_calls_are_all_traced(loads: Path) -> None:
+    """As a tracer of every call does it: each function has a breakpoint, also those that only pass on their arguments."""
+    with open(DRIVER, "rb") as file:
+        names = [name for name in elf.exports(elf.LoadedFile(file.fileno())) if name.startswith("cu")]
+    assert len(names) > 500
+    b = BPF(text="#include <uapi/linux/ptrace.h>\nint nothing(struct pt_regs *ctx) { return 0; }")
+    b.attach_uprobe(str(DRIVER), names, fn_name="nothing", optional=True)
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(running(loads, 1))
+        host = b.host(None, lambda text: None)
+        assert host is not None and host.uprobes is not None
+        stack.enter_context(host)
+        assert len(host.uprobes.placed[0].functions) > 500
+        with tool("--kernel", "fresh", "--json", "-p", process.pid) as measuring:
+            time.sleep(0.5)
+            measuring.terminate()
+            out, error = measuring.communicate(timeout=100)
+        assert measuring.returncode == 0, error
+        kernel, summary = results(out)
+        assert kernel["launches"] == summary["launches_instrumented"] > 5
+        assert ends_well(process) > 20

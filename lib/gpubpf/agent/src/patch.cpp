@@ -266,12 +266,13 @@ uint8_t *entry_of(FileCode &file, void *target) {
                : at;
 }
 
-// Return whether a thread may still have to return into the first `span` bytes.
-bool has_call(const std::vector<uint8_t> &code, size_t span) {
-    for (size_t at = 0; at < span && at + kLongestInstruction < code.size();) {
+// Return whether a thread in a call may still have to return into the jump that is written at `jump`.
+bool returns_into(const std::vector<uint8_t> &code, size_t jump) {
+    for (size_t at = 0; at < jump + kJumpSize && at + kLongestInstruction < code.size();) {
         const Instruction next = decode(code.data() + at);
-        if (!next.length || next.kind == Instruction::kCall) return true;
+        if (!next.length) return true;
         at += next.length;
+        if (next.kind == Instruction::kCall && at > jump && at < jump + kJumpSize) return true;
     }
     return false;
 }
@@ -331,7 +332,7 @@ const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, 
         why = move_behind(0);
     }
     if (why) return why;
-    if (running && has_call(code, moved)) return "a call in its first instructions";
+    if (running && returns_into(code, prologue.length)) return "a call in its first instructions";
     uint8_t *const at = entry + prologue.length;
     if (memcmp(at, code.data() + prologue.length, std::max(moved - prologue.length, kJumpSize)) != 0)
         return kAlreadyChanged;
