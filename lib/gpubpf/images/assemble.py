@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -34,6 +34,8 @@ GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is
 _TEGRA = ((7, 2), (8, 7), (10, 1), (11, 0))
 _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
+_ENTRIES = "--entry"  # of ptxas; nvJitLink always compiles all kernels
+_LONGEST_LIST = 1 << 16  # bytes; Linux limits an argument to 128 KiB (MAX_ARG_STRLEN)
 _WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
 
 # Options that affect the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
@@ -114,10 +116,19 @@ def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
             yield cc, assemble(ptx, Target("gpu", divmod(cc, 10), driver)).cubin
 
 
-def registers(ptx: str, target: Target, options: str = "") -> dict[str, KernelResources] | None:
-    """Return the resources that each kernel of `ptx` needs on a GPU; None without an assembler, or if it rejects the PTX."""
+def registers(
+    ptx: str, target: Target, options: str = "", kernels: Collection[str] = ()
+) -> dict[str, KernelResources] | None:
+    """Return the resources that kernels of `ptx` need on a GPU; None without an assembler, or if it rejects the PTX.
+
+    `kernels`: compile only these, which takes that much less time; empty: all. More may be returned.
+    """
+    passed = steering(options)[0]
+    only = ",".join(sorted(kernels))
+    if only and len(only) < _LONGEST_LIST:
+        passed += (f"{_ENTRIES}={only}",)
     try:
-        return _assemble(ptx, target, steering(options)[0])[1]
+        return _assemble(ptx, target, passed)[1]
     except AssembleError:
         return None
 
@@ -431,7 +442,11 @@ class NvJitLink:
         # nvJitLink's own options have the same names as those of ptxas. The others go through -Xptxas.
         own = ("-maxrregcount", "-g", "-lineinfo")
         words = [f"-arch={arch}", "-verbose"]
-        words += [word if word.partition("=")[0] in own else f"-Xptxas={word}" for word in options]
+        words += [
+            word if name in own else f"-Xptxas={word}"
+            for word in options
+            if (name := word.partition("=")[0]) != _ENTRIES
+        ]
         array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         handle = ctypes.c_void_p()
         if library.nvJitLinkCreate(ctypes.byref(handle), ctypes.c_uint32(len(words)), array) != 0:

@@ -492,18 +492,20 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     return dataclasses.replace(parsed, target=target, items=tuple(kept))
 
 
-def register_use(sidecar: Sidecar, target: Target) -> dict[str, RegisterUse]:
-    """Return each kernel's registers before and after instrumentation, for the target's architecture; empty without ptxas.
+def register_use(sidecar: Sidecar, target: Target, kernels: Collection[str]) -> dict[str, RegisterUse]:
+    """Return the registers of `kernels` before and after instrumentation, for the target's architecture; empty without ptxas.
 
     The first call takes as long as ptxas. Do not call it while a launch waits.
     """
     if not sidecar.text:
         return {}
     target = dataclasses.replace(target, release=sidecar.release)
-    before = registers(sidecar.original, target, sidecar.options) or {}
-    after = registers(sidecar.text, target, sidecar.options) or {}
+    before = registers(sidecar.original, target, sidecar.options, kernels) or {}
+    # For a GPU, the whole sidecar has been assembled, and this result is in the cache.
+    copies = [name for k in sidecar.kernels if k.name in kernels for name in (k.name, k.limited) if name]
+    after = registers(sidecar.text, target, sidecar.options, copies if target.device == "sim" else ()) or {}
     found = {}
-    for name in after.keys() & before.keys():
+    for name in after.keys() & before.keys() & set(kernels):
         old, new = before[name], after[name]
         limited = after.get(name + LIMITED, KernelResources(0))
         found[name] = RegisterUse(

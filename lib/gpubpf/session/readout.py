@@ -5,7 +5,6 @@ Each public function implements the `Session` method of the same name. It runs i
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Mapping
@@ -34,7 +33,10 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     """See `Session.instances`."""
     number = measurement.numbers[map_name]
     found: list[Instance] = []
-    used = [(process, _registers(process)) for process in measurement.all_processes()]
+    used = [
+        (process, process.registers.of(process.launched_copies(), REGISTERS_WAIT))
+        for process in measurement.all_processes()
+    ]
     with measurement.lock:  # or a newer snapshot could close the file being read
         for process, registers in used:
             for stored in process.snapshots.values():
@@ -122,15 +124,6 @@ def _units(definition: MapDefinition, instance: protocol.InstancePart, warp: int
 
 def _volume(extents: tuple[int, int, int]) -> int:
     return extents[0] * extents[1] * extents[2]
-
-
-def _registers(process: TracedProcess) -> dict[str, RegisterUse]:
-    """Return the register use of a process's instrumented kernels, as far as ptxas has counted it in time."""
-    found: dict[str, RegisterUse] = {}
-    for future in process.registers:
-        with contextlib.suppress(Exception):  # an error in ptxas does not affect the measurement
-            found.update(future.result(REGISTERS_WAIT))
-    return found
 
 
 def spent(measurement: Measurement) -> dict[tuple[int, str], tuple[int, float]]:

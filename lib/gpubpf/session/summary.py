@@ -5,7 +5,6 @@ Each public function implements the `Session` method of the same name, or return
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -103,14 +102,12 @@ def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -
     for process in processes:
         slots = dict(enumerate(process.counters()[0]))
         used = {name: slots.get(slot) for slot, name in process.names.items() if name in process.matched}
-        for future in process.registers:
-            with contextlib.suppress(Exception):  # an error in ptxas does not affect the measurement
-                counted = future.result(max(0.0, until - time.monotonic()))
-                for name in counted.keys() & used.keys():
-                    of = used[name] or protocol.Counters()
-                    before, after, bytes_ = counted[name].in_launches(of.instrumented, of.limited)
-                    more.append(after - before)
-                    spilled = max(spilled, bytes_)
+        counted = process.registers.of(process.launched_copies(), max(0.0, until - time.monotonic()))
+        for name in counted.keys() & used.keys():
+            of = used[name] or protocol.Counters()
+            before, after, bytes_ = counted[name].in_launches(of.instrumented, of.limited)
+            more.append(after - before)
+            spilled = max(spilled, bytes_)
     return max(more, default=None), spilled
 
 

@@ -13,8 +13,7 @@ import time
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,11 +24,12 @@ from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
 from gpubpf.process import traceable
 from gpubpf.session.log_file import LogFile
+from gpubpf.session.register_counts import RegisterCounts
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.images.instrument import RegisterUse, Sidecar
+    from gpubpf.images.instrument import Sidecar
     from gpubpf.images.mapped import MappedImages
     from gpubpf.linux.host_programs import HostProcess
     from gpubpf.ptx.values import Site
@@ -149,8 +149,7 @@ class TracedProcess:
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
     unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
-    # See `CountRegisters`.
-    registers: list[Future[Mapping[str, RegisterUse]]] = field(default_factory=list)
+    registers: RegisterCounts = field(default_factory=RegisterCounts)
     snapshots: dict[int, StoredSnapshot] = field(default_factory=dict)  # context → latest
     readings: deque[StoredSnapshot] = field(default_factory=deque)  # not yet taken by the tool
     skipped_readings: int = 0  # dropped because the tool did not take them in time
@@ -237,6 +236,15 @@ class TracedProcess:
         """See `protocol.read_control`."""
         with self._resource_lock:
             return protocol.read_control(self.control) if self.control is not None else self._final_counters
+
+    def launched_copies(self) -> set[str]:
+        """Return the kernels of which an instrumented copy has been launched."""
+        counters = self.counters()[0]
+        return {
+            name
+            for slot, name in list(self.names.items())
+            if slot < len(counters) and counters[slot].instrumented
+        }
 
     def set_one_in(self, slot: int, one_in: int) -> None:
         """See `protocol.set_one_in`."""

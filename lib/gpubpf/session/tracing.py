@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,12 +97,12 @@ def trace(
             return code_objects.instrument(data, for_amd(), chosen.virtual)
         return instrument.instrument_image(data, lowered(), target)
 
-    def registers(sidecar: Any, target: Target | None) -> Mapping[str, RegisterUse]:
+    def registers(sidecar: Any, target: Target | None, kernels: Collection[str]) -> Mapping[str, RegisterUse]:
         from gpubpf.images import instrument
 
         if target is None:
-            return {kernel.name: kernel.amd.registers for kernel in sidecar.kernels}
-        return instrument.register_use(sidecar, target)
+            return {kernel.name: kernel.amd.registers for kernel in sidecar.kernels if kernel.name in kernels}
+        return instrument.register_use(sidecar, target, kernels)
 
     def matches(name: str) -> bool:
         from gpubpf import names

@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,8 +40,8 @@ CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 T = TypeVar("T")
 # (image that a program loaded, its device; None: an AMD GPU) → sidecar.
 Instrument = Callable[[bytes, "Target | None"], "Sidecar"]
-# (sidecar, device) → register use of its kernels, by mangled name.
-CountRegisters = Callable[[Any, "Target | None"], Mapping[str, "RegisterUse"]]
+# (sidecar, device, some of its kernels) → register use of these kernels, by mangled name.
+CountRegisters = Callable[[Any, "Target | None", Collection[str]], Mapping[str, "RegisterUse"]]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class SidecarBuilder:
     """The functions that build sidecars.
 
     instrument: build the sidecar of an image. Called from several threads, once for equal images.
-    registers: count the registers of a sidecar's kernels. Called when no process waits for it.
+    registers: count the registers of some of a sidecar's kernels. Called when no process waits for it.
     warm_up: called once, while the command starts.
     """
 
     instrument: Instrument
-    registers: CountRegisters = lambda sidecar, target: {}
+    registers: CountRegisters = lambda sidecar, target, kernels: {}
     warm_up: Callable[[], object] = lambda: None
 
 
@@ -355,8 +355,10 @@ class BackgroundWork:
             if sent is not None:
                 os.close(sent)
         if sidecar is not None and sidecar.kernels:
-            with self._measurement.lock:
-                process.registers.append(self.sidecar_threads.submit(self._count_registers, sidecar, target))
+            process.registers.add(
+                [kernel.name for kernel in sidecar.kernels],
+                lambda kernels: self.sidecar_threads.submit(self._count_registers, sidecar, target, kernels),
+            )
 
 
 def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:

@@ -92,6 +92,16 @@ def test_the_embedded_device_loads_the_ptx_itself() -> None:
 
 
 @needs_ptxas
+def test_only_some_kernels_are_compiled_for_their_registers() -> None:
+    everything = assemble.registers(PTX, assemble.Target("sim"))
+    assert everything is not None and len(everything) > 1
+    only = assemble.registers(PTX, assemble.Target("sim"), kernels=["empty"])
+    assert only == {"empty": everything["empty"]}
+    names = [f"k{n}" for n in range(100_000)]  # too many for a command line
+    assert assemble.registers(PTX, assemble.Target("sim"), kernels=["empty", *names]) == everything
+
+
+@needs_ptxas
 def test_an_error_is_one_line_with_ptxas_own_words() -> None:
     bad = PTX.replace("bar.sync 0;", "bad.sync 0;")
     line = bad.split("\n").index("    bad.sync 0;") + 1

@@ -221,7 +221,7 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     assert "function_name" in text
     image = dataclasses.replace(_image(), options="--generate-line-info", stored=text.encode())
     made = instrument._instrument(text, image, [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
-    (used,) = instrument.register_use(made, Target("gpu", (8, 0))).values()
+    (used,) = instrument.register_use(made, Target("gpu", (8, 0)), [made.kernels[0].name]).values()
     assert 0 < used.before <= used.after
 
 
@@ -315,6 +315,8 @@ def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
     made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), _image(), placed, HOPPER)
-    used = instrument.register_use(made, HOPPER)
+    used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled
+    for target in (HOPPER, Target("sim")):
+        assert instrument.register_use(made, target, ["free"]) == {"free": used["free"]}

@@ -1,0 +1,51 @@
+"""How many registers the copies of a process's kernels need. ptxas counts them in the background, while nothing waits."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from gpubpf.images.instrument import RegisterUse
+
+# Of a module with more kernels, only launched ones are counted. For all copies of a large library, ptxas takes minutes.
+FEW_KERNELS = 8
+
+# Starts to count some kernels of one module.
+Count: TypeAlias = Callable[[Collection[str]], "Future[Mapping[str, RegisterUse]]"]
+
+
+class RegisterCounts:
+    """The register use of one process's kernels. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._later: dict[str, Count] = {}  # by kernel
+        self._started: list[Future[Mapping[str, RegisterUse]]] = []
+
+    def add(self, kernels: Collection[str], count: Count) -> None:
+        """Add the instrumented kernels of a module. `count` is called now if they are few, otherwise when some are launched."""
+        with self._lock:
+            if len(kernels) <= FEW_KERNELS:
+                self._started.append(count(kernels))
+            else:
+                self._later.update(dict.fromkeys(kernels, count))
+
+    def of(self, launched: Collection[str], seconds: float) -> dict[str, RegisterUse]:
+        """Return what has been counted within `seconds`, by mangled name, which includes the `launched` kernels."""
+        until = time.monotonic() + seconds
+        found: dict[str, RegisterUse] = {}
+        with self._lock:
+            wanted: dict[Count, list[str]] = {}
+            for name in sorted(self._later.keys() & set(launched)):
+                wanted.setdefault(self._later.pop(name), []).append(name)
+            self._started += [count(kernels) for count, kernels in wanted.items()]
+            started = list(self._started)
+        for future in started:
+            with contextlib.suppress(Exception):  # an error in ptxas does not affect the measurement
+                found.update(future.result(max(0.0, until - time.monotonic())))
+        return found
