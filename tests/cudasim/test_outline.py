@@ -102,6 +102,35 @@ def test_what_is_not_closed_in_itself_stays(change: tuple[str, str]) -> None:
     assert ran(text)[0] in (96, 32 * (5 + 5))
 
 
+TWICE = """.func (.reg .b32 %r) twice(.param .b32 a) {
+.reg .b32 %r1; ld.param.b32 %r1, [a]; add.u32 %r, %r1, %r1; ret;
+}
+"""
+CALL = """mul.lo.u32 %r3, %r3, %gpubpf_site;
+        {
+            .param .b32 give;
+            st.param.b32 [give], %r3;
+            call (%r3), TARGET, (give)END;
+        }"""
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_probe_that_calls_a_function(virtual: bool) -> None:
+    """As one does that has a part for rare cases (gpu_seldom)."""
+    call = CALL.replace("TARGET", "twice").replace("END", "")
+    probes = "".join(probe(k).replace("mul.lo.u32 %r3, %r3, %gpubpf_site;", call) for k in (1, 2, 3))
+    text = HEAD + TWICE + kernel(probes)
+    assert len(outlined(text)) == 1
+    assert ran(text, virtual=virtual) == [2 * 32 * (1 + 2 + 3)] * 32
+
+
+def test_a_probe_that_calls_through_a_register_stays() -> None:
+    call = CALL.replace("TARGET", "%rd3").replace("END", ", shape")
+    probes = "".join(probe(k).replace("mul.lo.u32 %r3, %r3, %gpubpf_site;", call) for k in (1, 2))
+    shape = "shape: .callprototype (.param .b32 _) _ (.param .b32 _);\nmov.u64 %rd3, twice;\n"
+    assert not outlined(HEAD + TWICE + kernel(shape + probes))
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("virtual", [False, True])
 def test_lanes_of_different_places_are_not_together(seed: int | None, virtual: bool) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
-from gpubpf.ptx.flow import find_names
+from gpubpf.ptx.flow import callee, find_names
 from gpubpf.ptx.module import (
     Address,
     Close,
@@ -30,7 +30,7 @@ from gpubpf.ptx.module import (
 PREFIX = "cudasim$outlined"  # of the new functions' names
 MIN_STATEMENTS = 8  # of a scope that becomes a function
 _BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
-_NOT_OUTLINED = {"ret", "exit", "trap", "brx", "call", "alloca", "stacksave", "stackrestore"}
+_NOT_OUTLINED = {"ret", "exit", "trap", "brx", "alloca", "stacksave", "stackrestore"}
 
 
 class _Names:
@@ -189,7 +189,7 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
             case Close():
                 nested.pop()
             case Variable():
-                if statement.space != "reg":
+                if statement.space not in ("reg", "param"):  # param: of a call inside the scope
                     return None
                 nested[-1].declare(statement)
             case Directive():
@@ -201,6 +201,12 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
                     return None
                 if statement.opcode in ("vote", "shfl") and "sync" not in statement.modifiers:
                     return None  # depends on which lanes are active together
+                if statement.opcode == "call" and (
+                    (target := callee(statement)) is None
+                    or nested[-1].find(target)
+                    or scope.outside.find(target)
+                ):
+                    return None  # through a register
                 written = set(find_names(o for o in statement.operands[:1] if not isinstance(o, Address)))
                 used = list(find_names(statement.operands))
                 if statement.predicate is not None:
