@@ -352,14 +352,19 @@ def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
     """Return the advice for bank conflicts; None if they do not come from strides."""
     if one.ways_max < 2 or one.requests_by_pattern.keys() - {"stride", "single"}:
         return None
+    # Elements of less than a word share words, so that an odd number of elements is not enough.
+    part = one.width < 4
+    scale, unit = (1, "bytes") if part else (4, "words")
+    begin = f"{begin} shared memory with"
     if one.stride is None and one.steps:
-        conflict = f"{begin} shared memory with up to {one.ways_max}-way bank conflicts"
-        apart = f"neighbouring lanes are {one.steps[0] // 4} to {one.steps[1] // 4} words apart"
-        return f"{conflict}: {apart}; let neighbouring lanes access neighbouring elements"
+        apart = f"neighbouring lanes are {one.steps[0] // scale} to {one.steps[1] // scale} {unit} apart"
+        return f"{begin} up to {one.ways_max}-way bank conflicts: {apart}; let neighbouring lanes access neighbouring elements"
     if one.stride is None:
         return None
-    words = abs(one.stride) * one.width // 4
-    conflict = f"{begin} shared memory with {one.ways_max}-way bank conflicts: neighbouring lanes are {words} words apart"
-    if words % (BANKS // 4) == 0:
-        return f"{conflict}; pad each row by one element"
-    return f"{conflict}; an odd stride avoids them"
+    step = abs(one.stride) * one.width
+    conflict = (
+        f"{begin} {one.ways_max}-way bank conflicts: neighbouring lanes are {step // scale} {unit} apart"
+    )
+    if step % BANKS == 0:
+        return f"{conflict}; pad each row by {'4 bytes' if part else 'one element'}"
+    return f"{conflict}; {'an odd number of words (4 bytes)' if part else 'an odd stride'} avoids them"

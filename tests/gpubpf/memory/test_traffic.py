@@ -378,6 +378,18 @@ def test_advice_where_it_is_certain(one, said):
     assert text is None or text.startswith("app.cu:12 ")
 
 
+def test_elements_of_half_a_word_need_an_odd_number_of_words():
+    """A row of 33 elements, as for words, would leave conflicts."""
+
+    def said(step):
+        steps = {"steps": step, "squares": step**2}
+        one = found({STRIDED: 1}, at=site(width=2), space="shared", ways=2, ways_max=2, **steps)
+        return str(traffic_text.advice([one]))
+
+    assert "neighbouring lanes are 128 bytes apart; pad each row by 4 bytes" in said(128)
+    assert "neighbouring lanes are 66 bytes apart; an odd number of words (4 bytes) avoids them" in said(66)
+
+
 def test_lanes_have_local_memory_of_their_own():
     same, apart = (
         found({pattern: 5}, space="local", at=site(space="local")) for pattern in (BROADCAST, GATHER)
