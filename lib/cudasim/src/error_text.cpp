@@ -85,11 +85,11 @@ const char *error_text(int number, const char *name) {
     }
 }
 
-int unsupported(const char *function) {
+int unsupported(const char *what) {
     static std::mutex mutex;
     static auto *const said = new std::set<std::string>();
     std::lock_guard lock(mutex);
-    if (said->insert(function).second) fprintf(stderr, "cudasim: %s is not supported\n", function);
+    if (said->insert(what).second) fprintf(stderr, "cudasim: %s is not supported\n", what);
     return 801;
 }
 

@@ -5,7 +5,7 @@ namespace cudasim {
 
 // Returns the description of an error. An error without a description gets its `name`.
 const char *error_text(int number, const char *name);
-// Prints that a function is not supported, once for each function. Returns the error.
-int unsupported(const char *function);
+// Prints that a function or a feature is not supported, once for each. Returns the error.
+int unsupported(const char *what);
 
 }  // namespace cudasim

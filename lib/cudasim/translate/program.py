@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
@@ -186,6 +187,7 @@ class TranslatedModule:
                 continue
             function = self.functions[name]
             try:
+                _check_cluster(function)
                 code = FunctionCode(
                     function,
                     self.indices[name],
@@ -498,6 +500,16 @@ class TranslatedModule:
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {self.module.architecture}, {self.args}, {len(self.kernels)}, {nfunctions}, "
             f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}}};\n"
+        )
+
+
+def _check_cluster(function: Function) -> None:
+    """Raise Unsupported for a kernel whose clusters have several blocks. The device runs each block as a cluster of its own."""
+    size = function.block_limit("reqnctapercluster") or (1, 1, 1)
+    if math.prod(size) > 1:
+        numbers = ", ".join(map(str, size))
+        raise Unsupported(
+            f"PTX line {function.line}: the embedded device does not support clusters of several blocks (.reqnctapercluster {numbers})"
         )
 
 

@@ -495,6 +495,9 @@ bool is_device(CUdevice device);
 
 // ------------------------------------------------------------------------------------- kernels, memory, graphs
 
+// Fails, and says why once, if a cluster has several blocks.
+CUresult check_cluster(const CUlaunchAttributeValue &value);
+
 // Checks a launch and copies its parameters.
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,

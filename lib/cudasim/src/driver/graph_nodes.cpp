@@ -320,9 +320,8 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
     NodePointer node;
     if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
-        uint64_t{value->clusterDim.x} * value->clusterDim.y * value->clusterDim.z > 1)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        if (CUresult status = check_cluster(*value)) return status;
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
         node->operation.kernel.cooperative = value->cooperative != 0;
     node->attributes[attribute] = *value;

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "error_text.h"
+
 namespace cudasim::driver {
 namespace {
 
@@ -39,6 +41,11 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
 }
 
 }  // namespace
+
+CUresult check_cluster(const CUlaunchAttributeValue &value) {
+    if (uint64_t{value.clusterDim.x} * value.clusterDim.y * value.clusterDim.z <= 1) return CUDA_SUCCESS;
+    return static_cast<CUresult>(unsupported("a launch with clusters of several blocks"));
+}
 
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,

@@ -446,8 +446,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         switch (static_cast<int>(attribute.id)) {
             case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = value.cooperative != 0; break;
             case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-                if (uint64_t{value.clusterDim.x} * value.clusterDim.y * value.clusterDim.z > 1)
-                    return CUDA_ERROR_NOT_SUPPORTED;
+                if (CUresult status = check_cluster(value)) return status;
                 break;
             case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
                 events.push_back(value.programmaticEvent.event);
