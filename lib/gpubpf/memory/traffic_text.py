@@ -80,9 +80,8 @@ class SiteGroup:
 
     @property
     def updates(self) -> Updates | None:
-        """The updates at the copy with the hottest address; None if any copy was not counted."""
-        found = [site.updates for site in self.sites if site.updates is not None]
-        return max(found, key=lambda one: one.hottest) if len(found) == len(self.sites) else None
+        """The updates by all copies; None if any copy was not counted."""
+        return _updates(self.sites)
 
     @property
     def distinct(self) -> float | None:
@@ -123,6 +122,12 @@ class SiteGroup:
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
             "SHARE": f"({100 * share:.0f} %)" if mixed and shared else f"{100 * share:.0f} %",
         }
+
+
+def _updates(sites: Sequence[SiteTraffic]) -> Updates | None:
+    """Return the updates by all copies of a place; None if any copy was not counted."""
+    found = [site.updates for site in sites if site.updates is not None]
+    return Updates.sum(found) if len(found) == len(sites) else None
 
 
 def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool) -> Iterator[str]:
@@ -338,10 +343,9 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
 
 def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     """Return the advice for atomics that often update few addresses in global memory; None for many addresses, or if not counted."""
-    counted = [site.updates for site in sites]
-    if sites[0].space == "shared" or not all(counted):
+    most = _updates(sites)
+    if sites[0].space == "shared" or most is None:
         return None
-    most = max((one for one in counted if one), key=lambda one: one.total)
     if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
         return None
     few = "one address" if most.addresses == 1 else f"only {most.addresses:,} addresses"

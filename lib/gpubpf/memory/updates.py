@@ -9,6 +9,7 @@ Device programs (gpubpf_updates.h) fill three maps, with one element per pair of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +21,38 @@ if TYPE_CHECKING:
 MAPS = ("update_tags", "update_sites", "updates")
 
 
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # in the tags of gpubpf_updates.h
+
+
 @dataclass(frozen=True)
 class Updates:
-    """The updates by one site since the beginning.
+    """The updates by one or several sites since the beginning. `counts`: those of each address."""
 
-    addresses  distinct addresses
-    hottest    updates of the address with the most updates
-    total      updates of all addresses
-    """
+    counts: Mapping[int, int]
 
-    addresses: int
-    hottest: int
-    total: int
+    @property
+    def addresses(self) -> int:
+        """The number of distinct addresses."""
+        return len(self.counts)
+
+    @property
+    def hottest(self) -> int:
+        """The updates of the address with the most updates."""
+        return max(self.counts.values())
+
+    @property
+    def total(self) -> int:
+        """The updates of all addresses."""
+        return sum(self.counts.values())
+
+    @classmethod
+    def sum(cls, some: Iterable[Updates]) -> Updates:
+        """Return the updates by all of the sites."""
+        counts: dict[int, int] = {}
+        for one in some:
+            for address, count in one.counts.items():
+                counts[address] = counts.get(address, 0) + count
+        return cls(counts)
 
 
 def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updates]]:
@@ -52,7 +73,7 @@ def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updat
         for (kernel, site), one in decode_updates(*arrays).items():
             if mangled := names.get(process, {}).get(kernel):
                 sites = found.setdefault((process, gpu, mangled), {})
-                sites[site] = _both(sites[site], one) if site in sites else one
+                sites[site] = Updates.sum((sites[site], one)) if site in sites else one
     return found
 
 
@@ -63,16 +84,9 @@ def decode_updates(tags: Any, sites: Any, updates: Any) -> dict[tuple[int, int],
     keys, first = np.unique(sites[order], return_index=True)
     if not len(keys):
         return {}
-    counts = updates[order]
-    sums = np.add.reduceat(counts, first).tolist()
-    most = np.maximum.reduceat(counts, first).tolist()
-    numbers = np.diff(np.append(first, len(order))).tolist()
+    addresses = np.split(tags[order] - (sites[order] * _MIX | np.uint64(1)), first[1:])
+    counts = np.split(updates[order], first[1:])
     return {
-        (key >> 32, key & 0xFFFFFFFF): Updates(number, hottest, total)
-        for key, number, hottest, total in zip(keys.tolist(), numbers, most, sums, strict=True)
+        (key >> 32, key & 0xFFFFFFFF): Updates(dict(zip(at.tolist(), count.tolist(), strict=True)))
+        for key, at, count in zip(keys.tolist(), addresses, counts, strict=True)
     }
-
-
-def _both(a: Updates, b: Updates) -> Updates:
-    """Return the sum of the updates in two contexts, which have no addresses in common."""
-    return Updates(a.addresses + b.addresses, max(a.hottest, b.hottest), a.total + b.total)

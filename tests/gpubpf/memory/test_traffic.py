@@ -429,17 +429,19 @@ def test_idle_lanes_between_others_are_said():
         )
 
 
-def updated(count, hottest, total, **values):
-    """An atomic site whose updates were counted."""
-    counted = Updates(count, hottest, total)
-    at = site(kind="atomic")
-    return traffic.site_traffic(at, "global", cell({GATHER: total // 32}, sectors=8, **values), counted)
+def updated(count, each, number=0, **values):
+    """An atomic site whose updates were counted: `each` of `count` addresses."""
+    counted = Updates(dict.fromkeys(range(count), each))
+    at = site(number, kind="atomic")
+    return traffic.site_traffic(
+        at, "global", cell({GATHER: counted.total // 32}, sectors=8, **values), counted
+    )
 
 
 def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
     some, many = (
-        updated(32, 1000, 32000, addresses=4000, contention_max=8),
-        updated(256, 125, 32000, addresses=32000),
+        updated(32, 1000, addresses=4000, contention_max=8),
+        updated(256, 125, addresses=32000),
     )
     assert (some.record(1)["addresses"], some.record(1)["hot"], some.record(1)["addresses_mean"]) == (
         32,
@@ -460,24 +462,43 @@ def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
     )
     text = "\n".join(traffic_text.findings(kernel(many), traffic_text.group_sites([many])))
     assert "at once" not in text and "of 256 addresses, the hottest 125 times (0.4 %)" in text
-    assert traffic_text.advice([updated(20_000, 40, 100_000)]) is None
+    assert traffic_text.advice([updated(20_000, 40)]) is None
 
 
 def test_updates_that_were_not_counted_are_unknown():
     cells = traffic.sum_shards(array(1, 1))
     cells["requests"][0, GATHER] = 4
-    counted = {0: Updates(3, 40, 128)}
+    counted = {0: Updates({8: 40, 12: 40, 16: 30})}
     for missing, said in ((0, (3, 40)), (1, (None, None))):
         cells["uncounted_max"][0] = missing
         (one,), _ = traffic.decode_cells({"global_cells": cells}, {0: site(kind="atomic")}, counted)
         assert (one.record(1)["addresses"], one.record(1)["hot"]) == said
 
 
+def test_the_updates_of_copies_are_added_up():
+    """As in an unrolled loop: each copy updates the same addresses."""
+    copies = [updated(4, 20, number, addresses=80) for number in range(3)]
+    text = "\n".join(traffic_text.findings(kernel(*copies), traffic_text.group_sites(copies)))
+    assert "240 updates of 4 addresses, the hottest 60 times (25 %)" in text
+    assert "updates only 4 addresses 240 times" in str(traffic_text.advice(copies))
+    assert copies[0].record(1)["hot"] == 20
+
+
 def test_updates_are_read_by_kernel_and_site():
-    tags = np.array([0, 5, 7, 9, 11], np.uint64)
-    sites = np.array([0, 2 << 32 | 1, 1, 2 << 32 | 1, 2 << 32 | 2], np.uint64)
-    found = updates.decode_updates(tags, sites, np.array([99, 10, 3, 30, 1], np.uint64))
-    assert found == {(2, 1): Updates(2, 30, 40), (0, 1): Updates(1, 3, 3), (2, 2): Updates(1, 1, 1)}
+    entries = [(2, 1, 1024, 10), (0, 1, 64, 3), (2, 1, 2**47, 30), (2, 2, 1024, 1)]
+    sites = [kernel << 32 | number for kernel, number, _, _ in entries]
+    # As in gpubpf_updates.h.
+    tags = [
+        (address + place * 0x9E3779B97F4A7C15) % 2**64 | 1
+        for place, (_, _, address, _) in zip(sites, entries, strict=True)
+    ]
+    arrays = ([0, *tags], [0, *sites], [99, *(count for *_, count in entries)])
+    tags, sites, counts = (np.array(one, np.uint64) for one in arrays)
+    assert updates.decode_updates(tags, sites, counts) == {
+        (2, 1): Updates({1024: 10, 2**47: 30}),
+        (0, 1): Updates({64: 3}),
+        (2, 2): Updates({1024: 1}),
+    }
     assert updates.decode_updates(tags * 0, sites, tags) == {}
 
 
