@@ -310,7 +310,8 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     """Return a sentence that says how to improve the copies of one place; None if no advice is certain, or nothing is wasted."""
     first = sites[0]
     begin = f"{first.where} {_DOES[first.site.kind]}"
-    if first.site.kind == "atomic" and first.pattern == "broadcast" and first.contention == first.warp.lanes:
+    contention = max(site.contention for site in sites)
+    if first.site.kind == "atomic" and first.pattern == "broadcast" and contention == first.warp.lanes:
         return f"{begin} one address from all lanes: reduce within the {first.warp.word}, then update from one lane"
     if first.site.kind == "atomic" and (text := _update_advice(sites, begin)):
         return text
@@ -319,7 +320,8 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     if first.space == "const":
         return f"{first.where} {_CONSTANTS}" if apart else None
     if first.space == "shared":
-        return _bank_advice(first, begin) if any(site.conflicts for site in sites) else None
+        worst = max(sites, key=lambda site: site.conflicts)
+        return _bank_advice(worst, begin) if worst.conflicts else None
     if not any(site.wasted for site in sites):
         return None
     if first.space == "local" and first.pattern != "gather":
@@ -333,7 +335,8 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
             f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, so {used:.0f} of every"
             f" {first.warp.sector} bytes moved are used; let neighbouring lanes access neighbouring elements"
         )
-    if first.pattern == "unit" and first.patterns[SHIFTED]:
+    # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
+    if first.pattern == "unit" and all(site.patterns[SHIFTED] for site in sites):
         sector = (
             f"{first.warp.sector}-byte sector: align the first lane's address to {first.warp.sector} bytes"
         )

@@ -390,6 +390,16 @@ def test_elements_of_half_a_word_need_an_odd_number_of_words():
     assert "neighbouring lanes are 66 bytes apart; an odd number of words (4 bytes) avoids them" in said(66)
 
 
+def test_advice_is_about_all_copies_of_a_line():
+    """The three loads of a stencil cannot all be aligned; any of the copies may have the bank conflicts."""
+    shifted, aligned = found({SHIFTED: 4}), found({UNIT: 4}, at=site(1))
+    assert traffic_text.advice([shifted, shifted]) == traffic_text.advice([shifted])
+    assert traffic_text.advice([shifted, aligned]) is traffic_text.advice([aligned, shifted]) is None
+    conflicts = {"steps": 128, "squares": 128**2, "space": "shared"}
+    good, bad = (found({STRIDED: 1}, ways=ways, ways_max=ways, **conflicts) for ways in (1, 32))
+    assert "32-way bank conflicts" in str(traffic_text.advice([good, bad]))
+
+
 def test_lanes_have_local_memory_of_their_own():
     same, apart = (
         found({pattern: 5}, space="local", at=site(space="local")) for pattern in (BROADCAST, GATHER)
