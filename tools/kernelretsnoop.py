@@ -313,7 +313,19 @@ def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: 
     from gpubpf.exits import lateness
 
     times = (f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
-    columns = ("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, "lane", "exits", *times, "site", "source")
+    columns = (
+        "pid",
+        "comm",
+        "gpu",
+        "kernel",
+        *cli.SHAPE_COLUMNS,
+        "lane",
+        "exits",
+        *times,
+        "site",
+        "source",
+        "mangled",
+    )
     rows, common = [], kernel.record()
     owner = [common[name] for name in ("pid", "comm", "gpu", "kernel", "grid", "block_dim")]
     for lane in exits.lanes:
@@ -326,6 +338,7 @@ def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: 
             late,
             record["site"],
             record["source"],
+            kernel.mangled,
         )
         rows.append(cells)
     results.table(columns, rows)

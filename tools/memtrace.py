@@ -313,6 +313,7 @@ def show_csv(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
         banks = record.pop("bank_ways") or {"mean": None, "max": None}
         record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
         record |= {f"{name}_error": error for name, error in record.pop("standard_error", {}).items()}
+        record["mangled"] = kernel.mangled
         results.table(list(record), [list(record.values())])
 
 

@@ -234,19 +234,21 @@ def show_csv(counts: list[ThreadCounts], args: argparse.Namespace, results: cli.
 
     block, thread = ("block_x", "block_y", "block_z"), ("thread_x", "thread_y", "thread_z")
     index = {"thread": (*block, *thread), "lane": ("lane", "threads"), "warp": (*block, "warp", "threads")}
-    columns = (*index.get(args.by, (*block, "threads")), "runs", "work")
+    columns = (*index.get(args.by, (*block, "threads")), "runs", "work", "mangled")
     results.header(("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, *columns))
     for kernel in counts:
         instance, groups = kernel.instance, kernel.grouped(args.by)
         names = (instance.pid, instance.comm, instance.gpu, instance.kernel)
         start = results.cells(*names, kernel.shape.grid, kernel.shape.block_dim) + ","
+        mangled = cli.csv_cells((instance.mangled,))
         if args.by == "thread":
             order = chosen_threads(instance.kernel, groups, args, results)
-            write_threads(results.out, groups, order, (start, *",,,,,,,", "\n"))
+            write_threads(results.out, groups, order, (start, *",,,,,,,", f",{mangled}\n"))
             continue
         for place in groups.largest(args.top):
             sums = (groups.threads[place], groups.runs[place], groups.work[place])
-            results.out.write(start + cli.csv_cells((*groups.indices(place).values(), *sums)) + "\n")
+            cells = cli.csv_cells((*groups.indices(place).values(), *sums))
+            results.out.write(f"{start}{cells},{mangled}\n")
 
 
 if __name__ == "__main__":

@@ -165,13 +165,14 @@ def test_records_say_whose_they_are_and_nothing_is_added_up(tool: str, app: str,
         assert touched.keys() == launches.keys() and set(touched.values()) == {32, 1000}
 
 
-@pytest.mark.parametrize("tool", ("threadhist", "launchlate"))
+@pytest.mark.parametrize("tool", ("threadhist", "launchlate", "kernelretsnoop", "memtrace"))
 def test_cells_say_whose_they_are(tool: str, app: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     measured(tool, "--csv", "-o", out, *two(app), CUDASIM_DEVICES="2")
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert len({(row["pid"], row["gpu"]) for row in rows}) == 3 and {row["comm"] for row in rows} == {"app"}
+    assert all(row["mangled"].startswith(f"_Z{len(row['kernel'])}{row['kernel']}") for row in rows)
 
 
 @pytest.mark.long

@@ -300,8 +300,8 @@ def test_an_interval_shows_what_is_new(show):
 def test_csv_is_the_table(show):
     text = show("--csv", instances=[instance(FIVE, kernel="a,b")])
     lines = text.splitlines()
-    assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69'
-    assert len(lines) == 6 and lines[0].count(",") == 17
+    assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69,_Z9vectorAddPKfS0_Pfi'
+    assert len(lines) == 6 and lines[0].count(",") == 18
     for by in ("lane", "warp", "block"):
         header, *rows = show("--csv", "-T", "--by", by, instances=[instance(FIVE)]).splitlines()
         assert all(row.count(",") == header.count(",") for row in rows)

@@ -319,6 +319,7 @@ CSV_COLUMNS = (
         for which in ("mean", "p50", "p99", "max")
     ),
     "clock_error_ns",
+    "mangled",
 )
 
 
@@ -330,7 +331,7 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
     for what in ("latency", *SPLIT, "exec"):
         values = record[f"{what}_ns"] or {}
         row += [values.get(which) for which in ("mean", "p50", "p99", "max")]
-    row.append(record["clock_error_ns"])
+    row += [record["clock_error_ns"], record.get("mangled")]
     return tuple("" if cell is None else cell for cell in row)
 
 
