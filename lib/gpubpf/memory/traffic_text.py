@@ -188,7 +188,7 @@ def lines(
     if len(rows) > len(shown):
         yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""
-    said = [text for row in shown if (text := advice(row.sites))]
+    said = [text for sites in _advised(shown) if (text := advice(sites))]
     for text in said:
         yield from table.wrap(text)
     if said:
@@ -320,8 +320,7 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
     if first.space == "const":
         return f"{first.where} {_CONSTANTS}" if apart else None
     if first.space == "shared":
-        worst = max(sites, key=lambda site: site.conflicts)
-        return _bank_advice(worst, begin) if worst.conflicts else None
+        return _bank_advice([site for site in sites if site.conflicts], begin)
     if not any(site.wasted for site in sites):
         return None
     if first.space == "local" and first.pattern != "gather":
@@ -355,23 +354,44 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     return f"{begin} {few} {most.total:,} times: add up in shared memory or registers, then update once for each block"
 
 
-def _bank_advice(one: SiteTraffic, begin: str) -> str | None:
-    """Return the advice for bank conflicts; None if they do not come from strides."""
-    if one.ways_max < 2 or one.requests_by_pattern.keys() - {"stride", "single"}:
+def _advised(rows: Sequence[SiteGroup]) -> list[list[SiteTraffic]]:
+    """Return the sites that get advice together: those of a row, or of all rows of a line whose strides cause bank conflicts."""
+    found: dict[object, list[SiteTraffic]] = {}
+    for index, row in enumerate(rows):
+        first = row.sites[0]
+        strided = first.space == "shared" and row.sum("conflicts") and all(map(_is_strided, row.sites))
+        found.setdefault((row.where, first.site.kind) if strided else index, []).extend(row.sites)
+    return list(found.values())
+
+
+def _is_strided(site: SiteTraffic) -> bool:
+    """Return whether all requests of several lanes have a stride."""
+    return not site.requests_by_pattern.keys() - {"stride", "single"}
+
+
+def _steps(site: SiteTraffic) -> tuple[int, int] | None:
+    """Return the shortest and the longest distance from lane to lane in bytes; None if unknown."""
+    if site.stride is None:
+        return site.steps
+    step = abs(site.stride) * site.width
+    return step, step
+
+
+def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
+    """Return the advice for the bank conflicts of one place's copies; None if they do not come from strides."""
+    steps = [found for site in sites if (found := _steps(site))]
+    ways = max((site.ways_max for site in sites), default=0)
+    if ways < 2 or len(steps) < len(sites) or not all(map(_is_strided, sites)):
         return None
+    shortest, longest = min(step[0] for step in steps), max(step[1] for step in steps)
     # Elements of less than a word share words, so that an odd number of elements is not enough.
-    part = one.width < 4
+    part = sites[0].width < 4
     scale, unit = (1, "bytes") if part else (4, "words")
     begin = f"{begin} shared memory with"
-    if one.stride is None and one.steps:
-        apart = f"neighbouring lanes are {one.steps[0] // scale} to {one.steps[1] // scale} {unit} apart"
-        return f"{begin} up to {one.ways_max}-way bank conflicts: {apart}; let neighbouring lanes access neighbouring elements"
-    if one.stride is None:
-        return None
-    step = abs(one.stride) * one.width
-    conflict = (
-        f"{begin} {one.ways_max}-way bank conflicts: neighbouring lanes are {step // scale} {unit} apart"
-    )
-    if step % BANKS == 0:
+    if shortest < longest:
+        apart = f"neighbouring lanes are {shortest // scale} to {longest // scale} {unit} apart"
+        return f"{begin} up to {ways}-way bank conflicts: {apart}; let neighbouring lanes access neighbouring elements"
+    conflict = f"{begin} {ways}-way bank conflicts: neighbouring lanes are {shortest // scale} {unit} apart"
+    if shortest % BANKS == 0:
         return f"{conflict}; pad each row by {'4 bytes' if part else 'one element'}"
     return f"{conflict}; {'an odd number of words (4 bytes)' if part else 'an odd stride'} avoids them"

@@ -421,6 +421,31 @@ def test_strides_that_change_have_advice():
     assert traffic_text.advice([damaged]) is None and damaged.record(1)["strides"] is None
 
 
+def test_the_strides_of_an_unrolled_loop_have_one_advice():
+    """As in that reduction with a block size that the compiler knows: each copy has a stride of its own."""
+    copies = [
+        found(
+            {STRIDED: 1},
+            at=site(n),
+            space="shared",
+            ways=2 * n,
+            ways_max=2 * n,
+            steps=8 * n,
+            squares=64 * n**2,
+        )
+        for n in (1, 2, 4)
+    ]
+    other = found(
+        {STRIDED: 1}, at=site(5, line=9), space="shared", ways=32, ways_max=32, steps=128, squares=128**2
+    )
+    text = " ".join(" ".join(traffic_text.lines(kernel(*copies, other), "k", False)).split())
+    assert text.count("apart") == 2 and "app.cu:9 loads from shared memory with 32-way" in text
+    assert (
+        "app.cu:12 loads from shared memory with up to 8-way bank conflicts: neighbouring lanes are 2 to 8 words"
+        in text
+    )
+
+
 def test_idle_lanes_between_others_are_said():
     at = {"accesses": 54, "least": 10, "sectors": 20}
     scattered = found({PART + GATHER: 10}, gaps=10, **at)
