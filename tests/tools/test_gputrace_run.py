@@ -115,7 +115,7 @@ def test_lost_events_are_counted_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ('exit:* "%u"', "FORMAT has 1 conversions, and 0 EXPRs follow"),
+        ('exit:* "%u"', "FORMAT needs 1 EXPR, not 0;"),
         ('exit:* "%s", lane', "%s does not fit EXPR 1, which is a number"),
         ('exit:* "%f", lane', "%f shows a floating-point number"),
         ('exit:* "%n", lane', "FORMAT has no conversion '%n'"),

@@ -106,9 +106,8 @@ class Format:
         """Raise UsageError if these arguments, texts by their names and expressions, do not fit the conversions."""
         wanted = self.conversions
         if len(wanted) != len(arguments):
-            raise UsageError(
-                f"FORMAT has {len(wanted)} conversions, and {len(arguments)} EXPRs follow; make them as many"
-            )
+            needed = "1 EXPR" if len(wanted) == 1 else f"{len(wanted)} EXPRs"
+            raise UsageError(f"FORMAT needs {needed}, not {len(arguments)}; write one for each conversion")
         for number, (conversion, argument) in enumerate(zip(wanted, arguments, strict=True), 1):
             if (conversion.letter == "s") != isinstance(argument, str):
                 what = f"is the text {argument}" if isinstance(argument, str) else "is a number"

@@ -145,9 +145,9 @@ def test_conversions(form: str, values: list, text: str, json: list) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('entry:* "%u"', "1 conversions, and 0 EXPRs follow"),
+        ('entry:* "%u"', "FORMAT needs 1 EXPR, not 0;"),
         ('entry:* "' + "%u" * 33 + '"' + ", lane" * 33, "33 EXPRs follow the FORMAT; there may be 32"),
-        ('entry:* "%u", lane, warp', "1 conversions, and 2 EXPRs follow"),
+        ('entry:* "%u", lane, warp', "FORMAT needs 1 EXPR, not 2;"),
         ('entry:* "%s", lane', "%s does not fit EXPR 1, which is a number"),
         ('entry:* "%u", kernel', "%u does not fit EXPR 1, which is the text kernel; use %s"),
         (
