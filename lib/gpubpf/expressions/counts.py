@@ -116,10 +116,6 @@ def rows(counts: Iterable[Count]) -> Iterator[tuple[object, ...]]:
         yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads, one.mangled
 
 
-HEADING = (
-    "COUNT: executions by warps; THREADS: the lanes in them",
-    "(of kernel: launches; the threads of their grids)",
-)
 LONG = 32  # characters of a SPEC that get a line of their own
 
 
@@ -148,4 +144,9 @@ def lines(counts: Sequence[Count], owners: OwnerColumns, full: bool) -> list[str
     ]
     cut = () if full else ("KERNEL", "COMM", "SPEC")
     shown = table.within(cells, left=("COMM", "SPEC", "KERNEL"), cut=cut)
-    return [*HEADING, *([""] if legend else []), *legend, "", *shown]
+    warps = " and ".join(sorted({f"{Warp.of(one.wave).word}s" for one in counts}))
+    heading = (
+        f"COUNT: executions by {warps}; THREADS: the lanes in them",
+        "(of kernel: launches; the threads of their grids)",
+    )
+    return [*heading, *([""] if legend else []), *legend, "", *shown]
