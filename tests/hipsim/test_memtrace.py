@@ -142,6 +142,16 @@ def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: 
     assert sizes == {"_Z4fillPii": 1000 + 400 + 40 + 12 + 32, "_Z3addPKiiPi": 64 + 28 + 64 + 64}
 
 
+def test_fills_by_hip_itself_are_no_kernels_that_were_missed(tmp_path: Path) -> None:
+    """points.hip fills memory twice, which HIP does with a kernel of its own."""
+    out = tmp_path / "out"
+    words = [*TOOL, "-o", str(out), "--", str(program("points"))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment())
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    text = out.read_text()
+    assert "matching launches (25 in total)" in text and "kernels may have touched more" not in text, text
+
+
 def test_allocations_from_before_the_tool(tmp_path: Path) -> None:
     """They are found in the arguments of launches. ROCr may round their sizes up to pages."""
     out = tmp_path / "out"

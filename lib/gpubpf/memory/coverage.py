@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
 
@@ -161,7 +162,11 @@ class Coverage:
         unread = session.unread() if session.stopped else set()
         rows, rest = join(tables, self._allocations.all(), self._grain.shift, unread)
         who = {t.process: (t.pid, t.comm) for t in tables}
-        launched = {"not_probed": {}} | session.summary()
+        summary = {"not_probed": {}} | session.summary()
+        # HIP's own kernels are copies and fills by the host, which do not count.
+        by_runtime = sum(
+            k.launches - k.instrumented for k in session.kernels() if names.is_of_runtime(k.mangled)
+        )
         return CoverageReport(
             rows,
             {who[process]: bytes_ for process, bytes_ in rest.items()},
@@ -171,8 +176,8 @@ class Coverage:
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some_threads
-            or launched["launches_seen"] != launched["launches_instrumented"]
-            or bool(launched["not_probed"]),
+            or summary["launches_seen"] - by_runtime != summary["launches_instrumented"]
+            or bool(summary["not_probed"]),
         )
 
 
