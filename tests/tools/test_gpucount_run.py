@@ -166,3 +166,10 @@ def test_what_is_wrong_is_said_in_one_line(arguments, message):
     done = gpubpf_specs.run("gpucount", *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("gpucount: ") and message in done.stderr and len(done.stderr) < 500
+
+
+@pytest.mark.parametrize(("name", "where"), [("lane", " in warps of 32 lanes"), ("warp - warp", "")])
+def test_a_filter_that_is_never_true_is_said(name, where):
+    spec = f"load:* ({name} == 40)"
+    done = gpubpf_specs.run("gpucount", "--device", "sim", spec, "--", "true")
+    assert f"gpucount: note: the filter of '{spec}' is never true{where}\n" in done.stderr

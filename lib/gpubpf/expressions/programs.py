@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpubpf.program import BPF
 
 NOTHING = "    return 0;"
+_OF_LANES = frozenset(("lane", "active"))  # the names whose range depends on the number of lanes in a warp
 # The context is read before anything branches. The kernel's verifier may follow a way that ours knows to be none, such as behind
 # lane == 40, and is not told of a read there.
 _READ = "\n#define CTX(_field) (*(volatile u64 *)&ctx->_field)  /* read here, and not behind a branch */\n"
@@ -51,7 +52,10 @@ def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]], to
         getattr(b, f"attach_gpu_{one.method}")(kernel=globs, fn_name=name, **one.arguments)
         b.titles[name] = repr(spec.text)
         if spec.filter is not None and not spec.point.of_launch and not b.uses_maps(name):
-            note(tool, f"the filter of {spec.text!r} is never true")
+            # The compiler knows this of NVIDIA's warps. Waves of AMD GPUs may have 64 lanes.
+            of_lanes = not _OF_LANES.isdisjoint(names_of(spec.filter))
+            where = " in warps of 32 lanes" if of_lanes else ""
+            note(tool, f"the filter of {spec.text!r} is never true{where}")
 
 
 def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
