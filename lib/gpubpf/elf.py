@@ -35,7 +35,7 @@ EM_CUDA = 190
 PT_LOAD, PT_DYNAMIC = 1, 2
 SHT_NULL, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 2, 8, 11
 STT_OBJECT, STT_FUNC, STT_GNU_IFUNC = 1, 2, 10
-DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ = 0, 4, 5, 6, 10
+DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ = 0, 1, 4, 5, 6, 10
 DT_RPATH, DT_RUNPATH, DT_GNU_HASH, DT_VERSYM = 15, 29, 0x6FFFFEF5, 0x6FFFFFF0
 
 _HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")
@@ -338,19 +338,26 @@ class Elf:
 
         Raises OSError, ImageError.
         """
+        return ":".join(self._dynamic_names(DT_RPATH, DT_RUNPATH))
+
+    def needed(self) -> list[str]:
+        """Return the libraries with which it is linked (DT_NEEDED). Raises OSError, ImageError."""
+        return self._dynamic_names(DT_NEEDED)
+
+    def _dynamic_names(self, *tags: int) -> list[str]:
         dynamic = next((s for s in self.segments if s.type == PT_DYNAMIC), None)
         if dynamic is None:
-            return ""
+            return []
         size = min(dynamic.size, _LARGEST_DYNAMIC) // _DYNAMIC.size * _DYNAMIC.size
         entries = list(_DYNAMIC.iter_unpack(self.source.read(dynamic.offset, size)))
         text = offset_of(self.loads, dict(entries).get(DT_STRTAB, 0))
         found = []
         for tag, value in entries:
-            if tag in (DT_RPATH, DT_RUNPATH) and text is not None:
+            if tag in tags and text is not None:
                 room = max(self.source.size - text - value, 0)
                 data = self.source.read(min(text + value, self.source.size), min(room, _LONGEST_NAME))
                 found.append(os.fsdecode(data.partition(b"\0")[0]))
-        return ":".join(found)
+        return found
 
 
 def of_bytes(data: bytes) -> Elf:

@@ -607,11 +607,11 @@ class BPF:
             )
         if self.sampling and args.command and amd_device.is_for_hip(args.command[0]):
             raise UsageError(
-                f"{args.command[0]} has code for AMD GPUs, where --sample-blocks and --sample-warps do not work yet; leave them out"
+                f"{args.command[0]} is for AMD GPUs, where --sample-blocks and --sample-warps do not work yet; leave them out"
             )
         if self.budget is not None and args.command and amd_device.is_for_hip(args.command[0]):
             raise UsageError(
-                f"{args.command[0]} has code for AMD GPUs, where --budget does not work yet; leave it out"
+                f"{args.command[0]} is for AMD GPUs, where --budget does not work yet; leave it out"
             )
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")

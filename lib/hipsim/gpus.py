@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
 import shutil
 import stat
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import BinaryIO
 
 GPUS = ("gfx906", "gfx90a", "gfx1030")  # in the order of src/thunk/gpus.h
@@ -31,13 +32,20 @@ def architectures(program: BinaryIO) -> set[str]:
 @functools.cache
 def of_command(program: str) -> set[str]:
     """Return what `architectures` finds in the program that a command's first word names; none if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        # O_NONBLOCK: opening a FIFO must not wait.
-        file = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(file, "rb") as opened:
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                return architectures(opened)
+    with contextlib.suppress(OSError, ValueError), opened(program) as file:
+        return architectures(file)
     return set()
+
+
+@contextlib.contextmanager
+def opened(program: str) -> Iterator[BinaryIO]:
+    """Open the program that a command's first word names. Raises OSError or ValueError if there is no such file."""
+    # O_NONBLOCK: opening a FIFO must not wait.
+    descriptor = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EACCES, "not a file", program)
+        yield file
 
 
 def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> str | None:

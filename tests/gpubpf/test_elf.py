@@ -30,7 +30,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (folder / "a.c").write_text(SOURCE)
     made = folder / "liba.so"
     options = [f"-Wl,--hash-style={request.param}", "-Wl,-rpath,/opt/one:$ORIGIN/two"]
-    subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", made, folder / "a.c"], check=True)
+    options += ["-Wl,--no-as-needed", "-lm"]
+    subprocess.run(["cc", "-shared", "-fPIC", folder / "a.c", *options, "-o", made], check=True)
     return made
 
 
@@ -43,6 +44,7 @@ def test_a_file(library: Path) -> None:
             bss = found.sections[names.index(".bss")]
             assert bss.size and found.contents(bss) == b""
             assert found.search_path() == "/opt/one:$ORIGIN/two"
+            assert found.needed()[0] == "libm.so.6"
             full, exported = list(found.symbol_tables((elf.STT_FUNC,)))
             assert "inside" in {elf.string_at(full[1], int(s["name"])) for s in full[0]}
             assert {elf.string_at(exported[1], int(s["name"])) for s in exported[0]} >= {"twice"}
@@ -112,6 +114,7 @@ def test_damaged(library: Path, tmp_path: Path) -> None:
             found = elf.of_bytes(bytes(data))
             list(found.symbol_tables((elf.STT_FUNC, elf.STT_OBJECT)))
             found.search_path()
+            found.needed()
             for section in found.sections:
                 list(found.symbols(section))
         except ImageError:

@@ -263,9 +263,7 @@ def test_programs_for_amd_gpus_are_refused(option, monkeypatch, capsys):
         tool_module("threadhist").main(["--device", "sim", *option, "--", "true"])
     text = capsys.readouterr().err
     assert (
-        left.value.code == 2
-        and text.startswith("threadhist: true has code for AMD GPUs")
-        and text.count("\n") == 1
+        left.value.code == 2 and text.startswith("threadhist: true is for AMD GPUs") and text.count("\n") == 1
     )
 
 

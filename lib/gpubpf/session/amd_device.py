@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import hipsim
-from gpubpf.errors import SessionError
+from gpubpf import elf
+from gpubpf.errors import ImageError, SessionError
 from gpubpf.session.device import Device
 from hipsim import gpus
 
@@ -68,12 +70,16 @@ def choose(
 
 @functools.cache
 def is_for_hip(program: str) -> bool:
-    """Return whether a command's first word is a program with code for AMD GPUs."""
-    return bool(gpus.of_command(program))
+    """Return whether a command's first word is a program with code for AMD GPUs, or linked with HIP, which may compile such code."""
+    if gpus.of_command(program):
+        return True
+    with contextlib.suppress(OSError, ValueError, ImageError), gpus.opened(program) as file:
+        return any(name.startswith("libamdhip64.so") for name in elf.of_file(file.fileno()).needed())
+    return False
 
 
 def beside(chosen: Device, wanted: str | None, program: str) -> Device:
-    """Return a device extended with what a command needs for HIP. The notice is about HIP if the program has code for AMD GPUs.
+    """Return a device extended with what a command needs for HIP. The notice is about HIP if the program is for it.
 
     With a CUDA GPU, only such a program gets the embedded device. Other programs may look for AMD GPUs, and must not find it.
     """

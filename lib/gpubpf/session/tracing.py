@@ -305,6 +305,6 @@ def _device(args: argparse.Namespace, amd: bool = False) -> Device:
     if args.command and not amd and amd_device.is_for_hip(args.command[0]):
         notices.note(
             args.tool,
-            f"{args.command[0]} has code for AMD GPUs, whose kernels {args.tool} does not measure yet",
+            f"{args.command[0]} is for AMD GPUs, whose kernels {args.tool} does not measure yet",
         )
     return chosen

@@ -11,7 +11,7 @@ import pytest
 
 import cudasim
 from gpubpf.errors import SessionError, UsageError
-from gpubpf.session import device, tracing
+from gpubpf.session import amd_device, device, tracing
 from gpubpf.show import cli
 
 
@@ -174,3 +174,18 @@ def test_compute_capability_of_the_embedded_device() -> None:
     assert device.compute_capability(sim, {"CUDASIM_CC": "7.5"}) == (7, 5)
     assert device.compute_capability(sim, {"CUDASIM_CC": "8"}) == (8, 0)
     assert device.compute_capability(sim, {"CUDASIM_CC": "new"}) == (9, 0)
+
+
+def test_a_program_that_is_linked_with_hip_is_for_hip(tmp_path: Path) -> None:
+    """It may have no code for GPUs, but compile its kernels with HIPRTC."""
+    library, main = tmp_path / "libamdhip64.so.6", tmp_path / "main.c"
+    main.write_text("int main(void) { return 0; }\n")
+    subprocess.run(
+        ["cc", "-shared", "-Wl,-soname,libamdhip64.so.6", "-o", library, "-xc", "/dev/null"], check=True
+    )
+    for name, libraries in (("with", ["-Wl,--no-as-needed", str(library)]), ("without", [])):
+        subprocess.run(["cc", "-o", tmp_path / name, main, *libraries], check=True)
+    assert amd_device.is_for_hip(str(tmp_path / "with"))
+    assert not any(
+        map(amd_device.is_for_hip, (str(tmp_path / "without"), str(main), str(tmp_path), "nothing-here"))
+    )
