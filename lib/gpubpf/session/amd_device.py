@@ -83,7 +83,11 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
 
     With a CUDA GPU, only such a program gets the embedded device. Other programs may look for AMD GPUs, and must not find it.
     """
-    if wanted == "gpu" or has_gpu() or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists():
+    if (
+        wanted == "gpu"
+        or (wanted != "sim" and has_gpu())
+        or not (hipsim.LIBRARIES / "libhsakmt.so.1").exists()
+    ):
         return chosen
     for_hip = is_for_hip(program)
     if chosen.kind == "gpu" and not for_hip:

@@ -35,7 +35,7 @@ for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MIN
     print(value.value)
 print(name.value.decode(errors="replace"))
 """
-NOTICE = "no GPU here: programs run on cudasim, the embedded CUDA device; counts are exact, times "
+NOTICE = "no NVIDIA GPU: CUDA programs run on cudasim, in software; counts are exact, times "
 EMBEDDED = "libcuda.so.1 is the embedded device"  # a result of `ask_driver`
 _CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # all devices in a run share one clock
 REAL_CLOCK = "embedded device, real clock: times mean nothing"
@@ -103,14 +103,17 @@ def choose(
     environment: Mapping[str, str] = os.environ,
     clock: str | None = None,
     default_clock: str = "real",
+    amd_gpu: bool = False,
 ) -> Device:
     """Return the device for "auto", "gpu" or "sim".
 
     `clock`: the embedded device's clock, "real" or "virtual"; None: the value of one of _CLOCKS, or else `default_clock`.
+    amd_gpu: the command is for AMD GPUs, and there is one.
     Raises SessionError if the device cannot be used, and UsageError for an unknown clock or a clock with a GPU."""
     missing = ""
     if wanted != "sim":
-        if isinstance(answer := ask_driver(), tuple):
+        answer = "" if amd_gpu else ask_driver()
+        if amd_gpu or isinstance(answer, tuple):
             if clock:
                 raise UsageError("--clock is for the embedded device; add --device sim, or leave it out")
             return Device("gpu")

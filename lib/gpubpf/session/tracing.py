@@ -190,7 +190,12 @@ def device_of(args: argparse.Namespace) -> Device:
     if args.pid:
         return _device_of_all(args.pid)
     measures_times = args.command and getattr(args, "measures_times", False)
-    return device.choose(args.device, clock=clock, default_clock="virtual" if measures_times else "real")
+    return device.choose(
+        args.device,
+        clock=clock,
+        default_clock="virtual" if measures_times else "real",
+        amd_gpu=bool(args.command) and amd_device.is_for_hip(args.command[0]) and amd_device.has_gpu(),
+    )
 
 
 def virtual(args: argparse.Namespace) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cudasim
+import hipsim
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.session import amd_device, device, tracing
 from gpubpf.show import cli
@@ -189,3 +191,26 @@ def test_a_program_that_is_linked_with_hip_is_for_hip(tmp_path: Path) -> None:
     assert not any(
         map(amd_device.is_for_hip, (str(tmp_path / "without"), str(main), str(tmp_path), "nothing-here"))
     )
+
+
+def test_an_amd_gpu_is_used_for_programs_of_hip_only(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(amd_device, "has_gpu", lambda: True)
+    monkeypatch.setattr(amd_device, "is_for_hip", lambda program: program == "hip")
+
+    def of(program: str, **options: object) -> device.Device:
+        defaults = {"tool": "launchlate", "pid": [], "device": None, "clock": None, "measures_times": True}
+        return tracing._device(argparse.Namespace(**defaults | options, command=[program]), amd=True)
+
+    assert of("hip") == of("hip", device="gpu") == device.Device("gpu")
+    with pytest.raises(UsageError, match="--clock is for the embedded device"):
+        of("hip", clock="virtual")
+    assert capsys.readouterr().err == ""
+    chosen = of("hip", device="sim")
+    assert chosen.virtual and str(hipsim.LIBRARIES) in chosen.environment["LD_LIBRARY_PATH"]
+    assert (
+        of("other").kind == "sim" and str(hipsim.LIBRARIES) not in of("other").environment["LD_LIBRARY_PATH"]
+    )
+    with pytest.raises(SessionError, match="there is no driver"):
+        of("other", device="gpu")
