@@ -188,9 +188,9 @@ def images_of_file(path: str | os.PathLike[str]) -> tuple[FatbinImage, ...]:
 
 
 def no_code(file: str | os.PathLike[str]) -> ImageError:
-    """Return the error for a file without CUDA code."""
+    """Return the error for a file without code for GPUs."""
     return ImageError(
-        f"no CUDA code in {os.fspath(file)}; name a program, library, fatbin, cubin or PTX file"
+        f"no code for GPUs in {os.fspath(file)}; name a program, library, code object, fatbin, cubin or PTX file"
     )
 
 

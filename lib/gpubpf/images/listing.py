@@ -325,8 +325,11 @@ def matching(kernels: Iterable[ListedFileKernel], patterns: Sequence[str]) -> li
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> str:
-    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels seen."""
-    different = sorted(set(seen))
+    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels seen.
+
+    HIP's own kernels are left out, unless there are no others."""
+    everything = sorted(set(seen))
+    different = [name for name in everything if not names.is_of_runtime(name)] or everything
     shown = ", ".join(different[:most]) + (
         f", and {len(different) - most} more" if len(different) > most else ""
     )

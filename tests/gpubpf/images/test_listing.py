@@ -183,6 +183,12 @@ def test_list_of_a_command(tmp_path: Path) -> None:
         run(tmp_path, Pipeline(pipeline.observed), command=["app"], kernel=["nothing"])
 
 
+def test_kernels_of_hip_itself_do_not_hide_those_of_the_program() -> None:
+    own = [f"__amd_rocclr_{number}" for number in range(20)]
+    assert listing.no_match(["x"], [*own, "scale"]) == "no kernel matches 'x'; kernels seen: scale"
+    assert listing.no_match(["x"], own).endswith("__amd_rocclr_19, and 8 more")
+
+
 def test_list_of_files(tmp_path: Path) -> None:
     file = tmp_path / "a,b.ptx"
     file.write_bytes(ptx_image().payload)
@@ -196,7 +202,9 @@ def test_list_of_files(tmp_path: Path) -> None:
     assert header.split(",")[:4] == ["kernel", "demangled", "mangled", "file"]
     assert row == f'scale,"scale(float*, int)",_Z5scalePfi,"{file}",7.5,,yes,,'
     for other in "/bin/sh", "/etc/passwd":
-        said = f"^no CUDA code in {other}; name a program, library, fatbin, cubin or PTX file$"
+        said = (
+            f"^no code for GPUs in {other}; name a program, library, code object, fatbin, cubin or PTX file$"
+        )
         with pytest.raises(ImageError, match=said):
             run(tmp_path, Pipeline(), files=[other])
 
