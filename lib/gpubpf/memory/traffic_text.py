@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpubpf import names
@@ -92,12 +93,6 @@ class SiteGroup:
     @property
     def contention(self) -> int:
         return max(site.contention for site in self.sites)
-
-    @property
-    def bank_conflicts(self) -> str:
-        """The bank conflicts in shared memory, in words."""
-        most = max(site.ways_max for site in self.sites)
-        return f"{'up to ' if self.sum('ways') < most * self.sum('phases') else ''}{most}-way bank conflicts"
 
     @property
     def pattern(self) -> str:
@@ -188,9 +183,13 @@ def lines(
     if len(rows) > len(shown):
         yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""
-    said = [text for sites in _advised(shown) if (text := advice(sites))]
-    for text in said:
-        yield from table.wrap(text)
+    said: dict[str, list[str]] = {}  # each advice, without its place, with its places
+    for sites in _advised(shown):
+        if text := advice(sites):
+            where = sites[0].where
+            said.setdefault(text.removeprefix(where), []).append(where)
+    for text, (place, *others) in said.items():
+        yield from table.wrap(f"{place}{text}{_also(others)}")
     if said:
         yield ""
 
@@ -250,7 +249,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
         yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
         if len(rows) > 1:
-            yield f"{shared[0].where} loses the most in shared memory: {shared[0].bank_conflicts}"
+            yield f"{shared[0].where} loses the most in shared memory: {_bank_conflicts(shared[0].sites)}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
     if kernel.unknown:
@@ -304,6 +303,15 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
 
 
 # --- advice ---
+
+
+def _also(places: Sequence[str]) -> str:
+    """Return other places as the end of a sentence. After a line of a file, another one of it is only a number."""
+    texts = list(places[:1])
+    for before, place in pairwise(places):
+        file, _, line = place.rpartition(":")
+        texts.append(line if file and file == before.rpartition(":")[0] else place)
+    return f" (also {', '.join(texts)})" if texts else ""
 
 
 def advice(sites: Sequence[SiteTraffic]) -> str | None:
@@ -377,21 +385,29 @@ def _steps(site: SiteTraffic) -> tuple[int, int] | None:
     return step, step
 
 
+def _bank_conflicts(sites: Sequence[SiteTraffic]) -> str:
+    """Return the bank conflicts in shared memory, in words."""
+    most = max(site.ways_max for site in sites)
+    fewer = sum(site.ways for site in sites) < most * sum(site.phases for site in sites)
+    return f"{'up to ' if fewer else ''}{most}-way bank conflicts"
+
+
 def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     """Return the advice for the bank conflicts of one place's copies; None if they do not come from strides."""
     steps = [found for site in sites if (found := _steps(site))]
-    ways = max((site.ways_max for site in sites), default=0)
-    if ways < 2 or len(steps) < len(sites) or not all(map(_is_strided, sites)):
+    if not sites or len(steps) < len(sites) or not all(map(_is_strided, sites)):
+        return None
+    if max(site.ways_max for site in sites) < 2:
         return None
     shortest, longest = min(step[0] for step in steps), max(step[1] for step in steps)
+    width = sites[0].width
     # Elements of less than a word share words, so that an odd number of elements is not enough.
-    part = sites[0].width < 4
-    scale, unit = (1, "bytes") if part else (4, "words")
-    begin = f"{begin} shared memory with"
+    scale, unit = (1, "bytes") if width < 4 else (4, "words")
+    conflict = f"{begin} shared memory with {_bank_conflicts(sites)}: neighbouring lanes are"
     if shortest < longest:
-        apart = f"neighbouring lanes are {shortest // scale} to {longest // scale} {unit} apart"
-        return f"{begin} up to {ways}-way bank conflicts: {apart}; let neighbouring lanes access neighbouring elements"
-    conflict = f"{begin} {ways}-way bank conflicts: neighbouring lanes are {shortest // scale} {unit} apart"
+        apart = f"{shortest // scale} to {longest // scale} {unit} apart"
+        return f"{conflict} {apart}; let neighbouring lanes access neighbouring elements"
+    conflict = f"{conflict} {shortest // scale} {unit} apart"
     if shortest % BANKS == 0:
-        return f"{conflict}; pad each row by {'4 bytes' if part else 'one element'}"
-    return f"{conflict}; {'an odd number of words (4 bytes)' if part else 'an odd stride'} avoids them"
+        return f"{conflict}; pad each row by {'4 bytes' if width < 4 else 'one element'}"
+    return f"{conflict}; {'an odd number of words (4 bytes)' if width < 4 else 'an odd stride'} avoids them"

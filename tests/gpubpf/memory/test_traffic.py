@@ -364,6 +364,7 @@ def test_shares_are_of_shared_memory_and_of_the_rest():
         (found({PART + BROADCAST: 1}, at=site(width=8), space="local", accesses=2, least=1, sectors=2), None),
         (found({SINGLE: 1}, at=site(width=8), space="local"), None),
         (found({STRIDED: 1}, space="shared", ways=32, ways_max=32, steps=128, squares=128**2), "pad each row by one element"),
+        (found({STRIDED: 1}, space="shared", ways=16, ways_max=32, steps=128, squares=128**2), "up to 32-way bank conflicts"),
         (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride avoids them"),
         (found({BROADCAST: 1}, at=site(kind="atomic")), "update from one lane"),
         (found({UNIT: 1}), None),
@@ -398,6 +399,17 @@ def test_advice_is_about_all_copies_of_a_line():
     conflicts = {"steps": 128, "squares": 128**2, "space": "shared"}
     good, bad = (found({STRIDED: 1}, ways=ways, ways_max=ways, **conflicts) for ways in (1, 32))
     assert "32-way bank conflicts" in str(traffic_text.advice([good, bad]))
+
+
+def test_the_same_advice_is_given_once():
+    shifted, stored = found({SHIFTED: 1}, sectors=5), found({SHIFTED: 1}, at=site(kind="store"), sectors=5)
+    places = [site(line=14), site(line=17), site(source="dir/other.cu"), site(source="")]
+    others = [dataclasses.replace(shifted, site=place) for place in places]
+    text = " ".join(" ".join(traffic_text.lines(kernel(shifted, stored, *others), "k", False)).split())
+    assert text.count("32-byte sector") == 2
+    assert "app.cu:12 loads from neighbouring elements" in text
+    assert "32 bytes (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
+    assert text.rstrip().endswith("to 32 bytes")
 
 
 def test_lanes_have_local_memory_of_their_own():
