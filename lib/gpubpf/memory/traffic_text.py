@@ -356,6 +356,8 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     most = _updates(sites)
     if sites[0].space == "shared" or most is None:
         return None
+    if all(site.accesses == site.requests for site in sites):
+        return None  # by one lane each time, which may be once for each block
     if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
         return None
     few = "one address" if most.addresses == 1 else f"only {most.addresses:,} addresses"
