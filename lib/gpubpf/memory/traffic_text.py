@@ -411,5 +411,7 @@ def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
         return f"{conflict} {apart}; let neighbouring lanes access neighbouring elements"
     conflict = f"{conflict} {shortest // scale} {unit} apart"
     if shortest % BANKS == 0:
-        return f"{conflict}; pad each row by {'4 bytes' if width < 4 else 'one element'}"
+        # An element of a wide access, such as ldmatrix's row of a matrix, is not one of the program's.
+        padding = "one element" if width == 4 else f"{max(width, 4)} bytes"
+        return f"{conflict}; pad each row by {padding}"
     return f"{conflict}; {'an odd number of words (4 bytes)' if width < 4 else 'an odd stride'} avoids them"
