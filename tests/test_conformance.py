@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -160,6 +161,20 @@ def test_programs_are_executables_with_their_arguments(tmp_path: Path) -> None:
         (tmp_path / name).chmod(mode)
     (tmp_path / "app.args").write_text("-n 'two words'\n")
     assert list(programs.commands(tmp_path)) == [[str(tmp_path / "app"), "-n", "two words"]]
+
+
+def test_some_of_the_programs_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_bytes(b"\x7fELF")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(programs, "outcomes", lambda name, *_, **__: [Outcome(name, "plain", SAME)])
+    monkeypatch.setattr(
+        programs, "ProcessPoolExecutor", ThreadPoolExecutor
+    )  # processes do not see the lambda
+    found = programs.run(tmp_path, 1, only=["t*"], done={"two"})
+    assert [one.program for one in found] == ["three"]
+    with pytest.raises(SystemExit):
+        run.main(["bpf", "--resume", "--json", str(tmp_path / "file")])
 
 
 def fake_compiler(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -362,7 +377,7 @@ def test_programs_run_only_in_the_ways_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools: list[list[str]] = []
-    monkeypatch.setattr(programs, "run", lambda _place, _jobs, ways: tools.append(ways) or iter(()))
+    monkeypatch.setattr(programs, "run", lambda _place, _jobs, ways, *_: tools.append(ways) or iter(()))
     for ways in ("alone", "launchlate,threadhist"):
         assert run.main(["programs", "--from", str(tmp_path), "--ways", ways]) == 0
     assert tools == [[], ["threadhist", "launchlate"]]

@@ -43,13 +43,23 @@ def commands(directory: Path) -> Iterator[list[str]]:
         yield [str(path), *(shlex.split(arguments.read_text()) if arguments.exists() else ())]
 
 
-def run(directory: Path, jobs: int, tools: Sequence[str] = TOOLS) -> Iterator[Outcome]:
-    """Run each program below a directory alone and under each of the tools."""
-    found = list(commands(directory))
-    names = [str(Path(command[0]).relative_to(directory)) for command in found]
+def run(
+    directory: Path,
+    jobs: int,
+    tools: Sequence[str] = TOOLS,
+    only: Sequence[str] = ("*",),
+    done: Collection[str] = (),
+) -> Iterator[Outcome]:
+    """Run the programs below a directory that match one of `only`, but not those of `done`, alone and under each of the tools."""
+    found = {str(Path(command[0]).relative_to(directory)): command for command in commands(directory)}
+    wanted = [name for name in found if _wanted(name, only, done)]
     with ProcessPoolExecutor(jobs) as processes:
-        for given in processes.map(partial(outcomes, tools=tools), names, found):
+        for given in processes.map(partial(outcomes, tools=tools), wanted, [found[name] for name in wanted]):
             yield from given
+
+
+def _wanted(name: str, only: Sequence[str], done: Collection[str]) -> bool:
+    return name not in done and any(fnmatch(name, pattern) for pattern in only)
 
 
 def run_list(
@@ -64,7 +74,7 @@ def run_list(
 ) -> Iterator[Outcome]:
     """Build the programs of a list that match one of `only`, but not those of `done`, and run each alone and under the tools."""
     work = partial(_listed, suite, directory, build.commit(directory), place, build_only, tools)
-    wanted = [p for p in suite.programs if any(fnmatch(p.name, name) for name in only) and p.name not in done]
+    wanted = [program for program in suite.programs if _wanted(program.name, only, done)]
     with ProcessPoolExecutor(jobs) as processes:
         for given in processes.map(work, wanted):
             yield from given

@@ -103,10 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only",
         action="append",
         metavar="NAME",
-        help="only programs of this name, which may have * (built suites); may be given several times",
+        help="only programs of this name, which may have * (not bpf, bpftime and ptx); may be given several times",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on where FILE of --json ends (built suites)"
+        "--resume",
+        action="store_true",
+        help="go on where FILE of --json ends (not bpf, bpftime and ptx)",
     )
     parser.add_argument(
         "--ways",
@@ -119,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.resume and not args.json:
         parser.error("--resume requires --json FILE")
+    if args.suite in RUN and (args.resume or args.only):
+        parser.error(f"{args.suite} has no --only and no --resume")
     directory = args.directory
     if directory is None:
         if args.suite not in SOURCES:
@@ -167,16 +171,16 @@ def _earlier(args: argparse.Namespace) -> list[Outcome]:
 
 
 def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) -> Iterator[Outcome]:
-    if args.suite == "programs":
-        return programs.run(directory, args.jobs, [tool for tool in TOOLS if tool in args.ways])
-    if args.suite not in LISTS:
+    if args.suite in RUN:
         return RUN[args.suite](directory, args.jobs)
+    only = args.only or ["*"]
+    if args.suite == "programs":
+        tools = [tool for tool in TOOLS if tool in args.ways]
+        return programs.run(directory, args.jobs, tools, only, done)
     suite = LISTS[args.suite]
     place = build.BUILT / args.suite / suite.api.gpu
     tools = [tool for tool in suite.api.tools if tool in args.ways]
-    return programs.run_list(
-        suite, directory, place, args.jobs, args.only or ["*"], args.build_only, done, tools
-    )
+    return programs.run_list(suite, directory, place, args.jobs, only, args.build_only, done, tools)
 
 
 if __name__ == "__main__":
