@@ -550,7 +550,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     least, most = float(means.min()), float(means.max())
     if not most:
         return [f"the lanes of a {word} exit together"]
-    if most <= UNSEEN:
+    if most < 1:
         latest = max(lane.late.max for lane in report.lanes)
         return [f"the lanes of a {word} exit less than 1 ns apart (mean; at most {duration(latest)})"]
     together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
@@ -576,7 +576,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     uneven = f" (mean; at most {duration(worst)} after its first exit)" if worst > 1.1 * most else ""
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
-    time = low if low == high else f"{low} to {high}"
+    time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
     return [f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"]
 
 

@@ -167,6 +167,18 @@ def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
     assert said(both(shape, 128 * (thread == 3))).startswith("lane 3 exits 1 ns after the rest of its warp")
 
 
+def test_some_of_the_times_are_shown_as_0_ns() -> None:
+    shape = Shape((5, 1, 1), (64, 1, 1))
+    warp, lane = np.divmod(np.arange(shape.threads), 32)
+
+    def late(*warps: int) -> str:
+        """Return what is said if lane 0 exits 4 ns late in the first number of 10 warps, lane 1 in the second ..."""
+        return said(both(shape, 4 * (warp < np.array([*warps, *[0] * 32])[lane])))
+
+    assert late(2, 1, 1).startswith("the lanes of a warp exit less than 1 ns apart (mean; at most 4 ns)")
+    assert late(10, 8, 6, 4, 2, 1).startswith("lanes 0 to 5 exit up to 4 ns after the rest of their warp")
+
+
 def test_every_fourth_lane() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 100 * (np.arange(64) % 4 == 3))
     assert said(found).startswith("every 4th lane (3 to 31) exits 100 ns after the rest of its warp")
