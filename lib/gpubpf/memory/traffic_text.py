@@ -237,10 +237,11 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     shared = [row for row in rows if row.sites[0].space == "shared"]
     device = [row for row in rows if row not in shared]
     if least := total["sectors_least"]:
-        moved = f"asked for {size(total['bytes'])}, moved {size(kernel.warp.sector * total['sectors'])}"
+        asked, moved = total["bytes"], kernel.warp.sector * total["sectors"]
         contiguous = f"contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
-        why = "lanes share addresses" if total["ratio"] < 1 else contiguous
-        yield f"{'global and local memory: ' if shared else ''}{moved}; {why}"
+        why = "lanes share addresses" if moved < asked else contiguous
+        space = "global and local memory: " if shared else ""
+        yield f"{space}asked for {size(asked)}, moved {size(moved)}; {why}"
     if len(rows) > 1 and device and device[0].wasted:
         whole = sum(row.wasted for row in device)
         share = f"{100 * device[0].wasted / whole:.0f} % of {size(kernel.estimated(whole))}"

@@ -351,6 +351,16 @@ def test_shares_are_of_shared_memory_and_of_the_rest():
     assert (record["sectors"], record["requests"], record["shared_requests"]) == (16, 4, 1)
 
 
+def test_what_moved_is_more_or_less_than_what_was_asked_for():
+    """Lanes that share addresses are no reason for more bytes, which those of few lanes are: they move whole sectors."""
+    shared, few = found({BROADCAST: 1}), found({PART + UNIT: 40}, accesses=160, least=40, sectors=40)
+    for sites, said in (
+        ((shared,), "asked for 128 B, moved 32 B; lanes share addresses"),
+        ((shared, few), "asked for 768 B, moved 1.28 KB; contiguous lanes would move 1.38 KB (0.93x)"),
+    ):
+        assert said in "\n".join(traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites)))
+
+
 @pytest.mark.parametrize(
     ("one", "said"),
     [
