@@ -625,7 +625,7 @@ def named(what: str, numbers: Sequence[int]) -> str:
 def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
     """Return the rows of the table: the numbers of lanes that do not differ, one of these lanes, and where it was latest.
 
-    Lanes do not differ if their times are equal or within the clock error of each other."""
+    Lanes do not differ if their times are shown the same or within the clock error of each other."""
     rows: list[tuple[str, list[LaneReport]]] = []
     for lane in report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
@@ -642,7 +642,7 @@ def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[t
 
 def _same_times(one: LaneReport, other: LaneReport, error: float) -> bool:
     times = ("mean", "p50", "p99", "max")
-    return one.late == other.late or all(
+    return cells(one.late) == cells(other.late) or all(
         abs(getattr(one.late, time) - getattr(other.late, time)) <= error / 2 for time in times
     )
 

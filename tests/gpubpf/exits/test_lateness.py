@@ -154,6 +154,13 @@ def test_all_lanes_together() -> None:
     assert found.exits == 192 and found.complete == 1
 
 
+def test_lanes_whose_times_are_shown_the_same_share_a_row() -> None:
+    shape = Shape((256, 1, 1), (64, 1, 1))
+    warp, lane = np.divmod(np.arange(shape.threads), 32)
+    found = both(shape, 9 * (warp < np.array([1, 2, 1, 0] * 8)[lane]), 4)  # lanes late in 0 to 2 of 512 warps
+    assert [label for label, _, _ in exits.lane_rows(found, {}.get)] == ["0-2,4-6,8-10,...", "3,7..31"]
+
+
 def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
     shape = Shape((64, 1, 1), (64, 1, 1))
     thread = np.arange(shape.threads)
