@@ -26,6 +26,7 @@ suites:
   rodinia       the same for Rodinia
   samples       the same for NVIDIA's cuda-samples
   samples12     the same for samples of release 12.5 that later releases do not have
+  procuda       the same for the book "Professional CUDA C Programming"
   hecbench      the same for HeCBench
   hecbench-hip  HIP programs of HeCBench, built with hipcc, plain and under each tool for HIP
   rocrand       the same for rocRAND's own tests, which need librocrand-dev and libgtest-dev
