@@ -374,7 +374,7 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
         (found({PART + BROADCAST: 1}, at=site(width=8), space="local", accesses=2, least=1, sectors=2), None),
         (found({SINGLE: 1}, at=site(width=8), space="local"), None),
         (found({STRIDED: 1}, space="shared", ways=32, ways_max=32, steps=128, squares=128**2), "pad each row by one element"),
-        (found({STRIDED: 1}, at=site(width=16), space="shared", ways=8, ways_max=8, steps=256, squares=256**2), "64 words apart; pad each row by 16 bytes"),
+        (found({STRIDED: 1}, at=site(width=16), space="shared", ways=8, ways_max=8, steps=256, squares=256**2), "row by 16 bytes"),
         (found({STRIDED: 1}, space="shared", ways=16, ways_max=32, steps=128, squares=128**2), "up to 32-way bank conflicts"),
         (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride avoids them"),
         (found({BROADCAST: 1}, at=site(kind="atomic")), "update from one lane"),
