@@ -518,7 +518,7 @@ def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
     assert "updates only 32 addresses 32,000 times: add up in shared memory" in str(
         traffic_text.advice([some])
     )
-    once = traffic.site_traffic(some.site, "global", cell({SINGLE: 2048}), Updates(1, 2048, 2048))
+    once = traffic.site_traffic(some.site, "global", cell({SINGLE: 2048}), Updates({0: 2048}))
     assert traffic_text.advice([once]) is None  # blocks may have added up already
     text = "\n".join(traffic_text.findings(kernel(many), traffic_text.group_sites([many])))
     assert "at once" not in text and "of 256 addresses, the hottest 125 times (0.4 %)" in text
