@@ -142,6 +142,29 @@ def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: 
     assert sizes == {"_Z4fillPii": 1000 + 400 + 40 + 12 + 32, "_Z3addPKiiPi": 64 + 28 + 64 + 64}
 
 
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
+def test_bytes_of_accesses_that_are_not_aligned(tmp_path: Path, gpu: str) -> None:
+    """An access may begin in one word of 64 bytes in the table of touched memory and end in the next, in any kind of request."""
+    lanes = LANES[gpu]
+    tables = {
+        "global2": [63 + 128 * lane if lane < 20 else OFF for lane in range(lanes)],
+        "global4": [1 + 4 * lane for lane in range(lanes)],
+        "global8": [3 + 8 * lane if lane < 21 else OFF for lane in range(lanes)],
+        "global12": [12 * lane for lane in range(lanes)],
+        "global16": [4095 - 8] * lanes,  # the last bytes are in the next page
+    }
+    touched = []
+    for name, table in tables.items():
+        (tmp_path / name).write_bytes(struct.pack(f"<{lanes}I", *table))
+        width = KINDS[name][1]
+        touched.append(len({at + byte for at in table if at != OFF for byte in range(width)}))
+    app = program("requests", gpu=gpu)
+    records, done = measured(tmp_path / "out", "--", app, tmp_path, lanes, lanes)
+    assert done.returncode == 0, done.stderr
+    rooms = [one for one in records if one["type"] == "allocation" and one["bytes"] == ROOM + 64]
+    assert sorted(one["read_bytes"] for one in rooms) == sorted(touched)
+
+
 def test_fills_by_hip_itself_are_no_kernels_that_were_missed(tmp_path: Path) -> None:
     """points.hip fills memory twice, which HIP does with a kernel of its own."""
     out = tmp_path / "out"

@@ -126,6 +126,23 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
         gpubpf_set_bits(&page->bits[64 + word], mask);
 }
 
+#if GPU_LANES > 32
+/* Marks what `lanes` lanes in a row, of which this is the first, touch from the next word of 64 granules on, if this lane's access ends
+ * there. */
+static inline void gpubpf_cover_rest(struct gpu_request *request, struct gpu_grain *fine, u32 lanes, u64 effect, int by_kernel) {
+    u64 word = request->bytes ? 63 : fine->word;
+    u32 width = request->width, room = word + 1 - (request->address & word);
+    if (!lanes || width <= room)
+        return;
+    struct gpu_request rest = {request->address + room, width * lanes - room};
+    rest.bytes = request->bytes;
+    rest.row = 1;
+    gpu_cover(&rest, effect, by_kernel);
+}
+#else
+#define gpubpf_cover_rest(_request, _fine, _lanes, _effect, _by_kernel)  /* accesses are aligned, so none ends in another word */
+#endif
+
 /*
  * Whether the first choice of a place has the page where a lane's access begins (`away` is 0), and which granules of the word of 64 there
  * were not touched before, as the effect needs it. Independent loads find this out.
@@ -153,6 +170,7 @@ static inline struct gpubpf_spot gpubpf_spot_of(struct gpu_grain *fine, struct g
 static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, struct gpu_grain *fine,
                                            struct gpubpf_spot spot, u64 effect, int by_kernel) {
     gpu_add_usual(cell, request);                /* here before the rest, so that the compiler does not merge the two */
+    gpubpf_cover_rest(request, fine, GPUBPF_LANES - gpu_lane(), effect, by_kernel);
     if (!(spot.away | spot.missing))
         return 0;
     request->row = GPUBPF_LANES;
@@ -204,8 +222,10 @@ static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *
         gpubpf_add_broadcast(cell, request);
     else
         gpubpf_add(cell, 0, request, asks);
-    if (!request->varies || request->width <= 32)
+    if (!request->varies || request->width <= 32) {
         gpu_cover(request, effect, by_kernel);
+        gpubpf_cover_rest(request, fine, request->row - request->ahead, effect, by_kernel);
+    }
     return 0;
 }
 
