@@ -107,3 +107,36 @@ def test_what_does_not_fit_even_so_is_explained(
         r" multiprocessor has; to measure it, launch smaller blocks",
     ):
         assert re.search(text, err), err
+
+
+CLUSTERS = r"""
+#include <cstdio>
+__global__ void one(int *out) { out[blockIdx.x] = threadIdx.x + 1; }
+int main() {
+    int *out, launched = 0;
+    cudaMallocManaged(&out, 64);
+    for (int blocks = 1; blocks <= 2; blocks++) {
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {unsigned(blocks), 1, 1};
+        cudaLaunchConfig_t config = {4, 32, 0, 0, &attribute, 1};
+        launched += cudaLaunchKernelEx(&config, one, out) == cudaSuccess;
+    }
+    cudaDeviceSynchronize();
+    printf("%d launched\n", launched);
+}
+"""
+
+
+def test_a_launch_with_clusters_that_the_device_lacks_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = gpubpf_cuda.build(CLUSTERS, tmp_path / "clusters", "-arch=sm_90")
+    assert threadhist.main(["--device", "sim", "--json", "--", str(program)]) == 0
+    out, err = capfd.readouterr()
+    summary = json.loads(out.splitlines()[-1])
+    assert "1 launched" in out and summary["launches_instrumented"] == 1
+    assert summary["not_instrumented"] == {"launch failed": 1}
+    assert re.findall("cudasim: .*", err) == [
+        "cudasim: a launch with clusters of several blocks is not supported"
+    ]

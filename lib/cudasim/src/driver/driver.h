@@ -495,6 +495,7 @@ bool is_device(CUdevice device);
 
 // ------------------------------------------------------------------------------------- kernels, memory, graphs
 
+bool has_several_blocks(const CUlaunchAttributeValue &cluster);
 // Fails, and says why once, if a cluster has several blocks.
 CUresult check_cluster(const CUlaunchAttributeValue &value);
 

@@ -42,8 +42,12 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
 
 }  // namespace
 
+bool has_several_blocks(const CUlaunchAttributeValue &cluster) {
+    return uint64_t{cluster.clusterDim.x} * cluster.clusterDim.y * cluster.clusterDim.z > 1;
+}
+
 CUresult check_cluster(const CUlaunchAttributeValue &value) {
-    if (uint64_t{value.clusterDim.x} * value.clusterDim.y * value.clusterDim.z <= 1) return CUDA_SUCCESS;
+    if (!has_several_blocks(value)) return CUDA_SUCCESS;
     return static_cast<CUresult>(unsupported("a launch with clusters of several blocks"));
 }
 

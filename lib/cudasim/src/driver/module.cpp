@@ -754,6 +754,23 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction han
                                                                 0);
 }
 
+// A cluster has one block here, so none with several blocks fits.
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction handle, const CUlaunchConfig *config) {
+    if (clusters == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const uint64_t threads = std::min(uint64_t{config->blockDimX} * config->blockDimY * config->blockDimZ,
+                                      uint64_t{kThreadsPerBlock + 1});
+    int blocks = 0;
+    if (CUresult status = cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &blocks, handle, static_cast<int>(threads), config->sharedMemBytes))
+        return status;
+    *clusters = blocks * kMultiprocessors;
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
+            has_several_blocks(config->attrs[i].value))
+            *clusters = 0;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *min_grid, int *block_size, CUfunction handle,
                                                    CUoccupancyB2DSize shared_size, size_t dynamic_shared,
                                                    int limit, unsigned int) {
