@@ -313,34 +313,15 @@ def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: 
     from gpubpf.exits import lateness
 
     times = (f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
-    columns = (
-        "pid",
-        "comm",
-        "gpu",
-        "kernel",
-        *cli.SHAPE_COLUMNS,
-        "lane",
-        "exits",
-        *times,
-        "site",
-        "source",
-        "mangled",
-    )
+    names = ("site", "source", "mangled")
+    columns = ("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, "lane", "exits", *times, *names)
     rows, common = [], kernel.record()
     owner = [common[name] for name in ("pid", "comm", "gpu", "kernel", "grid", "block_dim")]
     for lane in exits.lanes:
         record = lateness.lane_record(lane, sites)
         late = tuple(record["late_ns"].values())
-        cells = (
-            *owner,
-            lane.number,
-            lane.exits,
-            late,
-            record["site"],
-            record["source"],
-            kernel.mangled,
-        )
-        rows.append(cells)
+        place = (record["site"], record["source"], kernel.mangled)
+        rows.append((*owner, lane.number, lane.exits, late, *place))
     results.table(columns, rows)
 
 

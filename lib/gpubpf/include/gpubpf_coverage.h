@@ -127,8 +127,8 @@ static inline void gpu_cover(struct gpu_request *request, u64 effect, int by_ker
 }
 
 #if GPU_LANES > 32
-/* Marks what `lanes` lanes in a row, of which this is the first, touch from the next word of 64 granules on, if this lane's access ends
- * there. */
+/* If this lane's access ends in the next word of 64 granules, marks what it and the lanes after it touch from there on. `lanes`: how many
+ * these are. */
 static inline void gpubpf_cover_rest(struct gpu_request *request, struct gpu_grain *fine, u32 lanes, u64 effect, int by_kernel) {
     u64 word = request->bytes ? 63 : fine->word;
     u32 width = request->width, room = word + 1 - (request->address & word);

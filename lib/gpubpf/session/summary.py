@@ -96,7 +96,9 @@ def _overhead(measurement: Measurement) -> dict[str, int | None]:
 
 
 def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -> tuple[int | None, int]:
-    """Return the most registers (None: unknown) and spilled bytes that a launched copy needs in addition to the original's."""
+    """Return the most registers (None: unknown) and spilled bytes that a copy needs in addition to the original's.
+
+    Of a large module, only launched kernels count (`RegisterCounts`)."""
     until = time.monotonic() + (LAST_REGISTERS_WAIT if measurement.stopped else 0.0)
     more, spilled = [], 0
     for process in processes:

@@ -238,7 +238,7 @@ class TracedProcess:
             return protocol.read_control(self.control) if self.control is not None else self._final_counters
 
     def launched_copies(self) -> set[str]:
-        """Return the kernels of which an instrumented copy has been launched."""
+        """Return the names of the kernels whose instrumented copy has been launched."""
         counters = self.counters()[0]
         return {
             name
