@@ -22,6 +22,8 @@ typedef struct cs_warp W;
 
 #define INL static inline __attribute__((always_inline, unused))
 #define FN static __attribute__((unused))
+/* A function that translated code calls in many places, and that is compiled for speed however large that code is. */
+#define OPTIMIZED static __attribute__((noinline, unused, optimize("O2")))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -128,6 +130,18 @@ INL u32 cs_one_caller(const u32 *ret, u32 mask) {
     u32 different = 0;
     CS_EACH(mask, { different |= ret[l] ^ first; });
     return !different;
+}
+/* The lanes of the mask wait for the other members of a collective, unless all are here. given: 1 if b is given, plus 2 for c. */
+FN __attribute__((noinline, cold)) int cs_meet(W *w, u32 mask, u32 op, u32 next_pc, u32 line, u32 given,
+                                               u32 b, u32 c, u32 members) {
+    CS_EACH(mask, {
+        if (given & 1) w->cb[l] = b;
+        if (given & 2) w->cc[l] = c;
+        w->cm[l] = members;
+    });
+    w->line = line;
+    w->elapsed = 0;
+    return w->api->collective(w, mask, op, next_pc);
 }
 INL void cs_exit(W *w, u32 lanes) {
     w->exited |= lanes;

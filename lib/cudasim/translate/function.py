@@ -61,10 +61,12 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    # A collective: whether all members have arrived ("": the engine finds out), what it then does, operands for the engine otherwise.
+    # A collective: whether all members have arrived ("": the engine finds out), what it then does. Otherwise operands for the engine:
+    # those that differ between lanes, as statements, and those that do not, as arguments of cs_meet.
     arrived: str = ""
     direct: str = ""
     waits: str = ""
+    alike: str = ""
     line: int = 0
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, including the terminator
@@ -649,7 +651,10 @@ class FunctionCode:
         constant = {k for k, text in parts.items() if _NUMBER.fullmatch(text.rstrip("u"))}
         fixed = constant & {"cb", "cc"} if arrived and "SHFL" in operation else set()
         later = fixed | ({"cm"} if arrived and operation != "CS_OP_SYNC_TIMES" else set())
-        waits = [f"w->{k}[l] = {parts[k]};" for k in parts if k in later]
+        if constant >= later >= {"cm"}:
+            bits = sum(bit for k, bit in (("cb", 1), ("cc", 2)) if k in later)
+            block.alike = f"{bits}, {', '.join(parts[k] if k in later else '0' for k in ('cb', 'cc', 'cm'))}"
+        waits = [f"w->{k}[l] = {parts[k]};" for k in parts if k in later and not block.alike]
         if arrived and a is not None and a[1] == "pred" and (voter := self._voter(a[0])) is not None:
             block.predicate, block.negated = voter
             waits.append("w->ca[l] = ones_ >> l & 1;")
@@ -659,7 +664,11 @@ class FunctionCode:
         if "SHFL" in operation:
             given = [parts[k] if k in fixed else "0" for k in ("cb", "cc")]
             how = ("cb" in fixed) + 2 * ("cc" in fixed)
-            block.direct = f"cs_shuffle(w, mask, {operation}, {how}, {', '.join(given)});"
+            name = f"shuffle_{operation.rpartition('_')[2].lower()}_{how}_{'_'.join(given)}"
+            v.helpers[name] = (
+                f"OPTIMIZED void {name}(W *w, u32 mask) {{ cs_shuffle(w, mask, {operation}, {how}, {', '.join(given)}); }}"
+            )
+            block.direct = f"{name}(w, mask);"
         elif block.predicate is not None:
             block.direct = f"cs_vote(w, mask, {operation}, ones_);"
         elif operation == "CS_OP_MATCH_ALL":
@@ -798,7 +807,7 @@ class FunctionCode:
         resume = Block()
         block = self._end("collective", resume)
         block.detail, block.line = "CS_OP_SYNC", i.line
-        block.arrived, block.waits = "!(~w->exited & ~mask)", "w->cm[l] = ~0u;"
+        block.arrived, block.alike = "!(~w->exited & ~mask)", "0, 0, 0, ~0u"
         self._start(resume)
         v.begin(i, scope)
         moves = i.opcode == "wmma" and i.modifiers[0] in ("load", "store")
@@ -1322,7 +1331,9 @@ class FunctionCode:
                 return f"{head} {{ {ones} {block.direct} }} {jump}"
             call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
             if block.arrived:
-                wait = f"LANES {block.waits} END {call}"
+                if block.alike:
+                    call = f"if (!cs_meet(w, mask, {block.detail}, {resume}, {block.line}, {block.alike})) goto pick;"
+                wait = f"LANES {block.waits} END {call}" if block.waits else call
                 call = f"{{ {ones} if (LIKELY({block.arrived})) {{ {block.direct} }} else {{ {wait} }} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):

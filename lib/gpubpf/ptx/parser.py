@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
 
@@ -49,6 +49,7 @@ def parse(text: str | bytes) -> Module:
     if isinstance(text, bytes):
         text = text.rstrip(b"\0").decode("utf-8", "replace")
     lexer = Lexer(strip_comments(text.rstrip("\0")))
+    operands: dict[str, Operand] = {}  # of the bodies
     version: tuple[int, int] | None = None
     target: tuple[str, ...] = ()
     address_size = 64
@@ -73,7 +74,7 @@ def parse(text: str | bytes) -> Module:
         elif token.text == ";" or token.kind == "mark":
             lexer.next()
         elif token.kind == "dotted":
-            items.extend(_item(lexer))
+            items.extend(_item(lexer, operands))
         else:
             raise PtxError(f"PTX line {token.line}: unexpected {token.text!r} outside of a function")
     if version is None or not target:
@@ -81,7 +82,7 @@ def parse(text: str | bytes) -> Module:
     return Module(version, target, address_size, tuple(items))
 
 
-def _item(lexer: Lexer) -> Iterator[Item]:
+def _item(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Item]:
     linkage: list[str] = []
     while (token := lexer.peek()) is not None and token.text[1:] in _LINKAGE:
         linkage.append(lexer.next().text[1:])
@@ -89,7 +90,7 @@ def _item(lexer: Lexer) -> Iterator[Item]:
         raise PtxError("PTX ends after a linkage directive")
     name = token.text[1:]
     if name in ("entry", "func"):
-        yield _function(lexer, tuple(linkage))
+        yield _function(lexer, tuple(linkage), operands)
     elif name in _SPACES:
         yield from _variables(lexer, tuple(linkage))
     elif linkage:
@@ -123,21 +124,25 @@ def _directive(lexer: Lexer) -> Directive:
 
 @dataclass(frozen=True)
 class _UnparsedBody:
-    """A function's body: `text` from `start` to `end`. It begins at line `line`."""
+    """A function's body: `text` from `start` to `end`. It begins at line `line`.
+
+    `operands` has operands that were parsed before, by their text. All functions of a module share it.
+    """
 
     text: str
     start: int
     end: int
     line: int
+    operands: dict[str, Operand] = field(repr=False, compare=False)
 
     def mentions(self, name: str) -> bool:
         return self.text.find(name, self.start, self.end) >= 0
 
     def parse(self) -> tuple[Statement, ...]:
-        return tuple(_statements(Lexer(self.text, self.start, self.end, self.line)))
+        return tuple(_statements(Lexer(self.text, self.start, self.end, self.line), self.operands))
 
 
-def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
+def _function(lexer: Lexer, linkage: tuple[str, ...], operands: dict[str, Operand]) -> Function:
     kind = lexer.next()
     directives: list[Directive] = []
     while (token := lexer.peek()) is not None and token.kind == "dotted":  # .attribute(.unified(…))
@@ -159,7 +164,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...]) -> Function:
             raise PtxError(f"PTX line {name.line}: {name.text} has no end")
         if token.text == "{":
             start, end, line = lexer.skip_braces()
-            unparsed = _UnparsedBody(lexer.text, start, end, line)
+            unparsed = _UnparsedBody(lexer.text, start, end, line, operands)
             break
         if lexer.accept(";"):
             # A `;` ends a declaration, but also a .pragma before the body.
@@ -481,9 +486,81 @@ def _apply(operator: str, left: int, right: int, fail) -> int:  # type: ignore[n
     return table[operator]()
 
 
-def _statements(lexer: Lexer) -> Iterator[Statement]:
+# The lines that compilers write most: an instruction without parentheses, `.loc`, and a label. Whatever these do not match is read
+# token by token.
+_COMMON = re.compile(
+    r"""\s*+(?:
+        (?:@(?P<not>!?)(?P<guard>%[A-Za-z_]\w*)[ \t]+)?
+        (?P<opcode>[a-z]\w*+(?:\.[A-Za-z0-9_]\w*+(?:::\w++)*+)*+)
+        (?:\s++(?P<operands>[^;"(@/:]*+))?;
+      | \.loc[ \t]+(?P<loc>[^\n\s][^\n]*+)
+      | (?P<label>[A-Za-z_$][\w$]*+):
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+def _common(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statement]:
+    """Parse statements up to the first one that is not common. `operands` has those that were parsed before, by their text."""
+    while (match := lexer.ahead(_COMMON)) is not None:
+        negated, guard, name, words, location, label = match.groups()
+        if name is not None:
+            found = _known(words, operands) if words else []
+            if found is None:
+                return
+            line = lexer.move(match.start("opcode"))
+            opcode, *modifiers = name.split(".")
+            yield PtxInstruction(opcode, tuple(modifiers), tuple(found), guard, negated == "!", line)
+        elif label is not None:
+            yield Label(label, lexer.move(match.start("label")))
+        else:
+            yield Directive("loc", f".loc {location.strip()}", line=lexer.move(match.start("loc")))
+        lexer.move(match.end())
+
+
+def _known(words: str, operands: dict[str, Operand]) -> list[Operand] | None:
+    """Return the operands of an instruction; None if they cannot be parsed one by one."""
+    found = []
+    for piece in _pieces(words):
+        operand = operands.get(piece)
+        if operand is None:
+            alone = Lexer(piece + ";")
+            try:
+                operand = _operand(alone)
+                alone.expect(";")
+            except PtxError:  # it is read again, for the message
+                return None
+            if alone.peek() is not None:
+                return None
+            operands[piece] = operand
+        found.append(operand)
+    return found
+
+
+def _pieces(words: str) -> list[str]:
+    """Split operands at the commas that are outside brackets and braces."""
+    parts = words.split(",")
+    if "[" not in words and "{" not in words:
+        return [part.strip() for part in parts]
+    found: list[str] = []
+    inside: list[str] = []
+    depth = 0
+    for part in parts:
+        depth += part.count("[") + part.count("{") - part.count("]") - part.count("}")
+        inside.append(part)
+        if depth <= 0:
+            found.append(",".join(inside).strip())
+            inside = []
+    return [*found, *inside]
+
+
+def _statements(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statement]:
     """Parse the statements of a function body. Raises PtxError."""
-    while (token := lexer.peek()) is not None:
+    while True:
+        yield from _common(lexer, operands)
+        token = lexer.peek()
+        if token is None:
+            return
         if token.text == "{":
             lexer.next()
             yield Open(token.line)
@@ -495,7 +572,7 @@ def _statements(lexer: Lexer) -> Iterator[Statement]:
         elif token.kind == "dotted":
             name = token.text[1:]
             if name in _SPACES or name in _LINKAGE:
-                for item in _item(lexer):
+                for item in _item(lexer, operands):
                     if not isinstance(item, Variable):
                         raise PtxError(f"PTX line {token.line}: .{name} inside of a function")
                     yield item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpubpf.errors import PtxError
 
@@ -30,8 +30,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One lexical element. `kind` is mark, string, number, dotted, name or punct; `line` counts from 1."""
 
     kind: str
@@ -105,6 +104,16 @@ class Lexer:
         if token.text != text:
             raise PtxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
         return token
+
+    def ahead(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match the text that follows. None if nothing matches, or if the next token has been looked at."""
+        return pattern.match(self.text, self.position, self.end) if self._ahead is None else None
+
+    def move(self, position: int) -> int:
+        """Go on to a position in the text that follows, and return its line."""
+        self.line += self.text.count("\n", self.position, position)
+        self.position = position
+        return self.line
 
     def rest_of_line(self) -> str:
         """Take the rest of the last token's line, as text."""

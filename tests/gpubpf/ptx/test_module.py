@@ -1,8 +1,12 @@
 """The PTX model reads what compilers emit and writes it back unchanged in meaning."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gpubpf.errors import PtxError
+from gpubpf.ptx import parser
 from gpubpf.ptx.module import (
     Address,
     Close,
@@ -155,3 +159,52 @@ def test_functions_parameters_and_directives():
 def test_what_is_not_ptx_is_one_error(text):
     with pytest.raises(PtxError):
         parse(text)
+
+
+ODD = """@%p1 add.s32 %r1, %r2, -4;  @ %p1 ret; @!%p1 exit ;
+add.s32 %r1,
+    %r2,
+    { }; ret
+;
+ld .global.u32 %r1, [%rd1 + 4 * 2];
+mov.b64 {%r1, %r2}, %rd1; mov.b64 {%r1, _}, {%r2, {%r3, %r4}};
+wmma.load.a.sync.aligned.m16n16k16.row.f16 {%r1, %r2, %r3, %r4}, [%rd1+64], %r5;
+cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f6}].unified;
+set.r1 %r1, %r2; vmin.u32.u32.u32 low.b3, %r2.h1, %r3, 0;
+mov.u32 %r1, WARP_SZ; mov.u32 %r1, (4+2)*3; mov.u32 %r1, -4; mov.u32 %r1, 0f3F800000; mov.u32 %r1, ~4;
+setp.lt.and.s32 %p1|%p2, %r1, -7, !%p3; shfl.sync.up.b32 %r1|%p1, %r2, 1, 0, -1;
+top: again: bra top; $L_1: add.s32 a, b, c;
+.loc 1 2 3
+.loc\t1 5 0, function_name $L__info_string0, inlined_at 1 4 2
+.loc
+.loc 1 2 3 \t\r
+call.uni (r), f, (a, b); mov.u64 %rd1, table+8; //gpubpf+3
+//gpubpf{
+bar.sync 0; //gpubpf}
+.pragma "nounroll; top:"; .reg .b32 %x<3>, y; { .param .b32 p; } bar.warp.sync
+-1;
+add.s32 %r1,, %r2;
+add.s32 %r1, %r2,;
+add.s32 %r1, %r2
+add.s32 %r1 %r2;
+ld.u32 %r1, [%rd1;
+mov.b64 {%r1, %r2, %rd1;
+mov.b64 %r1}, %r2;
+add.s32 %r1, "text";
+add.s32 %r1, \u00e9; \u00e9: ret;
+"""
+
+
+@pytest.mark.parametrize("text", [*ODD.splitlines(), ODD, (Path(__file__).parent / "edges.ptx").read_text()])
+def test_common_lines_are_read_as_token_by_token(text, monkeypatch):
+    def read():
+        try:
+            whole = text if text.startswith(".version") else f"{HEAD}.entry k()\n{{\n{text}\n}}\n"
+            return [(f.name, f.body) for f in parse(whole).functions.values()]
+        except PtxError as error:
+            return str(error)
+
+    quickly = read()
+    monkeypatch.setattr(parser, "_COMMON", re.compile("(?!)"))
+    assert read() == quickly
