@@ -137,9 +137,34 @@ def test_names_in_nested_scopes() -> None:
 def test_loops_that_may_wait_for_others_use_up_their_turn_sooner() -> None:
     body = "ld.param.u64 %rd1, [p]; again: {} setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
     spinning = translate(kernel(body.format("ld.acquire.gpu.global.u32 %r1, [%rd1];")))
-    computing = translate(kernel(body.format("ld.global.u32 %r1, [%rd1];")))
+    computing = translate(kernel(body.format("bar.warp.sync -1; ld.global.u32 %r1, [%rd1];")))
     assert re.search(r"BACK\(\d+, 16\)", spinning)
     assert re.search(r"BACK\(\d+, 1\)", computing)
+
+
+@pytest.mark.parametrize(
+    ("body", "one_after_another"),
+    [
+        ("ld.global.u32 %r2, [%rd1]; add.u32 %r3, %r3, %r2; st.global.u32 [%rd1], %r3;", True),
+        ("@%p2 bra even; ld.shared.u32 %r3, [s]; even: add.u32 %r2, %r2, 1;", True),
+        ("inner: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, %r1; @%p2 bra inner;", True),
+        ("st.shared.u32 [s], %r1; add.u32 %r2, %r2, 1;", True),
+        ("ld.shared.u32 %r2, [s+4]; add.u32 %r2, %r2, 1; @%p2 bra no; st.shared.u32 [s], %r2; no:", False),
+        ("ld.u32 %r2, [%rd1]; st.u32 [%rd1], %r2;", False),
+        ("ld.u32 %r2, [%rd1]; st.global.u32 [%rd1], %r2;", True),
+        ("ld.volatile.global.u32 %r2, [%rd1];", False),
+        ("atom.global.add.u32 %r2, [%rd1], 1;", False),
+        ("mov.u32 %r2, %clock;", False),
+        ("bar.sync 0;", False),
+        ("@%p2 exit;", True),
+        ("@%p2 nanosleep.u32 1;", False),
+        ("vote.sync.any.pred %p2, %p2, -1;", False),
+    ],
+)
+def test_lanes_run_loops_one_after_another_if_none_can_notice(body: str, one_after_another: bool) -> None:
+    loop = f"again: {body} add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r4; @%p1 bra again;"
+    text = translate(kernel(f".shared .align 4 .b8 s[64]; mov.u32 %r1, 0; {loop}"))
+    assert ("turns_ = 0" in text) == one_after_another
 
 
 def test_functions_that_no_kernel_reaches_are_left_out() -> None:

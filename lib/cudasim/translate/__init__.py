@@ -5,6 +5,7 @@ values.py      operands as C expressions
 arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks, calls, barriers, collectives
+lane_loops.py  loops that lanes run one after another
 outline.py     probes that occur at many places
 program.py     the module: variables, call graph, descriptions
 compiler.py    the C compiler

@@ -32,6 +32,7 @@ from gpubpf.ptx.module import (
 
 from . import copies, dynamic_parallelism, matrix, memory, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
+from .lane_loops import MOST_TURNS, LaneLoop, lane_loops, suits
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
 
@@ -1028,13 +1029,20 @@ class FunctionCode:
         self._passing: set[str] = set()
         frame = f"frame_{self.index}"
         lines: list[str] = []
+        loops = [] if self.counted else self._lane_loops()
+        in_loop = {block: loop for loop in loops for block in loop.blocks}
         for block in self.blocks:
-            lines.append(self._render_block(block, base, entries))
+            loop = in_loop.get(block)
+            if loop is None:
+                lines.append(self._render_block(block, base, entries))
+            elif block is loop.blocks[0]:
+                lines.append(self._render_loop(loop, base))
         body = "\n".join(lines)
         body = body.replace("@ARGS@", str(args))
         body = _fill_local(body, local_base)
         low, high = base, base + len(self.blocks)
-        cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in self.blocks)
+        places = [b for b in self.blocks if b not in in_loop or b in in_loop[b].entries]
+        cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in places)
         # Functions of a module share a file, or not; so the preprocessor keeps one of each.
         helpers = "".join(
             f"#ifndef {n}\n#define {n} {n}\n{t}\n#endif\n" for n, t in self.values.helpers.items()
@@ -1042,7 +1050,7 @@ class FunctionCode:
         return (
             f"{helpers}static int fn_{self.index}(W *w) {{\n"
             f"struct {frame} *const R = (struct {frame} *)(w->frame + @FRAME@); (void)R;\n"
-            f"PROLOGUE({low}u, {high}u);\n"
+            f"PROLOGUE({low}u, {high}u);\n{'u32 from_;' if loops else ''}\n"
             f"switch (pc) {{ {cases} default: __builtin_unreachable(); }}\n{body}\n}}\n"
         )
 
@@ -1189,6 +1197,91 @@ class FunctionCode:
         if block.kind in ("call", "indirect"):
             return text.replace("@NEXT@", f"{base + block.targets[0].number}u")
         return text.replace("@TARGETS@", ", ".join(str(base + t.number) for t in block.targets))
+
+    def _lane_loops(self) -> list[LaneLoop]:
+        def simple(block: Block) -> bool:
+            return block.number > 0 and suits(block, len(self.segments(block))) and not self._pass_time(block)
+
+        return lane_loops(self.blocks, map(simple, self.blocks))
+
+    def _render_loop(self, loop: LaneLoop, base: int) -> str:
+        """Return a loop over the lanes, each of which runs the loop's blocks up to its end, or until it has jumped back often."""
+        codes = [c for b in loop.blocks for c in b.codes if c.text and c.defs.isdisjoint(self._repeat)]
+        predicates = {b.predicate for b in loop.blocks if b.predicate is not None}
+        defined: set[Register] = set().union(*(c.defs for c in codes))
+        used: set[Register] = predicates.union(*(c.uses for c in codes))
+        live_in: set[Register] = set().union(*(b.live_in for b in loop.entries))
+        live_out = live_in.union(*(b.live_in for b in loop.exits))
+        again = used & self._repeat.keys()
+        stored = sorted(defined & live_out, key=lambda r: r.name)
+        loaded = ((used & live_in) | set(stored)) - self._repeat.keys()
+        whole, lanes = self._values(again)
+        for r in sorted((used | defined) - self._repeat.keys(), key=lambda r: r.name):
+            if r in loaded:
+                self._fields[r.name] = r.width
+                value = f"R->{r.name}[l]" if r.width else f"R->{r.name} >> l & 1"
+                lanes.append(f"{c_type(r.width)} {r.name} = {value};")
+            else:
+                lanes.append(f"{c_type(r.width)} {r.name};")
+        here = base + loop.entries[0].number
+        lines = [
+            f"B{base + b.number}: __attribute__((unused)); from_ = {base + b.number}; goto L{here};"
+            for b in loop.entries
+        ]
+        lines += [f"L{here}: {{", *whole, *(f"u32 n_{r.name} = 0;" for r in stored if not r.width)]
+        lines += ["u32 spent_ = 0, to_ = CS_NO_PC, apart_ = 0;", "LANES", *lanes, "u32 turns_ = 0, pc_;"]
+        if any(c.memory for c in codes):
+            lines.append("w->lane = l;")
+        if self.virtual:
+            lines.append("const u64 begin_ = w->time[l];")
+        enter = " ".join(f"case {base + b.number}: goto G{base + b.number};" for b in loop.entries[1:])
+        lines += [f"switch (from_) {{ {enter} default: goto G{here}; }}"]
+        for block in loop.blocks:
+            lines += [f"G{base + block.number}: __attribute__((unused));", *self._lane_block(block)]
+            lines.append(self._lane_branch(block, loop, base, f"O{here}"))
+        lines.append(f"O{here}:;")
+        for r in stored:
+            self._fields[r.name] = r.width
+            lines.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
+        spent = "w->time[l] - begin_" if self.virtual else f"turns_ * {1 + len(codes) // 64}"
+        lines += [f"const u32 spends_ = (u32)({spent}); if (spends_ > spent_) spent_ = spends_;"]
+        lines += ["w->pcs[l] = pc_; if (to_ == CS_NO_PC) to_ = pc_; apart_ |= to_ ^ pc_;", "END"]
+        lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
+        lines += [
+            "if (UNLIKELY((w->budget -= (s32)spent_) < 0)) return CS_YIELD;",
+            "if (!apart_) switch (to_) {",
+        ]
+        lines += [f"case {base + b.number}: JUMP({base + b.number});" for b in (*loop.exits, *loop.entries)]
+        lines += ["} goto pick; }"]
+        return "\n".join(lines)
+
+    def _lane_block(self, block: Block) -> list[str]:
+        """Return one lane's statements of a block in a loop that lanes run one after another."""
+        codes = [c for c in block.codes if c.text and c.defs.isdisjoint(self._repeat)]
+        defined: set[Register] = set().union(*(c.defs for c in codes))
+        constant: set[Register] = set().union(*(c.uses for c in codes)) - defined
+        statements = self._statements(codes, constant)
+        if self.virtual and block.reached:
+            statements.append(f"w->time[l] += {block.reached};")
+        return statements
+
+    @staticmethod
+    def _lane_branch(block: Block, loop: LaneLoop, base: int, leave: str) -> str:
+        """Return the end of such a block: one lane's jumps inside the loop, or out of it."""
+
+        def jump(target: Block) -> str:
+            at = base + target.number
+            if target not in loop.blocks:
+                return f"{{ pc_ = {at}; goto {leave}; }}"
+            if target.number > block.number:
+                return f"goto G{at};"
+            return f"{{ if (++turns_ >= {MOST_TURNS}) {{ pc_ = {at}; goto {leave}; }} goto G{at}; }}"
+
+        if block.kind == "goto":
+            return jump(block.targets[0])
+        assert block.predicate is not None
+        taken, fall = block.targets
+        return f"if ({'!' if block.negated else ''}{block.predicate.name}) {jump(taken)} else {jump(fall)}"
 
     def _pass_time(self, block: Block) -> list[str]:
         """Skip the equal iterations of a loop of one block that only reads the clock, for all lanes at once.
