@@ -523,13 +523,18 @@ class BPF:
         from gpubpf.gcn import lacking
         from gpubpf.session.tracing import ForAmd
 
-        missing = [
-            self.titles.get(probe.function, f"{probe.function} ({probe.point})")
-            for probe in self.probes
-            if lacking(probe.point, self._fragment(probe).arguments)
-        ]
+        missing: dict[str, list[str]] = {}  # by what kernels lack: the programs that need it
+        for probe in self.probes:
+            if lack := lacking(probe.point, self._fragment(probe).arguments):
+                missing.setdefault(lack, []).append(
+                    self.titles.get(probe.function, f"{probe.function} ({probe.point})")
+                )
         maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
-        notice = f"kernels of AMD GPUs do not have the points of {', '.join(missing)} yet" if missing else ""
+        needed = [
+            f"no probes at {lack} yet, which {', '.join(programs)} need{'s' * (len(programs) == 1)}"
+            for lack, programs in missing.items()
+        ]
+        notice = f"kernels of AMD GPUs have {'; '.join(needed)}" if needed else ""
         return ForAmd(self.amd_attachments, maps, notice)
 
     def uses_maps(self, name: str) -> bool:

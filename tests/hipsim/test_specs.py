@@ -115,7 +115,7 @@ LACKING = {
 @pytest.mark.parametrize("spec", LACKING)
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
     point = LACKING[spec]
-    notice = f"gpucount: note: kernels of AMD GPUs do not have the points of '{spec}' yet\n"
+    notice = f"gpucount: note: kernels of AMD GPUs have no probes at {point} yet, which '{spec}' needs\n"
     for others in ((), ("entry:*",)):
         records, done = measured(
             "gpucount", tmp_path / "out", spec, *others, "--", program("vectoradd"), 1000
