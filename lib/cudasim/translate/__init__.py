@@ -4,7 +4,7 @@ scope.py       names in a function
 values.py      operands as C expressions
 arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
-function.py    basic blocks, calls, barriers, collectives
+function.py    basic blocks (block.py), calls, barriers, collectives
 lane_loops.py  loops that lanes run one after another
 outline.py     probes that occur at many places
 program.py     the module: variables, call graph, descriptions

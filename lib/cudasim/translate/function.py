@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.errors import PtxError
@@ -32,6 +31,7 @@ from gpubpf.ptx.module import (
 
 from . import copies, dynamic_parallelism, matrix, memory, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
+from .block import Block
 from .lane_loops import MOST_TURNS, LaneLoop, lane_loops, suits
 from .scope import Names, Register, Scope, Storage
 from .values import Code, Unsupported, Values, c_type, size_of
@@ -51,31 +51,6 @@ _VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b
 _LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
 _FRAME = re.compile(r"R->(\w+)")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(\d+, \d+\)\)")
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    codes: list[Code] = field(default_factory=list)
-    kind: str = "goto"  # goto, branch, table, exit, return, trap, call, indirect, collective, barrier, sleep
-    targets: list[Block] = field(default_factory=list)
-    predicate: Register | None = None
-    negated: bool = False
-    head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
-    detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    # A collective: whether all members have arrived ("": the engine finds out), what it then does. Otherwise operands for the engine:
-    # those that differ between lanes, as statements, and those that do not, as arguments of cs_meet.
-    arrived: str = ""
-    direct: str = ""
-    waits: str = ""
-    alike: str = ""
-    line: int = 0
-    spins: bool = False
-    reached: int = 0  # virtual clock: instructions of the application, including the terminator
-    turn: bool = False  # virtual clock: its first instruction communicates, so it waits for its turn
-    lines: list[int] = field(default_factory=list)  # of its instructions, in the PTX text
-    number: int = 0
-    live_in: frozenset[Register] = frozenset()
-    live_out: frozenset[Register] = frozenset()
 
 
 def slots(sizes: list[int]) -> list[int]:
@@ -1029,7 +1004,7 @@ class FunctionCode:
         self._passing: set[str] = set()
         frame = f"frame_{self.index}"
         lines: list[str] = []
-        loops = [] if self.counted else self._lane_loops()
+        loops = self._lane_loops()
         in_loop = {block: loop for loop in loops for block in loop.blocks}
         for block in self.blocks:
             loop = in_loop.get(block)
@@ -1041,7 +1016,8 @@ class FunctionCode:
         body = body.replace("@ARGS@", str(args))
         body = _fill_local(body, local_base)
         low, high = base, base + len(self.blocks)
-        places = [b for b in self.blocks if b not in in_loop or b in in_loop[b].entries]
+        entered = {b for loop in loops for b in loop.entries}
+        places = [b for b in self.blocks if b not in in_loop or b in entered]
         cases = " ".join(f"case {low + b.number}: goto B{low + b.number};" for b in places)
         # Functions of a module share a file, or not; so the preprocessor keeps one of each.
         helpers = "".join(
@@ -1199,10 +1175,9 @@ class FunctionCode:
         return text.replace("@TARGETS@", ", ".join(str(base + t.number) for t in block.targets))
 
     def _lane_loops(self) -> list[LaneLoop]:
-        def simple(block: Block) -> bool:
-            return block.number > 0 and suits(block, len(self.segments(block))) and not self._pass_time(block)
-
-        return lane_loops(self.blocks, map(simple, self.blocks))
+        if self.virtual or self.counted:
+            return []
+        return lane_loops(self.blocks, {b for b in self.blocks[1:] if suits(b, len(self.segments(b)))})
 
     def _render_loop(self, loop: LaneLoop, base: int) -> str:
         """Return a loop over the lanes, each of which runs the loop's blocks up to its end, or until it has jumped back often."""
@@ -1229,28 +1204,26 @@ class FunctionCode:
             for b in loop.entries
         ]
         lines += [f"L{here}: {{", *whole, *(f"u32 n_{r.name} = 0;" for r in stored if not r.width)]
-        lines += ["u32 spent_ = 0, to_ = CS_NO_PC, apart_ = 0;", "LANES", *lanes, "u32 turns_ = 0, pc_;"]
+        lines += ["u32 most_ = 0, to_ = CS_NO_PC, apart_ = 0;", "LANES", *lanes, "u32 turns_ = 0, pc_;"]
         if any(c.memory for c in codes):
             lines.append("w->lane = l;")
-        if self.virtual:
-            lines.append("const u64 begin_ = w->time[l];")
         enter = " ".join(f"case {base + b.number}: goto G{base + b.number};" for b in loop.entries[1:])
         lines += [f"switch (from_) {{ {enter} default: goto G{here}; }}"]
+        inside = set(loop.blocks)
         for block in loop.blocks:
             lines += [f"G{base + block.number}: __attribute__((unused));", *self._lane_block(block)]
-            lines.append(self._lane_branch(block, loop, base, f"O{here}"))
+            lines.append(self._lane_branch(block, inside, base, f"O{here}"))
         lines.append(f"O{here}:;")
         for r in stored:
             self._fields[r.name] = r.width
             lines.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
-        spent = "w->time[l] - begin_" if self.virtual else f"turns_ * {1 + len(codes) // 64}"
-        lines += [f"const u32 spends_ = (u32)({spent}); if (spends_ > spent_) spent_ = spends_;"]
+        lines.append("if (turns_ > most_) most_ = turns_;")
         lines += ["w->pcs[l] = pc_; if (to_ == CS_NO_PC) to_ = pc_; apart_ |= to_ ^ pc_;", "END"]
         lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
-        lines += [
-            "if (UNLIKELY((w->budget -= (s32)spent_) < 0)) return CS_YIELD;",
-            "if (!apart_) switch (to_) {",
-        ]
+        # A way out that leads back may be part of a loop that waits for another thread.
+        leads_back = any(b.number <= loop.blocks[-1].number for b in loop.exits)
+        cost = f"(s32)most_ * {1 + len(codes) // 64}{f' + {SPIN_COST}' if leads_back else ''}"
+        lines += [f"if (UNLIKELY((w->budget -= {cost}) < 0)) return CS_YIELD;", "if (!apart_) switch (to_) {"]
         lines += [f"case {base + b.number}: JUMP({base + b.number});" for b in (*loop.exits, *loop.entries)]
         lines += ["} goto pick; }"]
         return "\n".join(lines)
@@ -1260,18 +1233,15 @@ class FunctionCode:
         codes = [c for c in block.codes if c.text and c.defs.isdisjoint(self._repeat)]
         defined: set[Register] = set().union(*(c.defs for c in codes))
         constant: set[Register] = set().union(*(c.uses for c in codes)) - defined
-        statements = self._statements(codes, constant)
-        if self.virtual and block.reached:
-            statements.append(f"w->time[l] += {block.reached};")
-        return statements
+        return self._statements(codes, constant)
 
     @staticmethod
-    def _lane_branch(block: Block, loop: LaneLoop, base: int, leave: str) -> str:
+    def _lane_branch(block: Block, loop: set[Block], base: int, leave: str) -> str:
         """Return the end of such a block: one lane's jumps inside the loop, or out of it."""
 
         def jump(target: Block) -> str:
             at = base + target.number
-            if target not in loop.blocks:
+            if target not in loop:
                 return f"{{ pc_ = {at}; goto {leave}; }}"
             if target.number > block.number:
                 return f"goto G{at};"

@@ -491,7 +491,7 @@ def _apply(operator: str, left: int, right: int, fail) -> int:  # type: ignore[n
 _COMMON = re.compile(
     r"""\s*+(?:
         (?:@(?P<not>!?)(?P<guard>%[A-Za-z_]\w*)[ \t]+)?
-        (?P<opcode>[a-z]\w*+(?:\.[A-Za-z0-9_]\w*+(?:::\w++)*+)*+)
+        (?P<opcode>[a-z]\w*+(?!\.(?:[xyzwrgba]|[bh][0-3])::)(?:\.[A-Za-z0-9_]\w*+(?:::\w++)*)*)
         (?:\s++(?P<operands>[^;"(@/:]*+))?;
       | \.loc[ \t]+(?P<loc>[^\n\s][^\n]*+)
       | (?P<label>[A-Za-z_$][\w$]*+):

@@ -182,6 +182,8 @@ top: again: bra top; $L_1: add.s32 a, b, c;
 call.uni (r), f, (a, b); mov.u64 %rd1, table+8; //gpubpf+3
 //gpubpf{
 bar.sync 0; //gpubpf}
+mov.u32:: %r1, %r2;
+mov.a::b %r1, %r2; a.x::y; mov.b0::u32 %r1;
 .pragma "nounroll; top:"; .reg .b32 %x<3>, y; { .param .b32 p; } bar.warp.sync
 -1;
 add.s32 %r1,, %r2;
