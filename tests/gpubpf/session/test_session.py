@@ -68,8 +68,15 @@ def built(place: Path, *options: str) -> Path:
         str(cuda_include()),
     ]
     library = place / "libcuda.so.1"
-    # A function that is only a jump cannot be hooked; a driver has no such.
-    flags = ["-fno-optimize-sibling-calls", "-shared", "-fPIC", "-fvisibility=hidden"]
+    # A function that is only a jump cannot be hooked. One instruction and `ret` cannot while another tracer's probe is at the first
+    # instruction; so all begin with endbr64. A driver has no such functions.
+    flags = [
+        "-fno-optimize-sibling-calls",
+        "-fcf-protection=branch",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+    ]
     flags += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
     source = HERE / "fakecuda.c"
     subprocess.run([*compiler, *flags, *options, "-o", library, source, "-ldl", "-lpthread"], check=True)
