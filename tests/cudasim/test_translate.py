@@ -162,7 +162,7 @@ def test_loops_that_may_wait_for_others_use_up_their_turn_sooner() -> None:
         ("vote.sync.any.pred %p2, %p2, -1;", False),
     ],
 )
-def test_lanes_run_loops_one_after_another_if_none_can_notice(body: str, one_after_another: bool) -> None:
+def test_lanes_run_loops_one_after_another_if_they_need_not_meet(body: str, one_after_another: bool) -> None:
     loop = f"again: {body} add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r4; @%p1 bra again;"
     text = translate(kernel(f".shared .align 4 .b8 s[64]; mov.u32 %r1, 0; {loop}"))
     assert ("turns_ = 0" in text) == one_after_another

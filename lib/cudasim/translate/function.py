@@ -1084,8 +1084,7 @@ class FunctionCode:
             if r in need:
                 self._fields[r.name] = r.width
             if r in need - whole:
-                value = f"R->{r.name}[l]" if r.width else f"R->{r.name} >> l & 1"
-                inner.append(f"{c_type(r.width)} {r.name} = {value};")
+                inner.append(_loaded(r))
             elif r in defined:
                 inner.append(f"{c_type(r.width)} {r.name};")
         # An argument that is used in this segment only needs no place in the frame.
@@ -1099,7 +1098,7 @@ class FunctionCode:
         inner += [_ARGUMENT.sub(lambda m: m[1] if m[1] in passing else m[0], text) for text in statements]
         for r in stored:
             self._fields[r.name] = r.width
-            inner.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
+            inner.append(_stored(r))
         if any(c.text for c in codes):
             lines += ["LANES", *inner, "END"]
         lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
@@ -1180,8 +1179,8 @@ class FunctionCode:
         return lane_loops(self.blocks, {b for b in self.blocks[1:] if suits(b, len(self.segments(b)))})
 
     def _render_loop(self, loop: LaneLoop, base: int) -> str:
-        """Return a loop over the lanes, each of which runs the loop's blocks up to its end, or until it has jumped back often."""
-        codes = [c for b in loop.blocks for c in b.codes if c.text and c.defs.isdisjoint(self._repeat)]
+        """Return a loop that lanes run one after another. A lane leaves it at its end, or after MOST_TURNS jumps back."""
+        codes = [c for b in loop.blocks for c in self._lane_codes(b)]
         predicates = {b.predicate for b in loop.blocks if b.predicate is not None}
         defined: set[Register] = set().union(*(c.defs for c in codes))
         used: set[Register] = predicates.union(*(c.uses for c in codes))
@@ -1194,8 +1193,7 @@ class FunctionCode:
         for r in sorted((used | defined) - self._repeat.keys(), key=lambda r: r.name):
             if r in loaded:
                 self._fields[r.name] = r.width
-                value = f"R->{r.name}[l]" if r.width else f"R->{r.name} >> l & 1"
-                lanes.append(f"{c_type(r.width)} {r.name} = {value};")
+                lanes.append(_loaded(r))
             else:
                 lanes.append(f"{c_type(r.width)} {r.name};")
         here = base + loop.entries[0].number
@@ -1211,12 +1209,14 @@ class FunctionCode:
         lines += [f"switch (from_) {{ {enter} default: goto G{here}; }}"]
         inside = set(loop.blocks)
         for block in loop.blocks:
-            lines += [f"G{base + block.number}: __attribute__((unused));", *self._lane_block(block)]
+            own = self._lane_codes(block)
+            constant = set().union(*(c.uses for c in own)) - set().union(*(c.defs for c in own))
+            lines += [f"G{base + block.number}: __attribute__((unused));", *self._statements(own, constant)]
             lines.append(self._lane_branch(block, inside, base, f"O{here}"))
         lines.append(f"O{here}:;")
         for r in stored:
             self._fields[r.name] = r.width
-            lines.append(f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;")
+            lines.append(_stored(r))
         lines.append("if (turns_ > most_) most_ = turns_;")
         lines += ["w->pcs[l] = pc_; if (to_ == CS_NO_PC) to_ = pc_; apart_ |= to_ ^ pc_;", "END"]
         lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
@@ -1228,16 +1228,13 @@ class FunctionCode:
         lines += ["} goto pick; }"]
         return "\n".join(lines)
 
-    def _lane_block(self, block: Block) -> list[str]:
-        """Return one lane's statements of a block in a loop that lanes run one after another."""
-        codes = [c for c in block.codes if c.text and c.defs.isdisjoint(self._repeat)]
-        defined: set[Register] = set().union(*(c.defs for c in codes))
-        constant: set[Register] = set().union(*(c.uses for c in codes)) - defined
-        return self._statements(codes, constant)
+    def _lane_codes(self, block: Block) -> list[Code]:
+        """Return a block's code, without what is computed again where it is used."""
+        return [c for c in block.codes if c.text and c.defs.isdisjoint(self._repeat)]
 
     @staticmethod
     def _lane_branch(block: Block, loop: set[Block], base: int, leave: str) -> str:
-        """Return the end of such a block: one lane's jumps inside the loop, or out of it."""
+        """Return the end of a block in such a loop: a lane's jumps inside the loop, or out of it."""
 
         def jump(target: Block) -> str:
             at = base + target.number
@@ -1433,6 +1430,16 @@ class FunctionCode:
             f"else if (!t_) {self._jump(block, fall, base)}\n"
             f"else {{ SPLIT({high_lanes}, {base + high.number}u); {self._jump(block, low, base)} }} }}"
         )
+
+
+def _loaded(r: Register) -> str:
+    """Return the declaration of a lane's register with its value in the frame. A predicate is a bit there."""
+    return f"{c_type(r.width)} {r.name} = {f'R->{r.name}[l]' if r.width else f'R->{r.name} >> l & 1'};"
+
+
+def _stored(r: Register) -> str:
+    """Return the statement that stores a lane's register in the frame; a predicate in `n_NAME`, the bits of all lanes."""
+    return f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;"
 
 
 def _fill_local(text: str, local_base: int) -> str:

@@ -502,7 +502,7 @@ _COMMON = re.compile(
 
 def _common(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statement]:
     """Parse statements up to the first one that is not common. `operands` has those that were parsed before, by their text."""
-    while (match := lexer.ahead(_COMMON)) is not None:
+    while (match := lexer.match(_COMMON)) is not None:
         negated, guard, name, words, location, label = match.groups()
         if name is not None:
             found = _known(words, operands) if words else []

@@ -105,7 +105,7 @@ class Lexer:
             raise PtxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
         return token
 
-    def ahead(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Match the text that follows. None if nothing matches, or if the next token has been looked at."""
         return pattern.match(self.text, self.position, self.end) if self._ahead is None else None
 

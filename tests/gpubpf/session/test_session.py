@@ -68,8 +68,8 @@ def built(place: Path, *options: str) -> Path:
         str(cuda_include()),
     ]
     library = place / "libcuda.so.1"
-    # A function that is only a jump cannot be hooked. One instruction and `ret` cannot while another tracer's probe is at the first
-    # instruction; so all begin with endbr64. A driver has no such functions.
+    # A function that is only a jump cannot be hooked. Nor can one of a single instruction and `ret`, while another tracer has a probe
+    # at that instruction. So none is only a jump, and all begin with endbr64, where such probes do no harm.
     flags = [
         "-fno-optimize-sibling-calls",
         "-fcf-protection=branch",
