@@ -19,20 +19,15 @@ from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed6
 _CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
 # The program ends at these calls, or begins again.
 _ENDING = frozenset((number_of("bpf_cuda_exit"), SELDOM))
-# These change memory that others see. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
+# These change maps, or print. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
 _EFFECTS = frozenset(
     map(
         number_of,
         (
-            *(
-                "bpf_map_update_elem",
-                "bpf_map_delete_elem",
-                "bpf_trace_printk",
-                "bpf_trace_vprintk",
-                "gpu_puts",
-            ),
-            *("bpf_perf_event_output", "bpf_ringbuf_output", "bpf_ringbuf_reserve", "bpf_ringbuf_submit"),
-            *("bpf_ringbuf_discard", "gpu_max"),
+            *("bpf_map_update_elem", "bpf_map_delete_elem"),
+            *("bpf_trace_printk", "bpf_trace_vprintk", "gpu_puts"),
+            *("bpf_perf_event_output", "bpf_ringbuf_output"),
+            *("bpf_ringbuf_reserve", "bpf_ringbuf_submit", "bpf_ringbuf_discard"),
         ),
     )
 )
@@ -159,6 +154,8 @@ class HelperCall:
                 f"parameter {definition.name} has {definition.value_size} bytes (at most {MAX_PARAM})",
                 "make it smaller, or use an array",
             )
+        if definition.constant and self.number in _EFFECTS:
+            raise self._writes_constant(definition)
         self.map = definition
 
     def _number(self, register: int, argument: HelperArgument) -> None:
@@ -247,7 +244,7 @@ class HelperCall:
                 )
             self.pointers[register] = "stack"
         elif value.kind == "value" and not value.nullable:
-            self._check_bounds(register, value, self.size, argument.name, aligned=False)
+            self._written(register, value, self.size, argument.name, aligned=False)
         else:
             raise self.reject(f"{self.name}: its argument {argument.name} is not a buffer", "pass an array")
 
@@ -269,7 +266,7 @@ class HelperCall:
             )
             self.pointers[register] = "stack"
         else:
-            self._check_bounds(register, value, 8, f"argument {argument.name}")
+            self._written(register, value, 8, f"argument {argument.name}")
 
     def _cell(self, register: int, argument: HelperArgument) -> None:
         value = self._argument(register)
@@ -279,7 +276,7 @@ class HelperCall:
                 f"{self.name}: its argument {argument.name} is not in the value of a map",
                 "pass the result of lookup, tested against NULL",
             )
-        self._check_bounds(register, value, 8, argument.name)
+        self._written(register, value, 8, argument.name)
 
     def _text(self, register: int, argument: HelperArgument) -> None:
         counted = ArgumentKind.SIZE in self.helper.registers
@@ -422,6 +419,18 @@ class HelperCall:
             return result
         self._check_bounds(register, value, size, what)
         return None
+
+    def _written(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
+        """Check memory other than the stack that the helper writes, and note that others see it."""
+        self._check_bounds(register, value, size, what, aligned)
+        if value.kind == "value" and (definition := self.machine.program.maps[str(value.object)]).constant:
+            raise self._writes_constant(definition)
+        self.machine.note_effect(self.state)
+
+    def _writes_constant(self, definition: MapDefinition) -> VerifyError:
+        return self.reject(
+            f"{self.name} writes to a constant in {definition.name}", "declare the variable without const"
+        )
 
     def _check_bounds(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
         if value.kind == "value" and self.machine.program.maps[str(value.object)].kind == "param":

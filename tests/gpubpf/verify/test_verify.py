@@ -407,6 +407,33 @@ def test_calls_of_helpers():
         rejected(code, match, maps)
 
 
+def test_helpers_write_no_constants():
+    constants = replace(OUT, name="constants", contents=bytes(256), constant=True)
+    maps = (constants, OUT, HASH)
+    address = [*lookup("constants"), mov(6, 0)]
+    rest = [mov(2, 6), alu(b.ADD, 2, imm=8), mov(3, 6), alu(b.ADD, 3, imm=16)]
+    key = [storei(10, -8, 1), mov(2, 10), alu(b.ADD, 2, imm=-8)]
+    for code in [
+        [*address, mov(1, 6), *rest, call(503), *END],
+        [*address, mov(1, 6), movi(2, 5), call(607), *END],
+        [*address, *load_map(1, "constants"), *key, mov(3, 6), movi(4, 0), call(2), *END],
+        [*address, storei(6, 0, 1), *END],
+    ]:
+        rejected(code, "writes to a constant in constants; declare the variable without const", maps)
+        other = [replace(i, map="out") if i.map == "constants" else i for i in code]
+        check(*program(other, maps))
+
+
+def test_what_a_helper_writes_is_an_effect():
+    """The program may begin again in `gpu_seldom` (620), and would do it twice."""
+    where = [mov(1, 6), mov(2, 6), alu(b.ADD, 2, imm=8), mov(3, 6), alu(b.ADD, 3, imm=16)]
+    for write in ([*where, call(503)], [mov(1, 6), movi(2, 5), call(607)], [storei(6, 0, 1)]):
+        rejected([*lookup("out"), mov(6, 0), *write, call(620), *END], "may begin again here")
+        check(*program([*lookup("out"), mov(6, 0), call(620), *write, *END]))
+    here = [mov(1, 10), alu(b.ADD, 1, imm=-8), mov(2, 10), alu(b.ADD, 2, imm=-16)]
+    check(*program([*here, mov(3, 10), alu(b.ADD, 3, imm=-24), call(503), call(620), *END]))
+
+
 def test_different_maps_at_one_call():
     """Each branch has a call of its own, unless another block is between them and the call."""
     other = replace(OUT, name="other")
