@@ -13,6 +13,7 @@ import pytest
 
 from cudasim.translate import translate
 from cudasim.translate.compiler import CompilerError, command, compile_c
+from cudasim.translate.liveness import estimated_registers
 from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from gpubpf.errors import PtxError
 from gpubpf.ptx.parser import parse
@@ -410,7 +411,7 @@ def test_what_can_be_read_again_needs_no_register() -> None:
     {used}
 END: ret;
 }}"""
-        return TranslatedModule(parse(text)).codes["k"].registers
+        return estimated_registers(TranslatedModule(parse(text)).codes["k"].blocks)
 
     kept = registers("add.u64 %x{n}, %a, {n};\n")
     assert registers("ld.param.u64 %x{n}, [p];\n") == registers("mov.u64 %x{n}, {n};\n") < kept

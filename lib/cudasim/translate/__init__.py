@@ -5,7 +5,9 @@ values.py      operands as C expressions
 arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks (block.py), calls, barriers, collectives
+liveness.py    registers that lanes keep between blocks
 lane_loops.py  loops that lanes run one after another
+render.py      a function's blocks as a C function
 outline.py     probes that occur at many places
 program.py     the module: variables, call graph, descriptions
 compiler.py    the C compiler

@@ -21,7 +21,9 @@ from gpubpf.ptx.module import (
 from . import counts
 from .compiler import PROBED
 from .function import SLOT, FunctionCode, kernel_parameters
+from .liveness import estimated_registers
 from .outline import outline
+from .render import render
 from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
@@ -317,9 +319,9 @@ class TranslatedModule:
         self.fields: dict[str, list[tuple[int, int]]] = {}
         frame: dict[str, int] = {}  # bytes
         for name, code in self.codes.items():
-            body = code.render(self.base[name], self.base, self.local_base[name], self.args)
-            struct, self.fields[name], frame[name] = code.frame_struct()
-            bodies[name] = struct + body
+            made = render(code, self.base, self.local_base[name], self.args)
+            self.fields[name], frame[name] = made.fields, made.size
+            bodies[name] = made.frame + made.text
         self.frame_offset: dict[str, int] = {}
         self.frame_end: dict[str, int] = {}
         # A frame holds an array over the lanes for each register. Lanes of a warp may be in different functions at a time, so their
@@ -460,7 +462,7 @@ class TranslatedModule:
             lines.append(f"static const uint32_t parts_{k}[] = {{{', '.join(map(str, parts)) or '0'}}};")
             frame = max(self.frame_end[n] for n in reach)
             local = max(self.local_end[n] for n in reach)
-            registers = max(self.codes[n].registers for n in reach)
+            registers = max(estimated_registers(self.codes[n].blocks) for n in reach)
             ordered = int(any(self.codes[n].observes for n in reach))
             recursive = int(any(self.codes[n].recursive or self.codes[n].values.stack for n in reach))
             rows.append(

@@ -340,7 +340,7 @@ class Values:
                 self.code.writes_shared = True
             mark = ""
             if self._based is not None and self._based[1] >= 0:
-                # rendering may replace this by an unchecked access, see function.py
+                # rendering may replace this by an unchecked access, see render.py
                 register, offset = self._based
                 self.code.shared.append((register, offset, size))
                 mark = f"/*{register.name}+{offset}*/"

@@ -1,0 +1,132 @@
+"""Which registers lanes keep between basic blocks, and which values are computed again where they are used."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from .block import Block
+from .scope import Register
+from .values import Code, c_type
+
+MOST_STEPS = 24  # instructions to compute a value again where it is used
+# What the C of a value mentions that differs between lanes, or that is no value of its own; a lane's number and thread index vary only
+# with the lane.
+_VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b")
+_LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
+_FRAME = re.compile(r"R->(\w+)")
+
+
+def mark_live(blocks: list[Block], results: Collection[Register]) -> None:
+    """Set which registers are live at the beginning and the end of each block. results: what the function returns in registers."""
+    uses: dict[int, set[Register]] = {}
+    defs: dict[int, set[Register]] = {}
+    for block in blocks:
+        use: set[Register] = set()
+        define: set[Register] = set()
+        for code in block.codes:
+            use |= code.uses - define
+            define |= code.defs
+        if block.head is not None:
+            use |= block.head.uses - define
+        if block.predicate is not None and block.predicate not in define:
+            use.add(block.predicate)
+        if block.kind == "return":
+            use |= set(results) - define
+        uses[block.number], defs[block.number] = use, define
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            out: set[Register] = set()
+            for target in block.targets:
+                out |= target.live_in
+            live = frozenset(uses[block.number] | (out - defs[block.number]))
+            block.live_out = frozenset(out)
+            if live != block.live_in:
+                block.live_in = live
+                changed = True
+
+
+def estimated_registers(blocks: list[Block]) -> int:
+    """Return an estimate of the 32-bit registers per thread: the most that are live between blocks, plus a few."""
+    free = _rematerializable(blocks)
+    kept = ({r for r in b.live_in if r.width} - free for b in blocks)
+    most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
+    return min(255, (most + 10 + 7) // 8 * 8)
+
+
+def computed_again(blocks: list[Block], kept: set[Register]) -> dict[Register, Code]:
+    """Return the registers that are computed where they are used, so that no lane keeps them, with their instructions.
+
+    They have one definition, which every use follows. It depends only on constants, the launch and the block: all lanes of a
+    warp have the same value. A copy of a lane's number or thread index counts as well, because it costs as much as a load.
+    `kept`: registers that are arguments or results.
+    """
+    codes = [code for b in blocks for code in (*b.codes, b.head) if code is not None]
+    defined = Counter(r for code in codes for r in code.defs)
+    in_frame = {name for code in codes for name in _FRAME.findall(code.before + code.text)}
+    shown = {r for code in codes for r in code.uses | code.whole if r.name in in_frame}
+    kept = kept | blocks[0].live_in | shown
+    candidates = [code for code in codes if len(code.defs) == 1 and not (code.before or code.alone)]
+    candidates = [code for code in candidates if all(defined[r] == 1 and r not in kept for r in code.defs)]
+    found: dict[Register, Code] = {}
+    cost: dict[Register, int] = {}  # instructions that compute it
+    varying: set[Register] = set()
+    size = -1
+    while size != len(found):
+        size = len(found)
+        for code in candidates:
+            (register,) = code.defs
+            steps = 1 + sum(cost.get(r, MOST_STEPS) for r in code.uses)
+            if register in found or steps > MOST_STEPS:
+                continue
+            varies = bool(_LANE.search(code.text) or code.uses & varying)
+            text = _LANE.sub("", code.text) if code.rematerializable else code.text
+            if _VARIES.search(text) or (not code.rematerializable and (varies or code.memory)):
+                continue
+            found[register], cost[register] = code, steps
+            if varies:
+                varying.add(register)
+    return found
+
+
+def _rematerializable(blocks: list[Block]) -> set[Register]:
+    """Return registers that a compiler need not keep, because it can compute them again at their use: kernel parameters,
+    special registers, constants, and copies of these."""
+    codes = [code for block in blocks for code in block.codes]
+    found = set().union(*(code.defs for code in codes if code.rematerializable))
+    size = -1
+    while size != len(found):
+        size = len(found)
+        for code in codes:
+            if not code.rematerializable or not code.uses <= found:
+                found -= code.defs
+    return found
+
+
+def recomputed(again: Mapping[Register, Code], needed: set[Register]) -> tuple[list[str], list[str]]:
+    """Return C that computes registers again: once for the warp, and in each lane."""
+    order: dict[Register, Code] = {}
+
+    def add(register: Register) -> None:
+        if register not in order:
+            code = again[register]
+            for used in sorted(code.uses, key=lambda r: r.name):
+                add(used)
+            order[register] = code
+
+    for register in sorted(needed, key=lambda r: r.name):
+        add(register)
+    whole: list[str] = []
+    lanes: list[str] = []
+    varying: set[Register] = set()
+    for register, code in order.items():
+        text = f"{c_type(register.width)} {register.name}; {code.text}"
+        if _LANE.search(code.text) or code.uses & varying:
+            varying.add(register)
+            lanes.append(text)
+        else:
+            whole.append(text)
+    return whole, lanes
