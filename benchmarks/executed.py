@@ -42,6 +42,7 @@ LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
 OWN = "gpubpf_clock"  # a kernel of the tools, which is no part of the program
 ARGUMENTS = {"vectoradd": ["100000", "256", "64", "3"], "imbalance": ["32", "24"], "matmul": ["64"]}
 MOST_WARPS, MOST_BLOCKS = 64, 32  # of a multiprocessor of TARGET
+CLASSES = (16, 24, 32, 48, None)  # of kernels, by their registers
 WARPS = 8  # of a block, where the warps that fit are computed
 # Multiprocessors, clock in GHz, memory in GB/s, from NVIDIA's data sheets. A multiprocessor issues four instructions per clock.
 GPUS = {"A100 80 GB": (108, 1.41, 2039), "H200": (132, 1.98, 4800)}
@@ -326,6 +327,23 @@ def report(results: Sequence[Result]) -> str:
             f"| {tool} | {len(found)} | {statistics.median(ratios):.2f} | {ratios[int(0.9 * (len(ratios) - 1))]:.2f}"
             f" | {worst.ratio:.2f} | {worst.program} | {statistics.median(added):.0f} | {added[-1]} |"
         )
+    lines += [
+        "",
+        "## Registers",
+        "",
+        "The median of what kernels get more, by the registers that they have, and the most. A thread may use 32 without",
+        "fewer warps, and ptxas saves none of them.",
+        "",
+        "| tool | " + " | ".join(f"up to {most}" if most else "more" for most in CLASSES) + " |",
+        "|---|" + "---|" * len(CLASSES),
+    ]
+    for tool, found in by.items():
+        pairs = [pair for r in found for pair in r.registers.values()]
+        cells = []
+        for least, most in zip((0, *CLASSES), CLASSES, strict=False):
+            more = [after - before for before, after in pairs if least < before <= (most or before)]
+            cells.append(f"{statistics.median(more):+.0f}, {max(more):+}" if more else "")
+        lines.append(f"| {tool} | {' | '.join(cells)} |")
     lines += [
         "",
         "## Warps that fit",

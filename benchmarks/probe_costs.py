@@ -175,10 +175,9 @@ def costs(
     """Return registers, instructions, and those executed on each path, of the kernel without and with the probes."""
     plain, placements = kernel(arch, stores), found.bpf._placements()
     made = inject(parse(plain), {"k": placements})
-    if any(
-        placement.point in FREQUENT for placement in placements
-    ):  # images/instrument.py limits such a copy
-        made = made.within({"k": limit_of_copy(registers(assembled(plain, arch, place)[1])["k"])})
+    frequent = any(placement.point in FREQUENT for placement in placements)
+    used = registers(assembled(plain, arch, place)[1])["k"]
+    made = made.within({"k": limit_of_copy(used, frequent)})  # as images/instrument.py does
     result = []
     for text, wanted in ((plain, [OWN * stores] * len(paths)), (made.text, paths)):
         cubin, said = assembled(text, arch, place)

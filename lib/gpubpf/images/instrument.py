@@ -156,11 +156,11 @@ def instrument_module(
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
     target = dataclasses.replace(target, release=chosen.release)
-    before = _registers_of(images, target)
+    before, own = _registers_of(images, target)
     key = cache.key(
         _version(),
         text,
-        repr(before),
+        repr((before, own)),
         chosen.options,
         repr(target),
         *assemblers(target),
@@ -169,7 +169,7 @@ def instrument_module(
     store = cache.default()
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
-    made = _instrument(text, chosen, attachments, target, before)
+    made = _instrument(text, chosen, attachments, target, before, own)
     store.put(STAGE, key, pack(made))
     return made
 
@@ -205,18 +205,21 @@ def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
     return device_link.choose(images, target.cc, newer=target.device == "sim")
 
 
-def _registers_of(images: Sequence[FatbinImage], target: Target) -> dict[str, int]:
-    """Return the registers of a module's kernels from the cubin that the target runs; for the embedded device, from any cubin."""
+def _registers_of(images: Sequence[FatbinImage], target: Target) -> tuple[dict[str, int], bool]:
+    """Return the registers of a module's kernels from a cubin, and whether the target would run this cubin.
+
+    It would, except on the embedded device, where any cubin may have to do."""
     running = fatbin.cubin_for(images, target.cc)
+    own = running is not None
     if running is None and target.device == "sim":
         running = next((image for image in images if image.kind == "elf" and not image.relocatable), None)
     if running is None:
-        return {}
+        return {}, own
     try:
         kernels = fatbin.kernels(running.read())
     except ImageError:
-        return {}
-    return {name: kernel.registers for name, kernel in kernels.items() if kernel.registers is not None}
+        return {}, own
+    return {name: kernel.registers for name, kernel in kernels.items() if kernel.registers is not None}, own
 
 
 def _instrument(
@@ -225,8 +228,9 @@ def _instrument(
     attachments: Sequence[Attachment],
     target: Target,
     before: Mapping[str, int] | None = None,
+    own: bool = True,
 ) -> Sidecar:
-    """Return the sidecar of a module. before: its kernels' register counts, as far as known."""
+    """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target."""
     try:
         with progress.work("reading PTX"):
             parsed = parser.parse(text)
@@ -248,9 +252,11 @@ def _instrument(
     options = chosen.options
     before = before or {}
     limits: dict[str, int] = {}
-    if any(attachment.point in FREQUENT for attachment in attachments):
+    frequent = any(attachment.point in FREQUENT for attachment in attachments)
+    if frequent:
         before = _registers(parsed, injected.kernels, target, chosen.options, before)
-        limits = _limits_of_copies(parsed, injected, chosen.options, before)
+    if frequent or own:
+        limits = _limits_of_copies(parsed, injected, chosen.options, before, frequent)
         injected = injected.within(limits)
     made, limited = injected.text, frozenset[str]()
     while injected.kernels:
@@ -311,16 +317,16 @@ def _registers(
 
 
 def _limits_of_copies(
-    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int]
+    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], frequent: bool
 ) -> dict[str, int]:
-    """Return the register limits of copies with probes at FREQUENT points.
+    """Return the register limits of copies, where the registers of the originals are known. frequent: as in `limit_of_copy`.
 
     Excluded are modules with a limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves.
     """
     if "maxrregcount" in options:
         return {}
     return {
-        name: limit_of_copy(before[name])
+        name: limit_of_copy(before[name], frequent)
         for name in injected.kernels
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }

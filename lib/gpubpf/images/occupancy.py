@@ -24,20 +24,33 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
     before: the original's registers. waits: its blocks may wait for each other, so all blocks that are resident in the original must
     fit. For other kernels, one block must fit.
     """
-    warps = min(_WARPS, _REGISTERS // _rounded(before))
+    warps = _warps(before)
     if not waits:
         x, y, z = kernel.block_limit("reqntid") or kernel.block_limit("maxntid") or (_LARGEST_BLOCK, 1, 1)
         threads = min(x * y * z, _LARGEST_BLOCK)
         warps = max(1, min(warps, -(-threads // (32 * _PARTS))))
-    return max(before, min(MOST, _REGISTERS // warps // _UNIT * _UNIT))
+    return max(before, _within(warps))
 
 
-def limit_of_copy(before: int) -> int:
-    """Return the registers to which a copy with many probes is limited: half more than the original's `before`, or _CHEAP.
+def limit_of_copy(before: int, frequent: bool) -> int:
+    """Return the registers to which a copy is limited. before: the original's. frequent: there is a probe at each access, or the like.
 
-    Then at least half of the original's warps fit. With a lower limit, ptxas would spill more registers.
+    With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, the limit is half
+    more than the original's, or _CHEAP, so that at least half of the warps fit. With a lower limit, ptxas would spill more registers.
     """
-    return min(MOST, max(_CHEAP, _rounded(before + before // 2)))
+    if frequent:
+        return min(MOST, max(_CHEAP, _rounded(before + before // 2)))
+    return _within(_warps(before))
+
+
+def _warps(registers: int) -> int:
+    """Return the warps of a part that fit with so many registers per thread."""
+    return min(_WARPS, _REGISTERS // _rounded(registers))
+
+
+def _within(warps: int) -> int:
+    """Return the most registers per thread with which so many warps of a part fit."""
+    return min(MOST, _REGISTERS // warps // _UNIT * _UNIT)
 
 
 def _rounded(registers: int) -> int:

@@ -245,38 +245,44 @@ def limits(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("before", "limit"), [(8, 40), (26, 40), (27, 40), (28, 48), (32, 48), (64, 96), (160, 240), (190, 255)]
+    ("before", "at_accesses", "at_exits"),
+    [
+        *((8, 40, 32), (26, 40, 32), (27, 40, 32), (28, 48, 32), (32, 48, 32)),
+        *((33, 56, 40), (64, 96, 64), (160, 240, 168), (190, 255, 255)),
+    ],
 )
-def test_a_copy_with_probes_at_accesses_is_limited(
-    monkeypatch: pytest.MonkeyPatch, before: int, limit: int
+def test_a_copy_is_limited(
+    monkeypatch: pytest.MonkeyPatch, before: int, at_accesses: int, at_exits: int
 ) -> None:
-    """Unless the kernel has a limit of its own. For a GPU, ptxas is asked about kernels that no cubin tells of."""
+    """Unless the kernel has a limit of its own. If no cubin tells its registers, ptxas is asked, for a GPU and probes at accesses."""
     monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
     monkeypatch.setattr(
         instrument, "registers", lambda *_: dict.fromkeys(("free", "bound"), KernelResources(before))
     )
     text = ACCESSES.replace("LIMIT", ".maxntid 128, 1, 1 .minnctapersm 2")
     cubin = {"free": before, "bound": before}
-    for device, known, is_limited in (
-        ("gpu", {}, True),
-        ("gpu", cubin, True),
-        ("sim", cubin, True),
-        ("sim", {}, False),
+    for device, known, own in (
+        *(("gpu", {}, False), ("gpu", cubin, True)),
+        *(("sim", cubin, True), ("sim", cubin, False), ("sim", {}, False)),
     ):
-        for point in ("access", "exit"):
+        for point, limit in (("access", at_accesses), ("exit", at_exits)):
             target = Target(device, (8, 0))
-            made = instrument._instrument(text, _image(), [Attachment(TIME, point)], target, known)
-            expected = [f".maxnreg {limit}"] if is_limited and point == "access" else []
+            made = instrument._instrument(text, _image(), [Attachment(TIME, point)], target, known, own)
+            is_limited = own or (point == "access" and (known or device == "gpu"))
             found = limits(made.image.decode())
-            assert found["free"] == expected and found["bound"] == [".minnctapersm 2"]
+            assert found["free"] == ([f".maxnreg {limit}"] if is_limited else [])
+            assert found["bound"] == [".minnctapersm 2"]
 
 
-def test_with_that_limit_half_of_the_warps_fit() -> None:
+def test_the_warps_that_fit_with_these_limits() -> None:
     def warps(registers: int) -> int:  # on a part of a multiprocessor
         return min(16, 512 // (-(-registers // 8) * 8))
 
     for before in range(1, 256):
-        assert 2 * warps(limit_of_copy(before)) >= warps(before)
+        assert 2 * warps(limit_of_copy(before, frequent=True)) >= warps(before)
+        most = limit_of_copy(before, frequent=False)
+        assert most >= before and warps(most) == warps(before)
+        assert most == 255 or warps(most + 1) < warps(before)
 
 
 def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
