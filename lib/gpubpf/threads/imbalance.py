@@ -14,6 +14,7 @@ from gpubpf.session.launch_shape import By, Index, Shape, index_of
 
 FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named
 NAMED = 4  # maximum to name individually
+_ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,11 @@ def findings(found: Groups, what: str) -> list[str]:
     if not far.any():
         return [even]
     if 2 * len(others) < len(each):  # most groups are far off: name the two extremes
-        most, least = int(each.argmax()), int(each.argmin())
-        return [
-            f"the work is uneven: {groups.name(most)} did {_times(each[most] / each.mean())} the mean, "
-            f"{groups.name(least)} did {_times(each[least] / each.mean())}"
-        ]
+        most, least = (
+            f"{_who(groups, np.flatnonzero(each == level))} did {_times(level / float(each.mean()))}"
+            for level in (float(each.max()), float(each.min()))
+        )
+        return [f"the work is uneven: {most} the mean, {least}"]
     usual = float(others.mean())
     said = []
     for side in (far & (each > median), far & (each < median)):
@@ -202,7 +203,8 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
 
 
 def _who(groups: Groups, places: np.ndarray) -> str:
-    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``12 of 1,024 threads``."""
+    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``every second lane from 0 to 30``, or
+    ``12 of 1,024 threads``."""
     shape, by, word = groups.shape, groups.by, groups.shape.word(groups.by)
     numbers = groups.numbers[places]
     if len(numbers) == 1:
@@ -220,8 +222,11 @@ def _who(groups: Groups, places: np.ndarray) -> str:
     if len(numbers) <= NAMED:
         names = [label(number) for number in own[:-1]]
         return f"{word}s {', '.join(names[:-1])} and {names[-1]}{where}"
-    if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
+    steps = np.unique(np.diff(numbers.astype(np.int64)))
+    if len(steps) == 1 and steps[0] == 1:
         return f"{word}s {label(own[0])} to {label(own[-1])}{where}"
+    if len(steps) == 1 and int(steps[0]) in _ORDINALS and per_block is None:
+        return f"every {_ORDINALS[int(steps[0])]} {word} from {label(own[0])} to {label(own[-1])}"
     return f"{len(numbers):,} of {len(groups):,} {word}s"
 
 

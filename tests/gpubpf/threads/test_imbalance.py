@@ -164,7 +164,11 @@ def test_without_a_majority_the_ends_are_named():
     ]
     halves = np.where(np.arange(256) % 32 < 16, 100, 10)
     assert said(Shape((2, 1, 1), (128, 1, 1)), halves) == [
-        "the work is uneven: lane 0 did 1.8x the mean, lane 16 did 0.2x"
+        "the work is uneven: lanes 0 to 15 did 1.8x the mean, lanes 16 to 31 did 0.2x"
+    ]
+    odd = np.where(np.arange(256) % 2, 100, 0)
+    assert said(Shape((2, 1, 1), (128, 1, 1)), odd) == [
+        "the work is uneven: every second lane from 1 to 31 did 2.0x the mean, every second lane from 0 to 30 did nothing"
     ]
 
 
