@@ -25,6 +25,16 @@ def comm(pid: int) -> str:
     return ""
 
 
+def started(pid: int) -> float:
+    """Return the start time of a process, in seconds of CLOCK_BOOTTIME, rounded down to a clock tick; 0 if unknown.
+
+    A process keeps its start time when it executes another program."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        return ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 class RefusedForNow(SessionError):
     """The kernel refused to trace a process, but may allow it soon: another tool may be tracing one of its threads."""
 

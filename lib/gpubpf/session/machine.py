@@ -150,7 +150,7 @@ class MachineWatcher:
         finally:
             unused = reason == NO_ROCR
             if unused:
-                self._unused[pid] = _started(pid)
+                self._unused[pid] = traceable.started(pid)
             overtaken = self._hold_helper.finish(pid, again=unused)
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
@@ -218,7 +218,7 @@ class MachineWatcher:
                 or file in untried
                 or (everything and (new is None or file in new))
             ]
-            started = _started(pid) if probed else 0.0
+            started = traceable.started(pid) if probed else 0.0
             if probed and not lost and self._unused.get(pid) == started:
                 continue
             if any(since != _NO_DRIVER if lost else started <= since for since in probed) and (
@@ -300,14 +300,6 @@ def _drivers(pid: int) -> dict[_FileId, str]:
         if out_of_files(error):
             raise
     return found
-
-
-def _started(pid: int) -> float:
-    """Return the start time of a process, in seconds of CLOCK_BOOTTIME, rounded down to a clock tick; 0 if unknown."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-        return ticks / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 class HoldHelper:

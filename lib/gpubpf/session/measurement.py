@@ -120,8 +120,8 @@ class Listener:
     """Callbacks of a session.
 
     Called from the thread that runs `Session.intervals`:
-    attached: probes are live in a process, and so are the copies of kernels that it had loaded before; gets pid, comm and time (ns,
-    CLOCK_MONOTONIC or virtual).
+    attached: probes are live in a process, and so are the copies of kernels that it had loaded before; gets pid, comm, time (ns,
+    CLOCK_MONOTONIC or virtual), and whether the process was traced before and has executed another program since.
     waiting: probes are live in a process, but the copies of some kernels are not; also gets their number. `attached` follows.
     watching: the session now watches all processes that use a driver; gets the time.
     complain: no kernel matched; gets the error message.
@@ -133,7 +133,7 @@ class Listener:
 
     note: Callable[[str], None] = lambda text: None
     complain: Callable[[str], None] = lambda text: None
-    attached: Callable[[int, str, int], None] = lambda pid, comm, ts_ns: None
+    attached: Callable[[int, str, int, bool], None] = lambda pid, comm, ts_ns, again: None
     waiting: Callable[[int, str, int, int], None] = lambda pid, comm, ts_ns, kernels: None
     watching: Callable[[int], None] = lambda ts_ns: None
     loaded: Callable[[str, bytes], None] = lambda comm, data: None

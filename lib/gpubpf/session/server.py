@@ -31,9 +31,10 @@ from gpubpf.agent.definitions import (
     Message,
 )
 from gpubpf.errors import TOO_MANY_FILES, in_words
-from gpubpf.process import address_space
+from gpubpf.process import address_space, traceable
 from gpubpf.session import reasons
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
+from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
@@ -156,15 +157,13 @@ class Server:
 
     def _end_process(self, process: TracedProcess) -> None:
         """Close the files of a process whose agent has disconnected, and notify the other threads."""
+        if traceable.started(process.pid) == process.started:
+            process.executed |= address_space.executed_another_program(process.pid)
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
                 f"{process.label} closed all its file descriptors, including the agent's; its later launches are not counted"
             )
-        elif (
-            self._measurement.targets.pids
-            and process.hooked
-            and address_space.executed_another_program(process.pid)
-        ):
+        elif process.executed and process.hooked and self._measurement.targets.pids:
             self._measurement.note(
                 f"{process.label} executed another program; that program's launches are not traced"
             )
@@ -183,7 +182,7 @@ class Server:
         given, reported = protocol.cupti_operations(process.control)
         if given and not reported:
             self._measurement.note_once(
-                f"CUPTI reported none of {given:,} operations; their times are from timing events"
+                f"CUPTI reported none of {table.count(given, 'operation')}; their times are from timing events"
             )
 
     def _buffer_logs(self) -> None:
@@ -242,12 +241,13 @@ class Server:
 
     def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
         connection.settimeout(SEND_WAIT)
+        started = traceable.started(pid)
         with self._measurement.lock:
             if self._measurement.stopped:  # the process continues untraced
                 connection.close()
                 return None
             process = TracedProcess(connection, pid, next(self._numbers))
-            process.attached, process.pidfd = pidfd is not None, pidfd
+            process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
             self._measurement.add(process)
         self._newly_admitted.put(process)
         return process
@@ -300,6 +300,9 @@ class Server:
         if kind == Message.HELLO and file is not None and process.control is None:
             process.driver_version, process.comm, process.vendor = protocol.hello(payload)
             process.control = file
+            for other in self._measurement.processes:
+                if process.follows(other):
+                    process.again = other.executed = True
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
             if process.pending_images >= PENDING_LIMIT:
@@ -398,7 +401,7 @@ class Server:
             held += ", and may not be logged"
         for lack, consequence in ((LACKS_LOG, "logged"), (LACKS_CALL, "timed"), (LACKS_HOLDING, held)):
             if lines := left_out.get(lack):
-                others = f" ({len(lines) - 1} others)" if len(lines) > 1 else ""
+                others = f" ({table.count(len(lines) - 1, 'other')})" if len(lines) > 1 else ""
                 self._measurement.note_once(
                     f"calls of {lines[0].partition(':')[0]}{others} are not {consequence}, because this driver's"
                     f" functions cannot be hooked: {lines[0]}"

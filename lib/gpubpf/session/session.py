@@ -36,6 +36,7 @@ from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.reasons import NO_ROCR
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
+from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -448,7 +449,7 @@ class Session:
             when = process.virtual_times()[0] or time.monotonic_ns()
             if not waiting:
                 self._newly_hooked.remove(newly)
-                self._listener.attached(process.pid, process.comm, when)
+                self._listener.attached(process.pid, process.comm, when, process.again)
             elif not newly.told and (time.monotonic() >= newly.until or self._measurement.stopped):
                 newly.told = True
                 self._listener.waiting(process.pid, process.comm, when, waiting)
@@ -485,12 +486,14 @@ class Session:
             why = (
                 ": its CUDA context failed before its results could be read"
                 if process.failed
+                else " executed another program before its results could be read"
+                if process.executed
                 else " ended before its results could be read"
                 if process.disconnected
                 else ": its results could not be read in time"
             )
-            loss = summary.describe_loss(self._measurement, process, launches)
-            self._measurement.note(f"{process.label}{why}; {loss}")
+            if loss := summary.describe_loss(self._measurement, process, launches):
+                self._measurement.note(f"{process.label}{why}; {loss}")
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):
                 self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
@@ -506,7 +509,7 @@ class Session:
             for process in silent:
                 self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED)
             self._measurement.note(
-                f"{len(silent):,} process{'es' if len(silent) > 1 else ''} ended or continued before the tool could attach;"
+                f"{table.count(len(silent), 'process')} ended or continued before the tool could attach;"
                 f" {'their' if len(silent) > 1 else 'its'} launches are missing"
             )
         if graphs := sum(
@@ -514,7 +517,7 @@ class Session:
             for process in self._measurement.all_processes()
         ):
             self._measurement.note(
-                f"{graphs:,} launch{'es' if graphs > 1 else ''} of CUDA graphs that have conditional nodes,"
+                f"{table.count(graphs, 'launch')} of CUDA graphs that have conditional nodes,"
                 " or that kernels may launch: how often the kernels of these graphs ran is unknown"
             )
 
@@ -542,7 +545,7 @@ class Session:
                 return
             if time.monotonic() >= deadline:
                 self._measurement.note(
-                    f"{late:,} process{'es' if late > 1 else ''} did not answer in time;"
+                    f"{table.count(late, 'process')} did not answer in time;"
                     " counts since the last reading are not shown"
                 )
                 return

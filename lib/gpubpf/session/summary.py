@@ -6,6 +6,7 @@ Each public function implements the `Session` method of the same name, or return
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
 from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
 from gpubpf.session.results import KernelCount
+from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
@@ -55,11 +57,13 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         for fault in process.faults
     ]:
         record["device_faults"] = faults
-    live = sum(process.hooked for process in measurement.all_processes())
-    if measurement.several or live > 1 or measurement.missed:
+    live, programs = _measured(measurement)
+    if measurement.several or programs > 1 or measurement.missed:
         with measurement.lock:
             missed = {reason: len(found) for reason, found in measurement.missed.items() if found}
         record["processes"] = {"measured": live, "missed": missed}
+        if programs > live:
+            record["processes"]["programs"] = programs
     if measurement.accesses:
         record["not_probed"] = _not_probed(measurement, {k.mangled for k in counted if k.instrumented})
     if measurement.host is not None and measurement.host.in_kernel:
@@ -67,6 +71,17 @@ def summary(measurement: Measurement) -> dict[str, Any]:
             r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measurement.host.runs()
         }
     return record
+
+
+def _measured(measurement: Measurement) -> tuple[int, int]:
+    """Return the number of processes with live hooks, and the number of programs that they executed with live hooks."""
+    entries = Counter((p.identity, p.vendor) for p in measurement.all_processes() if p.hooked)
+    programs: dict[
+        tuple[int, float], int
+    ] = {}  # a process that uses the GPUs of two vendors has two entries for a program
+    for (process, _), n in entries.items():
+        programs[process] = max(programs.get(process, 0), n)
+    return len(programs), sum(programs.values())
 
 
 def _overhead(measurement: Measurement) -> dict[str, int | None]:
@@ -212,15 +227,20 @@ def _has_counts(measurement: Measurement) -> bool:
 
 
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
-    """Return a phrase for a notice: what is lost if this many launches of a process were not read."""
+    """Return a phrase for a notice: what is lost if this many launches of a process were not read; "" if nothing is."""
     parts = []
     if _has_counts(measurement):
-        parts.append(f"the counts of up to {launches:,} launches are lost")
-    for name, received, _, most in _unread(measurement, process):
+        parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost")
+    rings = list(_unread(measurement, process))
+    for name, received, _, most in rings:
         bounded = name in measurement.follow.per_thread
-        lost = f"at most {most:,} are lost" if bounded else "an unknown number is lost"
-        parts.append(f"{received:,} records of {name} were received, {lost}")
-    return "; ".join(parts) or f"up to {launches:,} launches were not read"
+        if bounded and not most:
+            continue
+        lost = f"at most {most:,}" if bounded else "an unknown number"
+        parts.append(f"{table.count(received, 'record')} of {name} received, {lost} lost")
+    if not parts and not rings:
+        parts.append(f"up to {table.count(launches, 'launch')} could not be read")
+    return "; ".join(parts)
 
 
 def _lost(measurement: Measurement) -> int:

@@ -134,6 +134,9 @@ class TracedProcess:
     welcomed: bool = False  # WELCOME has been sent
     reported_hooks: bool = False  # HOOKED has arrived
     hooked: bool = False  # the hooks are live
+    started: float = 0.0  # see `traceable.started`
+    executed: bool = False  # its process executed another program, which has its own entry if it is traced
+    again: bool = False  # its process was traced before, until it executed this program
     disconnected: bool = False
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
@@ -166,8 +169,8 @@ class TracedProcess:
     image_answered: bool = False  # at least one has been answered
     failed: bool = False  # a context's memory could not be read, as after a kernel fault
     loadable: bool = False  # its files contain matching kernels
-    # Request → matched kernels that were loaded before the agent and whose copies are not ready yet. A nameless kernel under 0 means
-    # that the tool does not know yet which kernels these are.
+    # Request → matched kernels that were loaded before the agent and whose copies are not ready yet. A nameless kernel means that the
+    # tool does not know yet which kernels these are.
     preparing: dict[int, frozenset[str]] = field(default_factory=dict)
     attached: bool = False  # it was running before the tool attached to it
     pidfd: int | None = None  # only if `attached`
@@ -200,9 +203,20 @@ class TracedProcess:
         return f"pid {self.pid} ({self.comm or traceable.comm(self.pid)})"
 
     @property
+    def identity(self) -> tuple[int, float]:
+        """Equal for all entries of a process."""
+        return self.pid, self.started
+
+    def follows(self, other: TracedProcess) -> bool:
+        """Return whether this is the same process as `other`, after it has executed another program."""
+        same = self.identity == other.identity and self.vendor == other.vendor
+        return same and self.number > other.number
+
+    @property
     def waiting(self) -> int:
-        """The number of kernels that were loaded before the agent and whose copies are not ready yet."""
-        return len(frozenset().union(*self.preparing.values()))
+        """The number of kernels that were loaded before the agent and whose copies are not ready yet; 1 if it is unknown but not 0."""
+        names = frozenset().union(*self.preparing.values())
+        return len(names - {""}) or len(names)
 
     @property
     def gpus(self) -> frozenset[int]:

@@ -32,8 +32,11 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
             f"graphs created before attaching: {launches}; their kernels are unknown and not counted"
         )
     if processes := summary.get("processes"):
+        measured = f"processes measured: {processes['measured']:,}"
+        if programs := processes.get("programs"):
+            measured += f", which executed {programs:,} programs"
         missed = "; missed: " + ", ".join(_reasons(processes["missed"]).values())
-        lines.append(f"processes measured: {processes['measured']:,}{missed if processes['missed'] else ''}")
+        lines.append(measured + (missed if processes["missed"] else ""))
         if processes["missed"].keys() - {"no CUDA driver"}:  # without a driver there are no launches
             lines.append("  how many launches of theirs the tool did not see is unknown")
     if "overhead" in summary:
@@ -112,9 +115,8 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
     if kernel["held"] is False and host >= percent:
         parts.append(", which no choice of launches reduces")
     elif kernel["held"] is False:
-        parts.append(
-            f"; about {math.ceil(cost * kernel['measured'] / (percent - host)):,} launches would hold the budget"
-        )
+        enough = math.ceil(cost * kernel["measured"] / (percent - host))
+        parts.append(f"; about {table.count(enough, 'launch')} would hold the budget")
     return "".join(parts)
 
 

@@ -90,7 +90,7 @@ def main() -> int:
             command,
             note=said.append,
             complain=said.append,
-            attached=lambda pid, comm, ts_ns: print("attached", file=sys.stderr, flush=True),
+            attached=lambda pid, comm, ts_ns, again: print("attached", file=sys.stderr, flush=True),
             **options,
         ) as measured:
             for _ in measured.intervals(interval):

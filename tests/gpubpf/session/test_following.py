@@ -297,7 +297,7 @@ def test_what_a_killed_process_had_written_is_received(app: Path, capsys: pytest
     assert run.received == 50 * 128
     assert (run.log["kind"] == operation_log.KERNEL).sum() == 50
     said = capsys.readouterr().err
-    assert "6,400 records of events were received, at most 0 are lost" in said
+    assert "the counts of up to 50 launches are lost" in said and "records of events" not in said
 
 
 def test_what_a_killed_process_lost_has_a_bound(
@@ -310,10 +310,7 @@ def test_what_a_killed_process_lost_has_a_bound(
     produced = 64 * 16 * 256
     assert 0 < run.received < produced
     said = capsys.readouterr().err
-    assert (
-        f"{run.received:,} records of events were received, at most {produced - run.received:,} are lost"
-        in said
-    )
+    assert f"{run.received:,} records of events received, at most {produced - run.received:,} lost" in said
     assert run.session.summary()["lost"] == 64 + produced - run.received  # the launches' arrays, the records
 
 

@@ -228,6 +228,25 @@ def test_a_process_that_becomes_another_program(built: Path, start: Callable[...
     )
 
 
+def test_a_command_that_becomes_another_program_remains_one_process(built: Path) -> None:
+    program = str(built / "becomes")
+    command = (program, "exec", program, "exec", program, "end")
+    tool = Tool("--json", "--device", "sim", "--", *command, stdin=subprocess.DEVNULL)
+    records = tool.ended()
+    (summary,) = of(records, "summary")
+    assert summary["launches_instrumented"] == 9
+    assert summary["processes"] == {"measured": 1, "missed": {}, "programs": 3}
+    (pid,) = {record["pid"] for record in of(records, "attached")}
+    first = f"threadhist: note: attached to {pid} (becomes)"
+    told = [line for line in tool.said if "attached to" in line]
+    assert told == [first, *[f"{first}, after it executed another program"] * 2]
+    lost = [line for line in tool.said if "lost" in line]
+    because = (
+        f"threadhist: note: pid {pid} (becomes) executed another program before its results could be read; "
+    )
+    assert all(line.startswith(because) for line in lost) and bool(lost) == bool(summary["lost"])
+
+
 def test_a_process_that_is_gone_has_no_children() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -283,7 +302,7 @@ def session(*pids: int, listener: Listener | None = None) -> Session:
 def test_processes_join_at_any_time_from_any_thread(built: Path, start: Callable[..., Program]) -> None:
     first, second = (start(built / "becomes", "end") for _ in range(2))
     attached: list[int] = []
-    listener = Listener(attached=lambda pid, comm, ts_ns: attached.append(pid))
+    listener = Listener(attached=lambda pid, comm, ts_ns, again: attached.append(pid))
     answers: list[str | None] = []
     with session(first.pid, listener=listener) as measured:
         ask = [

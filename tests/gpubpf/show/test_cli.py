@@ -431,6 +431,8 @@ def test_every_report_ends_with_what_was_not_seen():
     told = cli.summary_lines(summary(processes={"measured": 2, "missed": {"no CUDA driver": 7}}))
     assert told[1:] == ["processes measured: 2; missed: 7 (no CUDA driver)"]
     assert cli.summary_lines(summary(processes={"measured": 2, "missed": {}}))[1] == "processes measured: 2"
+    told = cli.summary_lines(summary(processes={"measured": 1, "programs": 2, "missed": {"ended": 1}}))
+    assert told[1] == "processes measured: 1, which executed 2 programs; missed: 1 (ended)"
     assert cli.summary_lines(summary(launches_seen=0)) == ["counted nothing"]
     nothing = summary(launches_matched=0, launches_instrumented=0)
     assert cli.summary_lines(nothing)[0] == "counted nothing of 30 launches"
