@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KINDS = ("log2", "linear", "values")
 NEGATIVE = -1  # the bucket of all negative values, with log2
-FEW = 40  # rows of a histogram without -v
+FEW = 40  # rows of a linear histogram, or of values, without -v
 # Process, GPU, key, number of the specification.
 Place = tuple[int, int, str, int]
 
@@ -68,6 +68,11 @@ class Found:
         return [
             (*limits(kind, width, bucket, self.wanted), n) for bucket, n in sorted(self.sums.buckets.items())
         ]
+
+    def log2_ranges(self) -> list[tuple[int, int, int]]:
+        """Return all buckets of a histogram in powers of two, from the first one that holds something to the last."""
+        counts = self.sums.buckets
+        return [(*limits("log2", 1, n, self.wanted), counts[n]) for n in range(min(counts), max(counts) + 1)]
 
     def record(self, kind: str, width: int) -> dict[str, Any]:
         """Return the JSON record."""
@@ -276,10 +281,10 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
                 f"{missing}: no room in the table, or a kernel was running when it was read", 2
             )
         yield ""
-        ranges = one.ranges(kind, width)
+        ranges = one.log2_ranges() if kind == "log2" else one.ranges(kind, width)
         if kind == "values":
             ranges.sort(key=lambda row: (-row[2], row[0]))
-        shown = ranges if full else ranges[:FEW] if kind == "values" else _dense(ranges)
+        shown = ranges if full or kind == "log2" else ranges[:FEW] if kind == "values" else _dense(ranges)
         yield from histogram.range_lines(shown, "value", "count")
         if len(ranges) > len(shown):
             yield f"... {table.count(len(ranges) - len(shown), 'row')} more; -v shows all"

@@ -1,0 +1,37 @@
+"""What gpudist shows people of a distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpubpf.expressions import distributions, specs
+from gpubpf.expressions.distributions import NEGATIVE, Found, Sums
+from gpubpf.show.owner_columns import OwnerColumns
+
+
+def shown(kind: str, buckets: dict[int, int], type_: str = "u64") -> list[str]:
+    """Return the lines of the histogram, each without its bar."""
+    sums = Sums(sum(buckets.values()), 100, Counter(buckets))
+    found = Found(1, "app", 0, None, specs.distribution(f"load:*:{type_}:width"), "", sums)
+    lines = list(distributions.lines([found], kind, 10, OwnerColumns(False), False))
+    first = next(n for n, line in enumerate(lines) if "distribution" in line)
+    return [line.partition("|")[0].rstrip() for line in lines[first + 1 :] if line]
+
+
+def test_powers_of_two_include_the_empty_ones_between() -> None:
+    assert shown("log2", {1: 4, 4: 2}) == [
+        "         2 -> 3          : 4",
+        "         4 -> 7          : 0",
+        "         8 -> 15         : 0",
+        "        16 -> 31         : 2",
+    ]
+    assert [line.split(":")[1].strip() for line in shown("log2", {NEGATIVE: 3, 1: 1}, "s32")] == [
+        "3",
+        "0",
+        "1",
+    ]
+    assert len(shown("log2", {0: 1, 63: 1})) == 64
+
+
+def test_equal_widths_leave_the_empty_ones_out() -> None:
+    assert shown("linear", {0: 1, 1 << 40: 1})[1].split()[0] == str(10 << 40)
