@@ -234,7 +234,7 @@ def measure(
         trace.close()
         cli.note(TOOL, f"wrote {args.trace}")
     if off_cpu and (missing := off_cpu.activity().lost):
-        cli.note(TOOL, f"{missing:,} times off the CPU of launching threads are unknown")
+        cli.note(TOOL, f"unknown times off the CPU of launching threads: {missing:,}")
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
     show_summary(session, losses.fields(launches.lost), overlap.records(), args, results)

@@ -20,6 +20,7 @@ import numpy as np
 from gpubpf.agent.definitions import NUMBER_MASK, Reason, outcome_of
 from gpubpf.expressions.points import LAUNCH_NAMES
 from gpubpf.session import operation_log
+from gpubpf.show import table
 from gpubpf.show.notices import note
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ class Launches:
     def say_lost(self, tool: str) -> None:
         """Tell the user what is missing from the results."""
         if self.lost:
-            note(tool, f"{self.lost:,} operations found no room in the log; launches may be missing")
+            note(
+                tool,
+                f"{table.count(self.lost, 'operation')} found no room in the log; launches may be missing",
+            )
 
     def take(self, log: ProcessLog) -> Iterator[Launch]:
         """Yield the launches that are new in a log, and earlier ones whose names have come."""

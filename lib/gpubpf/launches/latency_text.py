@@ -279,7 +279,9 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
 
     length = us(end - begin) if begin is not None and end is not None else "-"
     start = f"{when(begin):>12} {when(end):>12} {length:>9}  "
-    text = f"{TITLES[op]} {int(view.columns.bytes[at]):,} bytes" if op in TITLES else view.name(at)
+    text = (
+        f"{TITLES[op]} {table.count(int(view.columns.bytes[at]), 'byte')}" if op in TITLES else view.name(at)
+    )
     node = f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})" if ops.node[at] >= 0 else ""
     before = int(view.waits.waited_for[at]) if view.waits.wait[at] > 0 else -1
     called = f", called T+{when(int(ops.call[at]))}" if begin is None else ""
@@ -369,7 +371,7 @@ def stack_lines(sums: LaunchSums) -> Iterator[str]:
         yield from (f"    {table.fit(frame, 76)}" for frame in frames or ["unknown stack"])
         yield ""
     if len(sums.stacks) > STACKS:
-        yield f"and from {len(sums.stacks) - STACKS:,} other stacks"
+        yield f"and from {table.count(len(sums.stacks) - STACKS, 'other stack')}"
         yield ""
 
 
@@ -397,15 +399,14 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     }
     lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]
     if summary["operations_lost"]:
-        lines.append(
-            f"{summary['operations_lost']:,} operations dropped because the log was full: waits may be attributed to the wrong work"
-        )
+        dropped = table.count(summary["operations_lost"], "operation")
+        lines.append(f"{dropped} dropped because the log was full: waits may be attributed to the wrong work")
     return [part for line in lines for part in table.wrap(line)]
 
 
 def none_chosen(filters: str, others: Counter[tuple[int, str]]) -> str:
     """Return the notice that no launch passed the host thread filters. `others`: launches by (thread, process name)."""
     threads = [f"{tid} of {comm}" for (tid, comm), _ in others.most_common(MOST_THREADS)]
-    more = f" and {len(others) - MOST_THREADS:,} others" if len(others) > MOST_THREADS else ""
+    more = f" and {table.count(len(others) - MOST_THREADS, 'other')}" if len(others) > MOST_THREADS else ""
     launches = table.count(others.total(), "launch")
     return f"no launch matched {filters}; {launches} by thread{'s' if len(others) > 1 else ''} {', '.join(threads)}{more}"

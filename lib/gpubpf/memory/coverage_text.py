@@ -143,10 +143,11 @@ def allocation_lines(
                 yield from (f"        {table.fit(symbols.frame_of(frame), WIDTH - 8)}" for frame in row.stack)
     if len(rows) > len(shown):
         left = sum(row.untouched or 0 for row in rows[len(shown) :])
-        yield f"{table.count(len(rows) - len(shown), 'more place')} with {left:,} bytes untouched; -v shows them"
+        more = table.count(len(rows) - len(shown), "more place")
+        yield f"{more} with {table.count(left, 'byte')} untouched; -v shows them"
     for (pid, comm), touched in report.unallocated.items():
         yield from table.wrap(
-            f"{table.process(comm, pid)}: kernels touched {touched:,} bytes outside of all known allocations"
+            f"{table.process(comm, pid)}: kernels touched {table.count(touched, 'byte')} outside of all known allocations"
         )
     yield from _findings(report, granule)
     yield ""
@@ -215,7 +216,7 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
         if some:
             total = sum(row.allocation.bytes for row in some)
             yield from table.wrap(
-                f"{what}: {table.count(len(some), 'allocation')} of device memory, {total:,} bytes"
+                f"{what}: {table.count(len(some), 'allocation')} of device memory, {table.count(total, 'byte')}"
             )
 
 

@@ -7,20 +7,22 @@ from collections.abc import Iterator
 from gpubpf.ebpf import disassembly
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.objects.loading import LoadedObject
+from gpubpf.show import table
 
 
 def lines(loaded: LoadedObject) -> Iterator[str]:
     """Yield the lines for people."""
     program = loaded.programs.program
     for one in program.maps.values():
+        key, value = (table.count(size, "byte") for size in (one.key_size, one.value_size))
         yield (
-            f"map {one.name}: {one.kind.replace('_', ' ')}, key {one.key_size} bytes, value {one.value_size} bytes,"
+            f"map {one.name}: {one.kind.replace('_', ' ')}, key {key}, value {value},"
             f" {one.max_entries:,} {'bytes' if one.kind == 'ringbuf' else 'entry' if one.max_entries == 1 else 'entries'}"
         )
     for name, place in loaded.places.items():
         function = program.functions[name]
         yield ""
-        yield f"program {name}: section {place.section}, {len(function.instructions)} instructions"
+        yield f"program {name}: section {place.section}, {table.count(len(function.instructions), 'instruction')}"
         yield from _code(program, function)
 
 

@@ -74,7 +74,7 @@ class Contents:
         lines = list(self._values())
         yield from lines[:_MOST_LINES]
         if len(lines) > _MOST_LINES:
-            yield f"  ... {len(lines) - _MOST_LINES:,} more lines; --json and --csv show all values"
+            yield f"  ... {table.count(len(lines) - _MOST_LINES, 'more line')}; --json and --csv show all values"
 
     def _values(self) -> Iterator[str]:
         """Yield a line for each value, or for several that are equal."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpubpf.agent.definitions import Reason
 from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
+from gpubpf.show import table
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
 
@@ -106,7 +107,7 @@ def no_room(mangled: str, lacking: NoRoom) -> str:
     from gpubpf import names
 
     kernel = names.demangle(mangled).short
-    threads = f"{lacking.threads:,} threads"
+    threads = table.count(lacking.threads, "thread")
     instead = "launch fewer or smaller blocks"
     if lacking.allowed is None:
         why = f"its blocks may wait for each other, and the driver does not say how many of {threads} fit"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpubpf.show import table
 from gpubpf.show.picture import Chart, Rows
 
 ROWS, COLUMNS = 256, 512  # the most of a chart; the number of columns must be even
@@ -206,9 +207,8 @@ class _NamedHeat:
         caption = ""
         if len(chosen) < len(bands):
             rest = 1 - sum(weights[n] for n in chosen) / max(1, sum(weights))
-            caption = (
-                f"{len(bands) - len(chosen):,} more regions, with {rest:.1%} of the accesses, are left out."
-            )
+            left_out = len(bands) - len(chosen)
+            caption = f"Left out: {table.count(left_out, 'more region')}, with {rest:.1%} of the accesses."
         return Chart(
             heat.title,
             width * counts.shape[1],

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from gpubpf.session.launch_shape import By, Index, Shape, index_of
+from gpubpf.show import table
 
 FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named
 NAMED = 4  # maximum to name individually
@@ -149,7 +150,7 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
 
 
 def findings(found: Groups, what: str) -> list[str]:
-    """Return one to three sentences about which threads or groups do more or less than the others.
+    """Return up to three sentences about which threads or groups do more or less than the others.
 
     For threads, they name blocks, lanes or warps if these account for nearly all of the difference. For other groups, they name the
     groups themselves. `what`: the unit of work in the plural.
@@ -158,7 +159,7 @@ def findings(found: Groups, what: str) -> list[str]:
     if len(work) == 0 or not work.any():
         return [f"no {by} did any {what}"]
     if len(work) == 1:
-        return [f"one {by} did all of it: {_counted(found.work[0], what)}"]
+        return []  # nothing to compare it with
     groups, each = found, work
     if found.by == "thread":
         groups = _level(found, work)
@@ -169,7 +170,7 @@ def findings(found: Groups, what: str) -> list[str]:
     more = float(work.max()) / float(work.mean()) - 1
     even = f"the work is even: the busiest {by} did {_percent(more)} more than the mean"
     if not more:
-        return [f"the work is even: every {by} did the same ({_counted(found.work[0], what)})"]
+        return [f"the work is even: every {by} did the same ({counted(int(found.work[0]), what)})"]
     if not far.any():
         return [even]
     if 2 * len(others) < len(each):  # most groups are far off: name the two extremes
@@ -256,8 +257,9 @@ def _did(each: np.ndarray, usual: float) -> str:
     )
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{int(number):,} {what.removesuffix('s') if number == 1 else what}"
+def counted(number: int, what: str) -> str:
+    """Return ``1 store`` or ``23 stores``. `what`: the unit of work in the plural."""
+    return table.count(number, what.removesuffix("s"))
 
 
 def _percent(share: float) -> str:

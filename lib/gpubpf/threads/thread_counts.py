@@ -222,9 +222,10 @@ def _in_full(number: int) -> str:
     return f"{number:,}" if number < 10**14 else table.number(number)
 
 
-def _mean(number: float) -> str:
-    """Return a mean with one digit after the point, or none if it is whole."""
-    return f"{number:,.1f}".removesuffix(".0")
+def _mean(number: float, what: str) -> str:
+    """Return a mean with one digit after the point, or none if it is whole, and the unit of work."""
+    text = f"{number:,.1f}".removesuffix(".0")
+    return imbalance.counted(1, what) if text == "1" else f"{text} {what}"
 
 
 def _section(
@@ -244,7 +245,7 @@ def _section(
         f"{table.count(counts.launches, 'launch')}, {table.count(counts.wanted, f'{selected}thread')}",
         *_of_sample(counts, len(threads), what),
         *imbalance.findings(groups, what),
-        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean)} {what} per {counts.shape.word(by)}",
+        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean, what)} per {counts.shape.word(by)}",
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:

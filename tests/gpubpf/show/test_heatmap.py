@@ -188,7 +188,7 @@ def test_many_places_and_large_pages() -> None:
         reads(heat, band.base, 8 * (n + 1), 0)
     chart = heat.drawn(known).chart()
     assert len(chart.bands) == heatmap.BANDS and "call 40" in chart.bands[-1].label
-    assert chart.caption.startswith("24 more regions, with ")
+    assert chart.caption.startswith("Left out: 24 more regions, with ")
     assert sum(len(band.counts) for band in chart.bands) <= heatmap.ROWS
     while heat.shift < 28:
         heat._coarsen()

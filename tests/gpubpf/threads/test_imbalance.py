@@ -114,8 +114,10 @@ def test_even_work_is_called_even():
     assert said(shape, [7] * 5) == ["the work is even: every thread did the same (7 stores)"]
     assert "even" in said(shape, [200001] * 3 + [200000] * 2)[0]
     assert said(shape, [0] * 5) == ["no thread did any stores"]
-    assert said(Shape((1, 1, 1), (1, 1, 1)), [9]) == ["one thread did all of it: 9 stores"]
-    assert said(Shape((1, 1, 1), (1, 1, 1)), [1]) == ["one thread did all of it: 1 store"]
+    assert said(Shape((1, 1, 1), (1, 1, 1)), [9]) == []  # nothing to compare it with
+    assert said(Shape((1, 1, 1), (2, 1, 1)), [1, 1]) == [
+        "the work is even: every thread did the same (1 store)"
+    ]
 
 
 def test_the_level_that_was_asked_for_is_told():
