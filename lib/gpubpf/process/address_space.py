@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -85,6 +86,16 @@ def mapping_at(pid: int, address: int) -> Mapping | None:
         if (m := _LINE.match(line)) and int(m[1], 16) <= address < int(m[2], 16):
             return _mapping(m)
     return None
+
+
+def is_return_probe(pid: int, address: int) -> bool:
+    """Return whether functions with a return probe (uretprobe) return to this address of a process: the start of its [uprobes]."""
+    if address % mmap.PAGESIZE:
+        return False
+    with contextlib.suppress(OSError):
+        found = mapping_at(pid, address)
+        return found is not None and found.start == address and found.path == "[uprobes]"
+    return False
 
 
 def _mapping(m: re.Match[str]) -> Mapping:

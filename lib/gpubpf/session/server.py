@@ -347,7 +347,7 @@ class Server:
             process.contexts[number] = gpu
         elif kind == Message.STACK:
             number, frames = protocol.stack(payload)
-            process.stacks[number] = frames
+            process.add_stack(number, frames)
         elif (
             kind == Message.LOG
             and file is not None

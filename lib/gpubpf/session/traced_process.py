@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
-from gpubpf.process import traceable
+from gpubpf.process import address_space, traceable
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.register_counts import RegisterCounts
 
@@ -47,6 +48,7 @@ READINGS, READING_BYTES = (
 )  # most readings that the tool has not taken yet; older ones are dropped
 
 BUFFERED_RECORDS = 1 << 22  # most log records, in all processes, that the tool has not taken yet
+HIDDEN_CALLER = "unknown"  # the symbol of a stack frame whose return address a return probe has replaced
 GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
 
@@ -321,6 +323,15 @@ class TracedProcess:
         self.text += size
         if self.text > TEXT_LIMIT:
             raise protocol.Malformed("too many names")
+
+    def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
+        """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
+        self.stacks[number] = tuple(
+            dataclasses.replace(frame, symbol=HIDDEN_CALLER)
+            if not (frame.file or frame.symbol) and address_space.is_return_probe(self.pid, frame.address + 1)
+            else frame
+            for frame in frames
+        )
 
     def add_snapshot(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:
         """Replace the last snapshot of a context. `keep`: also add it to `readings`.

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from gpubpf.agent.definitions import Vendor
+from gpubpf.agent.protocol import StackFrame
+from gpubpf.images import symbols
+from gpubpf.process import address_space
 from gpubpf.session.traced_process import TracedProcess
 
 
@@ -32,3 +37,23 @@ def test_a_program_follows_another_in_the_same_process() -> None:
     assert not process(2, started=2.5).follows(first)  # its PID was reused
     assert not process(2, pid=8).follows(first)
     assert not process(2, vendor=Vendor.AMD).follows(first)  # the second agent of a program
+
+
+def test_a_caller_that_a_return_probe_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = 0x7FFFFFFFE000
+    maps = f"{page:x}-{page + 4096:x} --xp 00000000 00:00 0                          [uprobes]\n"
+    mapped = address_space.parse(maps.encode() + b"7f0000000000-7f0000002000 rwxp 00000000 00:00 0\n")
+    monkeypatch.setattr(
+        address_space, "mapping_at", lambda pid, at: next((m for m in mapped if m.start <= at < m.end), None)
+    )
+    one = process(1)
+    # A return address less one: as the agent sends it.
+    addresses = (page - 1, page + 0x7F, 0x7F0000000FFF, 0x7F0000001234)
+    one.add_stack(3, [StackFrame(address, 0, "", "") for address in addresses])
+    assert [symbols.frame_of(frame) for frame in one.stacks[3]] == [
+        "unknown",
+        f"{page + 0x7F:#x}",
+        "0x7f0000000fff",
+        "0x7f0000001234",
+    ]
+    assert symbols.caller(one.stacks[3]) == "unknown"
