@@ -112,6 +112,11 @@ class SiteTraffic:
         return found[0] if found else "unit" if self.space == "local" else "broadcast"
 
     @property
+    def of_one_lane(self) -> bool:
+        """Whether only one lane took part in each request. Then `pattern` says nothing."""
+        return self.accesses == self.requests
+
+    @property
     def requests_by_pattern(self) -> dict[str, int]:
         """Requests by the name of their pattern. `single`: requests of one lane, which have no pattern."""
         unit, shifted, broadcast, strided, gather, single = self.patterns

@@ -96,8 +96,12 @@ class SiteGroup:
 
     @property
     def pattern(self) -> str:
-        """The pattern, as in JSON, except that gathered lanes that use every sector fully are `rows`, as for the rows of a tile."""
+        """The pattern, as in JSON, except that gathered lanes that use every sector fully are `rows`, as for the rows of a tile.
+
+        It is `one lane` if only one lane took part in each request."""
         first = self.sites[0]
+        if first.of_one_lane:
+            return "one lane"
         whole = first.space != "shared" and self.sum("sectors") == self.sum("least")
         return "rows" if first.pattern == "gather" and whole else first.pattern
 
@@ -211,7 +215,7 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
     found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
-        found.setdefault((place, one.site.kind, one.space, one.pattern), []).append(one)
+        found.setdefault((place, one.site.kind, one.space, one.pattern, one.of_one_lane), []).append(one)
     made = [SiteGroup(copies[0].where, tuple(copies)) for copies in found.values()]
     return sorted(
         made,
@@ -357,7 +361,7 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     most = _updates(sites)
     if sites[0].space == "shared" or most is None:
         return None
-    if all(site.accesses == site.requests for site in sites):
+    if all(site.of_one_lane for site in sites):
         return None  # by one lane each time, which may be once for each block
     if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
         return None

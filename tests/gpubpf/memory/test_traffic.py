@@ -127,6 +127,11 @@ def test_what_varies_in_width_has_its_bytes_counted():
 
 def test_pattern_of_single_lanes_alone():
     assert found({SINGLE: 9}).pattern == "broadcast"
+    # Both are broadcast in JSON, but only one of them is for people.
+    rows = traffic_text.group_sites(
+        [found({SINGLE: 9}), found({BROADCAST: 5}), found({BROADCAST: 1, SINGLE: 2})]
+    )
+    assert [(row.pattern, len(row.sites)) for row in rows] == [("one lane", 1), ("broadcast", 2)]
     assert found({SINGLE: 9, GATHER: 1}, sectors=32).pattern == "gather"
 
 
