@@ -139,6 +139,8 @@ def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool
     titles = names.labels(mangled, None if verbose else TITLE, full=verbose)
     owners.see(kernels)
     shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
+    if not kernels:
+        yield from ("no memory access was seen", "")
     if owners.several and len(kernels) > 1:
         yield f"memory traffic of kernels, by {'process' if owners.processes else 'GPU'}"
         yield ""

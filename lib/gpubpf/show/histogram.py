@@ -56,6 +56,7 @@ def range_lines(
         return []
     # Like bcc: one width for ranges that fit into 32 bits, one for all others.
     digits = 10 if all(low >= -(1 << 31) and high < 1 << 32 for low, high, _ in ranges) else 20
+    digits = max(digits, *(len(str(low)) for low, _, _ in ranges))  # with its sign, -2147483648 has 11
     most = max(number for _, _, number in ranges)
     wide = max(9, len(str(most)))
     stars = min(STARS, WIDTH - 2 * digits - wide - 9)

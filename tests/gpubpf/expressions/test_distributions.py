@@ -25,11 +25,9 @@ def test_powers_of_two_include_the_empty_ones_between() -> None:
         "         8 -> 15         : 0",
         "        16 -> 31         : 2",
     ]
-    assert [line.split(":")[1].strip() for line in shown("log2", {NEGATIVE: 3, 1: 1}, "s32")] == [
-        "3",
-        "0",
-        "1",
-    ]
+    signed = shown("log2", {NEGATIVE: 3, 1: 1}, "s32")
+    assert [line.split(":")[1].strip() for line in signed] == ["3", "0", "1"]
+    assert signed[0].startswith("-2147483648 -> -1 ") and len({line.index(":") for line in signed}) == 1
     assert len(shown("log2", {0: 1, 63: 1})) == 64
 
 
