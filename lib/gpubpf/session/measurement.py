@@ -122,7 +122,8 @@ class Listener:
     Called from the thread that runs `Session.intervals`:
     attached: probes are live in a process, and so are the copies of kernels that it had loaded before; gets pid, comm, time (ns,
     CLOCK_MONOTONIC or virtual), and whether the process was traced before and has executed another program since.
-    waiting: probes are live in a process, but the copies of some kernels are not; also gets their number. `attached` follows.
+    waiting: probes are live in a process, but the copies of some kernels are not; also gets their number. `attached` follows, unless
+    the process ends or executes another program first.
     watching: the session now watches all processes that use a driver; gets the time.
     complain: no kernel matched; gets the error message.
 

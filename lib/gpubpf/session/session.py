@@ -441,16 +441,20 @@ class Session:
         return both
 
     def _report_attached(self) -> None:
-        """Report the processes in which all copies are ready, and, once each, those in which they are not ready after READY_WAIT."""
+        """Report the processes in which all copies are ready, and, once each, those in which they are not ready after READY_WAIT.
+
+        If a process ends or executes another program before all copies are ready, `attached` does not follow."""
         for newly in list(self._newly_hooked):
             process = newly.process
             with self._measurement.lock:
-                waiting = process.waiting
+                waiting, disconnected = process.waiting, process.disconnected
             when = process.virtual_times()[0] or time.monotonic_ns()
-            if not waiting:
+            late = disconnected or time.monotonic() >= newly.until or self._measurement.stopped
+            if disconnected or not waiting:
                 self._newly_hooked.remove(newly)
+            if not waiting:
                 self._listener.attached(process.pid, process.comm, when, process.again)
-            elif not newly.told and (time.monotonic() >= newly.until or self._measurement.stopped):
+            elif late and not newly.told:
                 newly.told = True
                 self._listener.waiting(process.pid, process.comm, when, waiting)
 

@@ -480,7 +480,6 @@ class TracedProcess:
             os.close(self.pidfd)
             self.pidfd = None
         self.__dict__.pop("mapped", None)
-        self.preparing.clear()
         self.disconnected, self.disconnected_at = True, time.monotonic()
 
     def compress_snapshots(

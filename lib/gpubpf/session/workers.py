@@ -297,7 +297,9 @@ class BackgroundWork:
     def _prepare(self, process: TracedProcess, request: int, kernels: Iterable[str]) -> None:
         """Record the kernels whose copies a request will make ready. No kernels: the request is done."""
         with self._measurement.lock:
-            if kernels and not process.disconnected:
+            if process.disconnected:
+                return  # the copies that were not ready then never will be
+            if kernels:
                 process.preparing[request] = frozenset(kernels)
                 return
             process.preparing.pop(request, None)
