@@ -140,7 +140,7 @@ def report(kernels: Sequence[KernelTraffic], owners: OwnerColumns, verbose: bool
     owners.see(kernels)
     shown = kernels if verbose or not owners.processes else kernels[:MOST_SECTIONS]
     if not kernels:
-        yield from ("no memory access was seen", "")
+        yield from ("no memory access was counted", "")
     if owners.several and len(kernels) > 1:
         yield f"memory traffic of kernels, by {'process' if owners.processes else 'GPU'}"
         yield ""

@@ -24,7 +24,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"not probed: {', '.join(opcodes)}")
     if summary["lost"]:
         lines.append(
-            f"lost: {summary['lost']:,} (a map was full, an update timed out, or a kernel or process failed)"
+            f"lost: {summary['lost']:,} (a map was full, an update timed out, a kernel failed, or a program ended early)"
         )
     if graphs := summary.get("graphs_before"):
         launches = table.count(graphs, "launch")
