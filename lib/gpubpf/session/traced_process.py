@@ -211,8 +211,8 @@ class TracedProcess:
 
     def follows(self, other: TracedProcess) -> bool:
         """Return whether this is the same process as `other`, after it has executed another program."""
-        same = self.identity == other.identity and self.vendor == other.vendor
-        return same and self.number > other.number
+        same = self.pid == other.pid and self.started == other.started  # the first differs for almost all
+        return same and self.vendor == other.vendor and self.number > other.number
 
     @property
     def waiting(self) -> int:
