@@ -161,7 +161,10 @@ def report(
     elif results.csv:
         show_csv(counts, args, results)
     else:
-        results.out.lines(thread_counts.lines(counts, args.work, args.by, args.top, owners, args.verbose))
+        what = (
+            "basic blocks" if args.work == "blocks" else args.work
+        )  # a report is also about blocks of threads
+        results.out.lines(thread_counts.lines(counts, what, args.by, args.top, owners, args.verbose))
 
 
 # --- for programs ---

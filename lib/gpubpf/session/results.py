@@ -32,7 +32,7 @@ class Instance:
     capacity   its capacity: threads, warps or blocks; sites and shards as in the launch block
     taken_ns   when it was read, on the host's clock
     context    number of the context in the process
-    process    number of the process in the session
+    process    number of the process in the session; a process has another one after it has executed another program
     spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       lanes per wave, if it ran on an AMD GPU
     idle       no kernel was running when it was read: all `launches` had ended
@@ -178,7 +178,7 @@ class Reading:
 
 
 def merged(found: list[Instance]) -> list[Instance]:
-    """Merge instances of the same process, GPU, kernel and shape by adding their values, if these are numbers.
+    """Merge instances of the same program, GPU, kernel and shape by adding their values, if these are numbers.
 
     Site arrays are not merged: only their tool knows whether their values are sums, maxima or bits.
     """
@@ -188,7 +188,7 @@ def merged(found: list[Instance]) -> list[Instance]:
         if one.definition.kind == "site_array":
             rest.append(one)
             continue
-        place = (one.pid, one.gpu, one.mangled, one.grid, one.block_dim)
+        place = (one.process, one.pid, one.gpu, one.mangled, one.grid, one.block_dim)
         other = by_place.get(place)
         if other is None:
             by_place[place] = one

@@ -136,11 +136,13 @@ class Reader:
             key = kernel_of(instance)
             launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
             if self._since_last:
-                was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
-                ended = session.stopped and not np.array_equal(runs, was_runs)
-                if launches == was_launches and not ended:
-                    continue  # the next read includes new counts; at the end, they are of launches that an earlier read included
-                self._before[key] = launches, runs.copy(), work.copy()
+                program = instance.process, *key
+                was_launches, was_runs, was_work = self._before.get(program, (0, 0, 0))
+                news = launches != was_launches, (runs != was_runs).any()
+                # New launches are reported once one has ended. A later read includes runs without new launches.
+                if not (any(news) if session.stopped else all(news)):
+                    continue
+                self._before[program] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
             if launches or runs.any():
                 shape = instance.shape
@@ -223,8 +225,8 @@ def _in_full(number: int) -> str:
 
 
 def _mean(number: float, what: str) -> str:
-    """Return a mean with one digit after the point, or none if it is whole, and the unit of work."""
-    text = f"{number:,.1f}".removesuffix(".0")
+    """Return a mean and the unit of work. One digit after the point, none if it is whole, two significant digits below 1."""
+    text = f"{number:,.0f}" if number == int(number) else f"{number:,.1f}" if number > 1 else f"{number:.2g}"
     return imbalance.counted(1, what) if text == "1" else f"{text} {what}"
 
 

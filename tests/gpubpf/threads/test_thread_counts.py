@@ -48,12 +48,21 @@ def check(by: Any, *all_counts: ThreadCounts, top: int | None = None) -> None:
         assert (said or len(threads) == 1) and all(len(sentence) > 10 for sentence in said)
 
 
-def test_one_is_singular() -> None:
-    for work, mean in ((1, "mean 1 load per thread"), (2, "mean 2 loads per thread")):
-        lines = thread_counts.lines(
-            [counts((1, 1, 1), (2, 1, 1), work)], "loads", "thread", None, OwnerColumns(), False
-        )
-        assert any(line.endswith(mean) for line in lines)
+@pytest.mark.parametrize(
+    ("work", "mean"),
+    [
+        ([1] * 64, "mean 1 load per thread"),
+        ([2] * 64, "mean 2 loads per thread"),
+        ([2] * 63 + [10], "mean 2.1 loads per thread"),
+        ([2] * 63 + [3], "mean 2.0 loads per thread"),
+        ([1] + [0] * 63, "mean 0.016 loads per thread"),
+        ([0] * 64, "mean 0 loads per thread"),
+    ],
+)
+def test_the_mean(work: list[int], mean: str) -> None:
+    one = counts((1, 1, 1), (64, 1, 1), work)
+    lines = thread_counts.lines([one], "loads", "thread", None, OwnerColumns(), False)
+    assert any(line.endswith(mean) for line in lines)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -93,7 +102,7 @@ def test_several_processes(work: int) -> None:
 def test_a_launch_that_ends_in_the_last_interval_is_counted(sampled: bool) -> None:
     """An earlier report counted its launch; the last one has the runs and work of its threads."""
     sampling = Sampling("block", 2, 0) if sampled else None
-    place = {"pid": 1, "gpu": 0, "mangled": "_Z1kPf", "grid": (2, 1, 1), "block_dim": (3, 1, 1)}
+    place = {"process": 1, "pid": 1, "gpu": 0, "mangled": "_Z1kPf", "grid": (2, 1, 1), "block_dim": (3, 1, 1)}
     session: Any = SimpleNamespace(stopped=False)
 
     def reading(ran: int) -> None:
@@ -110,6 +119,8 @@ def test_a_launch_that_ends_in_the_last_interval_is_counted(sampled: bool) -> No
         session.instances = lambda name: [found[name]]
 
     reader = Reader(EVERYTHING, EVERYTHING, since_last=True, sampling=sampling)
+    reading(0)
+    assert reader.read(session) == []  # none has ended
     reading(1)
     (first,) = reader.read(session)
     reading(2)
