@@ -496,7 +496,8 @@ class Session:
                 if process.disconnected
                 else ": its results could not be read in time"
             )
-            if loss := summary.describe_loss(self._measurement, process, launches):
+            loss = summary.describe_loss(self._measurement, process, launches)
+            if loss is not None:
                 self._measurement.note(f"{process.label}{why}; {loss}")
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):

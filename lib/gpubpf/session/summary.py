@@ -226,8 +226,8 @@ def _has_counts(measurement: Measurement) -> bool:
     return any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
 
 
-def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str:
-    """Return a phrase for a notice: what is lost if this many launches of a process were not read; "" if nothing is."""
+def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str | None:
+    """Return a phrase for a notice: what is lost if this many launches of a process were not read; None if nothing is."""
     parts = []
     if _has_counts(measurement):
         parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost")
@@ -240,7 +240,7 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
         parts.append(f"{table.count(received, 'record')} of {name} received, {lost} lost")
     if not parts and not rings:
         parts.append(f"up to {table.count(launches, 'launch')} could not be read")
-    return "; ".join(parts)
+    return "; ".join(parts) or None
 
 
 def _lost(measurement: Measurement) -> int:
